@@ -1,0 +1,81 @@
+# `make demo` and `make test` are all a newcomer needs; both set up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# a step of about 0.2 s on 4 workers that share 2 cores
+MOE_SIZES := --steps 1000000 --dim 64 --hidden 128 --context 32
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
+	bench-reduction bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: install
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+demo: install
+	$(BIN)/python examples/demo.py
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/pyright
+
+# what the loss and the arrival of a node cost
+bench-recovery: install
+	$(BIN)/python benchmarks/recovery.py
+
+# the same of torchrun
+bench-peers: install
+	$(BIN)/python benchmarks/peers.py
+
+# the same for a Mixture-of-Experts model: 4 layers, 8 experts, 6 slots a node, f = 2
+bench-moe-recovery: install
+	$(BIN)/python benchmarks/recovery.py --script examples/moe_gpt.py -- $(MOE_SIZES)
+
+# the loss of disturbed runs against undisturbed ones
+bench-precision: install
+	$(BIN)/python benchmarks/precision.py
+
+# a killed coordinator, a paused node, a paused coordinator
+bench-outage: install
+	$(BIN)/python benchmarks/outage.py
+
+# step time against DDP, in the same processes
+bench-step: install
+	$(BIN)/python benchmarks/step_time.py
+
+# 200 forced abandonments per kind of collective at 4 and 8 ranks, 50 reconfigurations: about 9 minutes
+bench-abandon: install
+	$(BIN)/python benchmarks/abandon.py
+
+# the reduction against gloo's all-reduce
+bench-reduction: install
+	$(BIN)/python benchmarks/reduction.py
+
+# step time of the MoE layer against plain static expert parallelism, in the same processes
+bench-moe: install
+	$(BIN)/python benchmarks/moe_step.py
+
+# the speed of planning: placement for 128 nodes, the dispatch schedule for 1,024 ranks
+bench-planning: install
+	$(BIN)/python benchmarks/planning.py
+
+# recovery probabilities on recorded loads, and small cases against brute force
+bench-placement: install
+	$(BIN)/python benchmarks/recovery_probability.py
+
+# the sparing planner: speed, and the paper's figures beside ours
+bench-sparing: install
+	$(BIN)/python benchmarks/sparing.py

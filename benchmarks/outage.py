@@ -1,0 +1,162 @@
+"""Does training outlive its coordinator, and does a paused process harm nobody once it wakes?
+
+    make bench-outage
+
+The coordinator is killed and kept away for 10 s: no step may take twice the median, no event may be missing. A node
+is stopped (SIGSTOP), expelled, and continued: nothing of it may count. The coordinator is stopped and continued:
+nobody may be expelled for its absence.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from holdfast.control.local_job import EventLog
+
+ROOT = Path(__file__).resolve().parent.parent
+DENSE = ROOT / "examples" / "dense_gpt.py"
+ARGS = ("--steps", "1000000", "--layers", "6", "--dim", "256", "--heads", "4", "--context", "16")
+AWAY_S = 10.0
+
+
+def main() -> int:
+    """Run the three scenes; 1 if one of them went wrong."""
+    wrong: list[str] = []
+    with ManualJob(DENSE, ARGS, nodes=4) as job:
+        job.wait("step_committed", step=20)
+        coordinator_killed(job, wrong)
+        node_paused(job, wrong)
+        coordinator_paused(job, wrong)
+        steps = [e["step"] for e in job.all("step_committed")]
+        if steps != list(range(1, len(steps) + 1)):
+            wrong.append("steps are missing or doubled in the journal")
+        if [e["seq"] for e in job.events] != list(range(1, len(job.events) + 1)):
+            wrong.append("events are missing or doubled in the journal")
+    print("wrong: " + ("; ".join(wrong) if wrong else "nothing"))
+    return 1 if wrong else 0
+
+
+class ManualJob(EventLog):
+    """A coordinator and agents started one by one, so that the coordinator can be kept away."""
+
+    def __init__(self, script: Path, args: Sequence[str], *, nodes: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
+        folder = Path(self._folder.name)
+        super().__init__(folder / "events.jsonl", alive=lambda: True)
+        self._log = (folder / "output.txt").open("wb")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        token = ("--token", secrets.token_hex(16))
+        store = f"sqlite:{folder / 'store.db'}"
+        self._coordinator_command = ("coordinator", "--port", port, *token, "--store", store)
+        self._coordinator_command += ("--events", str(folder / "events.jsonl"), "--start-nodes", str(nodes))
+        url = f"http://127.0.0.1:{port}"
+        self._agent_commands = [
+            ("agent", "--coordinator", url, *token, "--node", f"n{number}", str(script), *args)
+            for number in range(nodes)
+        ]
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self.start_coordinator()
+        self.follow()
+        self.wait("job_started")
+        for command in self._agent_commands:
+            self._spawn(command)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self._processes:
+            process.wait(20)
+        self.unfollow()
+        self._log.close()
+        self._folder.cleanup()
+
+    def start_coordinator(self) -> None:
+        """Start a coordinator on the same port and store as before."""
+        self._spawn(self._coordinator_command)
+
+    def _spawn(self, arguments: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "holdfast", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._processes.append(subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env=environment))
+
+
+def coordinator_killed(job: ManualJob, wrong: list[str]) -> None:
+    """SIGKILL the coordinator; its successor comes 10 s later."""
+    before = [e["seconds"] for e in job.all("step_committed")[3:]]
+    median = statistics.median(before)
+    since = len(job.events)
+    at = time.time()
+    os.kill(job.wait("job_started")["coordinator_pid"], signal.SIGKILL)
+    time.sleep(AWAY_S)
+    job.start_coordinator()
+    back = job.wait("coordinator_restarted", since=since, timeout=60)
+    job.wait_for(lambda e: e["event"] == "step_committed" and e["time"] > back["time"] + 1, since=since, what="step")
+    away = [e for e in job.all("step_committed") if at <= e["time"] <= back["time"]]
+    slowest = max(e["seconds"] for e in away)
+    print(
+        f"coordinator away for {back['time'] - at:.1f} s: {len(away)} steps meanwhile, slowest {slowest * 1e3:.0f} ms, "
+        f"median before {median * 1e3:.0f} ms ({slowest / median:.2f}x)"
+    )
+    if slowest > 2 * median:
+        wrong.append(f"a step took {slowest / median:.2f}x the median while the coordinator was away")
+    if any(e["event"] in ("failure_detected", "epoch_started") for e in job.events[since:]):
+        wrong.append("the coordinator's outage disturbed the job")
+
+
+def node_paused(job: ManualJob, wrong: list[str]) -> None:
+    """SIGSTOP a node until it is expelled, and wake it up again."""
+    since = len(job.events)
+    victim = job.nodes()[-1]
+    at = job.signal_node(victim, signal.SIGSTOP)
+    failure = job.wait("failure_detected", node=victim, since=since)
+    recovered = job.wait("recovered", since=since)
+    woken = len(job.events)
+    job.signal_node(victim, signal.SIGCONT)
+    back = job.wait("node_joined", node=victim, since=woken)
+    epoch = job.wait_for(
+        lambda e: e["event"] == "epoch_started" and victim in e["members"], since=woken, what="epoch with it"
+    )
+    print(
+        f"node paused: expelled after {failure['time'] - at:.1f} s ({failure['kind']}), "
+        f"down {recovered['down_s']:.2f} s; "
+        f"woken, it came back as a newcomer after {epoch['time'] - back['time']:.2f} s"
+    )
+    if any(e["event"] == "rolled_back" for e in job.events[since:]):
+        wrong.append("a paused node rolled the job back")
+
+
+def coordinator_paused(job: ManualJob, wrong: list[str]) -> None:
+    """SIGSTOP the coordinator for longer than a lease, and continue it."""
+    since = len(job.events)
+    pid = [e for e in job.events if e["event"] in ("job_started", "coordinator_restarted")][-1]["coordinator_pid"]
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(5)
+    os.kill(pid, signal.SIGCONT)
+    at = time.time()
+    job.wait_for(lambda e: e["event"] == "step_committed" and e["time"] > at + 2, since=since, what="step")
+    harmed = [
+        e["event"] for e in job.events[since:] if e["event"] in ("failure_detected", "epoch_started", "node_left")
+    ]
+    print(f"coordinator paused for 5 s: {harmed or 'nobody expelled'}")
+    wrong += [f"{event} after the coordinator's pause" for event in harmed]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

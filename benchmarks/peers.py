@@ -1,0 +1,138 @@
+"""How long torchrun is down when a worker is killed, with the model of `benchmarks/recovery.py`.
+
+One torchrun agent with four workers: DDP over gloo, a checkpoint every 10 steps, restarts allowed. Down = from the
+SIGKILL of one worker to the first step after it that all four have done, less the median step. torchft is measured
+too where it is installed (it is not a dependency).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+CHECKPOINT_EVERY = 10
+WORLD = 4
+CONTEXT = 16
+
+
+def main() -> int:
+    """Run and print; torchrun's down time and the steps it goes back."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=5)
+    options = parser.parse_args()
+    down, lost = [], []
+    for _ in range(options.kills):
+        seconds, steps = torchrun_kill()
+        down.append(seconds)
+        lost.append(steps)
+        print(f"torchrun: down {seconds:.2f} s beyond a step, {steps} steps done again", flush=True)
+    print(
+        f"torchrun, 1 agent x {WORLD} workers: down less the median step {statistics.median(down):.2f} s "
+        f"({min(down):.2f}..{max(down):.2f}), {options.kills} runs; steps lost {statistics.median(lost):.0f}"
+    )
+    if importlib.util.find_spec("torchft") is None:
+        print("torchft: not installed, not measured")
+    return 0
+
+
+def torchrun_kill() -> tuple[float, int]:
+    """Return the seconds that one kill cost, and how many steps were done again."""
+    with tempfile.TemporaryDirectory(prefix="torchrun-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
+        command += ["--max-restarts=3", __file__, "--worker", name]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with (folder / "output").open("wb") as output:
+            run = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        try:
+            before = wait_for(folder, lambda rows: rows and rows[-1]["step"] >= 2 * CHECKPOINT_EVERY + 5)
+            median = statistics.median(b["time"] - a["time"] for a, b in itertools.pairwise(before))
+            victim = int((folder / "pid-2").read_text())
+            os.kill(victim, signal.SIGKILL)
+            at, known = time.time(), len(before)
+            rows = wait_for(folder, lambda rows: any(row["restart"] > 0 for row in rows))
+            first = next(row for row in rows if row["restart"] > 0)
+            done = max(row["step"] for row in rows[: max(known, 1)])
+            return first["time"] - at - median, done - first["step"] + 1
+        finally:
+            run.send_signal(signal.SIGINT)
+            try:
+                run.wait(20)
+            except subprocess.TimeoutExpired:
+                run.kill()
+                run.wait()
+
+
+def wait_for(folder: Path, ready) -> list[dict]:
+    """Return rank 0's rows once they fulfil the condition; the file is all that the workers say."""
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        path = folder / "steps"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if ready(rows):
+            return rows
+        time.sleep(0.01)
+    raise SystemExit("torchrun made no progress:\n" + (folder / "output").read_text()[-3000:])
+
+
+def worker(folder: Path) -> None:
+    """Train with DDP and checkpoints, as torchrun's documentation has it."""
+    import torch
+    import torch.distributed as dist
+    from dense_gpt import GPT, Bytes, loss_of, read_text
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import default_collate
+
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    torch.manual_seed(0)
+    model = GPT(6, 256, 4, CONTEXT)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    first, checkpoint = 1, folder / "checkpoint.pt"
+    if checkpoint.exists():
+        state = torch.load(checkpoint)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"] + 1
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    data = Bytes(read_text(None), CONTEXT)
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    with (folder / "steps").open("a") as rows:
+        for step in range(first, 1_000_000):
+            optimizer.zero_grad(set_to_none=True)
+            for number in range(2):
+                sync = number == 1
+                start = ((step * world + rank) * 2 + number) * 4 % (len(data) - 4)
+                batch = default_collate([data[start + place] for place in range(4)])
+                ddp.require_backward_grad_sync = sync
+                (loss_of(ddp, batch) / 2).backward()
+            torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+            optimizer.step()
+            if step % CHECKPOINT_EVERY == 0 and rank == 0:
+                partial = checkpoint.with_suffix(".partial")
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, partial)
+                partial.replace(checkpoint)
+            dist.barrier()
+            if rank == 0:
+                rows.write(json.dumps({"step": step, "time": time.time(), "restart": restart}) + "\n")
+                rows.flush()
+
+
+if __name__ == "__main__":
+    if "--worker" in sys.argv:
+        worker(Path(sys.argv[sys.argv.index("--worker") + 1]))
+    else:
+        sys.exit(main())

@@ -1,0 +1,171 @@
+"""How long planning takes, on one core.
+
+1. From loads to a migration (allocation, placement, recovery, migration after a loss of nodes): 58 layers with 256
+   experts on 128 and on 10 nodes of 32 slots; 12 layers with 16 experts on 10 nodes of 6 slots.
+2. One rank's share of a token dispatch, row and column, for 1,024 ranks and 256 experts.
+3. The assignment of roles to nodes: optimal against greedy, and which is used.
+
+Times are processor time of this process: on a shared machine the wall clock measures the neighbours.
+
+    OMP_NUM_THREADS=1 python benchmarks/planning.py [--runs 11] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.planning import (
+    Allocation,
+    DispatchScheme,
+    Interval,
+    NodeInterval,
+    PlacementProblem,
+    Proportional,
+    allocate,
+    as_slots,
+    dispatch_schedule,
+    minmax_capacities,
+    plan_migration,
+    recovery_curve,
+    replica_capacities,
+    strategy_named,
+)
+from holdfast.planning.migration import OPTIMAL_UP_TO_NODES, greedy_roles
+from holdfast.planning.solvers import best_assignment
+
+
+def time_runs(run: Callable[[], object], runs: int) -> list[float]:
+    """Return milliseconds of processor time of *runs* runs, after one that is not counted."""
+    run()
+    times: list[float] = []
+    for _ in range(runs):
+        began = time.process_time()
+        run()
+        times.append(1e3 * (time.process_time() - began))
+    return times
+
+
+def line(name: str, times: list[float], asked: float | None, notes: str = "") -> dict[str, Any]:
+    """Print and return one result."""
+    low, middle, high = min(times), float(np.median(times)), max(times)
+    goal = "" if asked is None else f"  asked <= {asked:g}"
+    print(f"  {name:58s} median {middle:8.2f} ms  ({low:.2f} .. {high:.2f}, {len(times)} runs){goal}  {notes}")
+    return {"name": name, "median_ms": middle, "min_ms": low, "max_ms": high, "runs": len(times), "asked_ms": asked}
+
+
+def skewed_loads(layers: int, experts: int, seed: int) -> np.ndarray:
+    """Return token counts as skewed as the recorded ones: a few hot experts, many cold."""
+    rng = np.random.default_rng(seed)
+    return (rng.pareto(1.2, (layers, experts)) * 1000).astype(np.int64)
+
+
+def planning(nodes: int, slots: int, experts: int, layers: int, strategy: str, runs: int) -> list[dict[str, Any]]:
+    """Time each stage and their sum; the migration follows the loss of two nodes that are replaced."""
+    per_node = as_slots(slots, nodes)
+    before, after = (
+        skewed_loads(layers, experts, 1),
+        skewed_loads(layers, experts, 1) + skewed_loads(layers, experts, 2) // 10,
+    )
+    placer = strategy_named(strategy)
+
+    def allot(loads: np.ndarray) -> Allocation:
+        allocation = allocate(loads, per_node, fault_threshold=2)
+        assert isinstance(allocation, Allocation)
+        return allocation
+
+    def place(allocation: Allocation, held: np.ndarray | None) -> np.ndarray:
+        threshold = allocation.fault_threshold.given
+        return placer.place(
+            PlacementProblem(replicas=allocation.replicas, slots=per_node, fault_threshold=threshold, previous=held)
+        )
+
+    held = place(allot(before), None)
+    held[:, :, [0, nodes // 2]] = 0
+    allocation = allot(after)
+    counts = place(allocation, held)
+    given = allocation.fault_threshold.given
+    print(f"{nodes} nodes x {slots} slots, {experts} experts, {layers} layers, {strategy}, f = {given} (2 asked):")
+    asked = 500.0 if nodes == 128 else 10.0
+    moves = plan_migration(held, counts).expert_moves
+
+    def everything() -> None:
+        whole = allot(after)
+        placed = place(whole, held)
+        recovery_curve(placed)
+        plan_migration(held, placed)
+
+    return [
+        line("allocation", time_runs(lambda: allot(after), runs), None),
+        line("placement", time_runs(lambda: place(allocation, held), runs), None),
+        line("recovery, joint over layers", time_runs(lambda: recovery_curve(counts), runs), None),
+        line("migration", time_runs(lambda: plan_migration(held, counts), runs), None, f"{moves} experts moved"),
+        line("all four", time_runs(everything, runs), asked),
+    ]
+
+
+def dispatch(runs: int) -> list[dict[str, Any]]:
+    """Time one rank's row and column for 1,024 ranks x 256 experts, and the min-max capacities."""
+    experts, ranks, slots = 256, 1024, 6
+    rng = np.random.default_rng(0)
+    tokens = rng.multinomial(4096, rng.dirichlet(np.full(experts, 0.3)), size=ranks).T.astype(np.int64)
+    allocation = allocate(tokens.sum(axis=1)[None], as_slots(slots, ranks), fault_threshold=2)
+    assert isinstance(allocation, Allocation)
+    problem = PlacementProblem(replicas=allocation.replicas, slots=as_slots(slots, ranks), fault_threshold=2)
+    replicas = strategy_named("mro").place(problem)[0]
+    print(f"Dispatch, {ranks} ranks x {experts} experts, one rank's row and column:")
+
+    def share(scheme: DispatchScheme) -> None:
+        schedule = dispatch_schedule(tokens, replicas, scheme)
+        schedule.send_row(517)
+        schedule.receive_column(517)
+
+    near = NodeInterval(np.arange(ranks) // 8)
+    results = [
+        line("interval", time_runs(lambda: share(Interval()), runs), 20.0),
+        line("interval, same node first (8 ranks a node)", time_runs(lambda: share(near), runs), 20.0),
+        line("proportional (Algorithm 1)", time_runs(lambda: share(Proportional()), runs), None),
+    ]
+    busiest = [int(find(tokens, replicas).sum(axis=0).max()) for find in (replica_capacities, minmax_capacities)]
+    note = f"busiest rank {busiest[1]} tokens instead of {busiest[0]}, mean {int(tokens.sum()) // ranks}"
+    times = time_runs(lambda: minmax_capacities(tokens, replicas), max(runs // 3, 3))
+    results.append(line("min-max capacities (optional)", times, None, note))
+    return results
+
+
+def assignment(runs: int) -> list[dict[str, Any]]:
+    """Time the role assignment by number of nodes."""
+    print(f"Roles to nodes (optimal up to {OPTIMAL_UP_TO_NODES} nodes):")
+    results: list[dict[str, Any]] = []
+    for nodes in (128, 256, 512, 1024):
+        kept = np.random.default_rng(nodes).integers(0, 200, (nodes, nodes)).astype(np.float64)
+        for name, solve in (("optimal", best_assignment), ("greedy", greedy_roles)):
+            share = kept[np.arange(nodes), solve(kept)].sum() / kept[np.arange(nodes), best_assignment(kept)].sum()
+            times = time_runs(lambda solve=solve, kept=kept: solve(kept), max(runs // 3, 3))
+            results.append(line(f"{name}, {nodes} nodes", times, None, f"keeps {share:.1%} of the optimum"))
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=11)
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    for strategy in ("mro", "best"):
+        for size in ((128, 32, 256, 58), (10, 32, 256, 58), (10, 6, 16, 12)):
+            results[f"{strategy} {size}"] = planning(*size, strategy, options.runs)
+    results["dispatch"] = dispatch(options.runs)
+    results["assignment"] = assignment(options.runs)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""What the loss and the arrival of a node cost: real processes, really killed, at random moments and phase boundaries.
+
+    make bench-recovery            everything
+    python benchmarks/recovery.py --kills 5 --no-phases
+
+Down = from the kill to the first step committed in the epoch after it, less the median undisturbed step. A node is
+added after each kill, so each one hits a job of four. All figures come from the job's own event file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.control.local_job import JsonEvent, LocalJob
+
+ROOT = Path(__file__).resolve().parent.parent
+DENSE = ROOT / "examples" / "dense_gpt.py"
+#: about 4.6 M parameters: a step of 150-200 ms on 4 workers that share 2 cores
+DENSE_ARGS = ("--steps", "1000000", "--layers", "6", "--dim", "256", "--heads", "4", "--context", "16")
+PHASES = ("compute", "reducing", "ready", "voted", "passed", "applying")
+SETTLE_STEPS = 4
+
+
+@dataclass
+class Tally:
+    """What the kills of one kind have cost, in seconds, and what went wrong."""
+
+    down: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def main() -> int:
+    """Run the benchmark and print its tables; 1 if anything was lost."""
+    options = _options()
+    with LocalJob(options.script, options.args or DENSE_ARGS, options=("--nodes", "4", "--allow-faults")) as job:
+        bench = Bench(job, random.Random(options.seed))
+        bench.settle(since=0, steps=20)
+        for number in range(options.kills):
+            bench.kill_at_random(number)
+        if not options.no_phases:
+            for phase in PHASES:
+                bench.kill_at_phase(phase)
+            bench.kill_two()
+            bench.kill_while_recovering()
+            bench.kill_while_joining()
+        return bench.report()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--no-phases", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--script", type=Path, default=DENSE)
+    parser.add_argument("args", nargs="*", help="arguments of the script, after --")
+    return parser.parse_args()
+
+
+class Bench:
+    """One job, harmed and healed again and again."""
+
+    def __init__(self, job: LocalJob, rng: random.Random) -> None:
+        self.job = job
+        self.rng = rng
+        self.tallies: dict[str, Tally] = {}
+        self.stalls: list[float] = []
+        self.killed: set[str] = set()
+
+    # ---- the kinds of harm ----
+
+    def kill_at_random(self, number: int) -> None:
+        """SIGKILL one node at a moment drawn evenly from a step."""
+        time.sleep(self.rng.random() * self.median_step())
+        victim = self.rng.choice(self.job.nodes())
+        since, at = len(self.job.events), self._kill(victim)
+        self._measure("random moment", at, since, lost=1)
+
+    def kill_at_phase(self, phase: str) -> None:
+        """Let a node die where its step reaches the phase."""
+        victim = self.rng.choice(self.job.nodes())
+        since = len(self.job.events)
+        step = self._last_step() + 3
+        self.killed.add(victim)
+        self.job.call("fail", victim, "--how", "kill", "--step", str(step), "--phase", phase)
+        failure = self.job.wait("failure_detected", node=victim, since=since)
+        self._measure(f"phase {phase}", failure["time"] - failure["after_s"], since, lost=1)
+
+    def kill_two(self) -> None:
+        """Two nodes at once."""
+        since = len(self.job.events)
+        victims = self.rng.sample(self.job.nodes(), 2)
+        at = self._kill(victims[0])
+        self._kill(victims[1])
+        self._measure("two nodes at once", at, since, lost=2)
+
+    def kill_while_recovering(self) -> None:
+        """A second node as soon as the first one's failure is known."""
+        since = len(self.job.events)
+        first, second = self.rng.sample(self.job.nodes(), 2)
+        at = self._kill(first)
+        self.job.wait("failure_detected", since=since)
+        self._kill(second)
+        self._measure("during a recovery", at, since, lost=2)
+
+    def kill_while_joining(self) -> None:
+        """One of the old members, while it sends its state to a joiner."""
+        since = len(self.job.events)
+        victim = self.job.nodes()[0]
+        self.killed.add(victim)
+        self.job.call("fail", victim, "--how", "kill", "--phase", "transfer")
+        self.job.call("add-node")
+        failure = self.job.wait("failure_detected", node=victim, since=since)
+        self._measure("during a transfer", failure["time"] - failure["after_s"], since, lost=0)
+
+    # ---- measuring ----
+
+    def _kill(self, victim: str) -> float:
+        self.killed.add(victim)
+        return self.job.signal_node(victim)
+
+    def _measure(self, kind: str, at: float, since: int, *, lost: int) -> None:
+        """Wait for the recovery, note its cost, and bring the job back to four nodes."""
+        gone = [name for name in self.killed if name in self._members_before(since)]
+
+        def clean(event: JsonEvent) -> bool:
+            return event["event"] == "epoch_started" and not set(event["members"]) & set(gone)
+
+        epoch = self.job.wait_for(clean, since=since, what="epoch without the lost nodes")
+        first = self.job.wait_for(
+            # (One that was done before the failure may be announced after it: that one does not count.)
+            lambda e: e["event"] == "step_committed" and e["time"] > epoch["time"],
+            since=self.job.events.index(epoch),
+            what="step after the failure",
+        )
+        tally = self.tallies.setdefault(kind, Tally())
+        tally.down.append(first["time"] - at - self.median_step())
+        print(f"{kind:20s} down {first['time'] - at:6.3f} s, less the step {tally.down[-1]:6.3f} s", flush=True)
+        for _ in range(lost):
+            self._add_node()
+        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
+
+    def _add_node(self) -> None:
+        since = len(self.job.events)
+        self.job.call("add-node")
+        joined = self.job.wait("node_joined", since=since)
+        node = joined["node"]
+        epoch = self.job.wait_for(
+            lambda e: e["event"] == "epoch_started" and node in e["members"], since=since, what=f"epoch with {node}"
+        )
+        self.settle(since=self.job.events.index(epoch), steps=2)
+        steps = [e for e in self.job.events[self.job.events.index(joined) :] if e["event"] == "step_committed"]
+        self.stalls.append(max(e["seconds"] for e in steps) - self.median_step())
+
+    def settle(self, *, since: int, steps: int) -> None:
+        """Wait for so many steps."""
+        wanted = self._last_step() + steps
+        self.job.wait_for(lambda e: e["event"] == "step_committed" and e["step"] >= wanted, since=since, what="steps")
+
+    def median_step(self) -> float:
+        """The median seconds of all steps so far; disturbed ones are too few to matter."""
+        steps = [e["seconds"] for e in self.job.all("step_committed")[3:]]
+        return statistics.median(steps)
+
+    def _last_step(self) -> int:
+        steps = self.job.all("step_committed")
+        return steps[-1]["step"] if steps else 0
+
+    def _members_before(self, since: int) -> list[str]:
+        epochs = [e for e in self.job.events[:since] if e["event"] == "epoch_started"]
+        return epochs[-1]["members"]
+
+    # ---- the result ----
+
+    def report(self) -> int:
+        """Print the tables; return 1 if a step, a sample or a survivor was lost."""
+        everything = [value for tally in self.tallies.values() for value in tally.down]
+        print(f"\nmedian step {self.median_step() * 1e3:.0f} ms; down less the median step, seconds:")
+        for kind, tally in self.tallies.items():
+            print(f"  {kind:20s} {spread(tally.down)}")
+        print(f"  {'all':20s} {spread(everything)}")
+        print(f"  joiner's stall       {spread(self.stalls)}")
+        wrong = self.losses()
+        print("lost: " + ("nothing (steps 0, samples 0, survivors 0)" if not wrong else "; ".join(wrong)))
+        return 1 if wrong else 0
+
+    def losses(self) -> list[str]:
+        """Check that no step, no sample and no survivor was lost."""
+        steps = self.job.all("step_committed")
+        wrong = [
+            f"steps {a['step']} -> {b['step']}" for a, b in itertools.pairwise(steps) if b["step"] != a["step"] + 1
+        ]
+        wrong += [f"step {e['step']} has {e['samples']} samples" for e in steps if e["samples"] != steps[0]["samples"]]
+        wrong += [f"rolled back to {e['to_step']}" for e in self.job.all("rolled_back")]
+        wrong += [
+            f"survivor {e['node']} failed: {e['kind']} {e['detail']}"
+            for e in self.job.all("failure_detected")
+            if e["node"] not in self.killed
+        ]
+        return wrong
+
+
+def spread(values: list[float]) -> str:
+    """Return median, extremes and count as one text."""
+    if not values:
+        return "not measured"
+    return f"median {statistics.median(values):.3f} (min {min(values):.3f}..max {max(values):.3f}), {len(values)} runs"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""How fast state moves to a joiner: two checked streams between two processes, beside one raw TCP stream.
+
+python benchmarks/transfer.py [--megabytes 64 512] [--repeats 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import queue
+import socket
+import statistics
+import threading
+import time
+from multiprocessing.connection import Connection
+
+import torch
+
+from holdfast.coordination.messages import EpochPlan, Member
+from holdfast.runtime.inbox import Receipt, StateInbox
+from holdfast.runtime.state import TrainingState
+from holdfast.runtime.transfer import Push
+from holdfast.runtime.wire import Ticket
+
+SENDER, RECEIVER = "n1/0/a", "n2/0/b"
+MICRO = 1 << 20
+
+
+def make(megabytes: int) -> TrainingState:
+    """Return a state of that size: layers of 4 MiB and one small tensor each."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(megabytes // 4)))
+    return TrainingState(model, torch.optim.SGD(model.parameters()))
+
+
+def plan_of(epoch: int, port: int) -> EpochPlan:
+    members = tuple(Member(worker=worker, host="127.0.0.1", state_port=port) for worker in (SENDER, RECEIVER))
+    return EpochPlan(term=1, epoch=epoch, members=members, sources={RECEIVER: (SENDER,)}, secret=b"s" * 32)
+
+
+def receive(pipe: Connection, megabytes: int, repeats: int) -> None:
+    """The joiner: one receipt per epoch; then the same bytes over one raw stream."""
+    torch.set_num_threads(1)
+    state = make(megabytes)
+    receipts: dict[int, Receipt] = {}
+    lock = threading.Lock()
+    ended: queue.Queue[int] = queue.Queue()
+
+    def admit(epoch: int) -> Ticket:
+        return Ticket(plan=plan_of(epoch, inbox_port), sender=SENDER, receiver=RECEIVER)
+
+    def open_receipt(ticket: Ticket) -> Receipt:
+        epoch = ticket.plan.epoch
+        with lock:
+            if epoch not in receipts:
+                receipts[epoch] = Receipt(ticket=ticket, prepare=state.prepare, on_end=lambda: ended.put(epoch))
+            return receipts[epoch]
+
+    inbox = StateInbox("127.0.0.1", admit=admit, open_receipt=open_receipt)
+    inbox_port = inbox.start()
+    pipe.send(inbox_port)
+    for epoch in range(1, repeats + 2):
+        while not (epoch in receipts and receipts[epoch].ended):
+            ended.get()
+        header = receipts[epoch].result()
+        state.adopt(header.manifest, receipts[epoch].tensors)
+        pipe.send(receipts[epoch].nbytes)
+    inbox.close()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        pipe.send(server.getsockname()[1])
+        buffer = bytearray(megabytes * MICRO)
+        for _ in range(repeats + 1):
+            connection, _ = server.accept()
+            view = memoryview(buffer)
+            while view:
+                view = view[connection.recv_into(view) :]
+            connection.close()
+            pipe.send("done")
+
+
+def measure(megabytes: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Return GB/s of our transfers and of raw ones, the first of each left out."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=receive, args=(there, megabytes, repeats))
+    process.start()
+    port = here.recv()
+    view = make(megabytes).capture()
+    ours, raw = [], []
+    for epoch in range(1, repeats + 2):
+        outcome: queue.Queue[str] = queue.Queue()
+        started = time.perf_counter()
+        Push(
+            plan=plan_of(epoch, port),
+            sender=SENDER,
+            receivers=(RECEIVER,),
+            view=view,
+            step=1,
+            passed=None,
+            on_end=outcome.put,
+        ).start()
+        assert outcome.get() == ""
+        nbytes = here.recv()
+        ours.append(nbytes / (time.perf_counter() - started) / 1e9)
+    port = here.recv()
+    payload = bytes(megabytes * MICRO)
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(payload)
+            here.recv()
+        raw.append(len(payload) / (time.perf_counter() - started) / 1e9)
+    process.join()
+    return ours[1:], raw[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[64, 512])
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print("state MB | checked, two streams, GB/s: median (min..max) | one raw TCP stream, unchecked")
+    for megabytes in args.megabytes:
+        cells = [
+            f"{statistics.median(rates):.2f} ({min(rates):.2f}..{max(rates):.2f})"
+            for rates in measure(megabytes, args.repeats)
+        ]
+        print(f"{megabytes:8d} | {cells[0]:50s} | {cells[1]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Train a small byte-level GPT whose feed-forward layers are Mixtures of Experts, on real text.
+
+Runs alone (`python examples/moe_gpt.py`), or on several nodes that may fail and join at any time
+(`holdfast run --nodes 4 examples/moe_gpt.py`): the experts are then spread over the nodes, in several copies each.
+The lines marked with `# holdfast` are all that it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from dense_gpt import VOCABULARY, Bytes, read_text
+from torch import nn
+from torch.nn import functional as F
+
+import holdfast
+
+# B batch, T context length, D width, H heads
+
+
+class Block(nn.Module):
+    """Attention and a Mixture of Experts, each added to what came in."""
+
+    def __init__(self, args: argparse.Namespace, layer: int) -> None:
+        super().__init__()
+        self.heads = args.heads
+        self.norm1, self.norm2 = nn.LayerNorm(args.dim), nn.LayerNorm(args.dim)
+        self.qkv, self.out = nn.Linear(args.dim, 3 * args.dim), nn.Linear(args.dim, args.dim)
+        self.moe = holdfast.MoE(  # holdfast
+            args.dim, args.hidden, args.experts, args.top_k, aux_loss=args.aux_loss, seed=args.seed, layer=layer
+        )
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        x_BTD = x_BTD + self.attend(self.norm1(x_BTD))
+        return x_BTD + self.moe(self.norm2(x_BTD))
+
+    def attend(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        B, T, D = x_BTD.shape
+        qkv = self.qkv(x_BTD).view(B, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        y_BHTd = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=True)
+        return self.out(y_BHTd.transpose(1, 2).reshape(B, T, D))
+
+
+class MoEGPT(nn.Module):
+    """A decoder over bytes."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, args.dim)
+        self.position = nn.Embedding(args.context, args.dim)
+        self.blocks = nn.ModuleList(Block(args, layer) for layer in range(args.layers))
+        self.norm = nn.LayerNorm(args.dim)
+        self.head = nn.Linear(args.dim, VOCABULARY, bias=False)
+        self.apply(self._start)
+
+    @staticmethod
+    def _start(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def forward(self, bytes_BT: torch.Tensor) -> torch.Tensor:
+        places_T = torch.arange(bytes_BT.shape[1], device=bytes_BT.device)
+        x_BTD = self.token(bytes_BT) + self.position(places_T)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.head(self.norm(x_BTD))
+
+    def aux_loss(self) -> torch.Tensor:
+        """Return the load-balancing loss of the last forward pass, summed over the layers."""
+        return torch.stack([block.moe.aux_loss for block in self.blocks]).sum()  # type: ignore[union-attr]
+
+
+def loss_of(model: MoEGPT, batch: tuple[torch.Tensor, torch.Tensor], dtype: str) -> torch.Tensor:
+    """Return the mean cross-entropy per byte, in nats, plus the load-balancing loss."""
+    inputs_BT, targets_BT = batch
+    # bfloat16: parameters and optimizer stay float32, tokens travel and are computed in half the bytes.
+    with torch.autocast(inputs_BT.device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+        logits_BTV = model(inputs_BT)
+    if dtype == "bfloat16":
+        logits_BTV = logits_BTV.float()
+    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()) + model.aux_loss()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, help="a file or directory (default: the standard library's source)")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--hidden", type=int, default=256, help="inside each expert")
+    parser.add_argument("--experts", type=int, default=8)
+    parser.add_argument("--top-k", type=int, default=2, help="experts that each byte uses")
+    parser.add_argument("--aux-loss", type=float, default=0.01, help="coefficient of the load-balancing loss")
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--global-batch", type=int, default=32, help="samples per step, however many workers there are")
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--dtype", choices=["float32", "float64", "bfloat16"], default="float32")
+    args = parser.parse_args()
+    if args.text is not None and not args.text.exists():
+        parser.error(f"--text {args.text}: there is no such file or directory")
+    if args.heads < 1 or args.dim % args.heads:
+        parser.error(f"--dim is {args.dim} and --heads is {args.heads}: dim must be a multiple of heads")
+    if not 1 <= args.top_k <= args.experts:
+        parser.error(f"--top-k is {args.top_k} and --experts is {args.experts}: top-k must be 1 to experts")
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    torch.manual_seed(args.seed)
+    dataset = Bytes(read_text(args.text), args.context)
+
+    job = holdfast.init()  # holdfast
+    model = MoEGPT(args).to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}
+    job.protect(model, optimizer, dataset, **batches, seed=args.seed, max_grad_norm=1.0)  # holdfast
+    started = time.monotonic()
+    for step in job.steps(args.steps):  # holdfast
+        for batch in step.micro_batches():  # holdfast
+            step.backward(loss_of(model, batch, args.dtype))  # holdfast
+        if step.apply() and job.rank == 0 and (step.number % 10 == 0 or step.number == args.steps):  # holdfast
+            seconds = time.monotonic() - started
+            print(f"step {step.number:5d}  loss {step.loss:.4f}  workers {job.world}  {seconds:7.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

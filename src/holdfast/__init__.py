@@ -1,0 +1,30 @@
+"""Keeps large training jobs moving."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.errors import BadInputError, HoldfastError, JobFailedError
+
+if TYPE_CHECKING:
+    from holdfast.runtime.job import Job, init
+    from holdfast.runtime.moe.layer import MoE
+    from holdfast.runtime.step import Step
+
+__all__ = ["BadInputError", "HoldfastError", "Job", "JobFailedError", "MoE", "Step", "init"]
+
+_HOMES = {
+    "Job": "holdfast.runtime.job",
+    "MoE": "holdfast.runtime.moe.layer",
+    "Step": "holdfast.runtime.step",
+    "init": "holdfast.runtime.job",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import the runtime, and with it torch, only when a script asks for it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

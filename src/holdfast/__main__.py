@@ -1,0 +1,3 @@
+from holdfast.cli import main
+
+main()

@@ -1,0 +1,57 @@
+"""The command line: one module per group of commands, put together here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from holdfast.cli import cluster, inspect, place, report, run
+from holdfast.errors import HoldfastError
+
+
+class Commands(TyperGroup):
+    """All commands; `spares` is loaded only where it is used: SciPy takes longer than most commands do.
+
+    (Typer brings its own copy of click, so its types have no public names.)
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), "spares"]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name != "spares":
+            return super().get_command(ctx, cmd_name)
+        from holdfast.cli import spares
+
+        group = typer.main.get_command(spares.app)
+        group.name = cmd_name
+        return group
+
+
+app = typer.Typer(
+    name="holdfast",
+    cls=Commands,
+    help="Keeps large training jobs moving.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+# One line per module; each adds its own commands.
+run.register(app)
+cluster.register(app)
+inspect.register(app)
+report.register(app)
+place.register(app)
+
+
+def main() -> None:
+    """Run the command line; errors of ours end it with one line and their own exit code."""
+    try:
+        app()
+    except HoldfastError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -1,0 +1,1 @@
+"""The I/O shells around coordination: server, agent, zygote, stores. No torch."""

@@ -1,0 +1,38 @@
+"""The words and limits of the coordinator's HTTP interface, for both its sides."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.errors import EXIT_INTERRUPTED
+
+MAX_BODY_BYTES = 65536
+MAX_WAIT_S = 60.0
+#: On an answer to /events: "1" where no event will follow.
+END_HEADER = "x-holdfast-end"
+
+
+class FailRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /fail."""
+
+    node: Annotated[str, Meta(max_length=64)]
+    how: Annotated[str, Meta(max_length=16)]
+    worker: Annotated[int, Meta(ge=0)] | None = None
+    step: Annotated[int, Meta(ge=1)] | None = None
+    phase: Annotated[str, Meta(max_length=64)] = ""
+
+
+class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /shutdown."""
+
+    exit_code: Annotated[int, Meta(ge=0, le=255)] = EXIT_INTERRUPTED
+    why: Annotated[str, Meta(max_length=1000)] = "shut down on request"
+
+
+class NodesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /nodes."""
+
+    count: Annotated[int, Meta(ge=1, le=1024)] = 1

@@ -1,0 +1,131 @@
+"""The commands' side of the coordinator's HTTP interface."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import httpx
+import msgspec
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.control.api_types import END_HEADER, FailRequest, NodesRequest, ShutdownRequest
+from holdfast.control.registry import JobEntry
+from holdfast.errors import BadInputError, HoldfastError
+
+_URL = re.compile(r"https?://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
+_POLL_S = 20.0
+_RETRY_PAUSE_S = 0.2
+
+
+class UnreachableError(HoldfastError):
+    """No coordinator answers."""
+
+
+class CoordinatorClient:
+    """Speaks with one coordinator; use as a context manager.
+
+    Every method raises BadInputError for what the coordinator refuses, UnreachableError where none answers.
+    """
+
+    def __init__(self, job: JobEntry, *, timeout_s: float = 10.0, clock: Clock | None = None) -> None:
+        if not _URL.fullmatch(job.url):
+            raise BadInputError(
+                f"the coordinator's URL is {job.url!r}: it must be http://HOST:PORT or https://HOST:PORT"
+            )
+        self._job = job
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+        verify: ssl.SSLContext | bool = True
+        if job.cafile:
+            try:
+                verify = ssl.create_default_context(cafile=job.cafile)
+            except (OSError, ssl.SSLError) as error:
+                raise BadInputError(f"the certificate {job.cafile} cannot be used: {error}") from None
+        self._http = httpx.Client(
+            base_url=job.url,
+            headers={"Authorization": f"Bearer {job.token}"},
+            timeout=timeout_s,
+            verify=verify,
+            # Proxies are for the world outside; the token must not pass through one.
+            trust_env=False,
+        )
+
+    def __enter__(self) -> CoordinatorClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def status(self) -> dict[str, Any]:
+        """Return what /status answers."""
+        return self._ask("GET", "/status").json()
+
+    def fail(self, node: str, how: str, *, worker: int | None = None, step: int | None = None, phase: str = "") -> None:
+        """Inject a fault."""
+        self._ask("POST", "/fail", FailRequest(node=node, how=how, worker=worker, step=step, phase=phase))
+
+    def add_node(self, count: int = 1) -> int:
+        """Ask the launcher for more nodes; return the request's number."""
+        return self._ask("POST", "/nodes", NodesRequest(count=count)).json()["id"]
+
+    def node_requests(self, after: int, wait_s: float = _POLL_S) -> list[tuple[int, int]]:
+        """Return (number, count) of the requests for nodes above `after`, for the launcher; wait for one."""
+        answer = self._ask("GET", f"/node-requests?after={after}&wait={wait_s}", wait_s=wait_s)
+        return [(request["id"], request["count"]) for request in answer.json()["requests"]]
+
+    def shutdown(self, exit_code: int, why: str) -> None:
+        """End the job."""
+        self._ask("POST", "/shutdown", ShutdownRequest(exit_code=exit_code, why=why))
+
+    def events(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[dict[str, Any]]:
+        """Yield the events above number `after`: those there are, or (`follow`) all until the job ends.
+
+        Following outlives a coordinator that is restarted within `patience_s`.
+        """
+        lost_at: float | None = None
+        while True:
+            wait_s = _POLL_S if follow else 0.0
+            try:
+                answer = self._ask("GET", f"/events?after={after}&wait={wait_s}", wait_s=wait_s)
+            except UnreachableError:
+                lost_at = self._clock.monotonic() if lost_at is None else lost_at
+                if not follow or self._clock.monotonic() - lost_at > patience_s:
+                    raise
+                time.sleep(_RETRY_PAUSE_S)
+                continue
+            lost_at = None
+            lines = answer.content.splitlines()
+            for line in lines:
+                event = msgspec.json.decode(line)
+                after = event["seq"]
+                yield event
+            if answer.headers.get(END_HEADER) == "1" or (not follow and not lines):
+                return
+
+    def _ask(self, method: str, path: str, body: object = None, *, wait_s: float = 0.0) -> httpx.Response:
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            answer = self._http.request(method, path, content=content, timeout=self._timeout_s + wait_s)
+        except httpx.TransportError as error:
+            raise UnreachableError(f"no coordinator answers at {self._job.url}: {error}") from None
+        if answer.is_success:
+            return answer
+        raise BadInputError(f"the coordinator at {self._job.url} refuses: {_reason(answer)}")
+
+
+def _reason(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {answer.status_code}"

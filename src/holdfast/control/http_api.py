@@ -1,0 +1,208 @@
+"""What people and tools ask the coordinator over HTTP, on the agents' port."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast.control.agent_channel import AgentChannel
+from holdfast.control.api_types import (
+    END_HEADER,
+    MAX_BODY_BYTES,
+    MAX_WAIT_S,
+    FailRequest,
+    NodesRequest,
+    ShutdownRequest,
+)
+from holdfast.control.shell import MALFORMED, Shell
+from holdfast.coordination.inputs import FailNode, Shutdown
+from holdfast.errors import BadInputError
+from holdfast.observability.metrics import CONTENT_TYPE
+
+_log = logging.getLogger("holdfast.coordinator")
+T = TypeVar("T")
+
+
+class NodeRequests:
+    """Wishes for more nodes, for the launcher that starts them; their numbers grow across coordinators."""
+
+    def __init__(self) -> None:
+        self.launcher_seen = False
+        self._requests: list[tuple[int, int]] = []
+        self._last = 0
+        self._new = asyncio.Event()
+        self._closed = False
+
+    def add(self, count: int) -> int:
+        """Add a wish for `count` nodes; return its number."""
+        self._last = max(self._last + 1, time.time_ns() // 1000)
+        self._requests.append((self._last, count))
+        self._new.set()
+        return self._last
+
+    async def after(self, number: int, wait_s: float) -> list[dict[str, int]]:
+        """Return the wishes above `number`; wait up to `wait_s` for one."""
+        self.launcher_seen = True
+        found = self._above(number)
+        if not found and wait_s > 0 and not self._closed:
+            self._new.clear()
+            waiter = asyncio.ensure_future(self._new.wait())
+            await asyncio.wait((waiter,), timeout=wait_s)
+            waiter.cancel()
+            found = self._above(number)
+        return found
+
+    def wake(self) -> None:
+        """Let nobody wait any longer: the server ends."""
+        self._closed = True
+        self._new.set()
+
+    def _above(self, number: int) -> list[dict[str, int]]:
+        return [{"id": known, "count": count} for known, count in self._requests if known > number]
+
+
+class TokenGate:
+    """Lets only requests with the token through, before anything of them is parsed."""
+
+    def __init__(self, app: ASGIApp, token: str, *, open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._expected = b"Bearer " + token.encode()
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        known = hmac.compare_digest(given, self._expected)
+        if known or (scope["type"] == "http" and scope["path"] in self._open_paths):
+            await self._app(scope, receive, send)
+            return
+        _log.warning("a request from %s for %s without the right token is refused", scope.get("client"), scope["path"])
+        await _error(401, "the token is missing or wrong")(scope, receive, send)
+
+
+class HttpApi:
+    """The routes; `status` gives what /status answers."""
+
+    def __init__(self, shell: Shell, status: Callable[[], dict[str, Any]], requests: NodeRequests) -> None:
+        self._shell = shell
+        self._status = status
+        self._requests = requests
+
+    def routes(self) -> list[Route]:
+        """Return all HTTP routes."""
+        return [
+            Route("/status", self.status, methods=["GET"]),
+            Route("/events", self.events, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/fail", self.fail, methods=["POST"]),
+            Route("/shutdown", self.shutdown, methods=["POST"]),
+            Route("/nodes", self.add_nodes, methods=["POST"]),
+            Route("/node-requests", self.node_requests, methods=["GET"]),
+        ]
+
+    async def status(self, request: Request) -> Response:
+        """Who is there and where the job stands."""
+        return _json(self._status())
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format."""
+        return Response(self._shell.metrics.exposition(), media_type=CONTENT_TYPE)
+
+    async def events(self, request: Request) -> Response:
+        """Events above `after`, as JSON lines; where there are none yet, wait up to `wait` seconds for one."""
+        after, wait_s = _number(request, "after", 0), _number(request, "wait", 0.0)
+        journal = self._shell.journal
+        await journal.wait_beyond(int(after), min(wait_s, MAX_WAIT_S))
+        lines = journal.read(int(after))
+        ended = journal.closed and (not lines or _last_seq(lines) == journal.last_seq)
+        return Response(b"".join(lines), media_type="application/x-ndjson", headers={END_HEADER: "1" if ended else "0"})
+
+    async def fail(self, request: Request) -> Response:
+        """Inject a fault."""
+        body = await _body(request, FailRequest)
+        self._shell.feed(FailNode(node=body.node, how=body.how, worker=body.worker, step=body.step, phase=body.phase))
+        return _json({"ok": True})
+
+    async def shutdown(self, request: Request) -> Response:
+        """End the job."""
+        body = await _body(request, ShutdownRequest)
+        self._shell.feed(Shutdown(exit_code=body.exit_code, why=body.why))
+        return _json({"ok": True})
+
+    async def add_nodes(self, request: Request) -> Response:
+        """Ask the launcher for more nodes."""
+        body = await _body(request, NodesRequest)
+        if not self._requests.launcher_seen:
+            return _error(409, "no `holdfast run` starts nodes for this job: start one with `holdfast agent`")
+        return _json({"id": self._requests.add(body.count)})
+
+    async def node_requests(self, request: Request) -> Response:
+        """The launcher's side of POST /nodes: wishes above `after`, waiting up to `wait` seconds for one."""
+        after, wait_s = _number(request, "after", 0), _number(request, "wait", 0.0)
+        return _json({"requests": await self._requests.after(int(after), min(wait_s, MAX_WAIT_S))})
+
+
+def build_app(api: HttpApi, agents: AgentChannel, token: str, *, open_metrics: bool) -> ASGIApp:
+    """Return the whole application of a coordinator."""
+    app = Starlette(
+        routes=[*api.routes(), WebSocketRoute("/agent", agents.serve)],
+        exception_handlers={BadInputError: _bad_input},
+    )
+    return TokenGate(app, token, open_paths=frozenset({"/metrics"}) if open_metrics else frozenset())
+
+
+async def _bad_input(request: Request, error: Exception) -> Response:
+    return _error(400, str(error))
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _error(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status_code=status)
+
+
+def _number(request: Request, name: str, default: float) -> float:
+    text = request.query_params.get(name, str(default))
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e18:
+        raise BadInputError(f"{name} is {text!r}: it must be a number from 0 on")
+    return number
+
+
+def _last_seq(lines: list[bytes]) -> int:
+    return msgspec.json.decode(lines[-1], type=_Seq).seq
+
+
+class _Seq(msgspec.Struct):
+    seq: int
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    """Read and check a small JSON body; an empty one is `{}`."""
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            raise BadInputError(f"the request is larger than {MAX_BODY_BYTES} bytes")
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind)
+    except MALFORMED as error:
+        raise BadInputError(f"the request is malformed: {error}") from None

@@ -1,0 +1,225 @@
+"""Runs a job on this machine and watches its events: what the demo, the benchmarks and chaos tests are made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from holdfast.errors import HoldfastError
+
+JsonEvent = dict[str, Any]
+
+
+class JobTimeoutError(HoldfastError):
+    """An awaited event did not come; the message ends with the job's last events and output."""
+
+
+class EventLog:
+    """Follows a job's event file in a thread.
+
+    Args:
+        path: the file; it need not exist yet. alive: whether more events may come.
+    """
+
+    def __init__(self, path: Path, alive: Callable[[], bool]) -> None:
+        self.events_file = path
+        self.events: list[JsonEvent] = []
+        self._alive = alive
+        self._followed = True
+        self._drained = False
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read_events, name="events", daemon=True)
+
+    def follow(self) -> None:
+        """Begin to read."""
+        self._reader.start()
+
+    def unfollow(self) -> None:
+        """Read what is left, and end."""
+        self._followed = False
+        self._reader.join()
+
+    # ---- watching ----
+
+    def wait(self, event: str, *, since: int = 0, timeout: float = 120.0, **fields: Any) -> JsonEvent:
+        """Return the first event of this name and these fields from the journal's place `since` on.
+
+        Raises:
+            JobTimeoutError: it did not come in time, or the job ended before.
+        """
+        return self.wait_for(
+            lambda e: e["event"] == event and all(e.get(k) == v for k, v in fields.items()),
+            since=since,
+            timeout=timeout,
+            what=f"{event} {fields or ''}",
+        )
+
+    def wait_for(
+        self, matches: Callable[[JsonEvent], bool], *, since: int = 0, timeout: float = 120.0, what: str = "event"
+    ) -> JsonEvent:
+        """Return the first event from place `since` on that matches."""
+        deadline = time.monotonic() + timeout
+        place = since
+        with self._changed:
+            while True:
+                while place < len(self.events):
+                    if matches(self.events[place]):
+                        return self.events[place]
+                    place += 1
+                left = deadline - time.monotonic()
+                if left <= 0 or self._drained:
+                    when = "before the job ended" if self._drained else f"within {timeout} s"
+                    raise JobTimeoutError(f"no {what} {when}:\n{self.story()}")
+                self._changed.wait(min(left, 0.25))
+
+    def all(self, event: str) -> list[JsonEvent]:
+        """Return all events of this name so far."""
+        with self._changed:
+            return [e for e in self.events if e["event"] == event]
+
+    def story(self) -> str:
+        """Return the last events, for error messages."""
+        return "\n".join(json.dumps(event) for event in self.events[-12:])
+
+    # ---- who is there ----
+
+    def pids(self, node: str) -> tuple[int, tuple[int, ...]]:
+        """Return the process ids of a node's agent and of its newest workers."""
+        joined = [e for e in self.all("node_joined") if e["node"] == node][-1]
+        changes = [e for e in self.events if e["event"] in ("node_joined", "workers_changed") and e["node"] == node]
+        return joined["agent_pid"], tuple(changes[-1]["worker_pids"])
+
+    def nodes(self) -> tuple[str, ...]:
+        """Return the members of the newest epoch."""
+        epochs = self.all("epoch_started")
+        return tuple(epochs[-1]["members"]) if epochs else ()
+
+    # ---- harming it ----
+
+    def signal_node(self, node: str, how: signal.Signals = signal.SIGKILL) -> float:
+        """Send a signal to the agent and the workers of a node; return the unix time of the first one."""
+        agent, workers = self.pids(node)
+        at = time.time()
+        for pid in (*workers, agent):
+            os.kill(pid, how)
+        return at
+
+    # ---- inside ----
+
+    def _read_events(self) -> None:
+        """Follow the file until the job has ended and nothing new comes; complete lines end with a newline."""
+        buffer = b""
+        handle = None
+        while True:
+            last = not (self._followed and self._alive())
+            if handle is None and self.events_file.exists():
+                handle = self.events_file.open("rb")
+            data = handle.read() if handle else b""
+            *lines, buffer = (buffer + data).split(b"\n")
+            if lines:
+                with self._changed:
+                    self.events += [json.loads(line) for line in lines]
+                    self._changed.notify_all()
+            elif last:
+                break
+            else:
+                time.sleep(0.01)
+        if handle:
+            handle.close()
+        with self._changed:
+            self._drained = True
+            self._changed.notify_all()
+
+
+class LocalJob(EventLog):
+    """`holdfast run` as a child process; a context manager that leaves no process behind.
+
+    Args:
+        script: the training script. args: its arguments.
+        options: further options of `holdfast run`.
+        folder: where events, output and store go; a temporary one by default.
+    """
+
+    def __init__(
+        self,
+        script: str | Path,
+        args: Sequence[str] = (),
+        *,
+        options: Sequence[str] = (),
+        folder: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="holdfast-")
+        self.folder = folder or Path(self._temporary.name)  # type: ignore[union-attr]
+        super().__init__(self.folder / "events.jsonl", alive=self._runs)
+        self.output_file = self.folder / "output.txt"
+        command = [sys.executable, "-m", "holdfast", "run", "--events", str(self.events_file), *options]
+        self.command = [*command, str(script), *args]
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with self.output_file.open("wb") as output:
+            self.process = subprocess.Popen(
+                self.command, stdout=output, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
+            )
+        self.follow()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+        self.unfollow()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def wait_exit(self, timeout: float = 120.0) -> int:
+        """Return the job's exit code once it has ended and all its events are read."""
+        assert self.process is not None
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise JobTimeoutError(f"the job did not end within {timeout} s:\n{self.story()}") from None
+        self.unfollow()
+        return code
+
+    def output(self) -> str:
+        """Return what the job printed."""
+        return self.output_file.read_text(errors="replace")
+
+    def story(self) -> str:
+        """Return the last events and the end of the output, for error messages."""
+        return f"{super().story()}\n--- output ---\n{self.output()[-6000:]}"
+
+    def call(self, *arguments: str) -> str:
+        """Run another command of the command line against this job; return what it prints.
+
+        Raises:
+            subprocess.CalledProcessError: it failed.
+        """
+        command = [sys.executable, "-m", "holdfast", *arguments, "--coordinator", self.url]
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout
+
+    @property
+    def url(self) -> str:
+        """The coordinator's address."""
+        return self.wait("job_started")["url"]
+
+    def _runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None

@@ -1,0 +1,133 @@
+"""The jobs that run on this machine: one private file each, so that commands find theirs without being told where."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import BadInputError
+
+
+class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach one job. `cafile`: the certificate to trust, "" for the system's. `birth`: tells pids apart."""
+
+    url: str
+    token: str
+    job: str
+    pid: int
+    cafile: str = ""
+    birth: str = ""
+
+
+def registry_directory(environment: Mapping[str, str]) -> Path:
+    """Return the default directory: of the user's session where there is one, else private below /tmp."""
+    session = environment.get("XDG_RUNTIME_DIR", "")
+    return Path(session, "holdfast") if session else Path(f"/tmp/holdfast-{os.getuid()}")
+
+
+def register(directory: Path, entry: JobEntry) -> Path:
+    """Write the file of a job, all of it at once; return its path, for `unregister`.
+
+    Raises:
+        BadInputError: the directory cannot be made, or is not ours alone.
+    """
+    entry = msgspec.structs.replace(entry, birth=_birth(entry.pid) or "")
+    path = directory / f"{entry.pid}.json"
+    draft = directory / f".{entry.pid}.new"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_private(directory)
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(entry))
+        draft.replace(path)
+    except OSError as error:
+        raise BadInputError(f"the registry {directory} cannot be written: {error.strerror}") from None
+    return path
+
+
+def unregister(path: Path) -> None:
+    """Remove the file of a job; one that is gone already is no error."""
+    path.unlink(missing_ok=True)
+
+
+def live_jobs(directory: Path) -> list[JobEntry]:
+    """Return the jobs whose coordinator lives, ordered by URL; the files of dead ones are removed.
+
+    Raises:
+        BadInputError: the directory is not ours alone: somebody else could have written it.
+    """
+    if not directory.is_dir():
+        return []
+    _check_private(directory)
+    found: list[JobEntry] = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            entry = msgspec.json.decode(path.read_bytes(), type=JobEntry)
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        birth = _birth(entry.pid)
+        if birth is not None and birth == entry.birth:
+            found.append(entry)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+    return sorted(found, key=lambda entry: entry.url)
+
+
+def find_job(directory: Path, coordinator: str | None = None, token: str | None = None, cafile: str = "") -> JobEntry:
+    """Return the job at the URL `coordinator`, or the only one that runs on this machine.
+
+    Args:
+        token: for a URL that is not registered here.
+
+    Raises:
+        BadInputError: there is none, or several, or no token for the URL.
+    """
+    jobs = live_jobs(directory)
+    if coordinator is not None:
+        url = coordinator.rstrip("/")
+        known = next((entry for entry in jobs if entry.url == url), None)
+        if known is not None and token is None:
+            return known
+        if token is None:
+            raise BadInputError(f"the job at {url} does not run on this machine: give its --token")
+        return JobEntry(url=url, token=token, job="", pid=0, cafile=cafile)
+    if not jobs:
+        raise BadInputError("no job runs on this machine: start one with `holdfast run`, or give --coordinator URL")
+    if len(jobs) > 1:
+        urls = ", ".join(f"{entry.url} ({entry.job})" for entry in jobs)
+        raise BadInputError(f"{len(jobs)} jobs run on this machine: choose one with --coordinator: {urls}")
+    return jobs[0]
+
+
+def _check_private(directory: Path) -> None:
+    """Tokens lie here: nobody else may read them, or put others in their place."""
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise BadInputError(f"the registry {directory} is not a directory of yours alone (mode 0700): remove it")
+
+
+def _birth(pid: int) -> str | None:
+    """Return what tells a live process from an earlier one of the same number; None where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None if Path("/proc/self").exists() else _birth_without_proc(pid)
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in "ZX" else fields[18]
+
+
+def _birth_without_proc(pid: int) -> str | None:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return ""

@@ -1,0 +1,83 @@
+"""What a coordinator's process is told, and what of it is refused before anything is touched."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.record import KnownCheckpoint
+from holdfast.errors import BadInputError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """One coordinator.
+
+    config: of the machine; its `job` is the job's name. host: the address to listen on. port: 0 for a free one.
+    token: what agents and commands must show; None for a fresh random one, on loopback only. store: `sqlite:PATH` or
+    `memory:`. events: the journal's file; None puts it beside a SQLite store (PATH.events.jsonl), so that a restarted
+    coordinator knows where it stopped, and into memory otherwise. certfile, keyfile: serve TLS. registry: where the
+    job is listed for the commands of this machine; None for nowhere. checkpoints: intact ones that lie there already.
+    """
+
+    config: CoordinatorConfig
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = None
+    store: str = "memory:"
+    events: Path | None = None
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    registry: Path | None = None
+    checkpoints: tuple[KnownCheckpoint, ...] = ()
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self.config.job
+
+    @property
+    def journal_path(self) -> Path | None:
+        """Where the journal lies, None for in memory."""
+        if self.events is not None:
+            return self.events
+        kind, _, path = self.store.partition(":")
+        return Path(f"{path}.events.jsonl") if kind == "sqlite" and path else None
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        return is_loopback(self.host)
+
+    def check(self) -> None:
+        """Refuse what cannot be served.
+
+        Raises:
+            BadInputError: the port is none, the address needs a token, certificate or key is missing or broken.
+        """
+        if not 0 <= self.port <= 65535:
+            raise BadInputError(f"the port is {self.port}: it must lie between 0 (a free one) and 65535")
+        if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
+            raise BadInputError("the token must be one or more printable ASCII characters")
+        if self.token is None and not self.loopback:
+            raise BadInputError(f"the address {self.host} can be reached from outside: give a --token, or 127.0.0.1")
+        if (self.certfile is None) != (self.keyfile is None):
+            raise BadInputError("TLS needs both a certificate and its key: give --certfile and --keyfile")
+        if self.certfile is not None:
+            try:
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certfile, self.keyfile)
+            except (OSError, ssl.SSLError) as error:
+                raise BadInputError(f"the certificate {self.certfile} cannot be used with its key: {error}") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,171 @@
+"""Processes that nobody may forget: started in their own group, awaited without threads, ended for certain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process when its parent ends.
+
+    Args:
+        parent: the parent's pid, to notice that it ended before this call.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped by a signal (state T in /proc)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            text = stat.read()
+    except OSError:
+        return False
+    return text[text.rindex(b")") + 2 :][:1] == b"T"
+
+
+def describe_exit(code: int) -> str:
+    """Say in words how a process ended; a negative code is a signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+class ProcessHandle:
+    """A process by its pidfd: signals reach this very process, never a later one with the same pid."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._fd = -1  # it has ended already, and was reaped
+
+    @property
+    def gone(self) -> bool:
+        """True where there is nothing left to signal."""
+        return self._fd < 0
+
+    def send_signal(self, number: int) -> None:
+        """Signal the process; one that has ended is no error."""
+        if self._fd < 0:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, number)
+
+    async def ended(self) -> None:
+        """Wait until the process has ended; its parent may not have reaped it yet."""
+        if self._fd < 0:
+            return
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        watched = os.dup(self._fd)
+        loop.add_reader(watched, lambda: done.done() or done.set_result(None))
+        try:
+            await done
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class ChildProcess:
+    """A child process of ours, in its own process group, so that a terminal's Ctrl-C does not reach it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        stdin: int | IO[Any] = subprocess.DEVNULL,
+        stdout: int | IO[Any] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """Start it.
+
+        Raises:
+            OSError: the program cannot be started.
+        """
+        self._process = subprocess.Popen(
+            list(command),
+            env=None if environment is None else dict(environment),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.STDOUT if stdout is not None else None,
+            pass_fds=pass_fds,
+            process_group=0,
+        )
+        self._handle = ProcessHandle(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def stdin(self) -> IO[Any] | None:
+        """The pipe to it, where one was asked for."""
+        return self._process.stdin
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it still runs."""
+        if self.code is None:
+            self._handle.send_signal(number)
+
+    async def wait(self) -> int:
+        """Wait for its end, reap it, and return its exit code (negative for a signal)."""
+        await self._handle.ended()
+        return self.reap()
+
+    def reap(self) -> int:
+        """Wait for its end without a loop, and give its descriptors back."""
+        code = self._process.wait()
+        self._handle.close()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        return code
+
+
+async def end_all(children: Iterable[ChildProcess], *, grace_s: float, first: int = signal.SIGTERM) -> None:
+    """Ask children to end, wait at most `grace_s` for all of them, SIGKILL the rest; returns when all are reaped."""
+    running = [child for child in children if child.code is None]
+    for child in running:
+        child.send_signal(first)
+        child.send_signal(signal.SIGCONT)
+    waits = [asyncio.ensure_future(child.wait()) for child in running]
+    if not waits:
+        return
+    _, late = await asyncio.wait(waits, timeout=grace_s)
+    for child in running:
+        if child.code is None:
+            child.send_signal(signal.SIGKILL)
+    if late:
+        await asyncio.wait(late)

@@ -1,0 +1,71 @@
+"""The outermost frame of a worker process: runs the user's script and says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import threading
+import traceback
+from types import TracebackType
+
+from holdfast.config import WorkerSettings
+from holdfast.control.framing import Crashed
+from holdfast.control.worker_link import WorkerLink
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, HoldfastError
+
+_DETAIL_CHARACTERS = 2000
+_HEARD_WITHIN_S = 5.0
+
+
+def run_script(script: str) -> int:
+    """Run a script as `__main__`; return the exit code. An exception is told to the agent, and to people on stderr."""
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except HoldfastError as error:
+        print(f"holdfast: {error}", file=sys.stderr, flush=True)
+        kind = "bad_input" if error.exit_code == EXIT_BAD_INPUT else "exception"
+        _tell(kind, str(error), error.exit_code)
+        return error.exit_code
+    except SystemExit as error:
+        return _exit_code(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001
+        # The last frame of the process: where Python itself would print a traceback and exit with 1.
+        error.__traceback__ = _script_part(error.__traceback__, script)
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        _tell("exception", "".join(traceback.format_exception_only(error)).strip(), EXIT_FAILED)
+        return EXIT_FAILED
+    return 0
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Return what the interpreter makes of `sys.exit(...)`."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr, flush=True)
+    return EXIT_FAILED
+
+
+def _script_part(trace: TracebackType | None, script: str) -> TracebackType | None:
+    """Drop the frames that lie before the script's own; the whole where it has none (a syntax error)."""
+    part = trace
+    while part is not None and part.tb_frame.f_code.co_filename != script:
+        part = part.tb_next
+    return part or trace
+
+
+def _tell(kind: str, detail: str, exit_code: int) -> None:
+    settings = WorkerSettings.from_environment(os.environ)
+    if settings is None:
+        return
+    with contextlib.suppress(OSError):  # the agent is gone: nobody left to tell
+        link = WorkerLink(settings.socket)
+        heard = threading.Event()
+        link.start(lambda order: None, heard.set)
+        link.send(Crashed(worker=settings.worker, kind=kind, detail=detail[-_DETAIL_CHARACTERS:], exit_code=exit_code))
+        heard.wait(_HEARD_WITHIN_S)  # the agent hangs up once it knows: it must not learn of our exit before
+        link.close()

@@ -1,0 +1,42 @@
+"""Who is let in: what an agent's first message must fit."""
+
+from __future__ import annotations
+
+from holdfast.coordination.membership import Membership
+from holdfast.coordination.messages import PROTOCOL, Applied, Begun, Entered, Hello, Prepared, Refused, Report
+from holdfast.coordination.record import Record
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
+
+
+def refusal(record: Record, members: Membership, hello: Hello) -> Refused | None:
+    """Return why an agent is refused, None where it is welcome."""
+    why = _misfit(record, hello)
+    if why is not None:
+        return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+    if record.outcome == "failed":
+        return Refused(why=f"the job is {record.outcome}", exit_code=EXIT_FAILED)
+    known = members.nodes.get(hello.node)
+    if known is not None and known.session != hello.session:
+        why = f"a node named {hello.node} is connected: choose another --node"
+        return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+    if _was_expelled(record, hello):
+        why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
+        return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
+    return None
+
+
+def _misfit(record: Record, hello: Hello) -> str | None:
+    if hello.protocol != PROTOCOL:
+        return f"protocol {hello.protocol} of node {hello.node} is not {PROTOCOL}: install the same holdfast everywhere"
+    if hello.job != record.job:
+        return f"job {hello.job!r} is not run here, but {record.job!r}: give the right --coordinator"
+    if record.script_digest and hello.digest != record.script_digest:
+        return f"script or arguments of node {hello.node} differ from those of the job: start it with the same ones"
+    return None
+
+
+def _was_expelled(record: Record, hello: Hello) -> bool:
+    """True where the node holds workers that were in an epoch and are in none any more."""
+    current = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
+    evidence = Begun | Prepared | Entered | Applied | Report
+    return any(isinstance(kept, evidence) and kept.worker not in current for kept in hello.kept)

@@ -1,0 +1,33 @@
+"""Which rank computes which micro-batch of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def round_robin(micro_batches: int, world: int) -> tuple[tuple[int, ...], ...]:
+    """Return each rank's micro-batches, 0-based: rank, rank + world, ... Sizes differ by one at most."""
+    return tuple(tuple(range(rank, micro_batches, world)) for rank in range(world))
+
+
+def keep_held(micro_batches: int, held: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return an assignment in which each rank keeps what it holds; the rest goes to whoever has least.
+
+    Finished work is not done again after a failure (Unicron 6.2, for data-parallel workers). Where two ranks hold
+    the same micro-batch (both were given it in different epochs), the first keeps it and the other starts over.
+
+    Args:
+        micro_batches: M, how many the step has.
+        held: for each rank, the micro-batches whose gradients are summed up there.
+    """
+    taken: set[int] = set()
+    shares: list[list[int]] = []
+    for mine in held:
+        # Gradients are one sum per rank: if a single part belongs to somebody else, none of it can be kept.
+        keep = [] if taken & set(mine) else sorted(mine)
+        taken.update(keep)
+        shares.append(keep)
+    for micro_batch in range(micro_batches):
+        if micro_batch not in taken:
+            min(shares, key=len).append(micro_batch)
+    return tuple(tuple(share) for share in shares)

@@ -1,0 +1,60 @@
+"""How a job ends: done, failed, or by the user's will; said once, to everybody who is there."""
+
+from __future__ import annotations
+
+from holdfast.coordination.events import JobFailed, JobFinished
+from holdfast.coordination.inputs import EndJob
+from holdfast.coordination.messages import EndNode, JobDone
+from holdfast.coordination.progress import Progress
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_DONE, EXIT_FAILED
+
+
+class Ending:
+    """`over` is None while the job goes on."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.over: EndJob | None = None
+        self._turn = turn
+
+    @property
+    def farewell(self) -> str:
+        """Why a node leaves once the job is over."""
+        return {"done": "finished", "failed": "failed"}.get(self._turn.record.outcome, "drained")
+
+    def taken_over(self) -> None:
+        """The coordinator before this one wrote an outcome, and died before everybody knew."""
+        outcome = self._turn.record.outcome
+        self._end(EXIT_DONE if outcome == "done" else EXIT_FAILED, f"the job is {outcome}")
+
+    def done(self, progress: Progress) -> None:
+        """Every member has finished."""
+        turn = self._turn
+        turn.change(outcome="done")
+        turn.emit(JobFinished, steps=progress.ledger.committed, samples=progress.samples, final_loss=progress.loss)
+        for node in turn.members.nodes.values():
+            if not node.workers:  # still starting: nobody there whom JobDone would let go
+                turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why="the job is done"))
+            for worker in node.workers:
+                turn.order(worker, JobDone())
+        self._end(EXIT_DONE, "done")
+
+    def failed(self, why: str, exit_code: int = EXIT_FAILED) -> None:
+        """The job cannot go on."""
+        if self.over is not None:
+            return
+        self._turn.change(outcome="failed")
+        self._turn.emit(JobFailed, why=why)
+        self.by_will(exit_code, why)
+
+    def by_will(self, exit_code: int, why: str) -> None:
+        """All nodes are told to end; nothing is written: the job can be taken up again."""
+        if self.over is not None:
+            return
+        for node in self._turn.members.nodes.values():
+            self._turn.send(node.connection, EndNode(exit_code=exit_code, why=why))
+        self._end(exit_code, why)
+
+    def _end(self, exit_code: int, why: str) -> None:
+        self.over = EndJob(exit_code, why)
+        self._turn.end(self.over)

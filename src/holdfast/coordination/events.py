@@ -1,0 +1,167 @@
+"""The event contract: what happened, one JSON object a line, for people and other tools.
+
+Every event has `time` (unix seconds), `event`, `job`, `term`, `epoch`, and `seq`, its place in the job's journal.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """What all events carry."""
+
+    time: float
+    job: str
+    term: int
+    epoch: int
+    seq: int = 0
+
+
+class JobStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="job_started"):
+    """The job exists; always the first event."""
+
+    url: str
+    coordinator_pid: int
+
+
+class CoordinatorRestarted(Event, frozen=True, kw_only=True, tag_field="event", tag="coordinator_restarted"):
+    """A coordinator took over the job from the store; training went on meanwhile."""
+
+    url: str
+    coordinator_pid: int
+
+
+class NodeJoined(Event, frozen=True, kw_only=True, tag_field="event", tag="node_joined"):
+    """All workers of a node run."""
+
+    node: str
+    agent_pid: int
+    worker_pids: tuple[int, ...]
+
+
+class WorkersChanged(Event, frozen=True, kw_only=True, tag_field="event", tag="workers_changed"):
+    """A node's workers were replaced."""
+
+    node: str
+    worker_pids: tuple[int, ...]
+
+
+class NodeLeft(Event, frozen=True, kw_only=True, tag_field="event", tag="node_left"):
+    """`reason`: failed, drained, quarantined, finished."""
+
+    node: str
+    reason: str
+
+
+class FaultThreshold(msgspec.Struct, frozen=True, kw_only=True):
+    """On how many distinct nodes each expert should live, and does."""
+
+    asked: int
+    given: int
+
+
+class EpochStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="epoch_started"):
+    """`members` are node names, `world` counts workers; `reason`: start, failure, join, rebalance, move, rollback.
+
+    `expert_moves`: expert replicas that travel; `fault_threshold`: on how many distinct nodes each expert should live
+    (`asked`) and does (`given`); None for a model without experts.
+    """
+
+    members: tuple[str, ...]
+    world: int
+    reason: str
+    expert_moves: int = 0
+    fault_threshold: FaultThreshold | None = None
+
+
+class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="step_committed"):
+    """Every member applied the step; `time` is the last one's, `seconds` since the step before."""
+
+    step: int
+    loss: float
+    samples: int
+    world: int
+    seconds: float
+
+
+class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="failure_detected"):
+    """`kind`: connection_lost, lease_expired, process_exit, exception, hang; `after_s` since the last sign of life."""
+
+    node: str
+    kind: str
+    after_s: float
+    detail: str = ""
+
+
+class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recovered"):
+    """The first step after a failure or a join is committed.
+
+    `action`: shrink, grow, rollback, retry; `state_source`: replica, peer_memory, checkpoint, none.
+    `down_s` runs from the failure
+    (else the last sign of life; for a join, the commit before it) to the first step committed after it.
+    """
+
+    action: str
+    state_source: str
+    bytes_moved: int
+    detect_s: float
+    regroup_s: float
+    transfer_s: float
+    redo_s: float
+    down_s: float
+    experts_moved: int = 0
+
+
+class RolledBack(Event, frozen=True, kw_only=True, tag_field="event", tag="rolled_back"):
+    """Some state had no live copy: the job resumes after `to_step`."""
+
+    to_step: int
+    why: str
+
+
+class CheckpointSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_saved"):
+    """A checkpoint on the decided lineage has its final name."""
+
+    step: int
+    seconds: float
+    bytes: int
+
+
+class CheckpointRejected(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_rejected"):
+    """A checkpoint cannot be read; the one before it is used."""
+
+    name: str
+    why: str
+
+
+class JobFinished(Event, frozen=True, kw_only=True, tag_field="event", tag="job_finished"):
+    """Every member has finished."""
+
+    steps: int
+    samples: int
+    final_loss: float
+
+
+class JobFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="job_failed"):
+    """The job cannot go on; `why` says what was lost."""
+
+    why: str
+
+
+AnyEvent = (
+    JobStarted
+    | CoordinatorRestarted
+    | NodeJoined
+    | WorkersChanged
+    | NodeLeft
+    | EpochStarted
+    | StepCommitted
+    | FailureDetected
+    | Recovered
+    | RolledBack
+    | CheckpointSaved
+    | CheckpointRejected
+    | JobFinished
+    | JobFailed
+)

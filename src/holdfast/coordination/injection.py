@@ -1,0 +1,36 @@
+"""Fault injection: what a user may break, and how."""
+
+from __future__ import annotations
+
+from holdfast.coordination.inputs import CoordinatorConfig, FailNode
+from holdfast.coordination.membership import Membership
+from holdfast.coordination.messages import FAULT_PHASES, Inject, NodeFault, ToWorker, index_of
+from holdfast.errors import BadInputError
+
+WAYS = ("kill", "exit", "raise", "stop")
+
+
+def injection(config: CoordinatorConfig, members: Membership, fault: FailNode) -> tuple[int, NodeFault | ToWorker]:
+    """Return whom to tell what, so that the fault happens.
+
+    Raises:
+        BadInputError: faults are not allowed here, or there is no such node, worker or way.
+    """
+    if not config.allow_faults:
+        raise BadInputError("fault injection is refused: start the job with --allow-faults")
+    if fault.how not in WAYS:
+        raise BadInputError(f"--how is {fault.how!r}: it must be one of {', '.join(WAYS)}")
+    node = members.nodes.get(fault.node)
+    if node is None:
+        known = ", ".join(sorted(members.nodes)) or "none"
+        raise BadInputError(f"there is no node {fault.node!r}: the nodes are {known}")
+    if fault.phase and fault.phase not in FAULT_PHASES:
+        raise BadInputError(f"--phase is {fault.phase!r}: it must be one of {', '.join(FAULT_PHASES)}")
+    if fault.worker is None and fault.step is None and not fault.phase and fault.how != "raise":
+        return node.connection, NodeFault(how=fault.how)
+    index = fault.worker or 0
+    target = next((worker for worker in node.workers if index_of(worker) == index), None)
+    if target is None:
+        raise BadInputError(f"node {fault.node} has no worker {index}: it has {len(node.workers)}")
+    order = Inject(how=fault.how, whole_node=fault.worker is None, step=fault.step, phase=fault.phase)
+    return node.connection, ToWorker(worker=target, order=order)

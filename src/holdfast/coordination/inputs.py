@@ -1,0 +1,138 @@
+"""What the coordinator's machine is fed, and what it asks its shell to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.coordination.events import AnyEvent
+from holdfast.coordination.messages import AgentMessage, CoordinatorMessage
+from holdfast.coordination.record import Record
+
+# ---- inputs; every one is handled as (input, now) ----
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An agent's message on a connection; the first must be Hello. The shell never reuses a number."""
+
+    connection: int
+    message: AgentMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A connection ended, from either side."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. The shell ticks at least every `tick_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailNode:
+    """A user injects a fault. `worker` None: the whole node; `step` None: now."""
+
+    node: str
+    how: str
+    worker: int | None = None
+    step: int | None = None
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The user ends the job (Ctrl-C)."""
+
+    exit_code: int
+    why: str
+
+
+Input = Received | Disconnected | Tick | FailNode | Shutdown
+
+
+# ---- instructions, to be carried out in order ----
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Compare-and-swap the record; if another coordinator was there first, stop at once: nothing after this counts."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Append to the journal."""
+
+    event: AnyEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to an agent; a connection that is gone is no error (Disconnected follows)."""
+
+    connection: int
+    message: CoordinatorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close a connection after what was sent."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """The job is over; the coordinator ends once the agents are gone, a few seconds later at most."""
+
+    exit_code: int
+    why: str
+
+
+Instruction = Persist | Emit | Send | Close | EndJob
+
+
+# ---- configuration ----
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinatorConfig:
+    """Settings of a job's coordination; times in seconds.
+
+    start_nodes: how many nodes must have come before the first epoch; later any number will do.
+    join_window_s: nobody is taken in before this long after the last arrival; join_retry_s: after a failed attempt.
+    fault_threshold: on how many distinct nodes each expert should live. strategy: of expert placement.
+    secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
+    before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
+    """
+
+    job: str
+    start_nodes: int = 1
+    lease_s: float = 3.0
+    heartbeat_s: float = 0.5
+    tick_s: float = 0.1
+    report_timeout_s: float = 5.0
+    prepare_timeout_s: float = 30.0
+    join_window_s: float = 0.0
+    join_retry_s: float = 1.0
+    fault_threshold: int = 2
+    strategy: str = "mro"
+    allow_faults: bool = False
+    secret: bytes = b""
+    takeover: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JournalTail:
+    """Where the journal ends, read at the coordinator's start."""
+
+    seq: int = 0
+    step: int = 0
+    step_time: float = 0.0
+    samples: int = 0
+    loss: float = 0.0
+    epoch_announced: int = 0

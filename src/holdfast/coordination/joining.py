@@ -1,0 +1,77 @@
+"""Takes fresh workers in while the others train: a pending group is built beside the one in use, then swapped.
+
+Prepare -> all Prepared -> Arm -> every swap flag up in one commit operation -> the pending plan is in force.
+"""
+
+from __future__ import annotations
+
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.messages import Arm, EpochPlan, Prepare, Void
+from holdfast.coordination.planner import make_plan
+from holdfast.coordination.turn import Turn
+from holdfast.planning import Shortage
+
+
+class Joining:
+    """The pending plan's life, up to the swap or to its undoing."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
+        self._turn = turn
+        self._config = config
+        # A pending group may have been armed by the coordinator before this one: only Stop is safe to undo it.
+        self.armed = turn.record.pending is not None
+        self._since = 0.0
+        self._not_before = 0.0
+
+    def arrived(self) -> None:
+        """A fresh worker is here."""
+        self._not_before = max(self._not_before, self._turn.now + self._config.join_window_s)
+
+    def renew(self) -> None:
+        """The pending group is given its full time anew."""
+        self._since = self._turn.now
+
+    @property
+    def overdue(self) -> bool:
+        """True where the pending group is not built in time."""
+        return self._turn.record.pending is not None and self._turn.now - self._since > self._config.prepare_timeout_s
+
+    def prepare(self, plan: EpochPlan) -> None:
+        """Begin a pending plan of the members and all fresh workers of complete nodes, if there are any."""
+        turn = self._turn
+        complete = (node for node in turn.members.nodes.values() if node.complete)
+        fresh = [worker for node in complete for worker in node.workers if plan.rank(worker) is None]
+        if not fresh or turn.now < self._not_before:
+            return
+        members = list(plan.workers)
+        held = dict(zip(members, plan.experts.placement, strict=True)) if plan.experts else {}
+        pending = make_plan(turn.record, turn.members, [*members, *fresh], members, held, self._config)
+        assert not isinstance(pending, Shortage), "more nodes have more slots"
+        turn.change(pending=pending, epoch=pending.epoch)
+        self.armed, self._since = False, turn.now
+        for worker in pending.workers:
+            turn.order(worker, Prepare(plan=pending))
+
+    def arm(self) -> None:
+        """Let the swap flags go up once all have built the pending group."""
+        turn = self._turn
+        pending = turn.record.pending
+        if pending is None:
+            return
+        infos = [turn.members.worker(worker) for worker in pending.workers]
+        if not all(info is not None and info.prepared >= pending.epoch for info in infos):
+            return
+        self.armed = True
+        for worker in pending.workers:
+            turn.order(worker, Arm(term=turn.record.term, epoch=pending.epoch))
+
+    def void(self) -> None:
+        """Forget a pending plan that was never armed, and try again a little later."""
+        turn = self._turn
+        pending = turn.record.pending
+        assert pending is not None
+        assert not self.armed
+        turn.change(pending=None)
+        self._not_before = turn.now + self._config.join_retry_s
+        for worker in pending.workers:
+            turn.order(worker, Void(term=turn.record.term, epoch=pending.epoch))

@@ -1,0 +1,128 @@
+"""Which steps every member has applied, and whether the members agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.coordination.messages import Applied, Commit, Report
+
+
+class DivergedError(Exception):
+    """Two replicas differ after the same step: a broken invariant, never tolerated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommittedStep:
+    """One step that all members have applied; `time` is the last one's."""
+
+    step: int
+    commit: Commit
+    world: int
+    time: float
+
+
+@dataclass(slots=True)
+class _Pending:
+    commit: Commit
+    world: int
+    time: float
+    state_hash: str
+    worker: str
+
+
+class StepLedger:
+    """Collects Applied reports; a step is committed when the slowest live member has applied it.
+
+    Reports may come twice (replayed after a coordinator's outage) and long after the fact.
+    """
+
+    def __init__(self, committed: int = 0) -> None:
+        self.committed = committed
+        self._applied: dict[str, int] = {}
+        self._steps: dict[int, _Pending] = {}
+
+    def note(self, message: Applied) -> None:
+        """Take in one worker's report.
+
+        Raises:
+            DivergedError: the worker's v or state hash differs from another's.
+        """
+        self.settle(message.worker, message.step)
+        if message.step <= self.committed:
+            return
+        known = self._steps.get(message.step)
+        if known is None:
+            self._steps[message.step] = _Pending(
+                message.commit, message.world, message.time, message.state_hash, message.worker
+            )
+            return
+        # What was filled in from a promise has v, but nobody's hash yet.
+        known.state_hash = known.state_hash or message.state_hash
+        same = _bits(known.commit) == _bits(message.commit) and known.state_hash == message.state_hash
+        if not same:
+            raise DivergedError(
+                f"step {message.step}: {known.worker} and {message.worker} differ "
+                f"({known.commit} {known.state_hash} against {message.commit} {message.state_hash})"
+            )
+        known.time = max(known.time, message.time)
+
+    def settle(self, worker: str, step: int) -> None:
+        """A worker holds the state of `step` now, by whatever way."""
+        self._applied[worker] = max(step, self._applied.get(worker, step))
+
+    def forget(self, worker: str) -> None:
+        """A worker is gone; its own steps no longer hold the others up."""
+        self._applied.pop(worker, None)
+
+    def applied_by(self, worker: str) -> int | None:
+        """Return the newest step that a worker is known to have applied."""
+        return self._applied.get(worker)
+
+    def fill_in(self, reports: Iterable[Report], global_batch: int) -> None:
+        """Make up for steps that passed, but of which all who have told about them are dead.
+
+        To be called when every member's messages are known: what is missing now will not come any more. A report
+        still knows v of its last step; of those before only the samples are certain, their loss is NaN.
+        """
+        reports = [report for report in reports if report.applied is not None]
+        top = max((report.applied or 0 for report in reports), default=0)
+        known = {report.passed.step: report.passed.commit for report in reports if report.passed is not None}
+        for step in range(self.committed + 1, top + 1):
+            if step not in self._steps:
+                commit = known.get(step) or _unknown(global_batch)
+                self._steps[step] = _Pending(commit, 0, 0.0, "", "")
+
+    def undo_after(self, step: int) -> None:
+        """A decision undoes what came after `step`: who applied it alone is expelled, its v void."""
+        self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
+
+    def reset(self, step: int) -> None:
+        """Go back: what came after `step` never counted."""
+        self.committed = step
+        self._applied.clear()
+        self._steps.clear()
+
+    def release(self, members: Iterable[str]) -> list[CommittedStep]:
+        """Return the steps newly applied by all `members`, in order; members not heard of hold everything up."""
+        progress = [self._applied.get(worker, self.committed) for worker in members]
+        reached = min(progress, default=self.committed)
+        out: list[CommittedStep] = []
+        while self.committed < reached and self.committed + 1 in self._steps:
+            step = self.committed + 1
+            done = self._steps.pop(step)
+            out.append(CommittedStep(step=step, commit=done.commit, world=done.world, time=done.time))
+            self.committed = step
+        return out
+
+
+def _unknown(samples: int) -> Commit:
+    return Commit(grad_square=math.nan, loss_sum=math.nan, samples=samples, nonfinite=0, swap=0)
+
+
+def _bits(commit: Commit) -> bytes:
+    """Return what identifies v in every bit; a NaN equals itself here."""
+    return msgspec.msgpack.encode(commit)

@@ -1,0 +1,149 @@
+"""Makes the plan of the next epoch: who is a member, in which order, who sends state to whom, who computes what."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from holdfast.coordination.assignment import keep_held
+from holdfast.coordination.decisions import NothingLeft, Verdict
+from holdfast.coordination.experts import lost_experts, place
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.membership import Membership
+from holdfast.coordination.messages import (
+    Decision,
+    DecisionKind,
+    EpochPlan,
+    ExpertPlan,
+    ExpertShape,
+    Member,
+    Report,
+    node_of,
+)
+from holdfast.coordination.record import Record
+from holdfast.coordination.turn import Turn
+from holdfast.planning import Shortage
+
+
+def make_plan(
+    record: Record,
+    members: Membership,
+    workers: Sequence[str],
+    holders: Sequence[str],
+    held_experts: Mapping[str, bytes],
+    config: CoordinatorConfig,
+) -> EpochPlan | Shortage:
+    """Return the next epoch's plan: holders of the state first, in the given order, then those that are sent theirs.
+
+    Args:
+        workers: all members to be. holders: those that have the decided state; none means that all load it.
+        held_experts: what each holder has of the experts.
+
+    Returns:
+        The plan, or why there is none: too few slots for the experts.
+    """
+    epoch = record.epoch + 1
+    ordered = [w for w in workers if w in holders] + [w for w in workers if w not in holders]
+    experts = _place_experts(record, members, ordered, held_experts, config)
+    if isinstance(experts, Shortage):
+        return experts
+    receivers = [worker for worker in ordered if worker not in holders] if holders else []
+    return EpochPlan(
+        term=record.term,
+        epoch=epoch,
+        members=tuple(_member(members, worker) for worker in ordered),
+        sources={worker: (holders[place % len(holders)],) for place, worker in enumerate(receivers)},
+        experts=experts,
+        secret=hashlib.sha256(config.secret + f"/{record.term}/{epoch}".encode()).digest(),
+    )
+
+
+def _place_experts(
+    record: Record,
+    members: Membership,
+    workers: Sequence[str],
+    held: Mapping[str, bytes],
+    config: CoordinatorConfig,
+) -> ExpertPlan | Shortage | None:
+    shape = record.experts
+    if shape is None:
+        return None
+    return place(
+        shape,
+        workers,
+        held,
+        slots=list(_slots_by_node(members, workers, shape).values()),
+        loads=None,
+        fault_threshold=config.fault_threshold,
+        strategy=config.strategy,
+    )
+
+
+def _slots_by_node(members: Membership, workers: Sequence[str], shape: ExpertShape) -> dict[str, int]:
+    slots: dict[str, int] = {}
+    for worker in workers:
+        info = members.worker(worker)
+        assert info is not None
+        slots[node_of(worker)] = info.attach.experts.slots if info.attach.experts else shape.slots
+    return slots
+
+
+def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Shortage | None:
+    """Return why these workers' nodes have no room for all experts, None where they have."""
+    shape = record.experts
+    slots = sum(_slots_by_node(members, workers, shape).values()) if shape else 0
+    if shape is None or shape.experts <= slots:
+        return None
+    return Shortage(
+        reason=f"{shape.experts} experts per layer do not fit the {slots} slots of the nodes",
+        remedy="give more --slots, or more nodes",
+    )
+
+
+def lacks_slots(turn: Turn) -> bool:
+    """True where the nodes that are here have too little room for all experts: the job waits for more."""
+    workers = [info.id for info in turn.members.workers()]
+    return bool(workers) and shortage(turn.record, turn.members, workers) is not None
+
+
+def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:
+    """Return the (layer, expert) pairs of which no holder of the decided state has a copy."""
+    shape = record.experts
+    if shape is None or isinstance(verdict, NothingLeft):
+        return []
+    if verdict.decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK):
+        return []
+    held = held_experts(verdict.decision, reports)
+    return lost_experts(shape, [held.get(worker, b"") for worker in verdict.holders])
+
+
+def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str, bytes]:
+    """Return what the decision leaves in each reporter's hands."""
+    if decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK):
+        return {}  # every member makes or loads its own
+    held: dict[str, bytes] = {}
+    for worker, report in reports.items():
+        if report.applied == decision.applied:
+            held[worker] = report.experts
+        elif report.applied == decision.applied - 1 and report.ready:
+            held[worker] = report.experts_next
+    return held
+
+
+def first_assignment(
+    record: Record, plan: EpochPlan, decision: Decision, reports: Mapping[str, Report]
+) -> tuple[tuple[int, ...], ...]:
+    """Let survivors keep the micro-batches they have computed of a step that is done again; () where nobody has any."""
+    if decision.kind is not DecisionKind.REDO:
+        return ()
+    held: list[tuple[int, ...]] = []
+    for worker in plan.workers:
+        report = reports.get(worker)
+        held.append(report.held if report is not None and report.applied == decision.applied else ())
+    return keep_held(record.micro_batches, held) if any(held) else ()
+
+
+def _member(members: Membership, worker: str) -> Member:
+    info = members.worker(worker)
+    assert info is not None
+    return Member(worker=worker, host=info.attach.host, state_port=info.attach.state_port)

@@ -1,0 +1,115 @@
+"""Announces the steps that all members have applied, and what recoveries have cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from holdfast.coordination.events import AnyEvent, EpochStarted, Recovered, RolledBack, StepCommitted
+from holdfast.coordination.inputs import JournalTail
+from holdfast.coordination.ledger import CommittedStep, StepLedger
+from holdfast.coordination.messages import Committed, Decision, DecisionKind, EpochPlan
+from holdfast.coordination.recovery import Recovery
+from holdfast.coordination.turn import Turn
+
+
+def continued(tail: JournalTail, events: Iterable[AnyEvent], global_batch: int) -> JournalTail:
+    """Return where the journal ends once these events are appended, too."""
+    for event in events:
+        tail = replace(tail, seq=event.seq)
+        if isinstance(event, StepCommitted):
+            samples = tail.samples + event.samples
+            tail = replace(tail, step=event.step, step_time=event.time, samples=samples, loss=event.loss)
+        elif isinstance(event, RolledBack):
+            undone = max(0, tail.step - event.to_step)
+            tail = replace(tail, step=event.to_step, samples=max(0, tail.samples - undone * global_batch))
+        elif isinstance(event, EpochStarted):
+            tail = replace(tail, epoch_announced=event.epoch)
+    return tail
+
+
+class Progress:
+    """Running totals of committed steps; continues where the journal ends."""
+
+    def __init__(self, turn: Turn, tail: JournalTail) -> None:
+        self.ledger = StepLedger(tail.step)
+        self.samples = tail.samples
+        self.loss = tail.loss
+        self.committed_at = tail.step_time
+        self.recovery: Recovery | None = None
+        self._turn = turn
+        self._told = tail.step
+
+    def release(self, plan: EpochPlan) -> None:
+        """Announce the steps that all members of `plan` have applied by now."""
+        for done in self.ledger.release(plan.workers):
+            self._announce(done)
+            self._recovered(done)
+
+    def tell(self) -> None:
+        """Let the agents forget what is in the journal."""
+        if self.ledger.committed == self._told:
+            return
+        self._told = self.ledger.committed
+        turn = self._turn
+        for node in turn.members.nodes.values():
+            turn.send(node.connection, Committed(term=turn.record.term, step=self._told))
+
+    def failed(self, failed_at: float) -> None:
+        """A recovery begins; one that is still under way goes on counting from its first failure."""
+        if self.recovery is None or self.recovery.regrouped:
+            self.recovery = Recovery(failed=failed_at, detected=self._turn.now, action="shrink")
+
+    def joined(self, step: int, plan: EpochPlan) -> None:
+        """A join takes effect after `step`; what it costs counts from the commit before."""
+        since = self.committed_at or self._turn.now
+        self.recovery = Recovery(
+            failed=since, detected=since, action="grow", source="replica", after_step=step, swap=True
+        )
+        self.recovery.experts_moved = plan.experts.moves if plan.experts else 0
+
+    def decided(self, plan: EpochPlan, before: EpochPlan | None, decision: Decision) -> None:
+        """The recovery under way leads to this plan."""
+        recovery = self.recovery
+        if recovery is None:
+            return
+        recovery.after_step = decision.applied - (decision.kind is DecisionKind.FORWARD)
+        recovery.experts_moved = plan.experts.moves if plan.experts else 0
+        workers = before.workers if before else ()
+        if decision.kind is DecisionKind.ROLLBACK:
+            recovery.action, recovery.source = "rollback", "checkpoint"
+            return
+        recovery.source = "replica" if plan.sources else "none"
+        if len(plan.members) > len(workers):
+            recovery.action = "grow"
+        elif set(plan.workers) == set(workers):
+            recovery.action = "retry"
+        else:
+            recovery.action = "shrink"
+
+    def _announce(self, done: CommittedStep) -> None:
+        commit = done.commit
+        self.samples += commit.samples
+        self.loss = commit.loss_sum / commit.samples if commit.samples else float("nan")
+        # Nobody knows any more when a step passed whose witnesses are all dead; clocks of other machines may lag.
+        time = max(done.time or self._turn.now, self.committed_at)
+        seconds = time - self.committed_at if self.committed_at else 0.0
+        self.committed_at = time
+        if self.recovery is not None:
+            self.recovery.swapped_at(done.step, time)
+        self._turn.emit_at(
+            time,
+            StepCommitted,
+            step=done.step,
+            loss=self.loss,
+            samples=commit.samples,
+            world=done.world,
+            seconds=seconds,
+        )
+
+    def _recovered(self, done: CommittedStep) -> None:
+        recovery = self.recovery
+        if recovery is None or not recovery.regrouped or done.step <= recovery.after_step:
+            return
+        self._turn.emit(Recovered, **recovery.costs(self.committed_at))
+        self.recovery = None

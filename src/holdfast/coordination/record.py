@@ -1,0 +1,43 @@
+"""What the coordinator keeps in the store: small, complete, replaced as a whole by compare-and-swap."""
+
+from __future__ import annotations
+
+from holdfast.coordination.events import AnyEvent
+from holdfast.coordination.messages import Decision, EpochPlan, ExpertShape, Struct
+
+#: Raised with every change that an older coordinator could not read.
+SCHEMA = 1
+
+
+class KnownCheckpoint(Struct, frozen=True, kw_only=True):
+    """A checkpoint on the decided lineage, under its final name in the checkpoint directory."""
+
+    step: int
+    name: str
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """The coordinator's durable state.
+
+    `epoch` is the highest number ever given, a pending plan's included. `lineage` is the epoch of the last START or
+    ROLLBACK: what was applied in earlier ones does not count. The digests are those of the first worker. `outbox`
+    holds the events of the transition that wrote this record: what of it the journal lacks after a crash is appended
+    at the restart.
+    """
+
+    schema: int
+    job: str
+    term: int
+    epoch: int = 0
+    plan: EpochPlan | None = None
+    decision: Decision | None = None
+    pending: EpochPlan | None = None
+    lineage: int = 0
+    script_digest: str = ""
+    config_digest: str = ""
+    global_batch: int = 0
+    micro_batches: int = 0
+    experts: ExpertShape | None = None
+    checkpoints: tuple[KnownCheckpoint, ...] = ()
+    outbox: tuple[AnyEvent, ...] = ()
+    outcome: str = ""  # "", done, failed

@@ -1,0 +1,48 @@
+"""What a recovery costs, from the failure to the first step committed after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Recovery:
+    """Times of one recovery (or join) under way; seconds on the coordinator's clock.
+
+    It ends with the first committed step after `after_step`. `swap`: a join at a step boundary, without a failure.
+    """
+
+    failed: float
+    detected: float
+    action: str
+    source: str = "none"
+    after_step: int = 0
+    swap: bool = False
+    regrouped: float = 0.0
+    bytes_moved: int = 0
+    transfer_s: float = 0.0
+    experts_moved: int = 0
+
+    def swapped_at(self, step: int, time: float) -> None:
+        """A step is committed; a join costs from the one on whose boundary it took effect."""
+        if self.swap and step == self.after_step:
+            self.failed = self.detected = time
+
+    def moved(self, received_bytes: int, transfer_s: float) -> None:
+        """One member has received its state."""
+        self.bytes_moved += received_bytes
+        self.transfer_s = max(self.transfer_s, transfer_s)
+
+    def costs(self, committed: float) -> dict[str, float | int | str]:
+        """Return the fields of the `recovered` event for a first commit at this time."""
+        return {
+            "action": self.action,
+            "state_source": self.source,
+            "bytes_moved": self.bytes_moved,
+            "experts_moved": self.experts_moved,
+            "detect_s": max(0.0, self.detected - self.failed),
+            "regroup_s": max(0.0, self.regrouped - self.detected),
+            "transfer_s": self.transfer_s,
+            "redo_s": max(0.0, committed - self.regrouped),
+            "down_s": max(0.0, committed - self.failed),
+        }

@@ -1,0 +1,82 @@
+"""What one call of the coordinator's machine brings about, gathered in the order in which it must happen."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.coordination.events import AnyEvent, Event
+from holdfast.coordination.inputs import Close, Emit, EndJob, Instruction, Persist, Send
+from holdfast.coordination.membership import Membership
+from holdfast.coordination.messages import CoordinatorMessage, Order, ToWorker
+from holdfast.coordination.record import Record
+
+E = TypeVar("E", bound=Event)
+
+
+class Turn:
+    """The record, the members and the time, and what the call under way changes, announces and sends.
+
+    `flush` puts one Persist before all events and messages: a crash at any write leaves either the state before the
+    call or the state after it, never a promise without its record.
+    """
+
+    def __init__(self, record: Record, seq: int) -> None:
+        self.record = record
+        self.members = Membership()
+        self.now = 0.0
+        self.seq = seq
+        self._changed = False
+        self._events: list[AnyEvent] = []
+        self._sends: list[Instruction] = []
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in force, 0 where there is none."""
+        return self.record.plan.epoch if self.record.plan else 0
+
+    def change(self, **changes: Any) -> None:
+        """Replace fields of the record."""
+        self._changed = True
+        self.record = msgspec.structs.replace(self.record, **changes)
+
+    def emit(self, event_type: type[E], /, **fields: Any) -> None:
+        """Announce an event, stamped with time, job, term, epoch and its place in the journal."""
+        self.emit_at(self.now, event_type, **fields)
+
+    def emit_at(self, time: float, event_type: type[E], /, **fields: Any) -> None:
+        """Announce an event that happened at another time than now."""
+        self.seq += 1
+        record = self.record
+        event = event_type(time=time, job=record.job, term=record.term, epoch=self.epoch, seq=self.seq, **fields)
+        self._events.append(event)  # type: ignore[arg-type]
+
+    def send(self, connection: int, message: CoordinatorMessage) -> None:
+        """Send to the agent behind a connection."""
+        self._sends.append(Send(connection, message))
+
+    def order(self, worker: str, order: Order) -> None:
+        """Send to a worker; to one that is gone nothing is said."""
+        connection = self.members.connection_of(worker)
+        if connection is not None and self.members.worker(worker) is not None:
+            self.send(connection, ToWorker(worker=worker, order=order))
+
+    def close(self, connection: int) -> None:
+        """Close a connection."""
+        self._sends.append(Close(connection))
+
+    def end(self, job: EndJob) -> None:
+        """End the job."""
+        self._sends.append(job)
+
+    def flush(self) -> list[Instruction]:
+        """Return everything gathered, in order, and start anew."""
+        out: list[Instruction] = []
+        if self._changed:
+            self.record = msgspec.structs.replace(self.record, outbox=tuple(self._events))
+            out.append(Persist(self.record))
+        out += [Emit(event) for event in self._events]
+        out += self._sends
+        self._changed, self._events, self._sends = False, [], []
+        return out

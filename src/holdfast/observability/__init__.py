@@ -1,0 +1,1 @@
+"""What happened: the event journal, metrics, the goodput ledger."""

@@ -1,0 +1,78 @@
+"""Numbers for Prometheus, made from the same events that the journal holds."""
+
+from __future__ import annotations
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+#: What a scrape's answer says about its format.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class Metrics:
+    """The metrics of one coordinator, in a registry of their own. Counters start at zero with the process."""
+
+    def __init__(self, job: str) -> None:
+        self.registry = CollectorRegistry()
+        self._job = job
+        self._step = self._gauge("step", "Newest step that every member has applied")
+        self._loss = self._gauge("loss", "Loss of the newest committed step")
+        self._world = self._gauge("world_size", "Workers in the newest epoch")
+        self._nodes = self._gauge("member_nodes", "Nodes in the newest epoch")
+        self._term = self._gauge("term", "Number of this coordinator")
+        self._epoch = self._gauge("epoch", "Number of the newest epoch")
+        self._connections = self._gauge("agent_connections", "Agents connected now")
+        self._steps = self._counter("steps_committed", "Steps committed")
+        self._samples = self._counter("samples_committed", "Samples of committed steps")
+        self._refused = self._counter("messages_refused", "Messages refused: malformed, oversized, out of turn")
+        self._failures = self._counter("failures", "Failures detected", "kind")
+        self._recoveries = self._counter("recoveries", "Recoveries", "action")
+        self._checkpoints = self._counter("checkpoints_saved", "Checkpoints accepted")
+        self._step_seconds = self._histogram("step_seconds", "Time from one committed step to the next")
+        self._down_seconds = self._histogram("recovery_down_seconds", "From a failure to the next committed step")
+
+    def observe(self, event: msgspec.Struct) -> None:
+        """Take in one event of the journal."""
+        values = msgspec.structs.asdict(event)
+        kind = event.__struct_config__.tag
+        self._term.labels(self._job).set(values["term"])
+        self._epoch.labels(self._job).set(values["epoch"])
+        if kind == "step_committed":
+            self._step.labels(self._job).set(values["step"])
+            self._loss.labels(self._job).set(values["loss"])
+            self._steps.labels(self._job).inc()
+            self._samples.labels(self._job).inc(values["samples"])
+            self._step_seconds.labels(self._job).observe(values["seconds"])
+        elif kind == "epoch_started":
+            self._world.labels(self._job).set(values["world"])
+            self._nodes.labels(self._job).set(len(values["members"]))
+        elif kind == "failure_detected":
+            self._failures.labels(self._job, values["kind"]).inc()
+        elif kind == "recovered":
+            self._recoveries.labels(self._job, values["action"]).inc()
+            self._down_seconds.labels(self._job).observe(values["down_s"])
+        elif kind == "checkpoint_saved":
+            self._checkpoints.labels(self._job).inc()
+
+    def connected(self, agents: int) -> None:
+        """Say how many agents are connected."""
+        self._connections.labels(self._job).set(agents)
+
+    def refused(self) -> None:
+        """Count a message that was refused."""
+        self._refused.labels(self._job).inc()
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"holdfast_{name}", text, ("job",), registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"holdfast_{name}", text, ("job", *labels), registry=self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"holdfast_{name}", text, ("job",), registry=self.registry, buckets=_SECONDS)

@@ -1,0 +1,121 @@
+"""How many replicas each expert gets: Lazarus, Eq. (1), in exact integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from holdfast.errors import BadInputError
+from holdfast.planning.arrays import IntArray
+from holdfast.planning.loads import as_token_counts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultThreshold:
+    """On how many distinct nodes each expert should live (`asked`) and does (`given`)."""
+
+    asked: int
+    given: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortage:
+    """No plan exists; `remedy` says what to change."""
+
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.remedy}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allocation:
+    """Replicas per layer and expert."""
+
+    #: `[L, E]`, each row summing to the cluster's slots, each entry at least `fault_threshold.given`.
+    replicas: IntArray
+    fault_threshold: FaultThreshold
+    #: Layers without any load, planned as if all experts had the same.
+    uniform_layers: tuple[int, ...]
+
+
+def as_slots(slots: int | Sequence[int] | IntArray, nodes: int | None = None) -> IntArray:
+    """Return slots per node `[N]`: one number for all *nodes*, or one number each.
+
+    Raises `BadInputError` where the numbers are below 1 or do not fit *nodes*.
+    """
+    array = np.atleast_1d(np.asarray(slots, dtype=np.int64))
+    if nodes is not None and nodes < 1:
+        raise BadInputError(f"nodes is {nodes}: give at least 1")
+    if nodes is not None and array.size == 1:
+        array = np.repeat(array, nodes)
+    if array.ndim != 1 or array.size == 0 or (nodes is not None and array.size != nodes):
+        raise BadInputError(f"slots give {array.size} numbers for {nodes} nodes: give one number, or one per node")
+    if (array < 1).any():
+        raise BadInputError(f"slots contain {int(array.min())}: every node needs at least 1 slot")
+    return array
+
+
+def allocate(loads: ArrayLike, slots: IntArray, *, fault_threshold: int) -> Allocation | Shortage:
+    """Share all slots among the experts by their loads (Lazarus, 4.1, Eq. 1).
+
+    *loads* `[L, E]` tokens; *slots* `[N]` per node. Each expert gets at least *fault_threshold* replicas; where that
+    many distinct nodes cannot hold every expert, the threshold is lowered as little as possible, and reported.
+    The hottest expert takes what the rounding leaves. Ties go by expert number.
+
+    Raises `BadInputError` for bad loads or a threshold below 1; returns a `Shortage` for more experts than slots.
+    """
+    if fault_threshold < 1:
+        raise BadInputError(f"fault threshold is {fault_threshold}: give at least 1 (each expert needs one live copy)")
+    tokens = as_token_counts(loads)
+    experts, total = tokens.shape[1], int(slots.sum())
+    if experts > total:
+        return _shortage(experts, slots)
+    empty = tokens.sum(axis=1) == 0
+    tokens[empty] = 1
+    given = min(fault_threshold, _largest_threshold(experts, slots))
+    return Allocation(
+        replicas=_equation_1(tokens, total, given),
+        fault_threshold=FaultThreshold(asked=fault_threshold, given=given),
+        uniform_layers=tuple(int(layer) for layer in np.flatnonzero(empty)),
+    )
+
+
+def _largest_threshold(experts: int, slots: IntArray) -> int:
+    """Return the largest f for which every expert fits on f distinct nodes.
+
+    A node holds at most min(slots, E) distinct experts, and by max-flow min-cut their sum over the nodes, shared by all
+    experts, is the only bound beside N (ERRATA, Lazarus 4).
+    """
+    return min(slots.size, int(np.minimum(slots, experts).sum()) // experts)
+
+
+def _equation_1(tokens: IntArray, total: int, minimum: int) -> IntArray:
+    """Eq. (1) for all layers at once; `E * minimum <= total` keeps every entry >= minimum and the counts monotone."""
+    order = np.argsort(tokens, axis=1, kind="stable")
+    ascending = np.ascontiguousarray(np.take_along_axis(tokens, order, axis=1).T)
+    # tails[e] = load of expert e and all hotter ones; never 0, since the hottest has load.
+    tails = np.cumsum(ascending[::-1], axis=0)[::-1]
+    left = np.full(tokens.shape[0], total, dtype=np.int64)
+    share = np.empty_like(ascending)
+    for expert in range(ascending.shape[0]):
+        replicas = np.maximum(ascending[expert] * left // tails[expert], minimum)
+        share[expert] = replicas
+        left -= replicas
+    replicas = np.empty_like(tokens)
+    np.put_along_axis(replicas, order, share.T, axis=1)
+    return replicas
+
+
+def _shortage(experts: int, slots: IntArray) -> Shortage:
+    nodes, total = slots.size, int(slots.sum())
+    mean = max(total // nodes, 1)
+    have = "1 node has" if nodes == 1 else f"{nodes} nodes have"
+    return Shortage(
+        reason=f"{experts} experts need {experts} slots, but {have} {total}",
+        remedy=f"raise slots to {-(-experts // nodes)} a node, or nodes to {-(-experts // mean)}",
+    )

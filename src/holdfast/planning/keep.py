@@ -1,0 +1,91 @@
+"""Filling slots so that few experts move: what nodes hold already stays, where replicas and slots allow."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+from holdfast.planning.fill import deal
+from holdfast.planning.solvers import best_assignment
+
+#: Gain of giving an expert a row that it has too few replicas for.
+_IMPOSSIBLE = -1e6
+#: Layers x experts x rows up to which the optimal assignments stay under 50 ms on one core.
+_OPTIMAL_UP_TO = 1_000_000
+
+
+def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: IntArray) -> IntArray:
+    """Return which row of the *pattern* `[E, N]` each expert takes, `[L, E]`, so that few experts move.
+
+    An expert takes a row only if it has replicas `[L, E]` for all its hosts; by rank every expert can. Experts that all
+    hosts of some row hold already settle there first where one optimal assignment of all would take too long; the
+    others are assigned so that the fewest move.
+    """
+    kinds, kind_of = np.unique(pattern, axis=0, return_inverse=True)
+    kind_of = kind_of.reshape(-1)
+    needed = kinds.sum(axis=1)
+    # [L, E, kinds of rows]: how many hosts of such a row hold the expert.
+    kept: FloatArray = ((held > 0).astype(np.float32) @ kinds.T.astype(np.float32)).astype(np.float64)
+    kept[replicas[:, :, None] < needed] = _IMPOSSIBLE
+    if replicas.size * replicas.shape[1] <= _OPTIMAL_UP_TO:
+        return np.stack([best_assignment(gain[:, kind_of]) for gain in kept])
+    settled = _settle(kept == needed, kind_of)
+    rows = np.empty_like(replicas)
+    for layer, gain in enumerate(kept):
+        assigned = _assign_others(gain, kind_of, settled[layer])
+        fits = gain[indices(assigned.size), kind_of[assigned]] > _IMPOSSIBLE
+        rows[layer] = assigned if fits.all() else best_assignment(gain[:, kind_of])
+    return rows
+
+
+def _settle(content: BoolArray, kind_of: IntArray) -> IntArray:
+    """Return a row `[L, E]` for each expert that is *content* `[L, E, kinds]` with its kind of row, else -1."""
+    settled = np.full(content.shape[:2], -1, dtype=np.int64)
+    for kind in range(content.shape[2]):
+        rows = np.flatnonzero(kind_of == kind)
+        waiting = content[:, :, kind] & (settled < 0)
+        place = np.cumsum(waiting, axis=1) - 1
+        taken = waiting & (place < rows.size)
+        settled[taken] = rows[place[taken]]
+    return settled
+
+
+def _assign_others(kept: FloatArray, kind_of: IntArray, settled: IntArray) -> IntArray:
+    """Give the experts without a row the rows that are left."""
+    is_open = np.ones(settled.size, dtype=np.bool_)
+    is_open[settled[settled >= 0]] = False
+    open_rows, experts = np.flatnonzero(is_open), np.flatnonzero(settled < 0)
+    rows = settled.copy()
+    if experts.size:
+        rows[experts] = open_rows[best_assignment(kept[np.ix_(experts, kind_of[open_rows])])]
+    return rows
+
+
+def deal_keeping(counts: IntArray, replicas: IntArray, slots: IntArray, held: IntArray) -> IntArray:
+    """Return *counts* `[L, E, N]` completed to *replicas* `[L, E]` and *slots* `[N]`, moving few experts.
+
+    First copies that nodes hold, then doubles on nodes that host the expert anyway (which cost no move), then the rest.
+    Experts with the most replicas in hand choose first.
+    """
+    order = np.argsort(counts.sum(axis=2) - replicas, axis=1, kind="stable")
+    # One contiguous table [L, E] per node, experts in order.
+    by_node = np.ascontiguousarray(np.take_along_axis(counts, order[:, :, None], axis=1).transpose(2, 0, 1))
+    had = np.ascontiguousarray(np.take_along_axis(held > 0, order[:, :, None], axis=1).transpose(2, 0, 1))
+    in_hand = np.take_along_axis(replicas, order, axis=1) - by_node.sum(axis=0)
+    free = slots[:, None] - by_node.sum(axis=2)
+    for doubles in (False, True):
+        for node, here in enumerate(by_node):
+            wanted = np.where(here > 0, in_hand, 0) if doubles else (had[node] & (here == 0) & (in_hand > 0))
+            put = _first(wanted.astype(np.int64), free[node])
+            here += put
+            in_hand -= put
+            free[node] -= put.sum(axis=1)
+    kept = np.empty_like(counts)
+    np.put_along_axis(kept, order[:, :, None], by_node.transpose(1, 2, 0), axis=1)
+    return deal(kept, replicas, slots)
+
+
+def _first(wanted: IntArray, free: IntArray) -> IntArray:
+    """Return the first *free* `[L]` units of *wanted* `[L, E]`."""
+    before = np.cumsum(wanted, axis=1) - wanted
+    return np.minimum(np.maximum(free[:, None] - before, 0), wanted)

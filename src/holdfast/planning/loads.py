@@ -1,0 +1,48 @@
+"""Loads as they come (counts, weighted sums, lists), turned into exact integers."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from holdfast.errors import BadInputError
+from holdfast.planning.arrays import FloatArray, IntArray
+
+#: A layer's loads are scaled to this sum at most, so that load x slots stays exact in 64 bits for 2**22 slots.
+_LARGEST_SUM = 1 << 40
+
+
+def as_token_counts(loads: ArrayLike) -> IntArray:
+    """Return the loads as integers `[L, E]`, checked.
+
+    *loads* is tokens per layer and expert, `[L, E]` (or `[E]` for one layer), integers or floats. Whole numbers are
+    kept as they are; other ones (weighted sums) are scaled per layer and rounded, which keeps equal loads equal
+    and the order of the others.
+
+    Raises `BadInputError` for loads that are negative, not finite, or not of that shape.
+    """
+    try:
+        array = np.asarray(loads, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"loads are not a table of numbers with one row per layer ({error})") from None
+    if array.ndim == 1:
+        array = array[None, :]
+    if array.ndim != 2 or array.size == 0:
+        raise BadInputError(f"loads have shape {array.shape}: give one row per layer and one column per expert")
+    _check_values(array)
+    sums = array.sum(axis=1, keepdims=True)
+    whole = bool((array == np.floor(array)).all()) and float(sums.max()) <= _LARGEST_SUM
+    if not whole:
+        array = np.rint(array / np.where(sums > 0, sums, 1.0) * _LARGEST_SUM)
+    return array.astype(np.int64)
+
+
+def _check_values(array: FloatArray) -> None:
+    """Raise for the first load that is not a finite number >= 0, naming its place."""
+    for wrong, what in ((~np.isfinite(array), "not a finite number"), (array < 0, "negative")):
+        if wrong.any():
+            layer, expert = (int(index) for index in np.argwhere(wrong)[0])
+            value = float(array[layer, expert])
+            raise BadInputError(
+                f"load of layer {layer}, expert {expert} is {value:g}: {what}; loads are token counts >= 0"
+            )

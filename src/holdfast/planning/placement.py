@@ -1,0 +1,70 @@
+"""What every placement strategy takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacementProblem:
+    """Where to put which number of replicas.
+
+    Every row of `replicas` sums to `slots.sum()`, and `fault_threshold` fits (both as `allocate` gives them).
+    """
+
+    #: `[L, E]` replicas per layer and expert.
+    replicas: IntArray
+    #: `[N]` slots per node, for one layer.
+    slots: IntArray
+    #: Each expert lives on at least this many distinct nodes.
+    fault_threshold: int
+    #: `[N]` the rack of each node as 0, 1, ...; None where racks do not matter.
+    racks: IntArray | None = None
+    #: `[L, E, N]` what the nodes hold now (0 for joiners); None for a first placement.
+    previous: IntArray | None = None
+    #: `[N + 1]` how much each number of lost nodes matters; None for the strategy's own.
+    failure_weights: FloatArray | None = None
+
+    @property
+    def nodes(self) -> int:
+        return self.slots.size
+
+
+class Strategy(Protocol):
+    """One way to place replicas; pure, deterministic."""
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        ...
+
+    def place(self, problem: PlacementProblem) -> IntArray:
+        """Return replicas `[L, E, N]`: summed over N the problem's replicas, summed over E its slots."""
+        ...
+
+
+def hosts_of(counts: IntArray) -> BoolArray:
+    """Return who hosts what, `[..., E, N]` booleans, from replicas `[..., E, N]`."""
+    return counts > 0
+
+
+def fewest_hosts(counts: IntArray) -> int:
+    """Return the smallest number of distinct nodes any expert of any layer lives on."""
+    return int(hosts_of(counts).sum(axis=-1).min())
+
+
+def node_lists(counts: IntArray) -> list[list[int]]:
+    """Return one layer's placement `[E, N]` as each node's experts, one entry per slot, ascending."""
+    experts = indices(counts.shape[0])
+    return [[int(expert) for expert in np.repeat(experts, column)] for column in counts.T]
+
+
+def from_node_lists(lists: Sequence[Sequence[int]], experts: int) -> IntArray:
+    """Return replicas `[E, N]` from each node's experts (the inverse of `node_lists`)."""
+    return np.stack([np.bincount(np.asarray(held, dtype=np.int64), minlength=experts) for held in lists], axis=1)

@@ -1,0 +1,119 @@
+"""Whether a new placement is worth its migration: predicted gain over the next interval against cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.errors import BadInputError
+from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.planning.migration import Migration
+from holdfast.planning.placement import fewest_hosts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadAverage:
+    """Tokens per step, layer and expert, exponentially weighted towards the recent steps."""
+
+    #: `[L, E]` weighted sum of tokens.
+    tokens: FloatArray
+    #: Weighted number of steps in the sum.
+    steps: float
+
+    @classmethod
+    def empty(cls, layers: int, experts: int) -> LoadAverage:
+        """Return an average of nothing."""
+        return cls(tokens=np.zeros((layers, experts)), steps=0.0)
+
+    def add(self, tokens: IntArray | FloatArray, *, steps: int, half_life: float) -> LoadAverage:
+        """Return the average with *tokens* `[L, E]` of *steps* more steps; steps *half_life* ago count half.
+
+        Raises `BadInputError` for another shape, or fewer than one step.
+        """
+        if tokens.shape != self.tokens.shape:
+            raise BadInputError(f"loads have shape {tokens.shape}: this job's are {self.tokens.shape}")
+        if steps < 1 or not half_life > 0:
+            raise BadInputError(f"loads of {steps} steps with half-life {half_life:g}: both must be above 0")
+        decay = 0.5 ** (steps / half_life)
+        return LoadAverage(tokens=self.tokens * decay + tokens, steps=self.steps * decay + steps)
+
+    def per_step(self) -> FloatArray:
+        """Return tokens per step `[L, E]`; zeros before anything was added."""
+        return self.tokens / self.steps if self.steps else self.tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostModel:
+    """What steps and migrations cost on this cluster; measured by the runtime."""
+
+    #: Seconds a node (or rank) computes for one token of one expert, forward and backward.
+    token_s: float
+    #: Bytes of one expert of one layer: parameters with optimizer state.
+    expert_bytes: int
+    #: Bytes per second that a node sends, and that it receives at the same time.
+    bandwidth: float
+    #: Seconds the job stands still to switch, whatever moves.
+    pause_s: float
+    #: Share of the transfers hidden behind training, 0 to 1.
+    overlap: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RebalanceDecision:
+    """Adopt the new placement or keep the current one, and why."""
+
+    adopt: bool
+    #: Seconds saved over the interval, and seconds the migration costs.
+    gain_s: float
+    cost_s: float
+    reason: str
+
+
+def busiest_tokens(counts: IntArray, loads: FloatArray) -> FloatArray:
+    """Return tokens of the busiest node per layer `[L]`, from replicas *counts* `[L, E, N]` and *loads* `[L, E]`.
+
+    The dispatcher evens each expert's tokens out over its replicas; a layer takes as long as its busiest node. An
+    expert without any replica has infinite load wherever it has tokens.
+    """
+    replicas = counts.sum(axis=2)
+    share = np.divide(loads, replicas, out=np.where(loads > 0, np.inf, 0.0), where=replicas > 0)
+    homeless = np.isinf(share).any(axis=1)
+    busiest = np.einsum("le,len->ln", np.where(np.isinf(share), 0.0, share), counts).max(axis=1)
+    return np.where(homeless, np.inf, busiest)
+
+
+def migration_seconds(migration: Migration, model: CostModel) -> float:
+    """Return how long the migration holds training up: the busiest link's transfers not hidden, plus the pause."""
+    if not migration.expert_moves:
+        return 0.0
+    nodes = migration.counts.shape[2]
+    sent = np.bincount(migration.transfers.source, minlength=nodes)
+    received = np.bincount(migration.transfers.destination, minlength=nodes)
+    busiest = int(np.maximum(sent, received).max())
+    return model.pause_s + (1.0 - model.overlap) * busiest * model.expert_bytes / model.bandwidth
+
+
+def decide_rebalance(
+    loads: FloatArray, current: IntArray, migration: Migration, *, threshold: int, steps: int, model: CostModel
+) -> RebalanceDecision:
+    """Decide on a new placement for the next *steps* steps.
+
+    *loads* `[L, E]` tokens per step expected; *current* `[L, E, N]` replicas now; *migration* leads to the new ones;
+    *threshold* the distinct nodes each expert should have. A placement that has lost its guarantee is replaced at
+    any price; one that needs an expert nobody holds is refused.
+    """
+    saved = model.token_s * (busiest_tokens(current, loads) - busiest_tokens(migration.counts, loads)).sum()
+    gain, cost = float(saved) * steps, migration_seconds(migration, model)
+    if migration.lost:
+        layer, expert = migration.lost[0]
+        return _decided(False, gain, cost, f"expert {expert} of layer {layer} has no live copy to move")
+    now, then = fewest_hosts(current), fewest_hosts(migration.counts)
+    if now < threshold and then > now:
+        return _decided(True, gain, cost, f"the rarest expert has {now} nodes instead of {threshold}; it gets {then}")
+    figures = f"{gain:.3g} s saved over {steps} steps, {cost:.3g} s to move {migration.expert_moves} experts"
+    return _decided(gain > cost, gain, cost, figures)
+
+
+def _decided(adopt: bool, gain: float, cost: float, reason: str) -> RebalanceDecision:
+    return RebalanceDecision(adopt=adopt, gain_s=gain, cost_s=cost, reason=reason)

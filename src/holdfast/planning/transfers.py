@@ -1,0 +1,150 @@
+"""Who sends which expert to whom, even over the owners (Lazarus, 4.3)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, IntArray, indices
+
+#: Up to this many transfers senders are chosen one by one and then evened out to the optimum; above, in chunks.
+_EXACT_UP_TO_TRANSFERS = 2048
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transfers:
+    """One copy of one expert per entry, `[M]` each; the experts with the fewest live copies come first."""
+
+    layer: IntArray
+    expert: IntArray
+    source: IntArray
+    destination: IntArray
+
+    def __len__(self) -> int:
+        return int(self.layer.size)
+
+    def as_tuples(self) -> list[tuple[int, int, int, int]]:
+        """Return (layer, expert, source, destination) per transfer."""
+        columns = (self.layer, self.expert, self.source, self.destination)
+        return [
+            (int(layer), int(expert), int(source), int(to)) for layer, expert, source, to in zip(*columns, strict=True)
+        ]
+
+
+def plan_transfers(
+    held: IntArray, wanted: IntArray, *, node_of: IntArray | None = None
+) -> tuple[Transfers, tuple[tuple[int, int], ...]]:
+    """Return the transfers from *held* to *wanted* (both `[L, E, N]`), and the (layer, expert) pairs nobody holds.
+
+    The busiest sender sends as little as possible (exactly so for up to 2048 transfers). With *node_of* `[N]` the
+    columns are workers and a worker is served from its own node wherever that has a copy.
+    """
+    have = held > 0
+    missing = (wanted > 0) & ~have
+    live = have.sum(axis=2)
+    lost_mask = missing.any(axis=2) & (live == 0)
+    lost = tuple((int(layer), int(expert)) for layer, expert in np.argwhere(lost_mask))
+    layer, expert, destination = np.nonzero(missing & ~lost_mask[:, :, None])
+    nth = _nth_request(layer, expert)
+    # Endangered experts first, and of each expert the first missing copy before its second one.
+    order = np.lexsort((nth, live[layer, expert] + nth))
+    layer, expert, destination = layer[order], expert[order], destination[order]
+    owners = have[layer, expert]
+    if node_of is not None:
+        near = owners & (node_of[None, :] == node_of[destination, None])
+        owners = np.where(near.any(axis=1, keepdims=True), near, owners)
+    source = choose_senders(owners)
+    return Transfers(layer=layer, expert=expert, source=source, destination=destination), lost
+
+
+def _nth_request(layer: IntArray, expert: IntArray) -> IntArray:
+    """Number the requests for the same expert 0, 1, ...; requests of one expert are neighbours."""
+    if not layer.size:
+        return layer
+    starts = np.r_[True, (layer[1:] != layer[:-1]) | (expert[1:] != expert[:-1])]
+    index = indices(layer.size)
+    return index - np.maximum.accumulate(np.where(starts, index, 0))
+
+
+def choose_senders(owners: BoolArray) -> IntArray:
+    """Return for each transfer one of its owners, *owners* `[M, N]`, such that the busiest sends little.
+
+    Each takes the least busy owner so far. Few transfers are then shifted along chains of owners, until no chain
+    relieves the busiest: then it sends as little as possible (as in an optimal semi-matching).
+    """
+    transfers, nodes = owners.shape
+    sent = np.zeros(nodes, dtype=np.int64)
+    source = np.empty(transfers, dtype=np.int64)
+    exact = transfers <= _EXACT_UP_TO_TRANSFERS
+    if exact:
+        _choose_one_by_one(owners, source, sent)
+        _relieve_busiest(owners, source, sent)
+        return source
+    step = max(nodes // 2, transfers // 256)
+    rotation = indices(nodes)
+    for start in range(0, transfers, step):
+        chunk = owners[start : start + step]
+        # Ties inside a chunk go to a different owner for each transfer.
+        tie = (rotation[None, :] - (start + indices(chunk.shape[0]))[:, None]) % nodes
+        rank = np.where(chunk, sent[None, :] * nodes + tie, np.iinfo(np.int64).max)
+        chosen = rank.argmin(axis=1)
+        source[start : start + step] = chosen
+        sent += np.bincount(chosen, minlength=nodes)
+    return source
+
+
+def _choose_one_by_one(owners: BoolArray, source: IntArray, sent: IntArray) -> None:
+    """Let each transfer take its least busy owner, in place."""
+    transfer_of, owner_of = np.nonzero(owners)
+    choices: list[list[int]] = [[] for _ in source]
+    for transfer, owner in zip(transfer_of.tolist(), owner_of.tolist(), strict=True):
+        choices[transfer].append(owner)
+    load = sent.tolist()
+    for transfer, mine in enumerate(choices):
+        chosen = min(mine, key=load.__getitem__)
+        source[transfer] = chosen
+        load[chosen] += 1
+    sent[:] = load
+
+
+def _relieve_busiest(owners: BoolArray, source: IntArray, sent: IntArray) -> None:
+    """Shift transfers along chains from the busiest sender to idler ones, in place, until it cannot be helped."""
+    while source.size:
+        chain = _find_chain(owners, source, sent, int(sent.argmax()))
+        if chain is None:
+            return
+        for transfer, receiver in chain:
+            sent[source[transfer]] -= 1
+            source[transfer] = receiver
+            sent[receiver] += 1
+
+
+def _find_chain(owners: BoolArray, source: IntArray, sent: IntArray, start: int) -> list[tuple[int, int]] | None:
+    """Breadth-first search for (transfer, new source) steps from *start* to a sender with two transfers fewer."""
+    came_from: dict[int, tuple[int, int]] = {}
+    queue = deque([start])
+    while queue:
+        sender = queue.popleft()
+        if sent[sender] <= sent[start] - 2:
+            return _walk_back(came_from, source, sender, start)
+        mine = np.flatnonzero(source == sender)
+        reachable = owners[mine]
+        for receiver in np.flatnonzero(reachable.any(axis=0)):
+            node = int(receiver)
+            if node != start and node not in came_from:
+                came_from[node] = (int(mine[int(reachable[:, node].argmax())]), sender)
+                queue.append(node)
+    return None
+
+
+def _walk_back(came_from: dict[int, tuple[int, int]], source: IntArray, end: int, start: int) -> list[tuple[int, int]]:
+    """Return the chain's steps in the order to apply them: nearest to the start first."""
+    steps: list[tuple[int, int]] = []
+    node = end
+    while node != start:
+        transfer, sender = came_from[node]
+        steps.append((transfer, node))
+        node = sender
+    return steps[::-1]

@@ -1,0 +1,57 @@
+"""Array types, typed doors to SciPy's untyped special functions, and checks of arguments."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import scipy.special  # pyright: ignore[reportMissingTypeStubs]
+from numpy.typing import NDArray
+
+from holdfast.errors import BadInputError
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+#: A number, or an array that broadcasts with the other arguments.
+Floats: TypeAlias = float | FloatArray
+
+_special: Any = scipy.special
+
+
+def as_floats(values: Floats | IntArray) -> FloatArray:
+    """Return `values` as float64, any shape."""
+    return np.asarray(values, dtype=np.float64)
+
+
+def regularized_beta(a: FloatArray, b: FloatArray, x: FloatArray) -> FloatArray:
+    """Return the regularised incomplete beta function I_x(a, b)."""
+    return cast(FloatArray, _special.betainc(a, b, x))
+
+
+def lambert_w(z: FloatArray) -> FloatArray:
+    """Return the principal real branch of Lambert's W for z >= -1/e."""
+    return np.real(_special.lambertw(z)).astype(np.float64)
+
+
+def require_positive(key: str, value: Floats) -> None:
+    """Raise `BadInputError` naming `key` unless every element is finite or infinite and above 0."""
+    _require(key, value, as_floats(value) > 0, "must be greater than 0")
+
+
+def require_not_negative(key: str, value: Floats) -> None:
+    """Raise `BadInputError` naming `key` unless every element is 0 or more."""
+    _require(key, value, as_floats(value) >= 0, "must be 0 or more")
+
+
+def require_fraction(key: str, value: Floats) -> None:
+    """Raise `BadInputError` naming `key` unless every element lies in 0..1."""
+    values = as_floats(value)
+    _require(key, value, (values >= 0) & (values <= 1), "must lie between 0 and 1")
+
+
+def _require(key: str, value: Floats, holds: BoolArray, rule: str) -> None:
+    if not np.all(holds):
+        wrong = as_floats(value)[~np.asarray(holds)].flat[0]
+        raise BadInputError(f"{key} = {wrong:g}: {rule}")

@@ -1,0 +1,1 @@
+"""What runs inside a worker, and the only place that knows torch."""

@@ -1,0 +1,191 @@
+"""Collectives that never block: start, poll, and leave at once when the epoch is halted.
+
+A `Communicator` is the group of one epoch. Its operations are out of place and asynchronous; `wait` returns when one
+has completed, raises `HaltedError` as soon as the epoch is halted, and `PeerLostError` where the operation failed.
+After either, the communicator is of no use any more: `retire` it. Its operations, their buffers and the group itself
+then live on in the `Graveyard` until the operations have ended by themselves; never touch those buffers again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from holdfast.errors import HoldfastError
+
+#: Whether the epoch is halted. Called in every round of polling, so it must be cheap and take no lock.
+HaltCheck = Callable[[], bool]
+
+#: How often to look for a halt while an operation is under way; its end wakes the waiting thread at once.
+HALT_LOOK_S = 4e-3
+FIRST_SLEEP_S = 50e-6
+
+
+class HaltedError(HoldfastError):
+    """The epoch was halted while something was waited for."""
+
+
+class PeerLostError(HoldfastError):
+    """An operation of the group failed: a peer is gone, or the network is. The message has the transport's words."""
+
+
+class Operation(Protocol):
+    """What a transport hands out for one operation under way."""
+
+    def done(self) -> bool:
+        """Return whether it has ended, well or badly; never blocks."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Return once `done`, or after so many seconds."""
+        ...
+
+    def finish(self) -> None:
+        """Make the results usable once `done`; raise RuntimeError where it ended badly. Never blocks."""
+        ...
+
+
+class Pending:
+    """One operation under way, and the tensors that it reads and writes.
+
+    It alone refers to the transport's objects: what a traceback still holds must not keep a dead group's sockets open.
+    """
+
+    __slots__ = ("_operation", "tensors", "what")
+
+    def __init__(self, what: str, operation: Operation | None, tensors: tuple[torch.Tensor, ...] = ()) -> None:
+        """Make one; `operation` None: it has completed."""
+        self.what = what
+        self.tensors = tensors
+        self._operation = operation
+
+    def done(self) -> bool:
+        """Return whether it has ended, well or badly; never blocks."""
+        return self._operation is None or self._operation.done()
+
+    def sleep(self, seconds: float) -> None:
+        """Return once it has ended, or after so many seconds."""
+        if self._operation is not None:
+            self._operation.sleep(seconds)
+
+    def finish(self) -> str:
+        """Make the results of an operation that is `done` usable; return "", or the words of its failure."""
+        operation, self._operation = self._operation, None
+        self.tensors = ()
+        if operation is None:
+            return ""
+        try:
+            operation.finish()
+        except RuntimeError as error:
+            return str(error).split("\n", 1)[0][:512] or "failed"
+        return ""
+
+    def take(self) -> Pending:
+        """Return what is under way as a new object, for the graveyard; here it counts as failed from now on."""
+        taken = Pending(self.what, self._operation, self.tensors)
+        self._operation, self.tensors = _Retired(), ()
+        return taken
+
+
+class _Retired:
+    """Stands in for the operation of a retired group."""
+
+    def done(self) -> bool:
+        return True
+
+    def sleep(self, seconds: float) -> None:
+        """Return at once: it is done."""
+
+    def finish(self) -> None:
+        raise RuntimeError("its group is retired")
+
+
+def halt_check(halt: threading.Event | HaltCheck | None) -> HaltCheck:
+    """Return the check behind an event, a callable, or nothing (never halted)."""
+    if halt is None:
+        return lambda: False
+    return halt.is_set if isinstance(halt, threading.Event) else halt
+
+
+class Communicator:
+    """The group of one epoch. This base class is the world of one; each transport overrides the operations.
+
+    Not thread-safe: one thread (the training thread) starts and waits. Only `sever` may be called from another one.
+    """
+
+    def __init__(
+        self, *, rank: int = 0, size: int = 1, epoch: int = 0, halt: threading.Event | HaltCheck | None = None
+    ) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is outside a world of {size}")
+        self.rank = rank
+        self.size = size
+        self.epoch = epoch
+        self.halted: HaltCheck = halt_check(halt)
+
+    def start_all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+    ) -> Pending:
+        """Start sending part r of `input` to rank r, and receiving rank r's part as part r of `output`.
+
+        Args:
+            output, input: contiguous, same dtype; they must not overlap, and stay untouched until `wait` returns.
+            output_splits, input_splits: rows (first dimension) per rank; None for equal parts.
+        """
+        output.copy_(input)
+        return Pending("all_to_all", None)
+
+    def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        """Start gathering every rank's `input`, `(n,)`, into `output`, `(size * n,)`, in rank order.
+
+        `input` may be this rank's own part of `output`.
+        """
+        if output.data_ptr() != input.data_ptr():
+            output.copy_(input)
+        return Pending("all_gather", None)
+
+    def wait(self, pending: Pending) -> None:
+        """Wait until an operation has completed.
+
+        An operation that has completed counts, even if the epoch was halted meanwhile.
+
+        Raises:
+            HaltedError: the epoch was halted first. Retire this communicator.
+            PeerLostError: the operation failed. Retire this communicator.
+        """
+        while not pending.done():
+            # It may complete between the two looks; then the promise is that it counts.
+            if self.halted() and not pending.done():
+                raise HaltedError(f"epoch {self.epoch} was halted in {pending.what}")
+            pending.sleep(HALT_LOOK_S)
+        failure = pending.finish()
+        self._ended(pending)
+        if failure:
+            raise PeerLostError(f"{pending.what} in epoch {self.epoch} failed: {failure}")
+
+    def sever(self) -> None:
+        """Break the connections to all peers, so that whoever waits for this rank learns it at once. Any thread."""
+
+    def retire(self, *, sever: bool = True) -> None:
+        """Give up the group: to be called by the thread that used it, once, after a failure or a swap.
+
+        Args:
+            sever: break the connections too. False after a swap, where peers may still finish the last operation.
+        """
+
+    def _ended(self, pending: Pending) -> None:
+        """Called by `wait` once an operation has ended, well or badly."""
+
+
+class LocalCommunicator(Communicator):
+    """The world of one: nothing to send, nobody to wait for."""
+
+    def __init__(self, *, epoch: int = 0, halt: threading.Event | HaltCheck | None = None) -> None:
+        super().__init__(rank=0, size=1, epoch=epoch, halt=halt)

@@ -1,0 +1,96 @@
+"""A session's experts: what moves on entering an epoch, and what all ranks do together after a step."""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.clock import Clock
+from holdfast.coordination.messages import EpochPlan
+from holdfast.runtime.checkpoint import CheckpointSaver, ExpertRows
+from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.runtime.exchange import Shared
+from holdfast.runtime.faulting import FaultingCommunicator
+from holdfast.runtime.faults import Faults
+from holdfast.runtime.moe.migrate import CorruptExpertError
+from holdfast.runtime.moe.training import JobExperts
+from holdfast.runtime.rooms import Room
+from holdfast.runtime.state import TrainingState
+
+logger = logging.getLogger(__name__)
+
+
+class ExpertExchange:
+    """Moves, compares and collects the experts of one worker; for the training thread."""
+
+    def __init__(self, shared: Shared, experts: JobExperts, state: TrainingState, faults: Faults, clock: Clock) -> None:
+        self._shared = shared
+        self._experts = experts
+        self._state = state
+        self._faults = faults
+        self._clock = clock
+
+    def enter(self, room: Room, plan: EpochPlan, comm: Communicator) -> bool:
+        """Bring the experts here that this worker is to host; False where the epoch is over, or has to end.
+
+        Raises:
+            JobFailedError: the initial experts are wanted, and are not here any more.
+        """
+        machine = self._shared.machine
+        with self._shared.changed:
+            decision, step = machine.decision, machine.step
+        started = self._clock.monotonic()
+        moving = (
+            FaultingCommunicator(comm, self._faults, step, "moving") if self._faults.armed("moving", step) else comm
+        )
+        kind = decision.kind if decision is not None else None
+        try:
+            room.moved_bytes += self._experts.enter(comm, plan.experts, kind, moving=moving)
+        except HaltedError:
+            comm.retire()
+            return False
+        except (PeerLostError, CorruptExpertError) as error:
+            comm.retire()
+            self._lost(room.epoch, error)
+            return False
+        if plan.experts is not None and plan.experts.moves:
+            room.moving_s += self._clock.monotonic() - started
+        self._experts.state.on_void = lambda error: self._void(room, error)
+        with self._shared.changed:
+            machine.experts = self._experts.blob
+        return True
+
+    def after_step(
+        self, comm: Communicator, saver: CheckpointSaver | None, *, step: int, epoch: int, verify: bool
+    ) -> None:
+        """Compare all copies if asked to; if a checkpoint is due, bring the experts to rank 0, which saves them.
+
+        Raises:
+            ReplicasDifferError: on all ranks.
+        """
+        try:
+            if verify:
+                self._experts.verify(comm)
+            if saver is None or not saver.due(step):
+                return
+            rows = self._experts.gather(comm, wanted=comm.rank == 0 and saver.free(step))
+        except HaltedError:
+            comm.retire()  # the step is applied; what comes next finds the epoch over
+            return
+        except PeerLostError as error:
+            comm.retire()
+            self._lost(epoch, error)
+            return
+        if rows is not None:
+            saver.offer(self._state, step, epoch, ExpertRows(specs=self._experts.specs(), rows=rows))
+
+    def _void(self, room: Room, error: Exception) -> None:
+        """An exchange of tokens was broken off in the user's forward or backward pass."""
+        if room.communicator is not None:
+            room.communicator.retire()
+        if isinstance(error, PeerLostError):
+            self._lost(room.epoch, error)
+
+    def _lost(self, epoch: int, error: Exception) -> None:
+        logger.info("epoch %d: %s", epoch, error)
+        with self._shared.changed:
+            self._shared.carry_out(self._shared.machine.fault(epoch, str(error)))

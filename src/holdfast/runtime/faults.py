@@ -1,0 +1,91 @@
+"""Fault injection: die in a stated way, now or where the step reaches a stated phase."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+from holdfast.coordination.messages import Inject
+from holdfast.errors import HoldfastError
+
+EXIT_CODE = 13
+
+
+class InjectedError(HoldfastError):
+    """The exception of `how="raise"`."""
+
+
+class Faults:
+    """The faults that this worker has been told to have. Thread-safe."""
+
+    def __init__(self, agent_pid: Callable[[], int | None]) -> None:
+        """Have none.
+
+        Args:
+            agent_pid: the agent's process, which dies too where the whole node does; None where there is none.
+        """
+        self._agent_pid = agent_pid
+        self._lock = threading.Lock()
+        self._armed: list[Inject] = []
+
+    def order(self, inject: Inject) -> None:
+        """Take an order: carried out here and now where it names no phase; `raise` waits for the training thread."""
+        if inject.step is None and not inject.phase and inject.how != "raise":
+            self._strike(inject)
+            return
+        with self._lock:
+            self._armed.append(inject)
+
+    def armed(self, phase: str, step: int) -> bool:
+        """Return whether `at` would strike."""
+        return bool(self._armed) and any(_due(inject, phase, step) for inject in list(self._armed))
+
+    def at(self, phase: str, step: int) -> None:
+        """The step has reached a phase. Does not return where a fault is due.
+
+        Raises:
+            InjectedError: how="raise".
+        """
+        if self._armed:
+            self._take(phase, step, raising=True)
+
+    def at_side(self, phase: str, step: int) -> None:
+        """The same in another thread than the training thread, which is where a due exception is raised instead."""
+        if not self._armed:
+            return
+        with self._lock:
+            for place, inject in enumerate(self._armed):
+                if inject.how == "raise" and inject.phase == phase and _due(inject, phase, step):
+                    self._armed[place] = Inject(how="raise", whole_node=inject.whole_node)
+        self._take(phase, step, raising=False)
+
+    def _take(self, phase: str, step: int, *, raising: bool) -> None:
+        with self._lock:
+            wanted = (inject for inject in self._armed if raising or inject.how != "raise")
+            due = next((inject for inject in wanted if _due(inject, phase, step)), None)
+            if due is not None:
+                self._armed.remove(due)
+        if due is not None:
+            self._strike(due)
+
+    def _strike(self, inject: Inject) -> None:
+        agent = self._agent_pid() if inject.whole_node else None
+        if inject.how == "raise":
+            raise InjectedError("injected fault: an exception in the training thread")
+        if inject.how == "exit":
+            os._exit(EXIT_CODE)
+        if inject.how == "kill":
+            if agent is not None:
+                os.kill(agent, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if inject.how == "stop":
+            if agent is not None:
+                os.kill(agent, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _due(inject: Inject, phase: str, step: int) -> bool:
+    """A fault without a phase strikes at the next one; a step that is past already strikes as well."""
+    return inject.phase in ("", phase) and (inject.step is None or step >= inject.step)

@@ -1,0 +1,285 @@
+"""The receiving side of a state transfer; `transfer` says how it goes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from holdfast.runtime.state import Manifest, StateMismatchError
+from holdfast.runtime.wire import (
+    ACCEPTED,
+    CHUNK,
+    CLAIM,
+    MAGIC,
+    NONCE,
+    PREAMBLE,
+    SILENCE_S,
+    STREAMS,
+    TAG,
+    FlatState,
+    Header,
+    Sockets,
+    Ticket,
+    TransferError,
+    Wire,
+    checksum,
+    shut,
+    stream_chunks,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 64 << 20
+MAX_CONNECTIONS = 32
+
+
+class Receipt:
+    """One state on its way in. Threads of the inbox fill it, the training thread waits for it."""
+
+    def __init__(
+        self,
+        *,
+        ticket: Ticket,
+        prepare: Callable[[Manifest], list[torch.Tensor]],
+        on_end: Callable[[], None],
+        midway: Callable[[], None] = lambda: None,
+        after: Receipt | None = None,
+    ) -> None:
+        """Wait for streams.
+
+        Args:
+            after: an earlier one that was broken off; nothing is written before its last thread has left the tensors.
+            prepare: gives the tensors to receive into, or raises StateMismatchError.
+            on_end: called when `ended` has become true, from a thread of the inbox.
+            midway: called after each stream's first chunk.
+        """
+        self.ticket = ticket
+        self.tensors: list[torch.Tensor] = []
+        self.nbytes = 0
+        self.seconds = 0.0
+        self._prepare = prepare
+        self._on_end = on_end
+        self._midway = midway
+        self._after = after
+        self._sockets = Sockets()
+        self._active = 0
+        self._changed = threading.Condition()
+        self._claim = b""
+        self._header: Header | None = None
+        self._flat: FlatState | None = None
+        self._streams: set[int] = set()
+        self._done = 0
+        self._error = ""
+        self._started = time.monotonic()
+
+    @property
+    def sender(self) -> str:
+        """The worker that sends."""
+        return self.ticket.sender
+
+    @property
+    def ended(self) -> bool:
+        """True once everything is here, or once that has become impossible."""
+        return bool(self._error) or self._done == STREAMS
+
+    def result(self) -> Header:
+        """Return what was received; the tensors are filled.
+
+        Raises:
+            TransferError: it failed.
+        """
+        if self._error or self._header is None:
+            raise TransferError(self._error or "it has not ended")
+        return self._header
+
+    def abort(self) -> None:
+        """Leave at once; what is here is void. Any thread; never blocks."""
+        self._sockets.shut_all()
+        with self._changed:
+            self._error = self._error or "it was broken off"
+            self._changed.notify_all()
+
+    def wait_quiet(self, timeout_s: float = 2 * SILENCE_S) -> bool:
+        """Wait until no thread writes to the tensors any more; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._active == 0, timeout=timeout_s)
+
+    def stream(self, connection: socket.socket, wire: Wire, stream: int, claim: bytes) -> None:
+        """Receive one stream, in the thread that calls this. The sender has shown who it is."""
+        with self._changed:
+            self._active += 1
+        self._sockets.add(connection)
+        error = ""
+        try:
+            self._take(wire, stream, claim)
+        except (OSError, StateMismatchError, msgspec.DecodeError) as problem:
+            error = f"{problem or type(problem).__name__}"
+        finally:
+            self._sockets.remove(connection)
+        self._stream_ended(error)
+
+    def _take(self, wire: Wire, stream: int, claim: bytes) -> None:
+        step, length, digest = CLAIM.unpack(claim)
+        with self._changed:
+            if stream in self._streams or (self._claim and claim != self._claim):
+                raise TransferError(f"stream {stream} does not belong to this transfer")
+            self._streams.add(stream)
+            self._claim = claim
+        if stream == 0:
+            self._open(_read_header(wire, step, length, digest))
+        flat = self._await_header()
+        for place, (start, size) in enumerate(stream_chunks(flat.nbytes, stream)):
+            pieces = flat.pieces(start, size)
+            header = wire.read(CHUNK.size)
+            wire.read_into(pieces)
+            if header != CHUNK.pack(start, size, checksum(pieces)):
+                raise TransferError(f"the checksum of bytes {start} to {start + size} is wrong: they were corrupted")
+            if place == 0:
+                self._midway()
+        wire.write(ACCEPTED)
+
+    def _open(self, header: Header) -> None:
+        if self._after is not None and not self._after.wait_quiet():
+            raise TransferError("an earlier transfer does not end")
+        self._after = None
+        tensors = self._prepare(header.manifest)
+        flat = FlatState(tensors)
+        with self._changed:
+            self.tensors, self._flat, self._header, self.nbytes = tensors, flat, header, flat.nbytes
+            self._changed.notify_all()
+
+    def _await_header(self) -> FlatState:
+        with self._changed:
+            self._changed.wait_for(lambda: self._flat is not None or self._error, timeout=SILENCE_S)
+            if self._error or self._flat is None:
+                raise TransferError(self._error or "the header did not come")
+            return self._flat
+
+    def _stream_ended(self, error: str) -> None:
+        with self._changed:
+            self._active -= 1
+            if error:
+                self._error = self._error or error
+            elif not self._error and self._flat is not None:
+                if self._done + 1 == STREAMS:
+                    self._flat.settle()
+                    self.seconds = time.monotonic() - self._started
+                self._done += 1
+            ended = self.ended
+            self._changed.notify_all()
+        if error:
+            self._sockets.shut_all()
+        if ended:
+            self._on_end()
+
+
+def _read_header(wire: Wire, step: int, length: int, digest: bytes) -> Header:
+    if length > MAX_HEADER_BYTES:
+        raise TransferError(f"a header of {length} bytes is larger than {MAX_HEADER_BYTES}")
+    data = wire.read(length)
+    if hashlib.sha256(data).digest() != digest:
+        raise TransferError("the header is corrupted")
+    header = msgspec.msgpack.decode(data, type=Header)
+    if header.step != step:
+        raise TransferError("the header is of another step")
+    return header
+
+
+class StateInbox:
+    """Listens for senders of state, as long as the worker lives."""
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        admit: Callable[[int], Ticket | None],
+        open_receipt: Callable[[Ticket], Receipt | None],
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            host: the address to bind to.
+            admit: says who may send the state of an epoch; may wait until the epoch is known, for a bounded time.
+            open_receipt: a sender has shown who it is; returns where its stream goes, None where it is too late.
+        """
+        self._host = host
+        self._admit = admit
+        self._open_receipt = open_receipt
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._connections = Sockets()
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+    def start(self) -> int:
+        """Listen on a free port, and return it."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.create_server((self._host, 0), family=family, backlog=MAX_CONNECTIONS)
+        self._listener = listener
+        self._thread = threading.Thread(target=self._listen, args=(listener,), name="holdfast-inbox", daemon=True)
+        self._thread.start()
+        return listener.getsockname()[1]
+
+    def close(self) -> None:
+        """Stop listening, and leave what is under way."""
+        self._connections.shut_all()
+        if self._listener is not None and self._thread is not None:
+            shut(self._listener)
+            self._thread.join()
+            self._listener.close()
+
+    def _listen(self, listener: socket.socket) -> None:
+        while not self._connections.shut:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            if not self._slots.acquire(blocking=False):
+                connection.close()
+                continue
+            self._connections.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="holdfast-receive", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            self._receive(connection)
+        except (OSError, struct.error) as error:
+            logger.warning("state offered by %s is refused: %s", _peer(connection), error)
+        finally:
+            self._connections.remove(connection)
+            self._slots.release()
+
+    def _receive(self, connection: socket.socket) -> None:
+        wire = Wire(connection)
+        magic, epoch, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
+        if magic != MAGIC or stream >= STREAMS:
+            raise TransferError("this is not our protocol")
+        ticket = self._admit(epoch)
+        if ticket is None:
+            raise TransferError(f"nobody is to send the state of epoch {epoch}")
+        mine = secrets.token_bytes(NONCE)
+        wire.write(mine, ticket.tag("receiver", stream, theirs + mine))
+        claim = wire.read(CLAIM.size)
+        proof = wire.read(TAG)
+        if not hmac.compare_digest(proof, ticket.tag("sender", stream, theirs + mine, claim)):
+            raise TransferError("the sender could not show who it is")
+        receipt = self._open_receipt(ticket)
+        if receipt is None:
+            raise TransferError(f"the state of epoch {epoch} comes too late")
+        receipt.stream(connection, wire, stream, claim)
+
+
+def _peer(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return "somebody"

@@ -1,0 +1,191 @@
+"""What a training script sees: `holdfast.init()`, `job.protect(...)`, `job.steps(...)`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import torch
+
+from holdfast.clock import SystemClock
+from holdfast.config import WorkerSettings
+from holdfast.control.worker_link import WorkerLink
+from holdfast.errors import BadInputError
+from holdfast.runtime.building import group_builder
+from holdfast.runtime.checkpoint import CheckpointSaver
+from holdfast.runtime.faults import Faults
+from holdfast.runtime.graveyard import Graveyard
+from holdfast.runtime.moe.layer import expert_parameters
+from holdfast.runtime.moe.training import experts_of
+from holdfast.runtime.sampling import MicroBatchLoader
+from holdfast.runtime.session import Link, Session
+from holdfast.runtime.solo import SoloLink
+from holdfast.runtime.state import TrainingState, structure
+from holdfast.runtime.step import Step
+from holdfast.runtime.workload import Workload
+
+_ALONE = "alone/0/0"
+
+
+class Job:
+    """This process's part in a job; made by `holdfast.init()`."""
+
+    def __init__(
+        self, settings: WorkerSettings | None, *, checkpoint_dir: str = "", checkpoint_every: int = 100
+    ) -> None:
+        """Take the settings of an agent, or be alone.
+
+        Args:
+            settings: from the agent; None for a world of one.
+            checkpoint_dir, checkpoint_every: for a world of one; an agent's settings come first.
+        """
+        self._settings = settings
+        self._checkpoint_dir = settings.checkpoint_dir if settings else checkpoint_dir
+        self._checkpoint_every = settings.checkpoint_every if settings else checkpoint_every
+        self._session: Session | None = None
+        self._ended = False
+        local = settings.local_rank if settings else 0
+        #: where the model belongs
+        self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank; it may change from step to step."""
+        return self._session.rank if self._session else 0
+
+    @property
+    def world(self) -> int:
+        """How many workers train together; it may change from step to step."""
+        return self._session.world if self._session else 1
+
+    def protect(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Any,
+        *,
+        global_batch: int,
+        micro_batch: int,
+        seed: int = 0,
+        max_grad_norm: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        """Say what is trained, and join the job.
+
+        From here on the gradients belong to holdfast: call neither `loss.backward()` nor `optimizer.step()` nor
+        `scheduler.step()`; `step.backward(loss)` and `step.apply()` do it.
+
+        Args:
+            model, optimizer: on `job.device`; all workers' must be made alike. The first worker's values count.
+            dataset: map-style; who computes which sample follows from the seed alone.
+            global_batch: samples per step, whatever the world. micro_batch: samples per forward pass.
+            seed: of the order of samples, and of all randomness inside the micro-batches.
+            max_grad_norm: clip the global batch's gradient to this norm.
+            extra: more state, by name: anything with state_dict() and load_state_dict(). Learning rate schedulers of
+                torch among them are stepped once per step.
+            collate: makes a micro-batch of a list of samples; torch's default_collate if None.
+
+        Raises:
+            BadInputError: something does not fit.
+        """
+        if self._session is not None:
+            raise BadInputError("job.protect() was called twice: a job trains one model")
+        loader = MicroBatchLoader(
+            dataset,
+            device=self.device,
+            seed=seed,
+            global_batch=global_batch,
+            micro_batch=micro_batch,
+            collate=collate,
+        )
+        experts = experts_of(model, optimizer)
+        state = TrainingState(model, optimizer, extra, apart=expert_parameters(model))
+        numbers = (len(dataset), global_batch, micro_batch, seed, max_grad_norm)
+        if experts is not None:
+            # All workers bring their experts to the one that saves them: at the same steps.
+            saving = self._checkpoint_every if self._checkpoint_dir else 0
+            numbers = (*numbers, experts.experts, experts.specs(), saving)
+        digest = self._digest(structure(state.capture()), numbers)
+        workload = Workload(state=state, loader=loader, seed=seed, max_grad_norm=max_grad_norm, experts=experts)
+        self._session = self._open(workload, digest)
+
+    def steps(self, count: int) -> Iterator[Step]:
+        """Yield steps until `count` are applied; resumes where the job stands, repeats a step that a failure undid.
+
+        Returns once every worker of the job has finished. Use it once.
+
+        Raises:
+            BadInputError: before `protect`, a second time, or with a negative count.
+        """
+        session = self._session
+        if session is None:
+            raise BadInputError("call job.protect(...) before job.steps(...)")
+        if self._ended:
+            raise BadInputError("job.steps() was used up: a job has one loop over its steps")
+        if count < 0:
+            raise BadInputError(f"job.steps({count}): the number of steps must not be negative")
+        while True:
+            work = session.next_compute()
+            if work is None:
+                break
+            compute, epoch = work
+            if compute.step > count:
+                session.finish()
+            else:
+                yield Step(session, compute, epoch)
+        self._ended = True
+        session.close()
+
+    def _open(self, workload: Workload, digest: str) -> Session:
+        settings = self._settings
+        directory = Path(self._checkpoint_dir).absolute() if self._checkpoint_dir else None
+        worker = settings.worker if settings else _ALONE
+        agent: WorkerLink | None = WorkerLink(settings.socket) if settings else None
+        link: Link = agent if agent is not None else SoloLink(directory)
+        saver = None
+        if directory is not None:
+            saver = CheckpointSaver(directory=directory, worker=worker, every=self._checkpoint_every, tell=link.send)
+        graveyard = Graveyard()
+        host = settings.host if settings else "127.0.0.1"
+        session = Session(
+            worker=worker,
+            link=link,
+            workload=workload,
+            build=group_builder(self.device, host, graveyard),
+            graveyard=graveyard,
+            faults=Faults(lambda: agent.agent_pid if agent is not None else None),
+            clock=SystemClock(),
+            saver=saver,
+            inbox_host=settings.host if settings else None,
+            verify_state=settings.verify_state if settings else False,
+        )
+        session.attach(digest=digest, host=host, slots=settings.slots if settings else 1)
+        return session
+
+    def _digest(self, state: bytes, numbers: tuple[Any, ...]) -> str:
+        """Return what all workers of a job must have in common: software, model, settings."""
+        versions = (platform.python_version(), str(torch.__version__), numpy.__version__)
+        digest = hashlib.blake2b(state, digest_size=16)
+        digest.update(msgspec.msgpack.encode((versions, numbers, str(self.device.type))))
+        return digest.hexdigest()
+
+
+def init(*, checkpoint_dir: str = "", checkpoint_every: int = 100) -> Job:
+    """Attach to the agent that started this process; alone, without one, be a world of one.
+
+    Args:
+        checkpoint_dir, checkpoint_every: where and how often (in steps) a world of one saves its state, and resumes
+            from; under an agent, `--checkpoint` says so.
+
+    Raises:
+        BadInputError: the agent's settings in the environment are wrong.
+    """
+    settings = WorkerSettings.from_environment(os.environ)
+    return Job(settings, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)

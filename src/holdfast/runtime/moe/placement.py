@@ -1,0 +1,65 @@
+"""Who hosts which expert, as plain tuples: what an epoch's plan carries. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from holdfast.planning import from_node_lists, node_lists
+from holdfast.planning.arrays import IntArray
+
+#: One layer: the experts of each rank, one entry per slot, repeats allowed.
+LayerPlacement = Sequence[Sequence[int]]
+#: All MoE layers, in the order of registration.
+Placement = Sequence[LayerPlacement]
+
+
+def replicas_of(layer: LayerPlacement, experts: int) -> IntArray:
+    """Return replicas per expert and rank, `(E, N)`.
+
+    Raises:
+        ValueError: there is no such expert, or one lives nowhere.
+    """
+    named = [expert for held in layer for expert in held]
+    if any(not 0 <= expert < experts for expert in named):
+        raise ValueError(f"a placement names experts outside 0..{experts - 1}: {sorted(set(named))}")
+    missing = sorted(set(range(experts)) - set(named))
+    if missing:
+        raise ValueError(f"experts {missing} live on no rank")
+    return from_node_lists(layer, experts)
+
+
+def held_by(placement: Placement, experts: Sequence[int]) -> IntArray:
+    """Return replicas per layer, expert and rank, `(L, E, N)`, E being the largest layer's; gaps are allowed.
+
+    Args:
+        placement: what each rank holds; a joiner holds nothing.
+        experts: of each layer.
+    """
+    widest = max(experts, default=0)
+    return np.stack([from_node_lists(layer, widest) for layer in placement])
+
+
+def from_counts(counts: IntArray) -> Placement:
+    """Return the placement of replicas per layer, expert and rank, `(L, E, N)` (`held_by` is the way back)."""
+    return tuple(tuple(tuple(held) for held in node_lists(layer)) for layer in counts)
+
+
+def hosts(layer: LayerPlacement) -> dict[int, tuple[int, ...]]:
+    """Return the ranks that host each expert, ascending; an expert without any is left out."""
+    found: dict[int, list[int]] = {}
+    for rank, held in enumerate(layer):
+        for expert in sorted(set(held)):
+            found.setdefault(expert, []).append(rank)
+    return {expert: tuple(ranks) for expert, ranks in sorted(found.items())}
+
+
+def everywhere(experts: Sequence[int], ranks: int) -> Placement:
+    """Return the placement of a fresh world, in which every rank holds everything."""
+    return tuple(tuple(tuple(range(number)) for _ in range(ranks)) for number in experts)
+
+
+def rank_column(placement: Placement, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Return one rank's distinct experts per layer, ascending."""
+    return tuple(tuple(sorted(set(layer[rank]))) for layer in placement)

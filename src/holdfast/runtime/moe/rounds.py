@@ -1,0 +1,70 @@
+"""What the MoE layers of one worker share: which micro-batch is under way, and whether the step is void already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.errors import BadInputError
+
+
+@dataclass(kw_only=True, slots=True)
+class StepState:
+    """One per binding, shared by all layers. The runtime says what is under way; the layers say what broke.
+
+    A collective that fails inside forward or backward must not surface in the user's loop: the layer answers with
+    zeros and marks the step void here. From then on all collectives of the layers are skipped, so that the loop
+    reaches the step's end, where the runtime looks at `void`.
+    """
+
+    step: int = 0
+    micro_batch: int = 0
+    #: The failure that made the step void; None while all is well. A void state stays void: bind a new one.
+    void: Exception | None = None
+    #: How many layers there are, and which is called next.
+    layers: int = 1
+    next_layer: int = 0
+    #: All-to-alls that a micro-batch takes, forward and backward (0 in a world of one), and took so far.
+    expected_exchanges: int = 0
+    exchanges: int = 0
+    #: Called once, with the reason, when the step becomes void: the sooner the others know, the better.
+    on_void: Callable[[Exception], None] | None = None
+
+    def begin(self, step: int, micro_batch: int) -> None:
+        """A micro-batch is about to be computed (or served)."""
+        self.step, self.micro_batch, self.next_layer, self.exchanges = step, micro_batch, 0, 0
+
+    def finish(self) -> None:
+        """A micro-batch has had its backward.
+
+        Raises:
+            BadInputError: it did not go through all layers, both ways; the ranks' collectives no longer match.
+        """
+        if self.void is None and self.exchanges != self.expected_exchanges:
+            raise BadInputError(
+                f"the micro-batch made {self.exchanges} of {self.expected_exchanges} token exchanges: in a job of "
+                "several workers each micro-batch must use every MoE layer once, and its loss depend on all of them"
+            )
+
+    def spoil(self, error: Exception) -> None:
+        """Mark the step void; the first reason is kept, without frames: they keep the dead group's sockets open."""
+        if self.void is None:
+            error.__context__ = error.__cause__ = None
+            self.void = error.with_traceback(None)
+            if self.on_void is not None:
+                self.on_void(self.void)
+
+    def enter(self, layer: int) -> None:
+        """A layer's forward begins.
+
+        Raises:
+            BadInputError: it is not this layer's turn. A rank without a micro-batch serves its experts layer by layer,
+                in the order in which the model registers them: another order would mix up the ranks' collectives.
+        """
+        if layer != self.next_layer:
+            raise BadInputError(
+                f"MoE layer {layer} is called where layer {self.next_layer} is due: in a job of several workers each "
+                "MoE layer must be called once per micro-batch, in the order in which the model registers them "
+                "(no activation checkpointing around them)"
+            )
+        self.next_layer = (layer + 1) % self.layers

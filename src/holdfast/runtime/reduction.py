@@ -1,0 +1,215 @@
+"""Gradient reduction out of place: the local sums stay intact, the reduced gradients come into buffers of their own.
+
+Each bucket is cut into one shard per rank. An all-to-all brings every rank all versions of its shard; it sums them in
+rank order, scales, and an all-gather spreads the result: each element is summed by one rank, so all have the same
+bits. Local gradients can be reused after a failure, and reduced ones applied later by a FORWARD decision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
+
+BUCKET_BYTES = 25 << 20
+#: Shards begin at multiples of this many elements, so that every shard is aligned.
+ALIGNMENT = 16
+MAX_WORLD = 1024
+#: Elements that are summed, scaled and squared at a time, while they are in the cache.
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reduced:
+    """This rank's part of what the commit operation sums up.
+
+    grad_square: squared norm of this rank's shards of the reduced gradients, in float64. nonfinite: how many of their
+    elements are not finite.
+    """
+
+    grad_square: float
+    nonfinite: int
+
+
+class _Bucket:
+    """Flat buffers of some parameters of one dtype and device.
+
+    Behind the `numel` gradient elements lie one flag per parameter (how many ranks touched it) and zeros, so that any
+    world up to MAX_WORLD can cut the buffer into equal shards.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.parameters = tuple(parameters)
+        self.numel = sum(parameter.numel() for parameter in parameters)
+        self.used = self.numel + len(parameters)
+        self._capacity = self.used + ALIGNMENT * MAX_WORLD
+        self.local = self._buffer()
+        self.local_views = self._views(self.local)
+        self.received = self._buffer()
+        self.reduced = self._buffer()
+        self.reduced_views = self._views(self.reduced)
+
+    def renew(self) -> None:
+        """Replace the buffers that abandoned operations may still write to."""
+        self.received = self._buffer()
+        self.reduced = self._buffer()
+        self.reduced_views = self._views(self.reduced)
+
+    def shard_size(self, world: int) -> int:
+        return -(-self.used // (world * ALIGNMENT)) * ALIGNMENT
+
+    def flag(self, touched: set[torch.nn.Parameter]) -> None:
+        """Write down which parameters got a gradient here."""
+        flags = [float(parameter in touched) for parameter in self.parameters]
+        self.local[self.numel : self.used] = torch.tensor(flags)
+
+    def sum_shard(self, rank: int, world: int, scale: float) -> tuple[float, int]:
+        """Sum this rank's shard over all ranks into its place in `reduced`.
+
+        Returns:
+            Its squared norm, and how many of its elements are not finite.
+        """
+        size = self.shard_size(world)
+        shard = self.reduced[rank * size : (rank + 1) * size]
+        versions = self.received[: world * size].view(world, size)
+        gradients = min(max(self.numel - rank * size, 0), size)
+        square = 0.0
+        for start in range(0, size, CHUNK):
+            part = shard[start : start + CHUNK]
+            torch.sum(versions[:, start : start + CHUNK], dim=0, out=part)
+            part.mul_(scale)
+            counted = part[: max(gradients - start, 0)].double()
+            square += float(torch.dot(counted, counted))
+        nonfinite = 0 if math.isfinite(square) else int((~shard[:gradients].isfinite()).sum())
+        return square, nonfinite
+
+    def _buffer(self) -> torch.Tensor:
+        first = self.parameters[0]
+        return torch.zeros(self._capacity, dtype=first.dtype, device=first.device)
+
+    def _views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        views, offset = [], 0
+        for parameter in self.parameters:
+            views.append(buffer[offset : offset + parameter.numel()].view(parameter.shape))
+            offset += parameter.numel()
+        return tuple(views)
+
+
+class GradientBuckets:
+    """The local and the reduced gradients of a model, independent of the world's size.
+
+    While local gradients are in use, every `p.grad` is a view into a flat buffer and is accumulated in place.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """Take over the gradients of the parameters that require one.
+
+        Raises:
+            BadInputError: no parameter requires a gradient.
+        """
+        trained = list(dict.fromkeys(parameter for parameter in parameters if parameter.requires_grad))
+        if not trained:
+            raise BadInputError("the model has no parameter that requires a gradient: there is nothing to train")
+        self._buckets = [_Bucket(group) for group in _grouped(trained, bucket_bytes)]
+        self._touched: set[torch.nn.Parameter] = set()
+        # A parameter that no rank touched keeps no gradient at all, as in plain PyTorch: optimizers skip it.
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._touched.add) for parameter in trained]
+        self.use_local()
+
+    @property
+    def numel(self) -> int:
+        """How many gradient elements there are."""
+        return sum(bucket.numel for bucket in self._buckets)
+
+    def zero(self) -> None:
+        """Begin a step: no gradient yet, and `p.grad` are the local views, whatever they were."""
+        for bucket in self._buckets:
+            bucket.local.zero_()
+        self._touched.clear()
+        self.use_local()
+
+    def collect(self) -> None:
+        """After each backward: take in gradients that went elsewhere because user code had reset `p.grad`."""
+        with torch.no_grad():
+            for bucket in self._buckets:
+                for parameter, view in zip(bucket.parameters, bucket.local_views, strict=True):
+                    if parameter.grad is view:
+                        continue
+                    if parameter.grad is not None:
+                        view.add_(parameter.grad)
+                        self._touched.add(parameter)
+                    parameter.grad = view
+
+    def use_local(self) -> None:
+        """Let every `p.grad` be this rank's own sum."""
+        for bucket in self._buckets:
+            for parameter, view in zip(bucket.parameters, bucket.local_views, strict=True):
+                parameter.grad = view
+
+    def use_reduced(self) -> None:
+        """Let every `p.grad` be the reduced gradient, None where no rank touched the parameter."""
+        for bucket in self._buckets:
+            flags = bucket.reduced[bucket.numel : bucket.used].tolist()
+            for parameter, view, flag in zip(bucket.parameters, bucket.reduced_views, flags, strict=True):
+                parameter.grad = view if flag else None
+
+    def scale_reduced(self, factor: float) -> None:
+        """Multiply the reduced gradients, to clip them."""
+        for bucket in self._buckets:
+            bucket.reduced[: bucket.numel].mul_(factor)
+
+    def reduce(self, comm: Communicator, scale: float) -> Reduced:
+        """Sum the local gradients of all ranks, times `scale`, into the reduced ones. All ranks must call it.
+
+        Raises:
+            HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
+        """
+        if comm.size > MAX_WORLD:
+            raise BadInputError(f"a world of {comm.size} workers is too large: at most {MAX_WORLD}")
+        try:
+            return self._reduce(comm, scale)
+        except (HaltedError, PeerLostError):
+            # The graveyard holds the old buffers: what was under way may still write to them.
+            for bucket in self._buckets:
+                bucket.renew()
+            raise
+
+    def close(self) -> None:
+        """Let go of the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _reduce(self, comm: Communicator, scale: float) -> Reduced:
+        scatters = []
+        for bucket in self._buckets:
+            bucket.flag(self._touched)
+            length = comm.size * bucket.shard_size(comm.size)
+            scatters.append(comm.start_all_to_all(bucket.received[:length], bucket.local[:length]))
+        square, nonfinite, gathers = 0.0, 0, []
+        for bucket, scatter in zip(self._buckets, scatters, strict=True):
+            comm.wait(scatter)
+            part_square, part_nonfinite = bucket.sum_shard(comm.rank, comm.size, scale)
+            square, nonfinite = square + part_square, nonfinite + part_nonfinite
+            size = bucket.shard_size(comm.size)
+            output = bucket.reduced[: comm.size * size]
+            gathers.append(comm.start_all_gather(output, output[comm.rank * size : (comm.rank + 1) * size]))
+        for gather in gathers:
+            comm.wait(gather)
+        return Reduced(grad_square=square, nonfinite=nonfinite)
+
+
+def _grouped(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
+    """Group by dtype and device, in reverse order (that in which backward makes the gradients), up to a size."""
+    full: list[list[torch.nn.Parameter]] = []
+    filling: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    for parameter in reversed(parameters):
+        group = filling.setdefault((parameter.dtype, parameter.device), [])
+        group.append(parameter)
+        if sum(member.nbytes for member in group) >= bucket_bytes:
+            full.append(filling.pop((parameter.dtype, parameter.device)))
+    return [*full, *filling.values()]

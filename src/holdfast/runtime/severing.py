@@ -1,0 +1,131 @@
+"""Finding the sockets of a group, and breaking exactly those, later, whatever happened to the descriptors meanwhile.
+
+gloo does not tell its sockets. They are those descriptors that appeared while the group was made and whose address
+was exchanged in the rendezvous: the second test keeps out sockets that other threads opened at the same time.
+Listeners are left alone: shutting one down ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SocketHandle:
+    """A descriptor, and the inode that it named when it was found."""
+
+    descriptor: int
+    inode: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupSockets:
+    """The connected sockets of the group of one epoch."""
+
+    epoch: int
+    handles: tuple[SocketHandle, ...]
+
+    def sever(self) -> int:
+        """Shut down those that are still what they were; return how many. Any thread, any number of times."""
+        return sum(_shut_down(handle) for handle in self.handles)
+
+
+def socket_inodes() -> dict[int, int]:
+    """Return descriptor -> inode of this process's open sockets."""
+    inodes: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        # The descriptor of the listing itself is gone by now, and others come and go in other threads.
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:["):
+                inodes[int(name)] = int(target[8:-1])
+    return inodes
+
+
+def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *, epoch: int) -> GroupSockets:
+    """Find the sockets of a group that has just been made.
+
+    Args:
+        before: `socket_inodes()` from before it was made.
+        addresses: what the members exchanged in the rendezvous; holds their listening addresses as socket addresses.
+        epoch: the group's epoch.
+    """
+    exchanged = tuple(addresses)
+    handles = []
+    for descriptor, inode in socket_inodes().items():
+        if before.get(descriptor) == inode:
+            continue
+        handle = SocketHandle(descriptor=descriptor, inode=inode)
+        with _same(handle) as candidate:
+            if candidate is not None and _belongs(candidate, exchanged):
+                handles.append(handle)
+    return GroupSockets(epoch=epoch, handles=tuple(handles))
+
+
+@contextlib.contextmanager
+def _same(handle: SocketHandle) -> Iterator[socket.socket | None]:
+    """Give a duplicate of a handle's socket; None where the descriptor names something else by now.
+
+    The duplicate is taken first and compared then, so that the descriptor cannot be reused in between.
+    """
+    try:
+        copy = os.dup(handle.descriptor)
+    except OSError:
+        yield None
+        return
+    try:
+        if os.fstat(copy).st_ino != handle.inode:
+            yield None
+            return
+        duplicate = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        yield None
+        return
+    except BaseException:
+        os.close(copy)
+        raise
+    with duplicate:
+        yield duplicate
+
+
+def _shut_down(handle: SocketHandle) -> bool:
+    with _same(handle) as duplicate:
+        if duplicate is None:
+            return False
+        try:
+            if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return False
+            duplicate.shutdown(socket.SHUT_RDWR)
+        except OSError:  # not connected any more
+            return False
+        return True
+
+
+def _belongs(candidate: socket.socket, exchanged: tuple[bytes, ...]) -> bool:
+    """Return whether a socket is a connected one with one end at an address of the rendezvous."""
+    try:
+        if candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return False
+        ends = (_packed(candidate.family, candidate.getsockname()), _packed(candidate.family, candidate.getpeername()))
+    except OSError:  # not connected
+        return False
+    return any(end and end in address for end in ends for address in exchanged)
+
+
+def _packed(family: int, name: object) -> bytes:
+    """Return the beginning of the C socket address: family, port, address; b"" for anything but TCP/IP."""
+    if not isinstance(name, tuple):
+        return b""
+    host, port = name[0], name[1]
+    if family == socket.AF_INET:
+        return struct.pack("=H", family) + struct.pack("!H", port) + socket.inet_pton(family, host)
+    if family == socket.AF_INET6:
+        address = socket.inet_pton(family, host.split("%", 1)[0])
+        return struct.pack("=H", family) + struct.pack("!HI", port, name[2]) + address
+    return b""

@@ -1,0 +1,78 @@
+"""A world of one: what the coordinator would say to the only worker of a job, without a coordinator."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.checkpoint_dir import DamagedCheckpointError, find_checkpoints, verify
+from holdfast.control.framing import FromWorkerProcess
+from holdfast.coordination import messages as msg
+from holdfast.errors import JobFailedError
+
+logger = logging.getLogger(__name__)
+
+
+class SoloLink:
+    """Answers a session as a coordinator would, so that a script alone runs through the same code."""
+
+    def __init__(self, checkpoint_directory: Path | None = None) -> None:
+        self._directory = checkpoint_directory
+        self._orders: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
+
+    def start(self, on_order: Callable[[msg.Order], None], on_lost: Callable[[], None]) -> None:
+        """Hand orders to the session from a thread of their own, until the job is done."""
+
+        def listen() -> None:
+            order: msg.Order | None = None
+            try:
+                while not isinstance(order, msg.JobDone):
+                    order = self._orders.get()
+                    on_order(order)
+            except BaseException:  # noqa: BLE001
+                # As with an agent: a worker that no longer hears its orders must not live on in silence.
+                traceback.print_exc()
+                on_lost()
+
+        threading.Thread(target=listen, name="holdfast-solo", daemon=True).start()
+
+    def send(self, message: FromWorkerProcess) -> None:
+        """Hear the worker.
+
+        Raises:
+            JobFailedError: no checkpoint can be read where there are some.
+        """
+        match message:
+            case msg.Attach():
+                self._orders.put(msg.Begin(plan=_plan(message), decision=self._decide()))
+            case msg.Finished():
+                self._orders.put(msg.JobDone())
+            case msg.CheckpointWritten():
+                self._orders.put(msg.AcceptCheckpoint(step=message.step, name=message.name))
+            case msg.CheckpointDamaged():
+                raise JobFailedError(f"checkpoint {message.name} was damaged while it was read: {message.why}")
+            case _:
+                pass
+
+    def _decide(self) -> msg.Decision:
+        damaged = []
+        for found in reversed(find_checkpoints(self._directory) if self._directory else []):
+            try:
+                step = verify(self._directory / found.name)  # type: ignore[operator]
+            except DamagedCheckpointError as error:
+                logger.warning("%s; the checkpoint before it is used", error)
+                damaged.append(str(error))
+                continue
+            return msg.Decision(kind=msg.DecisionKind.ROLLBACK, applied=step, checkpoint=found.name)
+        if damaged:
+            raise JobFailedError(f"no checkpoint in {self._directory} can be read: {damaged[0]}")
+        return msg.Decision(kind=msg.DecisionKind.START, applied=0)
+
+
+def _plan(attach: msg.Attach) -> msg.EpochPlan:
+    member = msg.Member(worker=attach.worker, host=attach.host, state_port=0)
+    return msg.EpochPlan(term=1, epoch=1, members=(member,))

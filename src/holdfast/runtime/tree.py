@@ -1,0 +1,168 @@
+"""State that is not a tensor, as a small typed tree: it crosses the wire as MessagePack, never as pickle."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from holdfast.errors import BadInputError
+
+_MAX_DEPTH = 32
+
+
+class _Node(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of the nodes."""
+
+
+class Plain(_Node, frozen=True, array_like=True, tag="v"):
+    value: bool | int | float | str | None
+
+
+class Raw(_Node, frozen=True, array_like=True, tag="b"):
+    """Bytes."""
+
+    value: bytes
+
+
+class Big(_Node, frozen=True, array_like=True, tag="i"):
+    """An int of more than 64 bits, in decimal."""
+
+    digits: str
+
+
+class Place(_Node, frozen=True, array_like=True, tag="x"):
+    """A tensor: its place in the list that travels beside the tree."""
+
+    index: int
+
+
+class Dtype(_Node, frozen=True, array_like=True, tag="d"):
+    name: str
+
+
+class Sequence(_Node, frozen=True, array_like=True, tag="s"):
+    kind: str
+    items: tuple[Node, ...]
+
+
+class Mapping(_Node, frozen=True, array_like=True, tag="m"):
+    kind: str
+    items: tuple[tuple[bool | int | float | str | None, Node], ...]
+
+
+Node = Plain | Raw | Big | Place | Dtype | Sequence | Mapping
+
+_SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+}
+_MAPPINGS: dict[str, Callable[[list[tuple[Any, Any]]], Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": lambda items: Counter(dict(items)),
+}
+_KEYS = (bool, int, float, str, type(None))
+
+
+def pack(value: Any, place: Callable[[torch.Tensor], int], where: str, depth: int = 0) -> Node:
+    """Turn a value into a tree.
+
+    Args:
+        value: scalars, strings, bytes, tensors, dtypes, and lists, tuples, sets and mappings of them.
+        place: takes each tensor and returns its place.
+        where: what the value is called in errors.
+
+    Raises:
+        BadInputError: some part is of another type, or too deep.
+    """
+    if depth > _MAX_DEPTH:
+        raise BadInputError(f"{where} is nested deeper than {_MAX_DEPTH}: it cannot be sent to a joiner")
+    if isinstance(value, torch.Tensor):
+        return Place(place(value))
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 63:
+        return Big(str(value))
+    if type(value) in _KEYS:
+        return Plain(value)
+    if type(value) is bytes:
+        return Raw(value)
+    if isinstance(value, torch.dtype):
+        return Dtype(str(value).removeprefix("torch."))
+    kind = type(value).__name__
+    if type(value) in (list, tuple, set, frozenset, deque):
+        items: list[Any] = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)  # type: ignore
+        return Sequence(kind, tuple(pack(item, place, f"{where}[...]", depth + 1) for item in items))
+    if type(value) in (dict, OrderedDict, Counter) and isinstance(value, dict):
+        return Mapping(kind, tuple(_pack_item(key, item, place, where, depth) for key, item in value.items()))
+    raise BadInputError(
+        f"{where} is a {kind}: state may hold tensors, numbers, strings, bytes, lists, tuples, sets and mappings"
+    )
+
+
+def _pack_item(key: Any, item: Any, place: Callable[[torch.Tensor], int], where: str, depth: int) -> tuple[Any, Node]:
+    if type(key) not in _KEYS:
+        raise BadInputError(f"{where} has the key {key!r}: keys must be numbers or strings")
+    return key, pack(item, place, f"{where}[{key!r}]", depth + 1)
+
+
+def unpack(node: Node, tensors: list[torch.Tensor]) -> Any:
+    """Turn a tree back into a value.
+
+    Raises:
+        ValueError: the tree names a tensor, dtype or kind that does not exist.
+    """
+    match node:
+        case Plain() | Raw():
+            return node.value
+        case Big():
+            return int(node.digits)
+        case Place():
+            if not 0 <= node.index < len(tensors):
+                raise ValueError(f"state names tensor {node.index} of {len(tensors)}")
+            return tensors[node.index]
+        case Dtype():
+            return dtype_of(node.name)
+        case Sequence():
+            return _lookup(_SEQUENCES, node.kind)([unpack(item, tensors) for item in node.items])
+        case Mapping():
+            return _lookup(_MAPPINGS, node.kind)([(key, unpack(item, tensors)) for key, item in node.items])
+
+
+def places(node: Node) -> list[int]:
+    """Return the places of all tensors of a tree, in order."""
+    match node:
+        case Place():
+            return [node.index]
+        case Sequence():
+            return [place for item in node.items for place in places(item)]
+        case Mapping():
+            return [place for _, item in node.items for place in places(item)]
+        case _:
+            return []
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the torch dtype of a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"there is no dtype {name!r}")
+    return dtype
+
+
+def _lookup(table: dict[str, Any], kind: str) -> Any:
+    if kind not in table:
+        raise ValueError(f"state has a {kind!r}, which is unknown")
+    return table[kind]

@@ -1,0 +1,44 @@
+"""Virtual time: events by (time, priority, sequence), so that ties are settled the same way in every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+URGENT = 0
+NORMAL = 1
+
+
+class Timeline:
+    """A queue of future actions and the clock that they move. It is a `holdfast.clock.Clock`."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self.now = start
+        self._queue: list[tuple[float, int, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._sequence = count()
+
+    def monotonic(self) -> float:
+        """Return virtual seconds."""
+        return self.now
+
+    def time(self) -> float:
+        """Return virtual seconds, as unix time."""
+        return self.now
+
+    def after(self, delay: float, action: Callable[..., object], *args: Any) -> None:
+        """Schedule an action `delay` seconds from now."""
+        heappush(self._queue, (self.now + delay, NORMAL, next(self._sequence), action, args))
+
+    def at(self, time: float, action: Callable[..., object], *args: Any, priority: int = NORMAL) -> None:
+        """Schedule an action at a time that is not past."""
+        heappush(self._queue, (max(time, self.now), priority, next(self._sequence), action, args))
+
+    def step(self) -> bool:
+        """Run the next action; False where there is none."""
+        if not self._queue:
+            return False
+        self.now, _, _, action, args = heappop(self._queue)
+        action(*args)
+        return True

@@ -1,0 +1,282 @@
+"""A cluster of failing machines under one virtual clock, and the run of a fault plan on it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from holdfast.coordination import messages as msg
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.worker import WorkerMachine
+from holdfast.simulation.agent import SimAgent
+from holdfast.simulation.clock import Timeline
+from holdfast.simulation.collectives import Group
+from holdfast.simulation.coordinator import CoordinatorShell
+from holdfast.simulation.durable import CheckpointDirectory, CheckpointFile, MemoryJournal, MemoryStore
+from holdfast.simulation.faults import FaultPlan
+from holdfast.simulation.injection import Injector
+from holdfast.simulation.invariants import Checker
+from holdfast.simulation.network import Connection
+from holdfast.simulation.process import Process
+from holdfast.simulation.worker import SimWorker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """How long things take: (least, most) seconds, drawn evenly."""
+
+    link: tuple[float, float] = (0.0005, 0.003)
+    collective: tuple[float, float] = (0.001, 0.01)
+    closing: tuple[float, float] = (0.0, 2.0)
+    build_timeout_s: float = 1.0
+    spans: dict[str, tuple[float, float]] = field(
+        default_factory=lambda: {
+            "start": (0.01, 0.1),
+            "restart": (0.05, 0.3),
+            "exit": (0.0, 0.02),
+            "reconnect": (0.02, 0.3),
+            "micro_batch": (0.01, 0.03),
+            "pause": (0.0, 0.002),
+            "apply": (0.002, 0.01),
+            "abandon": (0.0005, 0.01),
+            "build": (0.005, 0.03),
+            "load": (0.02, 0.1),
+            "transfer": (0.01, 0.1),
+            "retry": (0.005, 0.02),
+            "checkpoint": (0.02, 0.2),
+            "rename": (0.001, 0.01),
+        }
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What is under test; a mutation test puts broken ones here."""
+
+    coordinator: type[Coordinator] = Coordinator
+    worker: type[WorkerMachine] = WorkerMachine
+    store: type[MemoryStore] = MemoryStore
+    journal: type[MemoryJournal] = MemoryJournal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended; `events` counts the simulation's own."""
+
+    exit_code: int
+    why: str
+    time: float
+    events: int
+
+
+#: Virtual seconds that a job may take after its last fault before it counts as stuck.
+PATIENCE_S = 60.0
+
+
+class Cluster:
+    """Everything of one run. Deterministic: the same plan and parts give the same run."""
+
+    def __init__(self, plan: FaultPlan, parts: Parts | None = None, *, keep_trace: bool = False) -> None:
+        self.plan = plan
+        self.parts = parts or Parts()
+        self.timing = Timing()
+        self.rng = Random(plan.seed * 7919 + 1)
+        self.timeline = Timeline(1000.0)
+        self.config = CoordinatorConfig(
+            job="sim",
+            start_nodes=plan.start_nodes,
+            lease_s=1.0,
+            heartbeat_s=0.3,
+            tick_s=0.2,
+            report_timeout_s=2.0,
+            prepare_timeout_s=3.0,
+            join_retry_s=0.3,
+            allow_faults=True,
+        )
+        self.store = self.parts.store()
+        self.journal = self.parts.journal()
+        self.checkpoints = CheckpointDirectory()
+        self.checker = Checker(self)
+        self.agents: dict[str, SimAgent] = {}
+        self.coordinator: CoordinatorShell | None = None
+        self.ended: tuple[int, str] | None = None
+        self.story: deque[tuple[Any, ...]] | None = deque(maxlen=20000) if keep_trace else None
+        self.injector = Injector(self, plan)
+        self._workers: dict[str, SimWorker] = {}
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._homeless: list[SimAgent] = []
+        self._counter = 0
+        self._writes = 0
+
+    # ---- running ----
+
+    def run(self) -> Outcome:
+        """Run the plan to its end.
+
+        Raises:
+            InvariantError: something that must never happen did.
+        """
+        self.start_coordinator()
+        for index in range(self.plan.nodes):
+            self.timeline.after(self.rng.uniform(0.0, self.plan.start_spread), self.add_node, f"n{index}")
+        self.injector.arm()
+        steps = 0
+        while not self.over:
+            self.timeline.step()
+            steps += 1
+            if self.timeline.now > self.injector.quiet_from + PATIENCE_S:
+                self.checker.stuck()
+        self.checker.finished()
+        assert self.ended is not None
+        return Outcome(exit_code=self.ended[0], why=self.ended[1], time=self.timeline.now - 1000.0, events=steps)
+
+    @property
+    def over(self) -> bool:
+        """True when the job has ended and no agent is left."""
+        return self.ended is not None and not any(agent.alive for agent in self.agents.values())
+
+    def trace(self, *what: Any) -> None:
+        """Keep a line of the story, where it is wanted."""
+        if self.story is not None:
+            self.story.append((round(self.timeline.now - 1000.0, 4), *what))
+
+    def after(self, span: str, process: Process, action: Callable[..., object], *args: Any) -> None:
+        """Let something happen in a process after a time that is drawn from `timing`."""
+        self.timeline.after(self.rng.uniform(*self.timing.spans[span]), process.deliver, action, *args)
+
+    def nonce(self) -> str:
+        """Return a name that no other process has."""
+        self._counter += 1
+        return f"{self._counter:08x}"
+
+    def pid(self) -> int:
+        """Return a process id that no other process has."""
+        self._counter += 1
+        return self._counter
+
+    def garbage(self) -> int:
+        """Return a value that is nowhere else."""
+        self._counter += 1
+        return -self._counter
+
+    # ---- nodes ----
+
+    def add_node(self, name: str) -> None:
+        """Start a node's agent, unless one of that name lives."""
+        known = self.agents.get(name)
+        if known is not None and known.alive:
+            return
+        self.trace(name, "starts")
+        agent = self.agents[name] = SimAgent(self, name, returned=known is not None)
+        agent.boot()
+
+    def add_worker(self, worker: SimWorker) -> None:
+        """Note a worker process."""
+        self._workers[worker.id] = worker
+
+    def worker(self, name: str) -> SimWorker | None:
+        """Return a living worker process (perhaps stopped), None where it is dead."""
+        worker = self._workers.get(name)
+        return worker if worker is not None and worker.alive else None
+
+    def group(self, plan: msg.EpochPlan) -> Group:
+        """Return the group of an epoch, the same for all its members."""
+        key = (plan.term, plan.epoch)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(plan, self.timeline, self.rng, self.timing.collective)
+            for member in plan.members:
+                if self.worker(member.worker) is None:
+                    group.failed = True
+        return group
+
+    def boundary(self, worker: SimWorker, name: str) -> bool:
+        """Let the plan strike a worker here; True where it is dead or stopped now."""
+        injector = self.injector
+        if injector.watching:
+            injector.at_boundary(worker, name)
+            return not worker.alive
+        return False
+
+    # ---- checkpoints ----
+
+    def write_checkpoint(self, epoch: int, step: int, state: int) -> str:
+        """Put a complete checkpoint under a temporary name; return the name that it will have."""
+        name = f"step-{step}-epoch-{epoch}"
+        self.checkpoints.files.setdefault(name, CheckpointFile(step=step, state=state, epoch=epoch))
+        return name
+
+    def checkpoints_renamed(self, worker: SimWorker, order: msg.AcceptCheckpoint) -> None:
+        """Give an accepted checkpoint its final name."""
+        self.after("rename", worker, self._rename, worker, order)
+
+    def _rename(self, worker: SimWorker, order: msg.AcceptCheckpoint) -> None:
+        file = self.checkpoints.files[order.name]
+        file.final = True
+        worker.tell(msg.CheckpointKept(worker=worker.id, step=order.step, name=order.name, bytes=1, seconds=0.1))
+
+    # ---- coordinators ----
+
+    def start_coordinator(self) -> None:
+        """Start a coordinator from what the store and the journal hold; waiting agents find it."""
+        if self.coordinator is not None and self.coordinator.alive and not self.coordinator.stopped:
+            return
+        shell = self.coordinator = CoordinatorShell(self, self.pid())
+        self.trace("coordinator", shell.pid, "starts", self.store.version)
+        shell.boot()
+        homeless, self._homeless = self._homeless, []
+        for agent in homeless:
+            self.after("reconnect", agent, agent.connect)
+
+    def supersede(self) -> None:
+        """Start another coordinator beside the one that is paused."""
+        old = self.coordinator
+        self.start_coordinator()
+        if old is None or self.coordinator is old:
+            return
+        for agent in self.agents.values():
+            self.after("reconnect", agent, agent.reconnect_to_new)
+
+    def coordinator_gone(self, shell: CoordinatorShell) -> None:
+        """A coordinator died; the plan says for how long there is none."""
+        if shell is self.coordinator:
+            self.coordinator = None
+            self.timeline.after(self.injector.down_s, self.start_coordinator)
+            self.injector.extend(self.injector.down_s)
+
+    def connect(self, agent: SimAgent) -> Connection | None:
+        """Connect an agent; None where nobody listens: it will be woken when somebody does."""
+        shell = self.coordinator
+        if shell is None or not shell.alive:
+            self._homeless.append(agent)
+            return None
+        number = self.pid()
+        connection = shell.connections[number] = Connection(self, number, agent, shell)
+        return connection
+
+    def write_due(self, shell: CoordinatorShell) -> bool:
+        """Count a coordinator's write; True where it dies before it."""
+        self._writes += 1
+        if self.injector.dies_before(self._writes):
+            self.injector.down_s = self.plan.crash_down_s
+            shell.crash()
+            return True
+        return not shell.alive
+
+    def job_ended(self, exit_code: int, why: str) -> None:
+        """A coordinator says that the job is over."""
+        self.ended = (exit_code, why)
+        self.checker.job_ended(exit_code, why)
+
+
+def run_plan(plan: FaultPlan, parts: Parts | None = None) -> Outcome:
+    """Run one plan.
+
+    Raises:
+        InvariantError: with the plan in its message.
+    """
+    return Cluster(plan, parts).run()

@@ -1,0 +1,153 @@
+"""Collectives as the protocol may assume them, and no better.
+
+An operation can complete at a rank only once all ranks of the group have issued it. After a failure (a member died, or
+halted and abandoned it) any subset of those for whom it could have completed completes; the others hang, or get an
+error. A stopped member holds some of the others up until it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any, Protocol
+
+from holdfast.coordination.messages import EpochPlan
+from holdfast.simulation.clock import Timeline
+
+
+class Rank(Protocol):
+    """What a group asks of its members."""
+
+    id: str
+
+    def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
+
+    def operation_done(self, operation: Operation, value: Any) -> None: ...
+
+    def operation_failed(self, operation: Operation) -> None: ...
+
+
+class Operation:
+    """One collective: who has issued it with what, who still waits for it, and who waits in vain."""
+
+    __slots__ = ("hung", "key", "payloads", "scheduled", "value", "waiting")
+
+    def __init__(self, key: tuple[str, int]) -> None:
+        self.key = key
+        self.payloads: dict[str, Any] = {}
+        self.waiting: dict[str, Rank] = {}
+        self.hung: set[str] = set()
+        self.scheduled: set[str] = set()
+        #: the result once all have issued it, None before
+        self.value: Any = None
+
+
+class Group:
+    """The communicator of one epoch."""
+
+    def __init__(self, plan: EpochPlan, timeline: Timeline, rng: Random, duration: tuple[float, float]) -> None:
+        self.plan = plan
+        self.size = len(plan.members)
+        self.failed = False
+        self._timeline = timeline
+        self._rng = rng
+        self._duration = duration
+        self._operations: dict[tuple[str, int], Operation] = {}
+        self._stalled: dict[str, list[tuple[Operation, Rank]]] = {}
+
+    def issue(
+        self, rank: Rank, kind: str, step: int, payload: Any, combine: Callable[[Iterable[Any]], Any]
+    ) -> Operation:
+        """Take part in an operation; `operation_done` or `operation_failed` follows, or nothing."""
+        key = (kind, step)
+        operation = self._operations.get(key)
+        if operation is None:
+            operation = self._operations[key] = Operation(key)
+        operation.payloads[rank.id] = payload
+        operation.waiting[rank.id] = rank
+        if len(operation.payloads) == self.size:
+            del self._operations[key]
+            members = (member.worker for member in self.plan.members)
+            operation.value = combine(operation.payloads[worker] for worker in members)
+            self._operations[key] = operation
+            for waiting in list(operation.waiting.values()):
+                self._fate(operation, waiting) if self.failed else self._complete_later(operation, waiting)
+            self._forget_before(step)
+        elif self.failed:
+            self._fate(operation, rank)
+        return operation
+
+    def abandon(self, rank: Rank, operation: Operation) -> None:
+        """A rank halts and leaves an operation; its connections are severed."""
+        operation.waiting.pop(rank.id, None)
+        self.fail(rank.id)
+
+    def fail(self, worker: str) -> None:
+        """A member is gone, or has left: nobody can rely on anything any more."""
+        self.failed = True
+        for operation in self._operations.values():
+            for rank in list(operation.waiting.values()):
+                if rank.id != worker:
+                    self._fate(operation, rank)
+
+    def glitch(self, worker: str) -> bool:
+        """Let the operation that a rank waits for fail with nobody dead; False where it waits for none."""
+        for operation in self._operations.values():
+            rank = operation.waiting.get(worker)
+            if rank is not None and worker not in operation.hung:
+                self.failed = True
+                self._error_later(operation, rank)
+                return True
+        return False
+
+    def stall(self, worker: str) -> None:
+        """A member is stopped: some of those that wait for a result get it only when it goes on."""
+        held = self._stalled.setdefault(worker, [])
+        for operation in self._operations.values():
+            for rank in operation.waiting.values():
+                due = operation.value is not None and rank.id not in operation.hung and rank.id != worker
+                if due and self._rng.random() < 0.5:
+                    operation.hung.add(rank.id)
+                    held.append((operation, rank))
+
+    def unstall(self, worker: str) -> None:
+        """The stopped member goes on."""
+        for operation, rank in self._stalled.pop(worker, ()):
+            operation.hung.discard(rank.id)
+            operation.scheduled.discard(rank.id)
+            self._complete_later(operation, rank)
+
+    def _forget_before(self, step: int) -> None:
+        """All have issued an operation of `step`, so whatever came before is behind everybody who can still use it."""
+        old = [key for key, operation in self._operations.items() if key[1] < step and not operation.waiting]
+        for key in old:
+            del self._operations[key]
+
+    def _fate(self, operation: Operation, rank: Rank) -> None:
+        if rank.id in operation.hung:
+            return
+        draw = self._rng.random()
+        if operation.value is not None and draw < 0.4:
+            self._complete_later(operation, rank)
+        elif draw < 0.7:
+            operation.hung.add(rank.id)
+        else:
+            self._error_later(operation, rank)
+
+    def _complete_later(self, operation: Operation, rank: Rank) -> None:
+        if rank.id in operation.scheduled:
+            return
+        operation.scheduled.add(rank.id)
+        self._timeline.after(self._rng.uniform(*self._duration), rank.deliver, self._complete, operation, rank)
+
+    def _complete(self, operation: Operation, rank: Rank) -> None:
+        if rank.id not in operation.hung and operation.waiting.pop(rank.id, None) is not None:
+            rank.operation_done(operation, operation.value)
+
+    def _error_later(self, operation: Operation, rank: Rank) -> None:
+        operation.hung.add(rank.id)
+        self._timeline.after(self._rng.uniform(*self._duration), rank.deliver, self._error, operation, rank)
+
+    def _error(self, operation: Operation, rank: Rank) -> None:
+        if operation.waiting.pop(rank.id, None) is not None:
+            rank.operation_failed(operation)

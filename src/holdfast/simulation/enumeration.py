@@ -1,0 +1,56 @@
+"""Every schedule of three ranks with up to two failures and a coordinator that dies at any write, by number."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from holdfast.simulation.faults import STEP_BOUNDARIES, Fault, FaultKind, FaultPlan, random_plan
+
+RANKS = 3
+WRITES = 30
+#: seeds from here on name enumerated schedules
+FIRST_SEED = 1_000_000_000
+
+_KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
+_IN_RECOVERY = ("stopped", "begun", "built", "entered")
+#: longer than a lease: the node is expelled, and wakes up
+_STOPPED_S = 1.3
+
+FIRSTS = tuple(product(range(RANKS), STEP_BOUNDARIES, _KINDS))
+#: the other rank is counted from the first failure's; None: there is no second failure
+SECONDS = (None, *product(range(1, RANKS), STEP_BOUNDARIES + _IN_RECOVERY, _KINDS))
+SCHEDULES = len(FIRSTS) * len(SECONDS) * (WRITES + 1)
+
+
+def enumerated_plan(number: int) -> FaultPlan:
+    """Return schedule `number` of `SCHEDULES`: a failure in step 2, a second one, a write where the coordinator dies.
+
+    The write is counted from the first failure on; 0: it lives.
+    """
+    rest, write = divmod(number, WRITES + 1)
+    first, second = divmod(rest, len(SECONDS))
+    rank, boundary, kind = FIRSTS[first]
+    faults = [_failure(rank, boundary, kind)]
+    other = SECONDS[second]
+    if other is not None:
+        faults.append(_failure((rank + other[0]) % RANKS, other[1], other[2]))
+    return FaultPlan(
+        seed=FIRST_SEED + number,
+        nodes=RANKS,
+        start_nodes=RANKS,
+        steps=3,
+        micro_batches=3,
+        start_spread=0.0,
+        faults=tuple(faults),
+        crashes_after_strike=(write,) if write else (),
+    )
+
+
+def plan_of(seed: int) -> FaultPlan:
+    """Return the plan of a seed, random or enumerated."""
+    return random_plan(seed) if seed < FIRST_SEED else enumerated_plan(seed - FIRST_SEED)
+
+
+def _failure(rank: int, boundary: str, kind: FaultKind) -> Fault:
+    step = 2 if boundary in STEP_BOUNDARIES else 0
+    return Fault(kind=kind, target=rank, boundary=boundary, step=step, duration=_STOPPED_S)

@@ -1,0 +1,150 @@
+"""Fault plans: what goes wrong, when or where, declared before the run; a seed gives the same plan for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from random import Random
+
+
+class FaultKind(StrEnum):
+    """What can go wrong. A pause has a duration; `target` counts living nodes, modulo."""
+
+    KILL_NODE = "kill_node"  # the coordinator sees a reset at once
+    SILENT_NODE = "silent_node"  # gone without a word
+    STOP_NODE = "stop_node"  # SIGSTOP ... SIGCONT
+    KILL_WORKER = "kill_worker"
+    STOP_WORKER = "stop_worker"
+    RAISE_APPLY = "raise_apply"
+    CUT = "cut"  # agent and coordinator lose each other, both live
+    GLITCH = "glitch"  # a collective fails with nobody dead
+    CRASH_COORDINATOR = "crash_coordinator"  # down for the duration
+    PAUSE_COORDINATOR = "pause_coordinator"
+    SUPERSEDE = "supersede"  # paused, replaced, and waking up
+    JOIN = "join"
+    RETURN = "return"  # a node that is gone comes back under its name
+    DAMAGE = "damage"  # the newest checkpoint is cut short
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One fault: at a time, or when a worker of `node` is at a boundary of a step (0: of any step).
+
+    `target` chooses the node, `duration` is in seconds.
+    """
+
+    kind: FaultKind
+    time: float = 0.0
+    target: int = 0
+    duration: float = 0.0
+    boundary: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultPlan:
+    """A job and all that goes wrong in it.
+
+    crashes: the coordinator dies before its n-th writes (records, events and messages count; 1-based);
+    crashes_after_strike: the same, counted from the first fault on.
+    """
+
+    seed: int
+    nodes: int = 3
+    start_nodes: int = 3
+    workers_per_node: int = 1
+    steps: int = 5
+    micro_batches: int = 6
+    micro_batch: int = 4
+    checkpoint_every: int = 0
+    start_spread: float = 0.05
+    faults: tuple[Fault, ...] = ()
+    crashes: tuple[int, ...] = ()
+    crashes_after_strike: tuple[int, ...] = ()
+    crash_down_s: float = 0.2
+
+    def __str__(self) -> str:
+        """Say everything, one fault a line."""
+        head = repr(replace(self, faults=()))
+        return "\n  ".join([head, *(repr(fault) for fault in self.faults)])
+
+
+#: Where a worker can be struck, in the order of a step.
+STEP_BOUNDARIES = ("computing", "reducing", "reduced", "voted", "passed", "applying", "applied")
+OTHER_BOUNDARIES = ("attach", "begun", "built", "entering", "entered", "stopped", "receiving", "sending", "finishing")
+
+_RANDOM_KINDS = (
+    (FaultKind.KILL_NODE, 6),
+    (FaultKind.SILENT_NODE, 3),
+    (FaultKind.STOP_NODE, 5),
+    (FaultKind.KILL_WORKER, 5),
+    (FaultKind.STOP_WORKER, 3),
+    (FaultKind.RAISE_APPLY, 2),
+    (FaultKind.CUT, 4),
+    (FaultKind.GLITCH, 2),
+    (FaultKind.CRASH_COORDINATOR, 4),
+    (FaultKind.PAUSE_COORDINATOR, 3),
+    (FaultKind.SUPERSEDE, 2),
+    (FaultKind.JOIN, 6),
+    (FaultKind.RETURN, 4),
+    (FaultKind.DAMAGE, 1),
+)
+_KINDS = [kind for kind, weight in _RANDOM_KINDS for _ in range(weight)]
+_AT_BOUNDARY = (
+    FaultKind.KILL_NODE,
+    FaultKind.SILENT_NODE,
+    FaultKind.STOP_NODE,
+    FaultKind.KILL_WORKER,
+    FaultKind.STOP_WORKER,
+    FaultKind.CUT,
+    FaultKind.CRASH_COORDINATOR,
+)
+_SIZES = (1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 8, 12, 16)
+
+
+def random_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed: up to 16 nodes, single faults and storms."""
+    rng = Random(seed)
+    nodes = rng.choice(_SIZES)
+    steps = rng.randint(3, 10 if nodes <= 6 else 6)
+    span = 0.15 * steps + 0.3
+    faults: list[Fault] = []
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 4, 6))):
+        faults += _random_faults(rng, nodes, steps, rng.uniform(0.0, span))
+    crashes = tuple(sorted(rng.randint(1, 40 * nodes) for _ in range(rng.choice((0, 0, 0, 1, 1, 2)))))
+    return FaultPlan(
+        seed=seed,
+        nodes=nodes,
+        start_nodes=rng.randint(1, nodes),
+        workers_per_node=1 if nodes > 4 else rng.choice((1, 1, 1, 2)),
+        steps=steps,
+        micro_batches=rng.randint(1, 10),
+        checkpoint_every=rng.choice((0, 0, 1, 2, 3)),
+        start_spread=rng.choice((0.0, 0.05, 1.0)),
+        faults=tuple(faults),
+        crashes=crashes,
+        crash_down_s=rng.choice((0.01, 0.2, 1.5)),
+    )
+
+
+def _random_faults(rng: Random, nodes: int, steps: int, time: float) -> list[Fault]:
+    """Return one fault, or a storm of them within a tenth of a second."""
+    out: list[Fault] = []
+    for _ in range(rng.choice((1, 1, 1, 2, nodes + 1))):
+        kind = rng.choice(_KINDS)
+        boundary = ""
+        if kind in _AT_BOUNDARY and rng.random() < 0.5:
+            boundary = rng.choice(STEP_BOUNDARIES + OTHER_BOUNDARIES)
+        out.append(
+            Fault(
+                kind=kind,
+                time=time + rng.uniform(0.0, 0.1),
+                target=rng.randrange(64),
+                duration=rng.choice((0.02, 0.2, 0.7, 1.5, 4.0)),
+                boundary=boundary,
+                step=rng.randint(0, steps) if boundary in STEP_BOUNDARIES else 0,
+            )
+        )
+        if len(out) == 8:
+            break
+    return out

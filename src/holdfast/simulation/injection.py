@@ -1,0 +1,167 @@
+"""Carries out a fault plan on a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.simulation.faults import Fault, FaultKind, FaultPlan
+
+if TYPE_CHECKING:
+    from holdfast.simulation.agent import SimAgent
+    from holdfast.simulation.cluster import Cluster
+    from holdfast.simulation.worker import SimWorker
+
+#: A plan may kill everybody: one more node comes this long after its last fault, so that somebody can finish.
+_RESCUE_AFTER_S = 1.0
+
+
+class Injector:
+    """Strikes at times, at boundaries and before writes; knows from when on nothing more goes wrong."""
+
+    def __init__(self, cluster: Cluster, plan: FaultPlan) -> None:
+        self.down_s = plan.crash_down_s
+        #: no fault of the plan is active after this time
+        self.quiet_from = cluster.timeline.now
+        self._cluster = cluster
+        self._plan = plan
+        self._at_boundary = [fault for fault in plan.faults if fault.boundary]
+        self._next_node = plan.nodes
+        self._crashes = set(plan.crashes)
+        self._writes = 0
+        self._struck = False
+        self.extend(plan.start_spread)
+
+    @property
+    def watching(self) -> bool:
+        """True while some fault waits for a boundary."""
+        return bool(self._at_boundary)
+
+    def dies_before(self, write: int) -> bool:
+        """Tell whether the coordinator dies before its n-th write."""
+        self._writes = write
+        return write in self._crashes
+
+    def arm(self) -> None:
+        """Schedule what strikes at a time."""
+        timeline = self._cluster.timeline
+        for fault in self._plan.faults:
+            if not fault.boundary:
+                timeline.after(fault.time, self.strike, fault)
+                self.extend(fault.time + fault.duration)
+        if self._plan.faults:
+            self.extend(_RESCUE_AFTER_S)
+            timeline.at(self.quiet_from, self._rescue)
+
+    def extend(self, seconds: float) -> None:
+        """Something is wrong until `seconds` from now."""
+        self.quiet_from = max(self.quiet_from, self._cluster.timeline.now + seconds)
+
+    def at_boundary(self, worker: SimWorker, name: str) -> None:
+        """Strike where a fault waits for this place."""
+        for fault in self._at_boundary:
+            here = fault.boundary == name and fault.step in (0, worker.machine.step)
+            if not here or fault.target % self._plan.nodes != _number(worker.agent.name) % self._plan.nodes:
+                continue
+            self._at_boundary.remove(fault)
+            self._cluster.trace(worker.id, "at", name)
+            self._strike(fault, worker.agent, worker)
+            self.extend(fault.duration + _RESCUE_AFTER_S)
+            self._cluster.timeline.after(fault.duration + _RESCUE_AFTER_S, self._rescue)
+            return
+
+    def strike(self, fault: Fault) -> None:
+        """Let a timed fault happen to whoever is its target now."""
+        agents = [agent for agent in self._cluster.agents.values() if agent.alive]
+        agent = agents[fault.target % len(agents)] if agents else None
+        worker = agent.workers[fault.target // 7 % len(agent.workers)] if agent and agent.workers else None
+        self._strike(fault, agent, worker)
+
+    def _strike(self, fault: Fault, agent: SimAgent | None, worker: SimWorker | None) -> None:
+        cluster = self._cluster
+        if cluster.over:
+            return
+        if not self._struck:
+            self._struck = True
+            self._crashes.update(self._writes + after for after in self._plan.crashes_after_strike)
+        cluster.trace("FAULT", fault.kind, agent.name if agent else None, worker.id if worker else None, fault.duration)
+        kind = fault.kind
+        if kind is FaultKind.JOIN:
+            cluster.add_node(f"n{self._next_node}")
+            self._next_node += 1
+        elif kind is FaultKind.RETURN:
+            gone = sorted(name for name, other in cluster.agents.items() if not other.alive and other.exit_code is None)
+            if gone:
+                cluster.add_node(gone[fault.target % len(gone)])
+        elif kind is FaultKind.DAMAGE:
+            cluster.checkpoints.damage_newest()
+        elif kind in (FaultKind.CRASH_COORDINATOR, FaultKind.PAUSE_COORDINATOR, FaultKind.SUPERSEDE):
+            self._strike_coordinator(fault)
+        elif agent is not None:
+            self._strike_node(fault, agent)
+            if worker is not None:
+                self._strike_worker(fault, worker)
+
+    def _strike_coordinator(self, fault: Fault) -> None:
+        cluster, timeline = self._cluster, self._cluster.timeline
+        shell = cluster.coordinator
+        if shell is None:
+            return
+        if fault.kind is FaultKind.CRASH_COORDINATOR:
+            self.down_s = fault.duration
+            # Not from within: a boundary may be reached while the coordinator's own message is being handled.
+            timeline.after(0.0, shell.crash)
+            self.extend(fault.duration)
+            return
+        shell.stop()
+        timeline.after(fault.duration, shell.resume)
+        self.extend(fault.duration)
+        if fault.kind is FaultKind.SUPERSEDE:
+            timeline.after(fault.duration * 0.5, cluster.supersede)
+
+    def _strike_node(self, fault: Fault, agent: SimAgent) -> None:
+        rng, timeline = self._cluster.rng, self._cluster.timeline
+        match fault.kind:
+            case FaultKind.KILL_NODE:
+                agent.kill(seen=True)
+            case FaultKind.SILENT_NODE:
+                agent.kill(seen=False)
+            case FaultKind.STOP_NODE:
+                agent.stop()
+                timeline.after(fault.duration, agent.resume)
+            case FaultKind.CUT:
+                above, below = rng.choice(((0.0, 0.0), (0.0, 0.5), (0.5, 0.0), (0.01, 0.01)))
+                agent.cut(lose=rng.random() < 0.5, above_s=above, below_s=below)
+            case _:
+                pass
+
+    def _strike_worker(self, fault: Fault, worker: SimWorker) -> None:
+        cluster = self._cluster
+        match fault.kind:
+            case FaultKind.KILL_WORKER:
+                worker.kill()
+                cluster.after("exit", worker.agent, worker.agent.worker_ended, worker, -9, "process_exit")
+            case FaultKind.STOP_WORKER:
+                worker.stop()
+                worker.agent.watch_stopped(worker)
+                cluster.timeline.after(fault.duration, worker.resume)
+            case FaultKind.RAISE_APPLY:
+                worker.raise_next = True
+            case FaultKind.GLITCH:
+                worker.glitch()
+            case _:
+                pass
+
+    def _rescue(self) -> None:
+        """Bring nodes where none is left, or too few to start."""
+        cluster = self._cluster
+        if cluster.ended is not None:
+            return
+        started = cluster.store.record is not None and cluster.store.record.epoch > 0
+        alive = sum(agent.alive for agent in cluster.agents.values())
+        for _ in range(alive, 1 if started else self._plan.start_nodes):
+            cluster.add_node(f"n{self._next_node}")
+            self._next_node += 1
+
+
+def _number(node: str) -> int:
+    return int(node[1:])

@@ -1,0 +1,293 @@
+"""What must hold after every event (DESIGN.md 3), checked as the events happen, from outside the machines.
+
+`_truth` is the decided lineage: the state that each step must have led to. A step enters it when the first member of
+the newest persisted plan applies it; a decision that undoes the step takes it out again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from holdfast.coordination import events as ev
+from holdfast.coordination import messages as msg
+from holdfast.coordination import worker as wm
+from holdfast.coordination.inputs import Input, Received
+from holdfast.coordination.messages import Commit, DecisionKind
+from holdfast.coordination.record import Record
+from holdfast.errors import EXIT_DONE
+from holdfast.simulation import training
+
+if TYPE_CHECKING:
+    from holdfast.simulation.agent import SimAgent
+    from holdfast.simulation.cluster import Cluster
+    from holdfast.simulation.coordinator import CoordinatorShell
+    from holdfast.simulation.worker import SimWorker
+
+
+class InvariantError(AssertionError):
+    """Something that must never happen did."""
+
+
+class Checker:
+    """Watches one run."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._truth: dict[int, int] = {}
+        #: (epoch, step) -> v and state, for all that ever passed it, expelled or not
+        self._passed: dict[tuple[int, int], tuple[Commit, int]] = {}
+        self._promised: dict[str, tuple[object, ...]] = {}
+        self._record: Record | None = None
+        self._term = 0
+        self._expelled: set[str] = set()
+        self._commits: dict[int, Commit] = {}
+        self._witnesses: dict[int, set[str]] = {}
+        self._last: ev.AnyEvent | None = None
+        self._committed = 0
+        self._epoch = 0
+        self._outcome = ""
+        self._saved: dict[str, int] = {}
+        #: the message of an expelled worker that is being handled: no write may come of it
+        self._stale: msg.WorkerMessage | None = None
+
+    # ---- a worker's side ----
+
+    def told(self, worker: SimWorker, message: msg.WorkerMessage) -> None:
+        """A worker says something; a report is a promise."""
+        if isinstance(message, msg.Report):
+            self._promised[worker.id] = self._stand(worker)
+
+    def began(self, worker: SimWorker, order: msg.Begin, accepted: bool) -> None:
+        """A Begin reached a worker."""
+        if accepted:
+            self._promised.pop(worker.id, None)
+
+    def issues(self, worker: SimWorker) -> None:
+        """A worker issues a collective."""
+        self._keeps_promise(worker, "issues a collective")
+        if not worker.whole:
+            self._fail(f"{worker.id} takes part in a step without a whole state")
+
+    def passes(self, worker: SimWorker) -> None:
+        """A worker's commit operation returns v."""
+        self._keeps_promise(worker, "passed")
+
+    def held(self, worker: SimWorker, task: wm.Compute) -> None:
+        """What the machine says is held must be there, and nothing else."""
+        if set(task.held) != set(worker.gradients):
+            self._fail(f"{worker.id} holds {sorted(worker.gradients)}, its machine says {sorted(task.held)}")
+        if not worker.whole:
+            self._fail(f"{worker.id} computes without a whole state")
+
+    def applied(self, worker: SimWorker, before: int, reduced: training.Reduced, commit: Commit) -> None:
+        """A worker applied a step."""
+        machine, plan = worker.machine, self._cluster.plan
+        self._keeps_promise(worker, "applied")
+        step = machine.applied or 0
+        if reduced.parts != training.expected_parts(before, step, plan.micro_batches):
+            self._fail(f"{worker.id} applied step {step} with other parts than each micro-batch once: {reduced}")
+        if commit.samples != plan.micro_batches * plan.micro_batch:
+            self._fail(f"{worker.id} applied step {step} with {commit.samples} samples")
+        counts = self._record is not None and _is_member(self._record, worker.id)
+        if counts:
+            self.holds(worker)
+            self._witnesses.setdefault(step, set()).add(worker.id)
+            known = self._commits.setdefault(step, commit)
+            if known != commit:
+                self._fail(f"{worker.id} applied step {step} with {commit}, not the recorded {known}")
+
+    def holds(self, worker: SimWorker) -> None:
+        """A worker holds a state (applied, received or loaded): it must be that of the decided lineage."""
+        step = worker.machine.applied or 0
+        if self._record is None or not _is_member(self._record, worker.id):
+            return
+        if self._truth.setdefault(step, worker.state) != worker.state:
+            self._fail(f"{worker.id} has another state of step {step} than the lineage")
+
+    def _keeps_promise(self, worker: SimWorker, what: str) -> None:
+        if worker.id in self._promised:
+            self._fail(f"{worker.id} {what} after its report and before the next Begin")
+
+    @staticmethod
+    def _stand(worker: SimWorker) -> tuple[object, ...]:
+        machine = worker.machine
+        return (machine.applied, machine.phase, machine.passed)
+
+    # ---- the coordinator's side ----
+
+    def handles(self, event: Input | None) -> None:
+        """An input is handled: nothing of an expelled worker may have had an effect."""
+        self._stale = None
+        if not isinstance(event, Received) or not isinstance(event.message, msg.FromWorker):
+            return
+        if event.message.message.worker in self._expelled:
+            self._stale = event.message.message
+
+    def persisted(self, shell: CoordinatorShell, record: Record) -> None:
+        """A record was swapped in."""
+        if record.term < self._term or (record.term == self._term and shell is not self._writer):
+            self._fail(f"term {record.term} of a superseded coordinator was written after term {self._term}")
+        self._without_effect(record)
+        self._term, self._writer = record.term, shell
+        before, self._record = self._record, record
+        if before is None or (before.plan is record.plan and before.pending is record.pending):
+            return
+        if record.epoch < before.epoch or record.lineage < before.lineage:
+            self._fail(f"epoch or lineage went back: {before} {record}")
+        after = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
+        self._taken_in_again(after & self._expelled)
+        if before.plan is not None:
+            self._expelled.update(worker for worker in before.plan.workers if worker not in after)
+        promoted = record.plan is not None and before.pending is not None and record.plan.epoch == before.pending.epoch
+        if record.decision is not before.decision and not promoted:
+            self._decided(record)
+
+    def _taken_in_again(self, workers: set[str]) -> None:
+        """Expelled workers are members again: only right for one that never heard that it was in an epoch."""
+        for worker in workers:
+            process = self._cluster.worker(worker)
+            if process is not None and process.machine.epoch > 0:
+                self._fail(f"{worker} was expelled in epoch {process.machine.epoch} and is a member again")
+            self._expelled.discard(worker)
+
+    def _decided(self, record: Record) -> None:
+        """A decision is written: what it undoes never counted, and its members with state must be able to follow."""
+        decision, plan = record.decision, record.plan
+        if decision is None:
+            return
+        kept = 0 if decision.kind is DecisionKind.START else decision.applied
+        first = -1 if decision.kind is DecisionKind.START else kept
+        self._truth = {step: state for step, state in self._truth.items() if step <= first}
+        self._commits = {step: commit for step, commit in self._commits.items() if step <= kept}
+        if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
+            known = self._commits.setdefault(decision.applied, decision.commit)
+            if known != decision.commit:
+                self._fail(f"FORWARD({decision.applied}) carries {decision.commit}, {known} was applied")
+        if decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied < self._committed:
+            self._fail(f"{decision} undoes step {self._committed}, which is committed")
+        for worker in plan.workers if plan else ():
+            process = self._cluster.worker(worker)
+            settled = decision.kind is DecisionKind.REDO and plan is not None and worker not in plan.sources
+            if process is not None and settled and process.machine.applied == decision.applied and process.whole:
+                self.holds(process)
+
+    def emitted(self, shell: CoordinatorShell, event: ev.AnyEvent) -> None:
+        """An event is in the journal."""
+        self._without_effect(event)
+        self._in_order(event)
+        self._last = event
+        match event:
+            case ev.StepCommitted():
+                self._step_committed(event)
+            case ev.RolledBack(to_step=step):
+                self._committed = step
+            case ev.EpochStarted(epoch=epoch):
+                if epoch <= self._epoch:
+                    self._fail(f"epoch {epoch} was announced after epoch {self._epoch}")
+                self._epoch = epoch
+            case ev.CheckpointSaved(step=step):
+                self._checkpoint_saved(step)
+            case ev.JobFinished(steps=steps):
+                self._outcome = "done"
+                if steps != self._cluster.plan.steps or self._committed != steps:
+                    self._fail(f"finished after {steps} steps of {self._cluster.plan.steps}")
+            case ev.JobFailed(why=why):
+                self._outcome = "failed"
+                self._failed(shell, why)
+            case _:
+                pass
+
+    def _in_order(self, event: ev.AnyEvent) -> None:
+        last = self._last
+        if event.seq != (last.seq if last else 0) + 1:
+            self._fail(f"{event} does not follow {last}")
+        if (last is None) != isinstance(event, ev.JobStarted):
+            self._fail(f"job_started must be the first event, and no other: {event}")
+        if last is not None and event.term < last.term:
+            self._fail(f"{event} of an older term after {last}")
+        if self._outcome and not isinstance(event, ev.NodeLeft | ev.CoordinatorRestarted):
+            self._fail(f"{event} after the job is {self._outcome}")
+
+    def _step_committed(self, event: ev.StepCommitted) -> None:
+        step, plan = event.step, self._cluster.plan
+        if step != self._committed + 1:
+            self._fail(f"step {step} was committed after step {self._committed}")
+        self._committed = step
+        if event.samples != plan.micro_batches * plan.micro_batch:
+            self._fail(f"step {step} was committed with {event.samples} samples")
+        commit = self._commits.get(step)
+        if commit is None or step not in self._truth:
+            self._fail(f"step {step} was committed, but no member applied it")
+        if event.loss != event.loss:
+            self._witnesses_dead(step)
+        elif event.loss != commit.loss_sum / commit.samples:
+            self._fail(f"step {step} was committed with loss {event.loss}, the lineage has {commit}")
+        assert self._record is not None
+        members = self._record.plan.workers if self._record.plan else ()
+        for worker in members:
+            process = self._cluster.worker(worker)
+            if process is not None and (process.machine.applied is None or process.machine.applied < step):
+                self._fail(f"step {step} was committed, but {worker} stands at {process.machine.applied}")
+
+    def _witnesses_dead(self, step: int) -> None:
+        """The loss of a step is unknown: only right where everybody who has applied it is dead or expelled."""
+        for worker in self._witnesses.get(step, ()):
+            if worker not in self._expelled and self._cluster.worker(worker) is not None:
+                self._fail(f"step {step} was committed without its loss, which {worker} knows")
+
+    def _checkpoint_saved(self, step: int) -> None:
+        assert self._record is not None
+        saved = self._record.checkpoints[-1]
+        file = self._cluster.checkpoints.files[saved.name]
+        if saved.step != step or file.step != step or not file.final:
+            self._fail(f"checkpoint {saved} of step {step} is {file}")
+        if step > self._committed or self._truth.get(step, file.state) != file.state:
+            self._fail(f"checkpoint {saved} is not on the decided lineage: {file}")
+        self._saved[saved.name] = step
+
+    def _without_effect(self, write: object) -> None:
+        if self._stale is not None:
+            self._fail(f"{self._stale} of an expelled worker had an effect: {write}")
+
+    # ---- how it ends ----
+
+    def refused_for_good(self, agent: SimAgent, refused: msg.Refused) -> None:
+        """A node was turned away: it has done nothing wrong, unless its namesake still counts as alive."""
+        if not self._outcome and not agent.returned:
+            self._fail(f"{agent.name} was refused for good: {refused.why}")
+
+    def _failed(self, shell: CoordinatorShell, why: str) -> None:
+        """NothingLeft, and only where nothing is left."""
+        if "have no live copy" not in why:
+            self._fail(f"the job failed: {why}")
+        for info in shell.machine.members.workers():
+            process = self._cluster.worker(info.id)
+            if process is not None and process.whole and (process.machine.applied or 0) >= self._committed > 0:
+                self._fail(f"the job failed although {info.id} holds step {process.machine.applied}: {why}")
+        for name in self._saved:
+            if not self._cluster.checkpoints.files[name].damaged:
+                self._fail(f"the job failed although checkpoint {name} is there: {why}")
+
+    def job_ended(self, exit_code: int, why: str) -> None:
+        """A coordinator ends the job: the journal must say so already."""
+        if (exit_code == EXIT_DONE) != (self._outcome == "done") or not self._outcome:
+            self._fail(f"the job ended with {exit_code} ({why}); the journal says {self._outcome!r}")
+
+    def finished(self) -> None:
+        """The run is over."""
+        if not self._outcome:
+            self._fail("the run is over and the journal does not say how")
+
+    def stuck(self) -> NoReturn:
+        """The bounded time is up."""
+        self._fail("the job is stuck")
+
+    def _fail(self, what: str) -> NoReturn:
+        now = self._cluster.timeline.now - 1000.0
+        raise InvariantError(f"at {now:.4f}: {what}\nseed {self._cluster.plan.seed}: {self._cluster.plan}")
+
+    _writer: CoordinatorShell | None = None
+
+
+def _is_member(record: Record, worker: str) -> bool:
+    return any(plan is not None and plan.rank(worker) is not None for plan in (record.plan, record.pending))

@@ -1,0 +1,88 @@
+"""One agent's connection to a coordinator: FIFO in each direction, with delays; it can be cut, or fall silent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.coordination.inputs import Disconnected, Received
+from holdfast.coordination.messages import AgentMessage, CoordinatorMessage
+
+if TYPE_CHECKING:
+    from holdfast.simulation.agent import SimAgent
+    from holdfast.simulation.cluster import Cluster
+    from holdfast.simulation.coordinator import CoordinatorShell
+
+
+class Connection:
+    """Both ends of a TCP connection."""
+
+    def __init__(self, cluster: Cluster, number: int, agent: SimAgent, coordinator: CoordinatorShell) -> None:
+        self.number = number
+        self.agent = agent
+        self.coordinator = coordinator
+        self._cluster = cluster
+        self._last_up = self._last_down = 0.0
+        #: nothing in flight arrives any more
+        self._lost = False
+        #: nothing more is accepted for sending
+        self._cut = False
+        self._closing = False
+
+    def send_up(self, message: AgentMessage) -> None:
+        """Send to the coordinator; one that is closing the connection still listens."""
+        if not self._cut or self._closing:
+            self._last_up = self._arrival(self._last_up)
+            self._cluster.timeline.at(self._last_up, self._arrive_up, message)
+
+    def send_down(self, message: CoordinatorMessage) -> None:
+        """Send to the agent."""
+        if not self._cut:
+            self._last_down = self._arrival(self._last_down)
+            self._cluster.timeline.at(self._last_down, self._arrive_down, message)
+
+    def close_from_above(self) -> None:
+        """The coordinator closes after what it has sent."""
+        if not self._cut:
+            self._cut = self._closing = True
+            # What the agent says until the closing handshake is over still arrives.
+            self._cluster.timeline.after(self._cluster.rng.uniform(*self._cluster.timing.closing), self._end_above)
+            self._last_down = self._arrival(self._last_down)
+            self._cluster.timeline.at(self._last_down, self._notify_agent)
+
+    def close_from_below(self, *, seen: bool = True) -> None:
+        """The agent's end is gone; `seen`: the coordinator's machine is told (a reset), after what was sent."""
+        if self._cut:
+            return
+        self._cut = True
+        if seen:
+            self._last_up = self._arrival(self._last_up)
+            self._cluster.timeline.at(self._last_up, self._end_above)
+
+    def cut(self, *, lose: bool, above_s: float, below_s: float) -> None:
+        """The network breaks; each end notices after its own time, what is in flight may be lost."""
+        if self._cut:
+            return
+        self._cut, self._lost = True, lose
+        timeline = self._cluster.timeline
+        timeline.at(max(self._last_up, timeline.now + above_s), self._end_above)
+        timeline.at(max(self._last_down, timeline.now + below_s), self._notify_agent)
+
+    def _arrival(self, last: float) -> float:
+        cluster = self._cluster
+        return max(last, cluster.timeline.now + cluster.rng.uniform(*cluster.timing.link))
+
+    def _arrive_up(self, message: AgentMessage) -> None:
+        if not self._lost:
+            coordinator = self.coordinator
+            coordinator.deliver(coordinator.feed_connection, self.number, Received(self.number, message))
+
+    def _arrive_down(self, message: CoordinatorMessage) -> None:
+        if not self._lost:
+            self.agent.deliver(self.agent.hear, self, message)
+
+    def _end_above(self) -> None:
+        coordinator = self.coordinator
+        coordinator.deliver(coordinator.forget_connection, self.number, Disconnected(self.number))
+
+    def _notify_agent(self) -> None:
+        self.agent.deliver(self.agent.disconnected, self)

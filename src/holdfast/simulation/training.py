@@ -1,0 +1,74 @@
+"""What stands for a model's state: a chain of hashes over exactly what went into it.
+
+state(k) = H(state(k-1), the parts of step k, how they were rounded, v): a doubled or lost micro-batch, a gradient of
+another state, another v or a torn transfer gives another value. Rounding depends on who reduced, as with real floats,
+so that a step that was done again is never mistaken for the first attempt. Only integers and floats are hashed: the
+values are the same in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from holdfast.coordination.messages import Commit
+
+
+class Reduced(NamedTuple):
+    """The result of a reduction: which parts are in it, sorted, and a token for its bits."""
+
+    parts: tuple[int, ...]
+    rounding: int
+
+
+class Vote(NamedTuple):
+    """What one rank puts into the commit operation."""
+
+    grad_square: float
+    loss_sum: float
+    samples: int
+    swap: int
+
+
+def initial_state(token: int) -> int:
+    """Return a fresh worker's state, different for each."""
+    return hash((11, token))
+
+
+def gradient(state: int, step: int, micro_batch: int) -> int:
+    """Return the gradient of one micro-batch of a step on a state."""
+    return hash((13, state, step, micro_batch))
+
+
+def reduce_parts(shares: Iterable[Iterable[int]], epoch: int) -> Reduced:
+    """Unite the ranks' gradients; nothing is dropped, so what is in twice shows."""
+    parts = tuple(sorted(part for share in shares for part in share))
+    return Reduced(parts, hash((17, epoch, parts)))
+
+
+def vote(reduced: Reduced, share: Iterable[int], samples: int, swap: int) -> Vote:
+    """Return one rank's part of v."""
+    return Vote(float(reduced.rounding % 1048573), float(sum(part % 1009 for part in share)), samples, swap)
+
+
+def combine(votes: Iterable[Vote]) -> Commit:
+    """Return v."""
+    votes = list(votes)
+    return Commit(
+        grad_square=sum(vote.grad_square for vote in votes),
+        loss_sum=sum(vote.loss_sum for vote in votes),
+        samples=sum(vote.samples for vote in votes),
+        nonfinite=0,
+        swap=sum(vote.swap for vote in votes),
+    )
+
+
+def next_state(state: int, reduced: Reduced, commit: Commit) -> int:
+    """Apply a step."""
+    v = (commit.grad_square, commit.loss_sum, commit.samples, commit.nonfinite)
+    return hash((19, state, reduced.parts, reduced.rounding, v))
+
+
+def expected_parts(state: int, step: int, micro_batches: int) -> tuple[int, ...]:
+    """Return the parts of a step in which every micro-batch is exactly once."""
+    return tuple(sorted(gradient(state, step, micro_batch) for micro_batch in range(micro_batches)))

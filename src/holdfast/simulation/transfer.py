@@ -1,0 +1,74 @@
+"""State on its way from a member that has it to one that lacks it: takes time, can be torn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.simulation.worker import SimWorker
+
+
+class Pusher:
+    """A worker's transfers: those it sends, and what it has received."""
+
+    def __init__(self, worker: SimWorker) -> None:
+        self._worker = worker
+        self._epoch = 0
+        self._open: set[str] = set()
+        self._attempt = 0
+        self.received = 0
+        self.received_s = 0.0
+
+    @property
+    def active(self) -> bool:
+        """True while somebody is still owed the state that is here: it must not change."""
+        return bool(self._open)
+
+    def begin(self, epoch: int, targets: tuple[str, ...]) -> None:
+        """Start to push to all targets."""
+        self.received, self.received_s = 0, 0.0
+        self._epoch = epoch
+        self._open = set(targets)
+        for target in targets:
+            self._try(target, self._attempt)
+
+    def abort(self) -> None:
+        """Leave all transfers as they are: torn."""
+        self._attempt += 1
+        self._open.clear()
+
+    def _try(self, target: str, attempt: int) -> None:
+        worker, cluster = self._worker, self._worker.cluster
+        if attempt != self._attempt:
+            return
+        peer = cluster.worker(target)
+        if peer is None:
+            if cluster.rng.random() < 0.5:
+                worker.obey(worker.machine.fault(self._epoch, f"{target} cannot be reached"))
+            return
+        if peer.stopped or not peer.machine.pushed(self._epoch):
+            cluster.after("retry", worker, self._try, target, attempt)
+            return
+        peer.whole, peer.state = False, cluster.garbage()
+        peer.advance()  # it may have entered the pending epoch just now
+        if not cluster.boundary(peer, "receiving") and not cluster.boundary(worker, "sending"):
+            cluster.after("transfer", worker, self._arrived, target, attempt, worker.state, worker.machine.applied)
+
+    def _arrived(self, target: str, attempt: int, state: int, step: int) -> None:
+        worker, cluster = self._worker, self._worker.cluster
+        peer = cluster.worker(target)
+        if attempt != self._attempt:
+            return
+        if peer is None or peer.stopped:
+            self._try(target, attempt)
+            return
+        if cluster.rng.random() < 0.05:  # the checksum does not fit: once more
+            self._try(target, attempt)
+            return
+        if peer.machine.received(self._epoch, worker.machine.passed, step):
+            peer.state, peer.whole = state, True
+            peer.pusher.received, peer.pusher.received_s = 1, 0.01
+            cluster.checker.holds(peer)
+        self._open.discard(target)
+        peer.advance()
+        worker.advance()

@@ -1,0 +1,411 @@
+"""One worker process: a training thread and a listener around `WorkerMachine`, with a fake model.
+
+The training thread does one thing at a time (`_busy`); a Halt makes it leave collectives and transfers, never a
+micro-batch or an apply. Whatever is half done is garbage: a value that no other process has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.coordination import messages as msg
+from holdfast.coordination import worker as wm
+from holdfast.coordination.messages import Phase
+from holdfast.simulation import training
+from holdfast.simulation.collectives import Group, Operation
+from holdfast.simulation.process import Process
+from holdfast.simulation.transfer import Pusher
+
+if TYPE_CHECKING:
+    from holdfast.simulation.agent import SimAgent
+    from holdfast.simulation.cluster import Cluster
+
+
+class Building:
+    """A group that is being built: whose addresses are here, and whether it stands."""
+
+    __slots__ = ("built", "got", "group", "pending", "plan", "posts_needed")
+
+    def __init__(self, plan: msg.EpochPlan, group: Group, pending: bool) -> None:
+        self.plan = plan
+        self.group = group
+        self.pending = pending
+        self.got: set[str] = set()
+        self.posts_needed = len(plan.members)
+        self.built = False
+
+
+class SimWorker(Process):
+    """A worker process with its machine, its state and its gradients."""
+
+    def __init__(self, cluster: Cluster, agent: SimAgent, worker: str, pid: int) -> None:
+        super().__init__()
+        self.id = worker
+        self.pid = pid
+        self.agent = agent
+        self.cluster = cluster
+        self.machine = cluster.parts.worker(worker, micro_batches=cluster.plan.micro_batches)
+        #: the model's state; garbage while it is being written
+        self.state = training.initial_state(pid)
+        self.whole = True
+        self.gradients: dict[int, int] = {}
+        self.reduced: training.Reduced | None = None
+        self.operation: Operation | None = None
+        self.pusher = Pusher(self)
+        self.raise_next = False
+        self._busy = ""
+        self._builds: dict[int, Building] = {}
+        self._early_posts: dict[int, set[str]] = {}
+
+    # ---- life ----
+
+    def attach(self) -> None:
+        """Come up and wait for an epoch."""
+        if self._boundary("attach"):
+            return
+        plan = self.cluster.plan
+        self.tell(
+            msg.Attach(
+                worker=self.id,
+                pid=self.pid,
+                host="10.0.0.1",
+                state_port=1,
+                digest="config",
+                global_batch=plan.micro_batches * plan.micro_batch,
+                micro_batches=plan.micro_batches,
+            )
+        )
+
+    def kill(self) -> None:
+        """End without a word; the peers' collectives with it break."""
+        if self.alive:
+            self.alive = False
+            for building in self._builds.values():
+                building.group.fail(self.id)
+
+    def stop(self) -> None:
+        super().stop()
+        for building in self._builds.values():
+            building.group.stall(self.id)
+
+    def resume(self) -> None:
+        for building in self._builds.values():
+            building.group.unstall(self.id)
+        super().resume()
+
+    def glitch(self) -> None:
+        """Let the collective that this worker waits for fail."""
+        building = self._builds.get(self.machine.epoch)
+        if building is not None and self.operation is not None:
+            building.group.glitch(self.id)
+
+    def tell(self, message: msg.WorkerMessage) -> None:
+        """Say something to the coordinator, through the agent."""
+        if self.alive:
+            self.cluster.checker.told(self, message)
+            self.agent.deliver(self.agent.relay, self, message)
+
+    # ---- the listener thread ----
+
+    def hear(self, order: msg.Order) -> None:
+        """Take an order from the coordinator."""
+        machine = self.machine
+        match order:
+            case msg.Posted():
+                self._posted(order)
+                return
+            case msg.Begin():
+                instructions = machine.begin(order)
+                self.cluster.checker.began(self, order, bool(instructions))
+            case msg.Stop():
+                instructions = machine.stop_order(order)
+            case msg.Prepare():
+                instructions = machine.prepare(order)
+            case msg.Arm():
+                instructions = machine.arm(order)
+            case msg.Void():
+                instructions = machine.void(order)
+            case msg.JobDone():
+                instructions = machine.job_done(order)
+            case msg.AcceptCheckpoint():
+                self.cluster.checkpoints_renamed(self, order)
+                return
+            case _:
+                return
+        self.obey(instructions)
+        if isinstance(order, msg.Stop) and self._boundary("stopped"):
+            return
+        if isinstance(order, msg.Begin) and self._boundary("begun"):
+            return
+        self.advance()
+
+    def obey(self, instructions: Iterable[wm.WorkerInstruction]) -> None:
+        """Carry out what the machine asks for."""
+        for instruction in instructions:
+            match instruction:
+                case wm.Tell(message):
+                    self.tell(message)
+                case wm.Halt():
+                    self._halt()
+                case wm.Build(plan, pending):
+                    self._build(plan, pending)
+                case wm.Drop(epoch):
+                    self._builds.pop(epoch, None)
+
+    def _halt(self) -> None:
+        """Leave collectives and transfers; the commit operation is looked at once more."""
+        self.pusher.abort()
+        operation = self.operation
+        if self._busy == "reduce" and operation is not None:
+            self.operation, self._busy = None, ""
+            self._group().abandon(self, operation)
+        elif self._busy == "vote" and operation is not None:
+            self.cluster.after("abandon", self, self._leave_vote, operation)
+        elif self._busy in ("load", "pause"):
+            self._busy = ""
+
+    def _leave_vote(self, operation: Operation) -> None:
+        if self.operation is not operation or self._busy != "vote":
+            return
+        self.operation, self._busy = None, ""
+        value = operation.value if self.cluster.rng.random() < 0.5 else None
+        self._group().abandon(self, operation)
+        if value is not None:
+            self.cluster.checker.passes(self)
+            self.obey(self.machine.vote_passed(value))
+        else:
+            self.obey(self.machine.vote_abandoned())
+        self.advance()
+
+    # ---- groups ----
+
+    def _group(self) -> Group:
+        return self._builds[self.machine.epoch].group
+
+    def _build(self, plan: msg.EpochPlan, pending: bool) -> None:
+        building = Building(plan, self.cluster.group(plan), pending)
+        for epoch in [epoch for epoch in self._builds if epoch < self.machine.epoch]:
+            del self._builds[epoch]
+        self._builds[plan.epoch] = building
+        building.got = {self.id} | self._early_posts.pop(plan.epoch, set())
+        self.tell(msg.Post(worker=self.id, epoch=plan.epoch, key=self.id, value=b"address"))
+        self.cluster.timeline.after(self.cluster.timing.build_timeout_s, self.deliver, self._build_late, building)
+        self._connect(building)
+
+    def _posted(self, posted: msg.Posted) -> None:
+        building = self._builds.get(posted.epoch)
+        if building is None:
+            self._early_posts.setdefault(posted.epoch, set()).add(posted.key)
+            return
+        building.got.add(posted.key)
+        self._connect(building)
+
+    def _connect(self, building: Building) -> None:
+        if len(building.got) == building.posts_needed:
+            self.cluster.after("build", self, self._built, building)
+
+    def _built(self, building: Building) -> None:
+        plan = building.plan
+        if self._builds.get(plan.epoch) is not building:
+            return
+        if building.group.failed:
+            if self.cluster.rng.random() < 0.5:
+                self.obey(self.machine.fault(plan.epoch, "a peer is gone while the group is built"))
+            return
+        building.built = True
+        if self._boundary("built"):
+            return
+        if building.pending:
+            self.obey(self.machine.prepared(plan.epoch))
+        self.advance()
+
+    def _build_late(self, building: Building) -> None:
+        if self._builds.get(building.plan.epoch) is building and not building.built:
+            self.obey(self.machine.fault(building.plan.epoch, "the group could not be built in time"))
+
+    # ---- the training thread ----
+
+    def advance(self) -> None:
+        """Do what is to be done now, if the thread is free."""
+        if not self.alive or self._busy:
+            return
+        machine = self.machine
+        task = machine.task
+        match task:
+            case wm.Enter():
+                self._enter(task)
+            case wm.Compute():
+                self._compute(task)
+            case wm.Done():
+                self.agent.deliver(self.agent.worker_ended, self, 0, "")
+                self.kill()
+            case _:
+                if machine.phase is Phase.PASSED and not machine.frozen:
+                    self._apply()
+
+    def _enter(self, task: wm.Enter) -> None:
+        machine = self.machine
+        if task.forward is not None:
+            self._apply()
+            return
+        building = self._builds.get(task.plan.epoch)
+        if building is None or not building.built:
+            return
+        if task.checkpoint:
+            self._busy = "load"
+            self.cluster.after("load", self, self._loaded, task)
+            return
+        if machine.applied is None:
+            return  # the state is on its way, or will be
+        if self._boundary("entering"):
+            return
+        received, seconds = self.pusher.received, self.pusher.received_s
+        self.pusher.begin(task.plan.epoch, task.send_to)
+        self.obey(machine.entered(received_bytes=received, transfer_s=seconds))
+        if not self._boundary("entered"):
+            self.advance()
+
+    def _loaded(self, task: wm.Enter) -> None:
+        if self._busy != "load":
+            return
+        self._busy = ""
+        file = self.cluster.checkpoints.files.get(task.checkpoint)
+        if file is None or file.damaged:
+            epoch = task.plan.epoch
+            self._busy = "waiting for the verdict on a damaged checkpoint"
+            self.tell(msg.CheckpointDamaged(worker=self.id, epoch=epoch, name=task.checkpoint, why="cut short"))
+            self._busy = "load"  # nothing but a Halt ends this
+            return
+        if self.machine.loaded(task.plan.epoch, file.step):
+            self.state, self.whole = file.state, True
+            self.cluster.checker.holds(self)
+        self.advance()
+
+    def _compute(self, task: wm.Compute) -> None:
+        machine = self.machine
+        if task.step > self.cluster.plan.steps:
+            if not self._boundary("finishing"):
+                self.obey(machine.finish())
+            return
+        if not task.held:
+            self.gradients.clear()
+        self.cluster.checker.held(self, task)
+        todo = next((m for m in task.micro_batches if m not in self.gradients), None)
+        if todo is None:
+            if machine.computed():
+                self._reduce()
+        elif machine.computing(todo):
+            self._busy = "compute"
+            value = training.gradient(self.state, task.step, todo)
+            self.cluster.after("micro_batch", self, self._computed, todo, value)
+            self._boundary("computing")
+
+    def _computed(self, micro_batch: int, value: int) -> None:
+        self._busy = ""
+        self.gradients[micro_batch] = value
+        self.advance()
+
+    def _reduce(self) -> None:
+        if self._boundary("reducing"):
+            return
+        self.reduced = None
+        epoch = self.machine.epoch
+        payload = tuple(self.gradients.values())
+
+        def combine(shares: Iterable[Any]) -> training.Reduced:
+            return training.reduce_parts(shares, epoch)
+
+        self._issue("reduce", payload, combine)
+
+    def _issue(self, kind: str, payload: Any, combine: Any) -> None:
+        self.cluster.checker.issues(self)
+        self._busy = kind
+        self.operation = None
+        self.operation = self._group().issue(self, kind, self.machine.step, payload, combine)
+
+    def operation_done(self, operation: Operation, value: Any) -> None:
+        """A collective returned."""
+        if operation is not self.operation:
+            return
+        self.operation = None
+        if self._busy == "reduce":
+            self._busy = ""
+            if self.machine.reduced():
+                self.reduced = value
+                self._busy = "pause"
+                if not self._boundary("reduced"):
+                    self.cluster.after("pause", self, self._vote)
+            return
+        self._busy = ""
+        self.cluster.checker.passes(self)
+        self.obey(self.machine.vote_passed(value))
+        if not self._boundary("passed"):
+            self.advance()
+
+    def operation_failed(self, operation: Operation) -> None:
+        """A collective ended with an error."""
+        if operation is not self.operation:
+            return
+        kind, self.operation, self._busy = self._busy, None, ""
+        if kind == "vote":
+            self.obey(self.machine.vote_abandoned())
+        self.obey(self.machine.fault(self.machine.epoch, f"{kind}: a peer is gone"))
+        self.advance()
+
+    def _vote(self) -> None:
+        if self._busy != "pause":
+            return
+        self._busy = ""
+        machine = self.machine
+        assert self.reduced is not None
+        if not machine.voting():
+            return
+        samples = len(self.gradients) * self.cluster.plan.micro_batch
+        payload = training.vote(self.reduced, self.gradients.values(), samples, machine.swap_flag)
+        self._issue("vote", payload, training.combine)
+        self._boundary("voted")
+
+    def _apply(self) -> None:
+        if self.pusher.active or not self.machine.begin_apply():
+            return
+        self._busy = "apply"
+        commit = self.machine.passed.commit if self.machine.passed else None
+        before, self.whole = self.state, False
+        self.state = self.cluster.garbage()
+        self.cluster.after("apply", self, self._applied, before, commit)
+        self._boundary("applying")
+
+    def _applied(self, before: int, commit: msg.Commit | None) -> None:
+        if self.raise_next:
+            self.agent.deliver(self.agent.worker_ended, self, 1, "exception")
+            self.kill()
+            return
+        self._busy = ""
+        reduced = self.reduced
+        if reduced is None or commit is None:
+            reduced = training.Reduced((self.cluster.garbage(),), self.cluster.garbage())
+        assert commit is not None
+        self.state, self.whole = training.next_state(before, reduced, commit), True
+        instructions = self.machine.applied_step(self.cluster.timeline.now, str(self.state))
+        self.gradients.clear()
+        self.cluster.checker.applied(self, before, reduced, commit)
+        self.obey(instructions)
+        self._maybe_checkpoint()
+        if not self._boundary("applied"):
+            self.advance()
+
+    # ---- checkpoints ----
+
+    def _maybe_checkpoint(self) -> None:
+        every, step = self.cluster.plan.checkpoint_every, self.machine.applied
+        if every and step and step % every == 0 and self.machine.rank == 0:
+            self.cluster.after("checkpoint", self, self._written, self.machine.epoch, step, self.state)
+
+    def _written(self, epoch: int, step: int, state: int) -> None:
+        name = self.cluster.write_checkpoint(epoch, step, state)
+        self.tell(msg.CheckpointWritten(worker=self.id, epoch=epoch, step=step, name=name, bytes=1, seconds=0.1))
+
+    def _boundary(self, name: str) -> bool:
+        """Let the plan strike here; True where this process did not survive it, or is stopped."""
+        return self.cluster.boundary(self, name)

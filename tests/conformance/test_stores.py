@@ -1,0 +1,251 @@
+"""Every store against one suite, and what is particular to the SQLite one."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.control.memory_store import MemoryStore
+from holdfast.control.sqlite_store import SCHEMA_VERSION, SqliteStore
+from holdfast.control.store import Store, StoreError
+from holdfast.control.stores import open_store
+from holdfast.errors import BadInputError
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'store.db'}"
+    opened = open_store(url)
+    yield opened
+    opened.close()
+
+
+def test_missing_key(store: Store) -> None:
+    assert store.get("job/a") is None
+
+
+def test_create_then_change(store: Store) -> None:
+    assert store.compare_and_swap("a", b"one", 0) == 1
+    entry = store.get("a")
+    assert entry is not None
+    assert (entry.value, entry.version) == (b"one", 1)
+    assert store.compare_and_swap("a", b"two", 1) == 2
+    entry = store.get("a")
+    assert entry is not None
+    assert (entry.value, entry.version) == (b"two", 2)
+
+
+@pytest.mark.parametrize("expected", [0, 2, 7])
+def test_another_version_changes_nothing(store: Store, expected: int) -> None:
+    store.compare_and_swap("a", b"one", 0)
+    assert store.compare_and_swap("a", b"other", expected) is None
+    entry = store.get("a")
+    assert entry is not None
+    assert (entry.value, entry.version) == (b"one", 1)
+
+
+def test_a_missing_key_has_no_version_to_expect(store: Store) -> None:
+    assert store.compare_and_swap("a", b"x", 1) is None
+    assert store.get("a") is None
+
+
+def test_keys_are_apart_and_bytes_are_kept(store: Store) -> None:
+    values = {"a": b"", "b": bytes(range(256)) * 4096, "ключ/./x": b"\x00\xff"}
+    for key, value in values.items():
+        assert store.compare_and_swap(key, value, 0) == 1
+    for key, value in values.items():
+        entry = store.get(key)
+        assert entry is not None
+        assert entry.value == value
+
+
+def test_a_closed_store_says_so(store: Store) -> None:
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.get("a")
+    with pytest.raises(StoreError, match="closed"):
+        store.compare_and_swap("a", b"", 0)
+
+
+_operations = st.lists(
+    st.tuples(st.sampled_from("abc"), st.binary(max_size=8), st.integers(min_value=0, max_value=6)), max_size=40
+)
+
+
+def _sqlite(folder: Path) -> Store:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return SqliteStore(folder / "store.db")
+
+
+@pytest.mark.parametrize("make", [lambda _: MemoryStore(), _sqlite], ids=["memory", "sqlite"])
+@given(operations=_operations)
+@settings(max_examples=40, deadline=None)
+def test_it_is_a_map_with_versions(
+    tmp_path_factory: pytest.TempPathFactory, make: Callable[[Path], Store], operations: list[tuple[str, bytes, int]]
+) -> None:
+    model: dict[str, tuple[bytes, int]] = {}
+    store = make(tmp_path_factory.getbasetemp() / "model")
+    try:
+        for key, value, expected in operations:
+            version = model.get(key, (b"", 0))[1]
+            new = store.compare_and_swap(key, value, expected)
+            assert new == (expected + 1 if expected == version else None)
+            if new is not None:
+                model[key] = (value, new)
+        for key in "abc":
+            entry = store.get(key)
+            assert (None if entry is None else (entry.value, entry.version)) == model.get(key)
+    finally:
+        store.close()
+
+
+# ---- SQLite ----
+
+_COUNTER = """
+import sys
+from holdfast.control.stores import open_store
+store = open_store(sys.argv[1])
+sys.stdin.readline()
+won = 0
+while won < int(sys.argv[2]):
+    entry = store.get("counter")
+    value, version = (int(entry.value), entry.version) if entry else (0, 0)
+    if store.compare_and_swap("counter", str(value + 1).encode(), version) is not None:
+        won += 1
+store.close()
+"""
+
+
+def test_processes_that_race_lose_no_increment(tmp_path: Path) -> None:
+    url, each = f"sqlite:{tmp_path / 'store.db'}", 200
+    counters = [
+        subprocess.Popen([sys.executable, "-c", _COUNTER, url, str(each)], stdin=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    try:
+        for counter in counters:
+            counter.communicate("go\n", timeout=120)
+        assert [counter.returncode for counter in counters] == [0, 0, 0]
+    finally:
+        for counter in counters:
+            counter.kill()
+            counter.wait()
+    store = open_store(url)
+    entry = store.get("counter")
+    store.close()
+    assert entry is not None
+    assert (int(entry.value), entry.version) == (3 * each, 3 * each)
+
+
+def test_what_was_written_outlives_a_kill(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'store.db'}"
+    code = (
+        "import os, signal, sys; from holdfast.control.stores import open_store\n"
+        "s = open_store(sys.argv[1]); s.compare_and_swap('a', b'kept', 0); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, url], timeout=60).returncode == -9
+    store = open_store(url)
+    entry = store.get("a")
+    store.close()
+    assert entry is not None
+    assert entry.value == b"kept"
+
+
+def test_the_file_is_private_and_alone_when_closed(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:{tmp_path / 'store.db'}")
+    store.compare_and_swap("a", b"secret", 0)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert set(modes.values()) == {0o600}
+    store.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["store.db"]
+
+
+def test_reading_creates_no_file(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:{tmp_path / 'store.db'}")
+    assert store.get("a") is None
+    assert list(tmp_path.iterdir()) == []
+    store.close()
+
+
+def test_two_that_open_before_the_file_is_there_share_it(tmp_path: Path) -> None:
+    first, second = (open_store(f"sqlite:{tmp_path / 'store.db'}") for _ in range(2))
+    assert first.compare_and_swap("a", b"1", 0) == 1
+    assert second.compare_and_swap("a", b"2", 0) is None
+    entry = second.get("a")
+    assert entry is not None
+    assert entry.value == b"1"
+    first.close()
+    second.close()
+
+
+def _made(path: Path) -> Path:
+    store = SqliteStore(path)
+    store.compare_and_swap("a", b"x", 0)
+    store.close()
+    return path
+
+
+def _folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_newer_schema_is_refused_and_untouched(tmp_path: Path) -> None:
+    path = _made(tmp_path / "store.db")
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    before = _folder_bytes(tmp_path)
+    with pytest.raises(BadInputError, match=rf"{path}.*schema {SCHEMA_VERSION + 1}.*up to {SCHEMA_VERSION}"):
+        open_store(f"sqlite:{path}")
+    assert _folder_bytes(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a database\n" * 40, b"SQLite format 3\x00"], ids=["empty", "text", "cut"]
+)
+def test_what_is_no_database_is_refused_and_untouched(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(content)
+    with pytest.raises(BadInputError, match="not a database"):
+        open_store(f"sqlite:{path}")
+    assert _folder_bytes(tmp_path) == {"store.db": content}
+
+
+def test_a_broken_database_is_refused(tmp_path: Path) -> None:
+    path = _made(tmp_path / "store.db")
+    path.write_bytes(path.read_bytes()[:100] + b"\xaa" * 4000)
+    with pytest.raises(BadInputError, match="cannot be opened"):
+        open_store(f"sqlite:{path}")
+
+
+def test_another_programs_database_is_refused_and_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE notes (text TEXT)")
+    connection.close()
+    before = _folder_bytes(tmp_path)
+    with pytest.raises(BadInputError, match="not a store of holdfast"):
+        open_store(f"sqlite:{path}")
+    assert _folder_bytes(tmp_path) == before
+
+
+def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing" / "store.db", tmp_path):
+        with pytest.raises(BadInputError, match=f"{path} cannot be opened"):
+            open_store(f"sqlite:{path}")
+
+
+@pytest.mark.parametrize("url", ["", "sqlite", "sqlite:", "memory", "memory:x", "etcd://h:1", "/tmp/x.db", "mysql:x"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(BadInputError, match="the store is"):
+        open_store(url)

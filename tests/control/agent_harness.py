@@ -1,0 +1,177 @@
+"""A coordinator that says what a test wants, and an agent in the same loop with real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from holdfast.clock import SystemClock
+from holdfast.control.agent import Agent
+from holdfast.control.agent_settings import AgentSettings
+from holdfast.coordination.messages import (
+    AgentMessage,
+    Attach,
+    CoordinatorMessage,
+    FromWorker,
+    Hello,
+    Posted,
+    ToWorker,
+    Welcome,
+    WorkerMessage,
+)
+
+DEADLINE = 60.0
+TOKEN = "t0ken"
+SCRIPTS = Path(__file__).parent / "scripts"
+M = TypeVar("M")
+
+
+class FakeCoordinator:
+    """Takes connections, answers Hello with `welcome` (None: nothing), and hands the test what agents say."""
+
+    def __init__(self, term: int = 1) -> None:
+        self.welcome: Welcome | None = Welcome(term=term, lease_s=0.3, heartbeat_s=0.02, committed=0)
+        self.heard: list[AgentMessage] = []
+        self.hellos: list[Hello] = []
+        self.url = ""
+        self._changed = asyncio.Condition()
+        self._connection: ServerConnection | None = None
+        self._decoder = msgspec.msgpack.Decoder(AgentMessage)
+
+    async def say(self, message: CoordinatorMessage) -> None:
+        assert self._connection is not None
+        await self._connection.send(msgspec.msgpack.encode(message))
+
+    async def say_raw(self, data: bytes) -> None:
+        assert self._connection is not None
+        await self._connection.send(data)
+
+    async def order(self, worker: str, key: str, value: bytes = b"") -> None:
+        """Have an obedient worker do something."""
+        await self.say(ToWorker(worker=worker, order=Posted(epoch=1, key=key, value=value)))
+
+    async def have_said(self, worker: str, message: WorkerMessage) -> None:
+        """Have an obedient worker say something, and wait until it arrives."""
+        await self.order(worker, "say", msgspec.msgpack.encode(message))
+        await self.until(lambda: message in self.worker_messages, f"{message} to arrive")
+
+    def drop(self) -> None:
+        """Cut the connection without a word."""
+        assert self._connection is not None
+        self._connection.transport.abort()
+
+    @property
+    def worker_messages(self) -> list[WorkerMessage]:
+        return [message.message for message in self.heard if isinstance(message, FromWorker)]
+
+    @property
+    def attached(self) -> list[Attach]:
+        """All workers that ever attached, in order; each once, whether it was replayed or not."""
+        found: dict[str, Attach] = {}
+        for heard in self.heard:
+            kept = heard.kept if isinstance(heard, Hello) else (heard.message,) if isinstance(heard, FromWorker) else ()
+            found |= {message.worker: message for message in kept if isinstance(message, Attach)}
+        return list(found.values())
+
+    def of(self, kind: type[M]) -> list[M]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: bool(condition())), DEADLINE)
+            except TimeoutError:
+                raise AssertionError(f"waited in vain for {what}; heard {self.heard[-10:]}") from None
+
+    async def attach(self, count: int = 1) -> list[str]:
+        """Wait until this many workers have attached; return their ids."""
+        await self.until(lambda: len(self.attached) >= count, f"{count} workers")
+        return [message.worker for message in self.attached]
+
+    async def serve(self, connection: ServerConnection) -> None:
+        if connection.request is None or connection.request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            await connection.close()
+            return
+        self._connection = connection
+        try:
+            async for data in connection:
+                assert isinstance(data, bytes)
+                await self._take(connection, self._decoder.decode(data))
+        except ConnectionClosed:
+            pass
+
+    async def _take(self, connection: ServerConnection, message: AgentMessage) -> None:
+        if isinstance(message, Hello):
+            self.hellos.append(message)
+            if self.welcome is not None:
+                await connection.send(msgspec.msgpack.encode(self.welcome))
+        async with self._changed:
+            self.heard.append(message)
+            self._changed.notify_all()
+
+
+def agent_settings(coordinator: str, folder: Path, script: str, *args: str, **changes: object) -> AgentSettings:
+    settings = AgentSettings(
+        coordinator=coordinator,
+        token=TOKEN,
+        job="job",
+        node="node-0",
+        script=str(SCRIPTS / script),
+        folder=str(folder),
+        digest="d",
+        args=args,
+        environment=dict(os.environ),
+        preload=(),
+    )
+    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def fake_coordinator(term: int = 1, port: int = 0) -> AsyncIterator[FakeCoordinator]:
+    coordinator = FakeCoordinator(term)
+    async with serve(coordinator.serve, "127.0.0.1", port, compression=None, ping_interval=None) as server:
+        coordinator.url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        yield coordinator
+
+
+Story = Callable[[FakeCoordinator, Agent, "asyncio.Task[int]"], Awaitable[None]]
+
+
+def play(story: Story, script: str = "obedient.py", *args: str, **changes: object) -> Agent:
+    """Run a story with one agent; afterwards nothing of it may be left."""
+
+    async def run() -> Agent:
+        with tempfile.TemporaryDirectory(prefix="hf-") as folder:
+            async with fake_coordinator() as coordinator:
+                agent = Agent(agent_settings(coordinator.url, Path(folder), script, *args, **changes), SystemClock())
+                running = asyncio.create_task(agent.run())
+                try:
+                    await asyncio.wait_for(story(coordinator, agent, running), 2 * DEADLINE)
+                finally:
+                    agent.end(0, "the test is over")
+                    await asyncio.wait_for(running, DEADLINE)
+            assert not [name for name in os.listdir(folder) if name.startswith("node-")]
+            pids = {attach.pid for attach in coordinator.attached}
+            assert not [pid for pid in pids if alive(pid)], "a worker is left behind"
+        return agent
+
+    return asyncio.run(run())
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; a zombie does not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text[text.rindex(")") + 2] not in "ZX"

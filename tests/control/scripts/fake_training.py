@@ -1,0 +1,179 @@
+"""A worker without torch: the real phase machine, and collectives made of files.
+
+Every rank leaves a file for the step and goes on once all others have: a step is a barrier, so the members are never
+more than one step apart, as with real collectives, and it needs no coordinator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from holdfast.config import WorkerSettings
+from holdfast.control.worker_link import WorkerLink
+from holdfast.coordination import worker as w
+from holdfast.coordination.messages import (
+    Arm,
+    Attach,
+    Begin,
+    Commit,
+    Inject,
+    JobDone,
+    Order,
+    Prepare,
+    Stop,
+    Void,
+)
+from holdfast.errors import BadInputError
+
+GLOBAL_BATCH = 8
+MICRO_BATCHES = 4
+
+
+class Training:
+    """One worker's thread shell around the machine."""
+
+    def __init__(self, settings: WorkerSettings, steps: int, step_s: float) -> None:
+        self.settings = settings
+        self.steps = steps
+        self.step_s = step_s
+        self.machine = w.WorkerMachine(settings.worker, micro_batches=MICRO_BATCHES)
+        self.link = WorkerLink(settings.socket)
+        self.changed = threading.Condition()
+        # Agents that share a script share this folder: it lies beside their sockets.
+        self.meeting = Path(settings.socket).parent / "meeting"
+        self.poisoned = False
+
+    def attach(self) -> None:
+        self.link.start(self.on_order, lambda: os._exit(1))
+        self.link.send(
+            Attach(
+                worker=self.settings.worker,
+                pid=os.getpid(),
+                host="127.0.0.1",
+                state_port=1,
+                digest="same",
+                global_batch=GLOBAL_BATCH,
+                micro_batches=MICRO_BATCHES,
+            )
+        )
+
+    def on_order(self, order: Order) -> None:
+        with self.changed:
+            match order:
+                case Begin():
+                    self.obey(self.machine.begin(order))
+                case Stop():
+                    self.obey(self.machine.stop_order(order))
+                case Prepare():
+                    self.obey(self.machine.prepare(order))
+                case Arm():
+                    self.obey(self.machine.arm(order))
+                case Void():
+                    self.obey(self.machine.void(order))
+                case JobDone():
+                    self.obey(self.machine.job_done(order))
+                case Inject(how="raise"):
+                    self.poisoned = True
+                case Inject():
+                    os._exit(13)
+            self.changed.notify_all()
+
+    def obey(self, instructions: list[w.WorkerInstruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, w.Tell):
+                self.link.send(instruction.message)
+            elif isinstance(instruction, w.Build) and instruction.pending:
+                self.obey(self.machine.prepared(instruction.plan.epoch))
+
+    def train(self) -> None:
+        while True:
+            with self.changed:
+                if self.poisoned:
+                    raise RuntimeError("injected: raise")
+                task = self.machine.task
+                if isinstance(task, w.Done):
+                    return
+                if isinstance(task, w.Enter):
+                    self.enter(task)
+                elif isinstance(task, w.Compute) and task.step <= self.steps:
+                    self.step(task)
+                elif isinstance(task, w.Compute):
+                    self.obey(self.machine.finish())
+                else:
+                    self.changed.wait()
+
+    def enter(self, task: w.Enter) -> None:
+        machine = self.machine
+        if task.forward is not None:
+            if machine.begin_apply():
+                self.obey(machine.applied_step(time.time()))
+        elif task.receive:
+            decision = machine.decision
+            assert decision is not None
+            if not machine.received(task.plan.epoch, None, decision.applied):
+                return
+        if machine.applied is not None:
+            self.obey(machine.entered())
+
+    def meet(self, plan: w.EpochPlan, key: str) -> bool:
+        """Wait until all members have come here; False where a Stop came first."""
+        folder = self.meeting / f"{plan.epoch}-{key}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / str(self.machine.rank)).touch()
+        while len(os.listdir(folder)) < len(plan.members) and not self.machine.frozen:
+            self.changed.wait(0.002)
+        return not self.machine.frozen
+
+    def step(self, task: w.Compute) -> None:
+        machine = self.machine
+        plan = machine.plan
+        assert plan is not None
+        self.changed.wait_for(lambda: machine.frozen or machine.epoch != plan.epoch, self.step_s)
+        if machine.epoch != plan.epoch:
+            return  # a Stop and the Begin after it came within one wait: this step is not the one at hand any more
+        for micro_batch in task.micro_batches:
+            if not machine.computing(micro_batch):
+                return
+        if not (machine.computed() and machine.reduced() and machine.voting()):
+            return
+        if not self.meet(plan, f"step-{task.step}"):
+            self.obey(machine.vote_abandoned())
+            return
+        # No joins here: the barrier carries no values, so the swap flag is never raised.
+        commit = Commit(grad_square=1.0, loss_sum=GLOBAL_BATCH / task.step, samples=GLOBAL_BATCH, nonfinite=0, swap=0)
+        self.obey(machine.vote_passed(commit))
+        if machine.begin_apply():
+            self.obey(machine.applied_step(time.time()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--crash", default="", help="bad-input, exception, exit, or silent, before attaching")
+    parser.add_argument("--tail", type=int, default=0, help="exit code after the job is done")
+    options = parser.parse_args()
+    settings = WorkerSettings.from_environment(os.environ)
+    assert settings is not None
+    if options.crash == "bad-input":
+        raise BadInputError("global_batch is 7: it must be a multiple of micro_batch 2")
+    if options.crash == "exception":
+        raise RuntimeError("out of luck")
+    if options.crash == "exit":
+        sys.exit(7)
+    if options.crash == "silent":
+        return
+    training = Training(settings, options.steps, options.step_s)
+    training.attach()
+    training.train()
+    training.link.close()
+    sys.exit(options.tail)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""A coordinator in a process of its own, and agents that say what a test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from websockets.frames import Frame, Opcode
+from websockets.sync.client import ClientConnection, connect
+
+from holdfast.control.client import CoordinatorClient
+from holdfast.control.registry import JobEntry
+from holdfast.coordination.messages import Attach, CoordinatorMessage, FromWorker, Hello, WorkerMessage, worker_id
+
+#: For conditions that a loaded machine may take long to bring about; nothing is measured by it.
+PATIENCE_S = 60.0
+
+_MAIN = """
+import json, logging, sys
+from pathlib import Path
+from holdfast.control.server import ServerSettings, serve
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.errors import HoldfastError
+import asyncio, msgspec
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+given = json.loads(sys.argv[1])
+config = CoordinatorConfig(**given.pop("config"))
+paths = {key: Path(given.pop(key)) for key in ("events", "registry", "certfile", "keyfile") if key in given}
+ready = lambda entry: print(msgspec.json.encode(entry).decode(), flush=True)
+try:
+    sys.exit(asyncio.run(serve(ServerSettings(config=config, **paths, **given), on_ready=ready)))
+except HoldfastError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
+
+
+class CoordinatorProcess:
+    """Runs one coordinator; use as a context manager, which leaves nothing behind.
+
+    Attributes:
+        entry: how to reach it.
+    """
+
+    def __init__(self, folder: Path, *, config: dict[str, Any] | None = None, **settings: Any) -> None:
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
+        settings["config"] = {"job": "j", **(config or {})}
+        self.log_path = folder / f"coordinator-{time.monotonic_ns()}.log"
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, json.dumps(settings)], stdout=subprocess.PIPE, stderr=log
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.wait()
+            raise EarlyEndError(code, self.log)
+        self.entry = msgspec.json.decode(line, type=JobEntry)
+
+    def __enter__(self) -> CoordinatorProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.wait()
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self.log_path.read_text()
+
+    def wait(self) -> int:
+        """Return the exit code once it has ended."""
+        code = self.process.wait(PATIENCE_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    def client(self) -> CoordinatorClient:
+        """Return a client of its HTTP interface."""
+        return CoordinatorClient(self.entry, timeout_s=PATIENCE_S)
+
+    def until_event(self, name: str) -> dict[str, Any]:
+        """Wait for the first event of a kind."""
+        with self.client() as client:
+            return next(event for event in client.events(follow=True) if event["event"] == name)
+
+    @contextlib.contextmanager
+    def agent(self, token: str | None = None) -> Iterator[ClientConnection]:
+        """Open an agent's connection; nothing is said on it yet."""
+        with connect(
+            self.entry.url.replace("http", "ws", 1) + "/agent",
+            additional_headers={"Authorization": f"Bearer {self.entry.token if token is None else token}"},
+            compression=None,
+            ping_interval=None,
+            proxy=None,
+            open_timeout=PATIENCE_S,
+            close_timeout=PATIENCE_S,
+        ) as connection:
+            yield connection
+
+    def raw_agent(self) -> socket.socket:
+        """Open an agent's connection by hand: a socket that can be broken in every way; write with `frame`."""
+        host, port = self.entry.url.removeprefix("http://").split(":")
+        raw = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        raw.sendall(
+            f"GET /agent HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+            f"Authorization: Bearer {self.entry.token}\r\n\r\n".encode()
+        )
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):
+            answer += raw.recv(1)
+        assert answer.startswith(b"HTTP/1.1 101 "), answer
+        return raw
+
+
+class EarlyEndError(Exception):
+    """The coordinator ended before it was ready."""
+
+    def __init__(self, code: int, log: str) -> None:
+        super().__init__(f"exit code {code}: {log}")
+        self.code = code
+        self.log = log
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """Return a message as a client's WebSocket frame."""
+    return Frame(Opcode.BINARY, _wrapped(message)).serialize(mask=True)
+
+
+def hello(node: str, **changes: Any) -> Hello:
+    """Return the first message of a node with one worker."""
+    fresh = Hello(protocol=1, job="j", node=node, session="0" * 16, term=0, agent_pid=1, workers=1, digest="d")
+    return msgspec.structs.replace(fresh, **changes)
+
+
+def attach(node: str) -> WorkerMessage:
+    """Return the first message of a node's only worker."""
+    return Attach(
+        worker=worker_id(node, 0, "ab"),
+        pid=2,
+        host="127.0.0.1",
+        state_port=1,
+        digest="d",
+        global_batch=8,
+        micro_batches=4,
+    )
+
+
+def say(agent: ClientConnection, message: msgspec.Struct) -> None:
+    """Send one message, a worker's wrapped as its agent does."""
+    agent.send(_wrapped(message))
+
+
+def hear(agent: ClientConnection) -> CoordinatorMessage:
+    """Wait for the next message."""
+    data = agent.recv(timeout=PATIENCE_S)
+    assert isinstance(data, bytes)
+    return _decoder.decode(data)
+
+
+def _wrapped(message: msgspec.Struct) -> bytes:
+    return _encoder.encode(FromWorker(message=message) if isinstance(message, WorkerMessage) else message)

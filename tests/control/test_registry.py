@@ -1,0 +1,122 @@
+"""Jobs are found on this machine, dead ones are not, and nobody else can put one in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.control.registry import JobEntry, find_job, live_jobs, register, registry_directory, unregister
+from holdfast.errors import BadInputError
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "registry"
+
+
+@pytest.fixture
+def other_process() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def _entry(pid: int = 0, url: str = "http://127.0.0.1:1000") -> JobEntry:
+    return JobEntry(url=url, token="secret", job="j", pid=pid or os.getpid())
+
+
+def test_a_registered_job_is_found(directory: Path) -> None:
+    path = register(directory, _entry())
+    found = find_job(directory)
+    assert (found.url, found.token, found.job, found.pid) == ("http://127.0.0.1:1000", "secret", "j", os.getpid())
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert directory.stat().st_mode & 0o777 == 0o700
+    unregister(path)
+    unregister(path)
+    assert live_jobs(directory) == []
+    assert list(directory.iterdir()) == []
+
+
+def test_none_is_an_error(directory: Path) -> None:
+    with pytest.raises(BadInputError, match="no job runs"):
+        find_job(directory)
+
+
+def test_two_must_be_told_apart(directory: Path, other_process: subprocess.Popen[str]) -> None:
+    register(directory, _entry())
+    register(directory, _entry(other_process.pid, "http://127.0.0.1:2000"))
+    with pytest.raises(BadInputError, match=r"2 jobs.*http://127.0.0.1:1000.*http://127.0.0.1:2000"):
+        find_job(directory)
+    assert find_job(directory, "http://127.0.0.1:2000/").pid == other_process.pid
+
+
+def test_the_dead_are_ignored_and_removed(directory: Path, other_process: subprocess.Popen[str]) -> None:
+    register(directory, _entry())
+    dead = register(directory, _entry(other_process.pid, "http://127.0.0.1:2000"))
+    other_process.kill()
+    other_process.wait()
+    assert find_job(directory).pid == os.getpid()
+    assert not dead.exists()
+
+
+def test_a_zombie_is_dead(directory: Path, other_process: subprocess.Popen[str]) -> None:
+    register(directory, _entry(other_process.pid))
+    other_process.kill()
+    os.waitid(os.P_PID, other_process.pid, os.WEXITED | os.WNOWAIT)
+    assert live_jobs(directory) == []
+
+
+def test_another_process_with_the_same_number_is_not_the_job(directory: Path) -> None:
+    path = register(directory, _entry())
+    path.write_bytes(path.read_bytes().replace(b'"birth":"', b'"birth":"9'))
+    assert live_jobs(directory) == []
+    assert not path.exists()
+
+
+def test_a_broken_file_harms_nothing(directory: Path) -> None:
+    register(directory, _entry())
+    (directory / "1.json").write_bytes(b"{")
+    (directory / "2.json").write_bytes(b'{"url": "\xb5"}')
+    assert find_job(directory).pid == os.getpid()
+
+
+def test_an_unregistered_url_needs_a_token(directory: Path) -> None:
+    with pytest.raises(BadInputError, match="--token"):
+        find_job(directory, "http://10.0.0.1:1")
+    found = find_job(directory, "http://10.0.0.1:1/", "t")
+    assert (found.url, found.token) == ("http://10.0.0.1:1", "t")
+
+
+def test_a_given_token_wins(directory: Path) -> None:
+    register(directory, _entry())
+    assert find_job(directory, "http://127.0.0.1:1000", "mine").token == "mine"
+
+
+def test_a_directory_that_others_can_enter_is_refused(directory: Path, tmp_path: Path) -> None:
+    register(directory, _entry())
+    directory.chmod(0o755)
+    for use in (lambda: find_job(directory), lambda: register(directory, _entry())):
+        with pytest.raises(BadInputError, match="not a directory of yours alone"):
+            use()
+    directory.chmod(0o700)
+    link = tmp_path / "link"
+    link.symlink_to(directory)
+    with pytest.raises(BadInputError, match="not a directory of yours alone"):
+        find_job(link)
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "registry").write_text("")
+    with pytest.raises(BadInputError, match="cannot be written"):
+        register(tmp_path / "registry", _entry())
+
+
+def test_the_default_directory() -> None:
+    assert registry_directory({"XDG_RUNTIME_DIR": "/run/user/7"}) == Path("/run/user/7/holdfast")
+    assert registry_directory({}) == Path(f"/tmp/holdfast-{os.getuid()}")

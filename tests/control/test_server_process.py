@@ -1,0 +1,240 @@
+"""Coordinators as processes: what is refused untouched, how they end, who follows whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_bench import PATIENCE_S, CoordinatorProcess, EarlyEndError, attach, hear, hello, say
+from websockets.exceptions import ConnectionClosed
+
+from holdfast.control.registry import live_jobs
+from holdfast.control.settings import ServerSettings
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.messages import EndNode, Welcome
+from holdfast.errors import BadInputError
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def _refused(tmp_path: Path, **settings: Any) -> str:
+    """Start a coordinator that must refuse with one line, exit code 2, and touch nothing; return the line."""
+    place = tmp_path / "place"
+    before = _contents(place) if place.is_dir() else None
+    logs = tmp_path / "logs"
+    logs.mkdir(exist_ok=True)
+    with pytest.raises(EarlyEndError) as caught, CoordinatorProcess(logs, **settings):
+        pass
+    assert caught.value.code == 2, caught.value.log
+    assert (_contents(place) if place.is_dir() else None) == before
+    (line,) = caught.value.log.strip().splitlines()
+    return line
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder in which nothing may change."""
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place"
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path, place: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = _refused(
+            tmp_path, port=port, store=f"sqlite:{place}/s.db", events=place / "e.jsonl", registry=tmp_path / "registry"
+        )
+    assert f"port {port} on 127.0.0.1" in line
+    assert not (tmp_path / "registry").exists()
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path, place: Path) -> None:
+    assert "192.0.2.1" in _refused(tmp_path, host="192.0.2.1", token="t", store=f"sqlite:{place}/s.db")
+
+
+def test_a_newer_store_is_refused(tmp_path: Path, place: Path) -> None:
+    with CoordinatorProcess(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl") as coordinator:
+        coordinator.process.send_signal(signal.SIGTERM)
+        coordinator.wait()
+    connection = sqlite3.connect(place / "s.db")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    assert "schema 99" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+
+
+def test_a_bad_events_file_leaves_the_store_alone(tmp_path: Path, place: Path) -> None:
+    (place / "e.jsonl").write_text("notes\n")
+    assert "e.jsonl" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+    assert "holds something else" in _refused(tmp_path, store="memory:", events=place / "e.jsonl")
+
+
+def test_a_bad_store_leaves_the_events_alone(tmp_path: Path, place: Path) -> None:
+    assert "the store is" in _refused(tmp_path, store="redis:", events=place / "e.jsonl")
+    (place / "s.db").write_text("notes")
+    assert "not a database" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+
+
+def test_a_bad_registry_leaves_the_store_alone(tmp_path: Path, place: Path) -> None:
+    (tmp_path / "registry").mkdir(mode=0o777)
+    (tmp_path / "registry").chmod(0o777)
+    line = _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl", registry=tmp_path / "registry")
+    assert "yours alone" in line
+
+
+def test_events_of_another_job_are_refused(tmp_path: Path, place: Path) -> None:
+    with CoordinatorProcess(tmp_path, store="memory:", events=place / "e.jsonl") as coordinator:
+        coordinator.process.kill()
+        coordinator.wait()
+    assert "1 events of an earlier job" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"host": "0.0.0.0"}, "give a --token"),
+        ({"host": "10.1.2.3"}, "give a --token"),
+        ({"host": "example.org"}, "give a --token"),
+        ({"token": ""}, "token must be"),
+        ({"token": "a b\n"}, "token must be"),
+        ({"token": "wörd"}, "token must be"),
+        ({"port": 65536}, "port is 65536"),
+        ({"port": -1}, "port is -1"),
+        ({"certfile": Path("c.pem")}, "both a certificate and its key"),
+        ({"keyfile": Path("k.pem")}, "both a certificate and its key"),
+        ({"certfile": Path("missing.pem"), "keyfile": Path("missing.key")}, "missing.pem cannot be used"),
+    ],
+)
+def test_bad_settings_are_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInputError, match=why):
+        ServerSettings(config=CoordinatorConfig(job="j"), **changes).check()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_token(host: str) -> None:
+    settings = ServerSettings(config=CoordinatorConfig(job="j"), host=host)
+    settings.check()
+    assert settings.loopback
+
+
+def test_it_speaks_ipv6(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path, host="::1") as coordinator, coordinator.client() as client:
+        assert coordinator.entry.url.startswith("http://[::1]:")
+        assert client.status()["job"] == "j"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_job_in_order(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with CoordinatorProcess(tmp_path, registry=tmp_path / "registry") as coordinator, coordinator.agent() as agent:
+        assert [entry.pid for entry in live_jobs(tmp_path / "registry")] == [coordinator.process.pid]
+        say(agent, hello("n0"))
+        assert isinstance(hear(agent), Welcome)
+        coordinator.process.send_signal(number)
+        end = hear(agent)
+        assert isinstance(end, EndNode)
+        assert end.exit_code == code
+        agent.close()
+        assert coordinator.wait() == code
+        assert list((tmp_path / "registry").iterdir()) == []
+        assert "Traceback" not in coordinator.log
+
+
+def test_agents_that_stay_are_not_waited_for_for_ever(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path) as coordinator, coordinator.agent() as agent:
+        say(agent, hello("n0"))
+        hear(agent)
+        with coordinator.client() as client:
+            client.shutdown(7, "enough")
+        assert coordinator.wait() == 7
+
+
+def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "config": {"start_nodes": 9}}
+    with CoordinatorProcess(tmp_path, **settings) as first:
+        with first.agent() as agent:
+            say(agent, hello("n0"))
+            say(agent, attach("n0"))
+            hear(agent)
+            first.until_event("node_joined")
+            first.process.kill()
+            first.wait()
+            with pytest.raises(ConnectionClosed):
+                hear(agent)
+        port = int(first.entry.url.rsplit(":", 1)[1])
+        with CoordinatorProcess(tmp_path, port=port, **settings) as second:
+            assert second.entry.url == first.entry.url
+            with second.agent() as agent, second.client() as client:
+                say(agent, hello("n0", term=1))
+                welcome = hear(agent)
+                assert isinstance(welcome, Welcome)
+                assert welcome.term == 2
+                events = [(event["seq"], event["event"], event["term"]) for event in client.events()]
+    assert events == [(1, "job_started", 1), (2, "node_joined", 1), (3, "coordinator_restarted", 2)]
+    lines = (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+def test_a_follower_outlives_the_coordinator(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t"}
+    with CoordinatorProcess(tmp_path, **settings) as first, first.client() as client:
+        following = iter(client.events(follow=True, patience_s=PATIENCE_S))
+        assert next(following)["event"] == "job_started"
+        first.process.kill()
+        first.wait()
+        with CoordinatorProcess(tmp_path, port=int(first.entry.url.rsplit(":", 1)[1]), **settings):
+            assert next(following)["event"] == "coordinator_restarted"
+
+
+def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
+    """Another has taken over meanwhile: the old one changes neither store nor journal, says nothing, and ends."""
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "config": {"start_nodes": 9}}
+    with CoordinatorProcess(tmp_path, **settings) as old, old.agent() as agent:
+        say(agent, hello("n0"))
+        hear(agent)
+        old.process.send_signal(signal.SIGSTOP)
+        with CoordinatorProcess(tmp_path, **settings) as new:
+            with new.client() as client:
+                before = client.status()["events"]
+                # What the old one finds when it wakes up makes it want to announce a node.
+                say(agent, attach("n0"))
+                old.process.send_signal(signal.SIGCONT)
+                assert old.wait() == 1
+                assert "another" in old.log
+                assert client.status()["events"] == before
+                with pytest.raises(ConnectionClosed):
+                    hear(agent)
+            with new.agent() as second:
+                say(second, hello("n1"))
+                assert isinstance(hear(second), Welcome)
+    events = [line.split(b'"')[3] for line in (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()]
+    assert events[:2] == [b"job_started", b"coordinator_restarted"]
+    assert b"node_joined" not in events
+
+
+def test_nothing_is_left_open(tmp_path: Path) -> None:
+    """Hundreds of connections come and go without leaving a descriptor behind."""
+    with CoordinatorProcess(tmp_path) as coordinator:
+        folder = f"/proc/{coordinator.process.pid}/fd"
+
+        def visit(number: int) -> None:
+            with coordinator.agent() as agent:
+                say(agent, hello(f"n{number}"))
+                hear(agent)
+
+        for number in range(5):
+            visit(number)
+        with coordinator.client() as client:
+            client.status()
+        few = len(os.listdir(folder))
+        for number in range(100):
+            visit(number)
+        with coordinator.client() as client:
+            assert client.status()["nodes"] == []
+        assert len(os.listdir(folder)) <= few + 3

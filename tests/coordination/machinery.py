@@ -1,0 +1,172 @@
+"""A coordinator's machine under test, and short names for what goes in and comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from holdfast.coordination import events as ev
+from holdfast.coordination import messages as msg
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.inputs import (
+    Close,
+    CoordinatorConfig,
+    Disconnected,
+    Emit,
+    EndJob,
+    Input,
+    Instruction,
+    JournalTail,
+    Persist,
+    Received,
+    Send,
+    Tick,
+)
+from holdfast.coordination.record import Record
+
+O = TypeVar("O")
+
+MICRO_BATCHES = 6
+BATCH = 24
+
+
+def commit(loss: float = 1.0, swap: int = 0) -> msg.Commit:
+    return msg.Commit(grad_square=1.0, loss_sum=loss * BATCH, samples=BATCH, nonfinite=0, swap=swap)
+
+
+def w(node: str, nonce: str = "a") -> str:
+    return msg.worker_id(node, 0, nonce)
+
+
+def attach(worker: str, digest: str = "config", pid: int = 7) -> msg.Attach:
+    return msg.Attach(
+        worker=worker, pid=pid, host="h", state_port=1, digest=digest, global_batch=BATCH, micro_batches=MICRO_BATCHES
+    )
+
+
+def hello(node: str, kept: tuple[msg.WorkerMessage, ...] = (), session: str = "", term: int = 0) -> msg.Hello:
+    return msg.Hello(
+        protocol=msg.PROTOCOL,
+        job="job",
+        node=node,
+        session=session or f"{ord(node[-1]):08x}",
+        term=term,
+        agent_pid=1,
+        workers=1,
+        digest="script",
+        kept=kept,
+    )
+
+
+def applied(worker: str, epoch: int, step: int, v: msg.Commit | None = None, world: int = 3) -> msg.Applied:
+    return msg.Applied(worker=worker, epoch=epoch, step=step, commit=v or commit(), world=world, time=100.0 + step)
+
+
+@dataclass
+class Job:
+    """Drives one coordinator; remembers what it said. `records`, `events` outlive it, as store and journal do."""
+
+    nodes: int = 3
+    now: float = 100.0
+    records: list[Record] = field(default_factory=list)
+    events: list[ev.AnyEvent] = field(default_factory=list)
+    connections: dict[str, int] = field(default_factory=dict)
+    last: list[Instruction] = field(default_factory=list)
+    _number: int = 0
+
+    def boot(self, tail: JournalTail | None = None, *, takeover: bool = False) -> Job:
+        """Start a coordinator from what is durable."""
+        config = CoordinatorConfig(
+            job="job", start_nodes=self.nodes, lease_s=3.0, prepare_timeout_s=30.0, takeover=takeover
+        )
+        record = self.records[-1] if self.records else None
+        self.machine = Coordinator(config, tail or JournalTail(seq=len(self.events)), record)
+        self.take(self.machine.start(self.now, "url", 1))
+        return self
+
+    def take(self, instructions: list[Instruction]) -> list[Instruction]:
+        self.last = instructions
+        for instruction in instructions:
+            if isinstance(instruction, Persist):
+                self.records.append(instruction.record)
+            elif isinstance(instruction, Emit):
+                self.events.append(instruction.event)
+        return instructions
+
+    def feed(self, event: Input, after: float = 0.0) -> list[Instruction]:
+        self.now += after
+        return self.take(self.machine.handle(event, self.now))
+
+    def connect(self, message: msg.Hello) -> list[Instruction]:
+        self._number += 1
+        self.connections[message.node] = self._number
+        return self.feed(Received(self._number, message))
+
+    def say(self, message: msg.WorkerMessage, after: float = 0.0) -> list[Instruction]:
+        connection = self.connections[msg.node_of(message.worker)]
+        return self.feed(Received(connection, msg.FromWorker(message=message)), after)
+
+    def lose(self, node: str) -> list[Instruction]:
+        return self.feed(Disconnected(self.connections[node]))
+
+    def tick(self, after: float) -> list[Instruction]:
+        return self.feed(Tick(), after)
+
+    def start(self) -> Job:
+        """All nodes are there, in the first epoch, and have entered it."""
+        self.boot()
+        for index in range(self.nodes):
+            self.connect(hello(f"n{index}"))
+            self.say(attach(w(f"n{index}")))
+        for index in range(self.nodes):
+            self.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
+        return self
+
+    def step(self, step: int, *nodes: str, epoch: int = 1) -> None:
+        for node in nodes or tuple(f"n{index}" for index in range(self.nodes)):
+            self.say(applied(w(node), epoch, step, world=len(nodes) or self.nodes))
+
+    def report(self, node: str, at: int | None, phase: msg.Phase = msg.Phase.COMPUTE, **fields: object) -> None:
+        """Answer the Stop that is under way."""
+        stop = self.machine.stopping.stop
+        assert stop is not None
+        step = 1 if at is None else at + 1
+        self.say(
+            msg.Report(worker=w(node), term=stop.term, epoch=stop.epoch, applied=at, step=step, phase=phase, **fields)  # pyright: ignore[reportArgumentType]
+        )
+
+    # ---- what came out of the last input ----
+
+    def orders(self, kind: type[O]) -> dict[str, O]:
+        """Return the last input's orders of a kind, by worker."""
+        sent = [i.message for i in self.last if isinstance(i, Send) and isinstance(i.message, msg.ToWorker)]
+        return {message.worker: message.order for message in sent if isinstance(message.order, kind)}
+
+    def sent(self, kind: type[O]) -> list[O]:
+        return [i.message for i in self.last if isinstance(i, Send) and isinstance(i.message, kind)]
+
+    def last_events(self) -> list[ev.AnyEvent]:
+        return [i.event for i in self.last if isinstance(i, Emit)]
+
+    def said(self, kind: type[O]) -> list[O]:
+        return [i.event for i in self.last if isinstance(i, Emit) and isinstance(i.event, kind)]
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return the last input's instructions in short."""
+        out: list[str] = []
+        for i in self.last:
+            match i:
+                case Persist():
+                    out.append("persist")
+                case Emit(event):
+                    out.append(type(event).__name__)
+                case Send(_, msg.ToWorker(order=order)):
+                    out.append(type(order).__name__)
+                case Send(_, message):
+                    out.append(type(message).__name__)
+                case Close():
+                    out.append("close")
+                case EndJob():
+                    out.append("end")
+        return out

@@ -1,0 +1,441 @@
+"""Scenarios of the coordinator's machine: an input, and the instructions that follow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from machinery import Job, applied, attach, commit, hello, w
+
+from holdfast.coordination import events as ev
+from holdfast.coordination import messages as msg
+from holdfast.coordination.inputs import FailNode, JournalTail, Received, Shutdown
+from holdfast.coordination.messages import DecisionKind, Phase
+from holdfast.errors import BadInputError
+
+
+def test_the_job_starts_when_all_nodes_are_there() -> None:
+    job = Job(nodes=2).boot()
+    assert job.kinds == ["persist", "JobStarted"]
+    job.connect(hello("n0"))
+    job.say(attach(w("n0")))
+    assert job.kinds == ["persist", "NodeJoined"]
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    assert job.kinds == ["persist", "NodeJoined", "EpochStarted", "Begin", "Begin"]
+    begin = job.orders(msg.Begin)[w("n1")]
+    assert begin.decision == msg.Decision(kind=DecisionKind.START, applied=0)
+    assert begin.plan.workers == (w("n0"), w("n1"))
+    assert begin.plan.sources == {w("n1"): (w("n0"),)}
+
+
+def test_a_step_is_committed_once_all_members_have_applied_it() -> None:
+    job = Job().start()
+    job.step(1, "n0", "n1")
+    assert not job.said(ev.StepCommitted)
+    job.step(1, "n2")
+    (event,) = job.said(ev.StepCommitted)
+    assert (event.step, event.samples, event.loss) == (1, 24, 1.0)
+    job.step(1, "n2")
+    assert not job.last
+
+
+def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_passed() -> None:
+    job = Job().start()
+    job.step(1)
+    job.lose("n2")
+    assert job.kinds == ["FailureDetected", "NodeLeft", "Stop", "Stop"]
+    job.report("n0", 1, Phase.REDUCING, held=(0, 3))
+    assert job.kinds == []
+    job.report("n1", 1, Phase.VOTED, ready=True, held=(1, 4))
+    assert job.kinds == ["persist", "EpochStarted", "Begin", "Begin"]
+    begin = job.orders(msg.Begin)[w("n0")]
+    assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=1)
+    assert begin.assignment == ((0, 3, 2), (1, 4, 5))
+    assert (begin.plan.epoch, begin.plan.sources) == (2, {})
+
+
+def test_a_step_that_one_has_passed_goes_forward_with_its_v() -> None:
+    job = Job().start()
+    job.lose("n2")
+    job.report("n0", 0, Phase.VOTED, ready=True)
+    job.report("n1", 0, Phase.PASSED, ready=True, passed=msg.Passed(step=1, commit=commit(2.0)))
+    assert job.orders(msg.Begin)[w("n0")].decision == msg.Decision(
+        kind=DecisionKind.FORWARD, applied=1, commit=commit(2.0)
+    )
+
+
+def test_forward_is_inherited_by_the_next_epoch() -> None:
+    job = Job().start()
+    job.lose("n2")
+    job.report("n0", 0, Phase.VOTED, ready=True)
+    job.report("n1", 0, Phase.PASSED, ready=True, passed=msg.Passed(step=1, commit=commit(2.0)))
+    job.lose("n1")
+    job.report("n0", 0, Phase.ENTERING, ready=True)
+    assert job.orders(msg.Begin)[w("n0")].decision.kind is DecisionKind.FORWARD
+
+
+def test_what_an_expelled_node_applied_alone_does_not_count() -> None:
+    job = Job().start()
+    job.say(applied(w("n2"), 1, 1, commit(9.0)))
+    job.lose("n2")
+    job.report("n0", 0, Phase.VOTED, ready=True)
+    job.report("n1", 0, Phase.VOTED, ready=True)
+    for node in ("n0", "n1"):
+        job.say(msg.Entered(worker=w(node), epoch=2, applied=0))
+    job.step(1, "n0", "n1", epoch=2)
+    assert [event.loss for event in job.said(ev.StepCommitted)] == [1.0]
+
+
+def test_nothing_left_fails_the_job() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.lose("n0")
+    assert job.kinds == ["persist", "FailureDetected", "NodeLeft", "JobFailed", "end"]
+    assert "1 committed steps are lost" in job.said(ev.JobFailed)[0].why
+
+
+def test_before_the_first_step_the_job_begins_anew_with_whoever_comes() -> None:
+    job = Job(nodes=1).start()
+    job.lose("n0")
+    assert not job.said(ev.JobFailed)
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    assert job.orders(msg.Begin)[w("n1")].decision.kind is DecisionKind.START
+
+
+def test_a_torn_initial_state_is_nobodys_start() -> None:
+    job = Job(nodes=2).boot()
+    for node in ("n0", "n1"):
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    job.lose("n0")
+    job.report("n1", None, Phase.ENTERING, fresh=False)
+    assert job.sent(msg.Refused)[0].retry
+    assert not job.orders(msg.Begin)
+    assert job.machine.record.plan is None
+
+
+def test_all_copies_gone_rolls_back_to_the_newest_checkpoint() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.say(msg.CheckpointWritten(worker=w("n0"), epoch=1, step=1, name="one", bytes=9, seconds=0.1))
+    assert job.orders(msg.AcceptCheckpoint) == {w("n0"): msg.AcceptCheckpoint(step=1, name="one")}
+    job.say(msg.CheckpointKept(worker=w("n0"), step=1, name="one", bytes=9, seconds=0.1))
+    assert job.kinds == ["persist", "CheckpointSaved"]
+    job.step(2)
+    job.lose("n0")
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    assert job.said(ev.RolledBack)[0].to_step == 1
+    begin = job.orders(msg.Begin)[w("n1")]
+    assert begin.decision == msg.Decision(kind=DecisionKind.ROLLBACK, applied=1, checkpoint="one")
+    assert begin.plan.sources == {}
+
+
+def test_a_damaged_checkpoint_is_struck_out_and_the_one_before_is_used() -> None:
+    job = Job(nodes=1).start()
+    for step, name in ((1, "one"), (2, "two")):
+        job.step(step)
+        job.say(msg.CheckpointKept(worker=w("n0"), step=step, name=name, bytes=9, seconds=0.1))
+    job.lose("n0")
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    job.say(msg.CheckpointDamaged(worker=w("n1"), epoch=2, name="two", why="short"))
+    assert job.said(ev.CheckpointRejected)[0].name == "two"
+    job.report("n1", None, Phase.ENTERING)
+    assert job.orders(msg.Begin)[w("n1")].decision.checkpoint == "one"
+
+
+def test_a_checkpoint_of_a_step_not_yet_committed_waits() -> None:
+    job = Job().start()
+    job.say(msg.CheckpointWritten(worker=w("n0"), epoch=1, step=1, name="one", bytes=9, seconds=0.1))
+    assert not job.orders(msg.AcceptCheckpoint)
+    job.step(1)
+    assert list(job.orders(msg.AcceptCheckpoint)) == [w("n0")]
+
+
+def joining() -> Job:
+    job = Job().start()
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    assert job.kinds == ["persist", "NodeJoined", *["Prepare"] * 4]
+    return job
+
+
+def prepare_all(job: Job) -> None:
+    for node in ("n0", "n1", "n2", "n3"):
+        job.say(msg.Prepared(worker=w(node), epoch=2))
+
+
+def test_a_joiner_is_prepared_armed_and_swapped_in() -> None:
+    job = joining()
+    prepare_all(job)
+    assert job.kinds == ["Arm"] * 4
+    job.say(applied(w("n0"), 1, 1, commit(swap=3)))
+    assert job.kinds == ["persist", "EpochStarted"]
+    assert job.said(ev.EpochStarted)[0].reason == "join"
+    assert job.machine.record.plan is not None
+    assert job.machine.record.plan.workers == (w("n0"), w("n1"), w("n2"), w("n3"))
+    assert job.machine.record.pending is None
+
+
+def test_a_member_whose_vote_failed_while_the_others_swapped_is_not_left_behind() -> None:
+    job = joining()
+    prepare_all(job)
+    job.say(applied(w("n0"), 1, 1, commit(swap=3)))
+    job.say(msg.Fault(worker=w("n2"), epoch=1, detail="vote"))
+    assert job.kinds == ["Stop"] * 4
+    job.report("n0", 1, passed=msg.Passed(step=1, commit=commit(swap=3)))
+    job.report("n1", 1, passed=msg.Passed(step=1, commit=commit(swap=3)))
+    job.report("n2", 0, Phase.VOTED, ready=True)
+    job.report("n3", None)
+    assert job.orders(msg.Begin)[w("n2")].decision.kind is DecisionKind.FORWARD
+
+
+def test_a_joiner_lost_before_the_arm_is_forgotten() -> None:
+    job = joining()
+    job.lose("n3")
+    assert job.kinds == ["persist", "FailureDetected", "NodeLeft", "Void", "Void", "Void"]
+    assert job.machine.record.pending is None
+
+
+def test_a_joiner_lost_after_the_arm_stops_everybody() -> None:
+    job = joining()
+    prepare_all(job)
+    job.lose("n3")
+    assert job.kinds == ["FailureDetected", "NodeLeft", "Stop", "Stop", "Stop"]
+
+
+def test_a_group_that_is_not_built_in_time_is_voided() -> None:
+    job = joining()
+    for _ in range(31):
+        for node in ("n0", "n1", "n2", "n3"):
+            job.say(msg.Post(worker=w(node), epoch=0, key="k", value=b""))
+        job.tick(1.0)
+    assert job.machine.record.pending is None or job.machine.record.pending.epoch > 2
+
+
+def test_a_node_that_is_silent_for_longer_than_its_lease_is_expelled() -> None:
+    job = Job().start()
+    for _ in range(4):
+        for node in ("n0", "n1"):
+            job.say(msg.Post(worker=w(node), epoch=0, key="k", value=b""))
+        job.tick(1.0)
+    (failure,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    assert (failure.node, failure.kind) == ("n2", "lease_expired")
+    assert failure.after_s == pytest.approx(4.0)
+
+
+def test_a_paused_coordinator_renews_all_leases() -> None:
+    job = Job().start()
+    job.tick(1.0)
+    job.tick(60.0)
+    assert job.last == []
+    job.tick(1.0)
+    assert not job.said(ev.FailureDetected)
+
+
+def test_a_node_that_is_back_before_the_decision_is_asked_like_the_others() -> None:
+    job = Job().start()
+    job.lose("n2")
+    job.connect(hello("n2", (attach(w("n2")), msg.Begun(worker=w("n2"), epoch=1)), term=1))
+    assert job.kinds == ["NodeJoined", "Welcome", "Stop"]
+    job.report("n0", 0)
+    job.report("n1", 0)
+    assert not job.orders(msg.Begin)
+    job.report("n2", 0)
+    assert set(job.orders(msg.Begin)) == {w("n0"), w("n1"), w("n2")}
+
+
+def test_a_node_expelled_for_good_comes_back_fresh() -> None:
+    job = Job().start()
+    job.lose("n2")
+    job.report("n0", 0)
+    job.report("n1", 0)
+    job.connect(hello("n2", (attach(w("n2")), msg.Begun(worker=w("n2"), epoch=1)), term=1))
+    assert job.sent(msg.Refused)[0].retry
+    before = job.machine.record
+    job.say(applied(w("n2"), 1, 1))
+    assert (job.last, job.machine.record) == ([], before)
+    job.connect(hello("n2", session="abcdef01", term=1))
+    assert job.kinds == ["Welcome"]
+
+
+def test_a_connection_whose_end_nobody_saw_is_replaced() -> None:
+    job = Job().start()
+    job.connect(hello("n2", (attach(w("n2")), msg.Entered(worker=w("n2"), epoch=1, applied=0)), term=1))
+    assert "FailureDetected" in job.kinds
+    assert not any(refused.exit_code == 2 for refused in job.sent(msg.Refused))
+
+
+def test_another_node_of_the_same_name_is_turned_away() -> None:
+    job = Job().start()
+    job.connect(hello("n2", session="abcdef01"))
+    (refused,) = job.sent(msg.Refused)
+    assert (refused.exit_code, refused.retry) == (2, False)
+
+
+def test_a_worker_of_another_config_ends_its_node_with_2() -> None:
+    job = Job().start()
+    job.connect(hello("n3"))
+    job.say(attach(w("n3"), digest="other"))
+    assert [end.exit_code for end in job.sent(msg.EndNode)] == [2]
+
+
+def test_an_agent_of_a_newer_term_is_not_talked_to() -> None:
+    job = Job().start()
+    job.connect(hello("n3", term=5))
+    assert job.kinds == ["close"]
+
+
+def test_the_job_finishes_when_all_have_and_late_workers_are_told() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    job.connect(hello("n2"))
+    job.say(msg.Finished(worker=w("n0"), step=1))
+    assert job.kinds == []
+    job.say(msg.Finished(worker=w("n1"), step=1))
+    assert job.kinds == ["persist", "JobFinished", "JobDone", "JobDone", "EndNode", "end"]
+    job.say(attach(w("n2")))
+    assert job.kinds == ["JobDone"]
+
+
+def test_a_coordinator_that_takes_over_a_finished_job_ends_it() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.say(msg.Finished(worker=w("n0"), step=1))
+    job.boot(takeover=True)
+    assert job.kinds == ["persist", "CoordinatorRestarted", "end"]
+    job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=0)), term=1))
+    assert job.kinds == ["Welcome", "JobDone"]
+    assert sum(isinstance(event, ev.JobFinished) for event in job.events) == 1
+
+
+def test_a_finished_job_stays_finished_whoever_starts_a_coordinator_on_its_store() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.say(msg.Finished(worker=w("n0"), step=1))
+    job.boot()
+    assert job.machine.state == "done"
+    assert job.kinds == ["persist", "CoordinatorRestarted", "end"]
+
+
+def test_a_new_run_on_a_failed_jobs_store_begins_anew() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.lose("n0")
+    assert job.machine.state == "failed"
+    job.boot()
+    assert job.machine.state == "waiting"
+
+
+def test_a_restart_says_what_the_journal_lacks_and_counts_it() -> None:
+    job = Job().start()
+    job.step(1)
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    prepare_all(job)
+    job.step(2, "n0", "n1")
+    # One call commits step 2 and writes a record; the journal gets none of it before the crash.
+    job.events.clear()
+    job.say(applied(w("n2"), 1, 2, commit(swap=3)))
+    record = job.records[-1]
+    known = record.outbox[0].seq - 1
+    job.boot(JournalTail(seq=known, step=1, samples=24))
+    assert "CoordinatorRestarted" in job.kinds
+    said = [event.seq for event in job.last_events()]
+    assert said == list(range(known + 1, known + 1 + len(said)))
+    assert job.machine.ledger.committed == 1 + sum(isinstance(event, ev.StepCommitted) for event in record.outbox)
+
+
+def test_a_restart_after_a_lost_roll_back_counts_from_there() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.say(msg.CheckpointKept(worker=w("n0"), step=1, name="one", bytes=9, seconds=0.1))
+    job.step(2)
+    job.lose("n0")
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    known = job.records[-1].outbox[0].seq - 1
+    job.boot(JournalTail(seq=known, step=2, samples=48))
+    assert job.machine.ledger.committed == 1
+    assert job.machine.progress.samples == 24
+
+
+def test_a_restart_waits_for_the_members_and_goes_on() -> None:
+    job = Job().start()
+    job.step(1)
+    job.boot(JournalTail(seq=len(job.events), step=1))
+    for node in ("n0", "n1", "n2"):
+        kept = (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0), applied(w(node), 1, 2))
+        job.connect(hello(node, kept, term=1))
+        assert "Stop" not in job.kinds
+    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
+
+
+def test_a_member_that_does_not_come_back_after_a_restart_is_expelled_after_its_lease() -> None:
+    job = Job().start()
+    job.boot()
+    for node in ("n0", "n1"):
+        job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0)), term=1))
+    for _ in range(4):
+        for node in ("n0", "n1"):
+            job.say(msg.Post(worker=w(node), epoch=0, key="k", value=b""))
+        job.tick(1.0)
+    assert [event.node for event in job.events if isinstance(event, ev.NodeLeft)] == ["n2"]
+    assert job.machine.state == "recovering"
+
+
+def test_steps_whose_witnesses_are_dead_are_committed_without_their_loss() -> None:
+    job = Job(nodes=2).start()
+    job.boot(JournalTail(seq=len(job.events)))
+    kept = (attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=2), applied(w("n0"), 1, 3, world=2))
+    job.connect(hello("n0", kept, term=1))
+    for _ in range(4):
+        job.say(msg.Post(worker=w("n0"), epoch=0, key="k", value=b""))
+        job.tick(1.0)
+    job.report("n0", 3, passed=msg.Passed(step=3, commit=commit()))
+    job.say(msg.Entered(worker=w("n0"), epoch=2, applied=3))
+    steps = [event for event in job.events if isinstance(event, ev.StepCommitted)]
+    assert [step.step for step in steps] == [1, 2, 3]
+    assert [math.isnan(step.loss) for step in steps] == [True, True, False]
+    assert {step.samples for step in steps} == {24}
+
+
+def test_a_worker_that_gives_no_report_costs_its_node_the_place() -> None:
+    job = Job().start()
+    job.lose("n2")
+    job.report("n0", 0)
+    for _ in range(6):
+        for node in ("n0", "n1"):
+            job.say(msg.Post(worker=w(node), epoch=0, key="k", value=b""))
+        job.tick(1.0)
+    hangs = [e for e in job.events if isinstance(e, ev.FailureDetected) and e.kind == "hang"]
+    assert [event.node for event in hangs] == ["n1"]
+    assert job.machine.state == "running"
+
+
+def test_a_worker_process_that_dies_leaves_its_node_in_the_job() -> None:
+    job = Job().start()
+    connection = job.connections["n2"]
+    down = msg.WorkerDown(worker=w("n2"), kind="process_exit", detail="SIGKILL", exit_code=-9)
+    job.feed(Received(connection, down))
+    assert job.kinds == ["FailureDetected", "Stop", "Stop"]
+    job.report("n0", 0)
+    job.report("n1", 0)
+    job.say(attach(w("n2", "b"), pid=8))
+    assert job.kinds == ["WorkersChanged"]
+    assert job.said(ev.WorkersChanged)[0].worker_pids == (8,)
+
+
+def test_faults_are_injected_only_where_they_are_allowed() -> None:
+    job = Job().start()
+    with pytest.raises(BadInputError, match="--allow-faults"):
+        job.feed(FailNode("n0", "kill"))
+
+
+def test_ctrl_c_ends_every_node() -> None:
+    job = Job().start()
+    job.feed(Shutdown(130, "Ctrl-C"))
+    assert job.kinds == ["EndNode", "EndNode", "EndNode", "end"]

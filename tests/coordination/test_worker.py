@@ -1,0 +1,301 @@
+"""The worker's phase machine: what it may do, what it promises, what it refuses with its story."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from machinery import commit, w
+
+from holdfast.coordination import messages as msg
+from holdfast.coordination.messages import Decision, DecisionKind, Phase
+from holdfast.coordination.worker import (
+    Build,
+    Compute,
+    Done,
+    Enter,
+    Halt,
+    InvalidTransitionError,
+    Tell,
+    Wait,
+    WorkerMachine,
+)
+
+ME, PEER = w("n0"), w("n1")
+
+
+def plan(epoch: int, *workers: str, term: int = 1, sources: dict[str, tuple[str, ...]] | None = None) -> msg.EpochPlan:
+    members = tuple(msg.Member(worker=worker, host="h", state_port=1) for worker in workers or (ME, PEER))
+    return msg.EpochPlan(term=term, epoch=epoch, members=members, sources=sources or {})
+
+
+def begin(epoch: int, kind: DecisionKind, applied: int, **fields: object) -> msg.Begin:
+    assignment = fields.pop("assignment", ())
+    the_plan = fields.pop("plan", None) or plan(epoch)
+    return msg.Begin(plan=the_plan, decision=Decision(kind=kind, applied=applied, **fields), assignment=assignment)  # pyright: ignore[reportArgumentType]
+
+
+def computing() -> WorkerMachine:
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.begin(begin(1, DecisionKind.START, 0))
+    machine.entered()
+    return machine
+
+
+def voted() -> WorkerMachine:
+    machine = computing()
+    for micro_batch in machine.share:
+        assert machine.computing(micro_batch)
+    assert machine.computed()
+    assert machine.reduced()
+    assert machine.voting()
+    return machine
+
+
+def report_of(instructions: Sequence[object]) -> msg.Report:
+    (report,) = [i.message for i in instructions if isinstance(i, Tell) and isinstance(i.message, msg.Report)]
+    return report
+
+
+def test_a_step_from_its_beginning_to_the_next() -> None:
+    machine = WorkerMachine(ME, micro_batches=4)
+    assert machine.task == Wait()
+    told = machine.begin(begin(1, DecisionKind.START, 0))
+    assert [type(i) for i in told] == [Tell, Build]
+    assert isinstance(machine.task, Enter)
+    assert machine.entered() == [Tell(msg.Entered(worker=ME, epoch=1, applied=0))]
+    assert machine.task == Compute(1, (0, 2), ())
+    assert machine.computing(0)
+    assert machine.computing(2)
+    assert machine.computed()
+    assert machine.reduced()
+    assert machine.voting()
+    assert machine.vote_passed(commit()) == []
+    assert machine.begin_apply()
+    (tell,) = machine.applied_step(5.0, "hash")
+    assert tell == Tell(msg.Applied(worker=ME, epoch=1, step=1, commit=commit(), world=2, time=5.0, state_hash="hash"))
+    assert machine.task == Compute(2, (0, 2), ())
+
+
+def test_a_stop_while_computing_is_answered_at_once() -> None:
+    machine = computing()
+    machine.computing(0)
+    halt, _ = told = machine.stop_order(msg.Stop(term=1, epoch=1))
+    assert isinstance(halt, Halt)
+    report = report_of(told)
+    assert (report.applied, report.phase, report.held, report.ready) == (0, Phase.COMPUTE, (0,), False)
+    assert machine.task == Wait()
+    assert not machine.computing(2)
+    assert not machine.computed()
+
+
+def test_a_stop_while_the_vote_is_open_is_answered_when_it_is_closed() -> None:
+    machine = voted()
+    assert machine.stop_order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    report = report_of(machine.vote_passed(commit()))
+    assert (report.phase, report.passed) == (Phase.PASSED, msg.Passed(step=1, commit=commit()))
+    assert not machine.begin_apply()
+
+
+def test_an_abandoned_vote_is_reported_as_voted() -> None:
+    machine = voted()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    report = report_of(machine.vote_abandoned())
+    assert (report.phase, report.passed, report.ready) == (Phase.VOTED, None, True)
+
+
+def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
+    machine = voted()
+    machine.vote_passed(commit())
+    machine.begin_apply()
+    assert machine.stop_order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    applied, report = machine.applied_step(5.0)
+    assert isinstance(applied, Tell)
+    assert isinstance(applied.message, msg.Applied)
+    assert report_of([report]).applied == 1
+
+
+def test_forward_applies_the_recorded_v() -> None:
+    machine = voted()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.vote_abandoned()
+    machine.begin(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
+    task = machine.task
+    assert isinstance(task, Enter)
+    assert task.forward == commit(7.0)
+    with pytest.raises(InvalidTransitionError, match="entered without the decided state"):
+        machine.entered()
+    assert machine.begin_apply()
+    (tell,) = machine.applied_step(5.0)
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.message, msg.Applied)
+    assert tell.message.commit == commit(7.0)
+    assert machine.applied == 1
+
+
+def test_redo_keeps_the_gradients_that_are_its_own() -> None:
+    machine = voted()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.vote_abandoned()
+    machine.begin(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME), assignment=((0, 2, 1, 3),)))
+    machine.entered()
+    assert machine.task == Compute(1, (0, 2, 1, 3), (0, 2))
+
+
+def test_redo_without_an_assignment_starts_over() -> None:
+    machine = voted()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.vote_abandoned()
+    machine.begin(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME)))
+    machine.entered()
+    assert machine.task == Compute(1, (0, 1, 2, 3), ())
+
+
+def test_stale_orders_change_nothing() -> None:
+    machine = computing()
+    machine.stop_order(msg.Stop(term=2, epoch=3))
+    assert machine.begin(begin(1, DecisionKind.REDO, 0)) == []
+    assert machine.begin(begin(3, DecisionKind.REDO, 0, plan=plan(3, term=2))) == []
+    assert machine.begin(begin(4, DecisionKind.REDO, 0, plan=plan(4, term=1))) == []
+    assert machine.begin(begin(4, DecisionKind.REDO, 0, plan=plan(4, PEER, term=2))) == []
+    assert machine.stop_order(msg.Stop(term=1, epoch=9)) == []
+    assert machine.prepare(msg.Prepare(plan=plan(3, term=2))) == []
+    assert machine.frozen
+    assert machine.epoch == 1
+
+
+def joiner() -> WorkerMachine:
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.prepare(msg.Prepare(plan=plan(2, PEER, ME, sources={ME: (PEER,)})))
+    machine.prepared(2)
+    return machine
+
+
+def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
+    machine = joiner()
+    assert machine.task == Wait()
+    assert machine.pushed(2)
+    task = machine.task
+    assert isinstance(task, Enter)
+    assert task.receive
+    assert machine.received(2, msg.Passed(step=3, commit=commit()), 3)
+    assert machine.entered(received_bytes=9) != []
+    assert machine.task == Compute(4, (1, 3), ())
+
+
+def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
+    machine = joiner()
+    fresh = report_of(WorkerMachine(ME, micro_batches=4).stop_order(msg.Stop(term=1, epoch=2)))
+    assert fresh.fresh
+    machine.pushed(2)
+    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
+    assert (report.applied, report.fresh) == (None, False)
+    assert not machine.received(2, None, 3)
+    with pytest.raises(InvalidTransitionError, match="half overwritten"):
+        machine.begin(begin(3, DecisionKind.START, 0, plan=plan(3, ME)))
+
+
+def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> None:
+    for stopped in (False, True):
+        machine = voted()
+        machine.prepare(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): (ME,)})))
+        machine.prepared(2)
+        machine.arm(msg.Arm(term=1, epoch=2))
+        assert machine.swap_flag == 1
+        machine.vote_passed(commit(swap=2))
+        machine.begin_apply()
+        if stopped:
+            machine.stop_order(msg.Stop(term=1, epoch=2))
+        machine.applied_step(5.0)
+        assert machine.epoch == (1 if stopped else 2)
+
+
+def test_a_void_lowers_the_flag() -> None:
+    machine = voted()
+    machine.prepare(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
+    machine.prepared(2)
+    machine.arm(msg.Arm(term=1, epoch=2))
+    machine.void(msg.Void(term=1, epoch=2))
+    assert machine.swap_flag == 0
+    assert machine.pending is None
+
+
+def test_the_end_interrupts_whoever_still_waits_for_something() -> None:
+    machine = voted()
+    assert machine.job_done(msg.JobDone()) == [Halt()]
+    assert machine.task == Done()
+
+
+ILLEGAL: list[tuple[str, Callable[[WorkerMachine], object]]] = [
+    ("computed", lambda m: m.computed()),
+    ("reduced", lambda m: m.reduced()),
+    ("voting", lambda m: m.voting()),
+    ("vote_passed", lambda m: m.vote_passed(commit())),
+    ("vote_abandoned", lambda m: m.vote_abandoned()),
+    ("begin_apply", lambda m: m.begin_apply()),
+    ("applied_step", lambda m: m.applied_step(1.0)),
+    ("computing", lambda m: m.computing(0)),
+    ("finish", lambda m: m.finish()),
+    ("entered", lambda m: m.entered()),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), ILLEGAL, ids=[name for name, _ in ILLEGAL])
+def test_a_boundary_out_of_turn_raises_with_the_story(name: str, call: Callable[[WorkerMachine], object]) -> None:
+    machine = WorkerMachine(ME, micro_batches=4)
+    with pytest.raises(InvalidTransitionError, match=f"{ME}: {name} is not allowed in epoch 0, phase idle"):
+        call(machine)
+
+
+@pytest.mark.parametrize("name", ["reduced", "voting", "vote_passed", "begin_apply", "applied_step", "entered"])
+def test_a_phase_cannot_be_skipped(name: str) -> None:
+    call = dict(ILLEGAL)[name]
+    with pytest.raises(InvalidTransitionError, match="phase compute"):
+        call(computing())
+
+
+def test_a_begin_that_does_not_fit_the_state_raises() -> None:
+    machine = computing()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    with pytest.raises(InvalidTransitionError, match="FORWARD without reduced gradients"):
+        machine.begin(begin(2, DecisionKind.FORWARD, 1, commit=commit()))
+    machine = computing()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    with pytest.raises(InvalidTransitionError, match="state 0 where 3 is decided"):
+        machine.begin(begin(2, DecisionKind.REDO, 3))
+    machine = voted()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    with pytest.raises(InvalidTransitionError, match="before the promised report"):
+        machine.begin(begin(2, DecisionKind.REDO, 0))
+
+
+def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
+    machine = WorkerMachine(ME, micro_batches=4, keeps_partial=False)
+    machine.begin(begin(1, DecisionKind.START, 0))
+    machine.entered()
+    assert all(machine.computing(micro_batch) for micro_batch in machine.share)
+    assert report_of(machine.stop_order(msg.Stop(term=1, epoch=1))).held == ()
+
+
+def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:
+    """Stopped again before it could apply: its gradients are those of the epoch before, not of this one's plan."""
+
+    def placed(epoch: int, held: bytes, placement: bytes) -> msg.EpochPlan:
+        experts = msg.ExpertPlan(
+            layers=1, experts=2, held=(held, b""), placement=(placement, b""), moves=0, asked=1, given=1
+        )
+        members = tuple(msg.Member(worker=worker, host="h", state_port=1) for worker in (ME, PEER))
+        return msg.EpochPlan(term=1, epoch=epoch, members=members, experts=experts)
+
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.begin(begin(1, DecisionKind.START, 0, plan=placed(1, b"", b"first")))
+    machine.experts = b"union"
+    machine.entered()
+    assert machine.computed()
+    assert machine.reduced()
+    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=1)))
+    assert (report.ready, report.experts, report.experts_next) == (True, b"union", b"first")
+    forward = begin(2, DecisionKind.FORWARD, 1, commit=commit(1), plan=placed(2, b"first", b"second"))
+    machine.begin(forward)
+    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
+    assert (report.ready, report.experts, report.experts_next) == (True, b"union", b"first")

@@ -1,0 +1,50 @@
+"""What the tests of whole jobs share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.control.local_job import LocalJob
+
+TINY = Path(__file__).parent / "scripts" / "tiny.py"
+TINY_MOE = TINY.with_name("tiny_moe.py")
+
+StartJob = Callable[..., LocalJob]
+
+
+def check_journal(job: LocalJob) -> None:
+    """No event is missing, and every step is there once, in order, with all samples (but for roll-backs)."""
+    assert [event["seq"] for event in job.events] == list(range(1, len(job.events) + 1))
+    wanted = 1
+    for event in job.events:
+        if event["event"] == "rolled_back":
+            wanted = event["to_step"] + 1
+        if event["event"] == "step_committed":
+            assert event["step"] == wanted, job.story()
+            wanted += 1
+    samples = {event["samples"] for event in job.all("step_committed")}
+    assert len(samples) <= 1
+
+
+def calm_losses(tmp_path: Path, *args: str, script: Path = TINY) -> list[float]:
+    """Return the losses of a script run alone, undisturbed, in one process."""
+    file = tmp_path / "calm.json"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, str(script), *args, "--losses", str(file)], check=True, env=environment, timeout=120
+    )
+    return json.loads(file.read_text())["losses"]
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs (a zombie does not)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"

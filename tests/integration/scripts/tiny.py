@@ -1,0 +1,46 @@
+"""A model so small that a step takes milliseconds; prints its losses at the end when it runs alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+import torch
+
+import holdfast
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--global-batch", type=int, default=24)
+parser.add_argument("--micro-batch", type=int, default=4)
+parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
+parser.add_argument("--dtype", default="float64")
+parser.add_argument("--losses", help="write this worker's view of the losses here")
+args = parser.parse_args()
+
+torch.manual_seed(0)
+dtype = getattr(torch, args.dtype)
+generator = torch.Generator().manual_seed(1)
+x = torch.randn(96, 8, generator=generator, dtype=dtype)
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
+
+job = holdfast.init()
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(32, 1)).to(
+    job.device, dtype
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+job.protect(
+    model, optimizer, data, global_batch=args.global_batch, micro_batch=args.micro_batch, max_grad_norm=1.0, seed=3
+)
+losses = []
+for step in job.steps(args.steps):
+    for inputs, wanted in step.micro_batches():
+        time.sleep(args.step_seconds * args.micro_batch / args.global_batch)
+        step.backward(torch.nn.functional.mse_loss(model(inputs), wanted))
+    if step.apply():
+        losses.append(step.loss)
+if args.losses:
+    with open(args.losses, "w") as file:
+        json.dump({"pid": os.getpid(), "losses": losses}, file)

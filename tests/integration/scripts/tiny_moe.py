@@ -1,0 +1,64 @@
+"""Two small MoE layers with a learned gate; prints its losses at the end when it runs alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+import torch
+
+import holdfast
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--experts", type=int, default=8)
+parser.add_argument("--micro-batch", type=int, default=4)
+parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
+parser.add_argument("--losses", help="write this worker's view of the losses here")
+args = parser.parse_args()
+
+torch.manual_seed(0)
+GLOBAL_BATCH, DIM = 24, 8
+generator = torch.Generator().manual_seed(1)
+x = torch.randn(96, DIM, generator=generator, dtype=torch.float64)
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
+
+
+class Tiny(torch.nn.Module):
+    """Dense, MoE, MoE, dense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(DIM, DIM), torch.nn.Linear(DIM, 1)
+        self.moes = torch.nn.ModuleList(
+            holdfast.MoE(DIM, 2 * DIM, args.experts, top_k, aux_loss=0.01, seed=5, layer=layer)
+            for layer, top_k in enumerate((2, 1))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        for moe in self.moes:
+            x = x + moe(torch.nn.functional.dropout(x, 0.05, self.training))
+        return self.last(x)
+
+    def aux_loss(self) -> torch.Tensor:
+        return torch.stack([moe.aux_loss for moe in self.moes]).sum()  # type: ignore[union-attr]
+
+
+job = holdfast.init()
+model = Tiny().to(job.device, torch.float64)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+job.protect(model, optimizer, data, global_batch=GLOBAL_BATCH, micro_batch=args.micro_batch, max_grad_norm=1.0, seed=3)
+losses = []
+for step in job.steps(args.steps):
+    for inputs, wanted in step.micro_batches():
+        time.sleep(args.step_seconds * args.micro_batch / GLOBAL_BATCH)
+        loss = torch.nn.functional.mse_loss(model(inputs), wanted)
+        step.backward(loss + model.aux_loss())
+    if step.apply():
+        losses.append(step.loss)
+if args.losses:
+    with open(args.losses, "w") as file:
+        json.dump({"pid": os.getpid(), "losses": losses}, file)

@@ -1,0 +1,48 @@
+"""Training outlives the coordinator, and nothing is forgotten."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from job_cases import StartJob
+
+
+def test_steps_go_on_while_the_coordinator_is_dead(start_job: StartJob) -> None:
+    job = start_job("--steps", "60", "--step-seconds", "0.4")
+    job.wait("step_committed", step=5)
+    killed = job.events[-1]["time"]
+    os.kill(job.wait("job_started")["coordinator_pid"], signal.SIGKILL)
+    back = job.wait("coordinator_restarted")
+    assert back["term"] == 2
+    assert job.wait_exit() == 0
+    away = [e for e in job.all("step_committed") if killed < e["time"] < back["time"]]
+    assert away, "no step was done meanwhile"
+    assert [e["step"] for e in job.all("step_committed")] == list(range(1, 61))
+    assert len(job.all("epoch_started")) == 1
+    assert not job.all("failure_detected")
+
+
+def test_a_node_lost_while_the_coordinator_is_away_is_mourned_later(start_job: StartJob) -> None:
+    job = start_job("--steps", "60", "--step-seconds", "0.4")
+    job.wait("step_committed", step=5)
+    victim = job.nodes()[1]
+    os.kill(job.wait("job_started")["coordinator_pid"], signal.SIGKILL)
+    job.signal_node(victim)
+    failure = job.wait("failure_detected", node=victim)
+    assert failure["kind"] == "lease_expired"
+    assert job.wait_exit() == 0
+    assert len(job.all("step_committed")) == 60
+
+
+def test_a_paused_coordinator_expels_nobody(start_job: StartJob) -> None:
+    job = start_job("--steps", "80", "--step-seconds", "0.4")
+    job.wait("step_committed", step=5)
+    pid = job.wait("job_started")["coordinator_pid"]
+    os.kill(pid, signal.SIGSTOP)
+    # Longer than a lease: only the clock can tell, there is no event of a process that does not run.
+    signal.sigtimedwait([], 4)
+    os.kill(pid, signal.SIGCONT)
+    assert job.wait_exit() == 0
+    assert len(job.all("epoch_started")) == 1
+    assert not job.all("failure_detected")

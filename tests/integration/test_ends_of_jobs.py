@@ -1,0 +1,114 @@
+"""How jobs end: done, interrupted, lost, or refused before they begin."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from job_cases import TINY, StartJob, alive
+
+
+def test_ctrl_c_ends_everything(start_job: StartJob) -> None:
+    memory = set(os.listdir("/dev/shm"))
+    job = start_job("--steps", "100000", "--step-seconds", "0.05")
+    job.wait("step_committed", step=3)
+    pids = [pid for node in job.nodes() for pid in (job.pids(node)[0], *job.pids(node)[1])]
+    pids.append(job.wait("job_started")["coordinator_pid"])
+    assert job.process is not None
+    at = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait_exit(timeout=30) == 130
+    assert time.monotonic() - at < 5
+    assert [pid for pid in pids if alive(pid)] == []
+    assert set(os.listdir("/dev/shm")) <= memory
+
+
+def test_the_last_copy_is_lost_without_a_checkpoint(start_job: StartJob) -> None:
+    job = start_job("--steps", "100000", "--step-seconds", "0.1", nodes=2)
+    job.wait("step_committed", step=5)
+    for node in job.nodes():
+        job.signal_node(node)
+    assert job.wait_exit() == 1
+    assert "no live copy" in job.output()
+    assert job.all("job_failed")
+
+
+def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_job: StartJob, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    options = ("--checkpoint", str(folder), "--checkpoint-every", "10")
+    job = start_job("--steps", "60", "--step-seconds", "0.15", nodes=2, options=options)
+    job.wait("checkpoint_saved", step=20)
+    newest = max(path for path in folder.iterdir() if path.name.startswith("step-"))
+    victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    os.truncate(victim, victim.stat().st_size // 2)
+    since = len(job.events)
+    for node in job.nodes():
+        for worker in job.pids(node)[1]:
+            os.kill(worker, signal.SIGKILL)
+    rejected = job.wait("checkpoint_rejected", since=since)
+    assert rejected["name"] == newest.name
+    job.wait("rolled_back", to_step=10, since=since)
+    assert job.wait_exit() == 0
+
+
+def test_a_job_resumes_from_its_checkpoints(start_job: StartJob, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    options = ("--checkpoint", str(folder), "--checkpoint-every", "10")
+    first = start_job("--steps", "20", nodes=2, options=options)
+    assert first.wait_exit() == 0
+    again = start_job("--steps", "20", nodes=3, options=options)
+    assert again.wait_exit() == 0
+    assert again.all("rolled_back")[0]["to_step"] == 20
+    assert not again.all("step_committed")
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(cwd), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=cwd, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("run", "no_such_script.py"), "no_such_script.py"),
+        (("run", "--nodes", "0", str(TINY)), "nodes"),
+        (("run", "--nodes", "2", str(TINY), "--global-batch", "10", "--micro-batch", "4"), "10"),
+        (("run", "--store", "redis:x", str(TINY)), "redis"),
+        (("status",), "no job"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = run("run", "--port", port, str(TINY), cwd=tmp_path)
+    assert done.returncode == 2
+    assert port in done.stderr
+
+
+def test_a_worker_with_another_configuration_is_refused_and_the_job_goes_on(start_job: StartJob) -> None:
+    job = start_job("--steps", "80", "--step-seconds", "0.1", nodes=2)
+    job.wait("step_committed", step=3)
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(job.folder.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "holdfast", "agent", "--coordinator", job.url, "--node", "other"]
+    command += ["--", str(TINY), "--steps", "81"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "differ" in done.stderr
+    assert job.wait_exit() == 0
+    assert {e["world"] for e in job.all("step_committed")} == {2}

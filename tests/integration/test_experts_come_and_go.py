@@ -1,0 +1,157 @@
+"""A job with MoE layers loses and gains nodes: its experts are replaced and moved, and it computes the same."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from job_cases import TINY_MOE, StartJob, calm_losses
+
+from holdfast.control.local_job import LocalJob
+
+VERIFY = ("--verify-state",)
+
+
+def check_losses(job: LocalJob, tmp_path: Path, steps: int, *args: str) -> None:
+    losses = [event["loss"] for event in job.all("step_committed")]
+    assert losses == pytest.approx(calm_losses(tmp_path, "--steps", str(steps), *args, script=TINY_MOE), rel=1e-9)
+
+
+def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJob, tmp_path: Path) -> None:
+    # Three nodes have room for exactly two copies of each of six experts: whoever is lost, copies must be made.
+    options, args = (*VERIFY, "--slots", "4"), ("--steps", "70", "--experts", "6")
+    job = start_job(*args, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
+    job.wait("step_committed", step=5)
+    assert job.wait("epoch_started")["fault_threshold"] == {"asked": 2, "given": 2}
+    first, second = job.nodes()[:2]
+    job.signal_node(first)
+    shrunk = job.wait("recovered", action="shrink")
+    assert shrunk["experts_moved"] > 0
+    assert shrunk["bytes_moved"] > 0
+    since = len(job.events)
+    job.call("add-node", "--count", "2")
+    job.wait("epoch_started", reason="join", world=5, since=since)
+    job.wait("recovered", action="grow", since=since)
+    job.signal_node(second)
+    assert job.wait_exit() == 0
+    assert "workers_changed" not in {event["event"] for event in job.events}, "survivors go on in the same processes"
+    check_losses(job, tmp_path, 70, "--experts", "6")
+    assert not job.all("rolled_back")
+
+
+def test_down_to_one_node_and_up_to_three(start_job: StartJob, tmp_path: Path) -> None:
+    options = (*VERIFY, "--slots", "8")
+    job = start_job("--steps", "80", "--step-seconds", "0.2", nodes=3, options=options, script=TINY_MOE)
+    for step in (5, 15):
+        job.wait("step_committed", step=step)
+        since = len(job.events)
+        job.signal_node(job.nodes()[-1])
+        job.wait("recovered", since=since)
+    since = len(job.events)
+    assert job.wait("epoch_started", world=1)["fault_threshold"] == {"asked": 2, "given": 1}
+    job.call("add-node", "--count", "2")
+    job.wait("epoch_started", reason="join", world=3, since=since)
+    assert job.wait_exit() == 0
+    check_losses(job, tmp_path, 80)
+    assert not job.all("rolled_back")
+
+
+@pytest.mark.parametrize("phase", ["compute", "reducing", "ready", "voted", "passed", "applying"])
+def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob, tmp_path: Path, phase: str) -> None:
+    options = (*VERIFY, "--slots", "4")
+    job = start_job("--steps", "40", "--step-seconds", "0.3", nodes=4, options=options, script=TINY_MOE)
+    job.wait("step_committed", step=2)
+    victim = job.nodes()[1]
+    job.call("fail", victim, "--how", "kill", "--step", "10", "--phase", phase)
+    job.wait("failure_detected", node=victim)
+    assert job.wait_exit() == 0
+    check_losses(job, tmp_path, 40)
+
+
+def test_a_node_dies_while_experts_move(start_job: StartJob, tmp_path: Path) -> None:
+    """The migration is broken off, and nothing that was to be dropped is missing: three owners of each expert."""
+    options = (*VERIFY, "--slots", "5", "--fault-threshold", "3")
+    job = start_job("--steps", "40", "--step-seconds", "0.1", nodes=5, options=options, script=TINY_MOE)
+    job.wait("step_committed", step=3)
+    first, second = job.nodes()[1], job.nodes()[3]
+    job.call("fail", second, "--how", "kill", "--step", "1", "--phase", "moving")
+    job.signal_node(first)
+    job.wait("failure_detected", node=second)
+    assert job.wait_exit() == 0
+    check_losses(job, tmp_path, 40)
+    assert not job.all("rolled_back")
+
+
+def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: StartJob) -> None:
+    """Every expert has one copy; without the lost node there is no room for all, so the job waits for another."""
+    options = ("--slots", "4", "--fault-threshold", "1")
+    job = start_job("--steps", "100000", "--step-seconds", "0.2", nodes=2, options=options, script=TINY_MOE)
+    job.wait("step_committed", step=5)
+    job.signal_node(job.nodes()[0])
+    job.call("add-node")
+    assert job.wait_exit() == 1
+    why = job.all("job_failed")[0]["why"]
+    assert "no live copy" in why
+    assert "of MoE layer 1" in why
+    assert why in job.output()
+
+
+def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_path: Path) -> None:
+    options = ("--slots", "4", "--fault-threshold", "1", "--checkpoint", str(tmp_path / "kept"))
+    options = (*options, "--checkpoint-every", "5", *VERIFY)
+    job = start_job("--steps", "40", "--step-seconds", "0.3", nodes=2, options=options, script=TINY_MOE)
+    job.wait("checkpoint_saved")
+    since = len(job.events)
+    job.signal_node(job.nodes()[0])
+    job.call("add-node")
+    rolled_back = job.wait("rolled_back", since=since)
+    assert "expert" in rolled_back["why"], rolled_back
+    assert job.wait_exit() == 0
+    last = {event["step"]: event["loss"] for event in job.all("step_committed")}
+    calm = calm_losses(tmp_path, "--steps", "40", script=TINY_MOE)
+    assert [last[step] for step in range(1, 41)] == pytest.approx(calm, rel=1e-9)
+
+
+def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tmp_path: Path) -> None:
+    options = ("--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "10", "--slots", "4")
+    first = start_job("--steps", "20", nodes=3, options=options, script=TINY_MOE)
+    assert first.wait_exit() == 0
+    again = start_job("--steps", "30", nodes=2, options=options, script=TINY_MOE)
+    assert again.wait_exit() == 0
+    assert again.all("rolled_back")[0]["to_step"] == 20
+    calm = calm_losses(tmp_path, "--steps", "30", script=TINY_MOE)
+    assert [event["loss"] for event in again.all("step_committed")] == pytest.approx(calm[20:], rel=1e-9)
+
+
+def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: StartJob, tmp_path: Path) -> None:
+    """24 samples in micro-batches of 4: six for eight workers, two of which only serve."""
+    options = (*VERIFY, "--workers-per-node", "2", "--slots", "4")
+    job = start_job("--steps", "30", "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
+    job.wait("step_committed", step=5)
+    job.signal_node(job.nodes()[1])
+    assert job.wait_exit() == 0
+    check_losses(job, tmp_path, 30)
+    assert {event["world"] for event in job.all("step_committed")} == {8, 6}
+
+
+def test_too_few_slots_for_the_experts_are_bad_input(start_job: StartJob) -> None:
+    job = start_job("--experts", "9", nodes=2, options=("--slots", "4"), script=TINY_MOE)
+    assert job.wait_exit() == 2
+    assert "9 experts" in job.output()
+    assert "slots" in job.output()
+    assert "Traceback" not in job.output()
+
+
+def test_status_shows_where_each_expert_lives(start_job: StartJob) -> None:
+    job = start_job("--steps", "100000", "--step-seconds", "0.2", nodes=2, options=("--slots", "5"), script=TINY_MOE)
+    job.wait("step_committed", step=2)
+    experts = json.loads(job.call("status", "--json"))["experts"]
+    assert experts["fault_threshold"] == {"asked": 2, "given": 1}
+    assert [sorted(layer) for layer in experts["layers"]] == [sorted(job.nodes())] * 2
+    for layer in experts["layers"]:
+        assert [len(held) for held in layer.values()] == [5, 5]
+        assert set(chain.from_iterable(layer.values())) == set(range(8))
+    text = job.call("status")
+    assert "each expert lives on 1 nodes or more (asked: 2)" in text

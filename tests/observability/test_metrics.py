@@ -1,0 +1,80 @@
+"""Metrics follow the events, and live in a registry of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.coordination import events as ev
+from holdfast.observability.metrics import Metrics
+
+
+def _values(metrics: Metrics) -> dict[str, float]:
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return {
+        "/".join(
+            [sample.name, *(value for label, value in sample.labels.items() if label not in ("job", "le"))]
+        ): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.labels["job"] == "j" and "_bucket" not in sample.name
+    }
+
+
+def _stamp(seq: int, epoch: int) -> dict[str, Any]:
+    return {"time": 1.0, "job": "j", "term": 3, "epoch": epoch, "seq": seq}
+
+
+def test_they_follow_the_events() -> None:
+    metrics = Metrics("j")
+    metrics.observe(ev.EpochStarted(**_stamp(1, 1), members=("a", "b"), world=4, reason="start"))
+    for step in (1, 2):
+        metrics.observe(
+            ev.StepCommitted(**_stamp(step + 1, 1), step=step, loss=2.0 / step, samples=32, world=4, seconds=0.25)
+        )
+    metrics.observe(ev.FailureDetected(**_stamp(4, 1), node="a", kind="hang", after_s=1.0))
+    metrics.observe(ev.EpochStarted(**_stamp(5, 2), members=("b",), world=2, reason="failure"))
+    metrics.observe(
+        ev.Recovered(
+            **_stamp(6, 2),
+            action="shrink",
+            state_source="none",
+            bytes_moved=0,
+            detect_s=0.0,
+            regroup_s=0.0,
+            transfer_s=0.0,
+            redo_s=0.0,
+            down_s=0.5,
+        )
+    )
+    metrics.connected(3)
+    metrics.refused()
+    values = _values(metrics)
+    expected = {
+        "holdfast_step": 2,
+        "holdfast_loss": 1.0,
+        "holdfast_world_size": 2,
+        "holdfast_member_nodes": 1,
+        "holdfast_term": 3,
+        "holdfast_epoch": 2,
+        "holdfast_agent_connections": 3,
+        "holdfast_steps_committed_total": 2,
+        "holdfast_samples_committed_total": 64,
+        "holdfast_messages_refused_total": 1,
+        "holdfast_failures_total/hang": 1,
+        "holdfast_recoveries_total/shrink": 1,
+        "holdfast_step_seconds_count": 2,
+        "holdfast_step_seconds_sum": 0.5,
+        "holdfast_recovery_down_seconds_sum": 0.5,
+    }
+    assert {name: values.get(name) for name in expected} == expected
+
+
+def test_the_global_registry_is_left_alone() -> None:
+    metrics, other = Metrics("j"), Metrics("j")
+    metrics.refused()
+    assert _values(metrics)["holdfast_messages_refused_total"] == 1
+    assert "holdfast_messages_refused_total" not in _values(other)
+    assert REGISTRY.get_sample_value("holdfast_messages_refused_total", {"job": "j"}) is None

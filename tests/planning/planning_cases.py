@@ -1,0 +1,52 @@
+"""Random planning problems, and plain restatements of what plans must fulfil."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from holdfast.planning import Allocation, PlacementProblem, allocate
+
+#: Deterministic and without deadlines: two cores are shared.
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=150)
+
+ROUTING = Path(__file__).resolve().parents[3] / "shared" / "data" / "routing"
+
+
+def routing_loads(model: str, iteration: int) -> np.ndarray:
+    """Recorded tokens `[L, E]` of one iteration; skips where the recordings are absent."""
+    path = ROUTING / f"lazarus_gpt_{model}.npz"
+    if not path.exists():
+        pytest.skip(f"recorded routing is not at {path}")
+    with np.load(path) as trace:
+        return trace["tokens"][int(np.flatnonzero(trace["iterations"] == iteration)[0])]
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, uneven: bool = True, most_nodes: int = 8, most_layers: int = 3) -> PlacementProblem:
+    """Problems that have a solution, with the threshold that fits."""
+    nodes = draw(st.integers(1, most_nodes))
+    if uneven and draw(st.booleans()):
+        slots = draw(st.lists(st.integers(1, 6), min_size=nodes, max_size=nodes))
+    else:
+        slots = [draw(st.integers(1, 6))] * nodes
+    experts = draw(st.integers(1, min(sum(slots), 12)))
+    layers = draw(st.integers(1, most_layers))
+    row = st.lists(st.integers(0, 1000), min_size=experts, max_size=experts)
+    loads = draw(st.lists(row, min_size=layers, max_size=layers))
+    allocation = allocate(loads, np.array(slots), fault_threshold=draw(st.integers(1, 4)))
+    assert isinstance(allocation, Allocation)
+    return PlacementProblem(
+        replicas=allocation.replicas, slots=np.array(slots), fault_threshold=allocation.fault_threshold.given
+    )
+
+
+def assert_complete(problem: PlacementProblem, counts: np.ndarray) -> None:
+    """Every replica is placed and every slot is used."""
+    assert (counts >= 0).all()
+    np.testing.assert_array_equal(counts.sum(axis=2), problem.replicas)
+    np.testing.assert_array_equal(counts.sum(axis=1), np.broadcast_to(problem.slots, counts.sum(axis=1).shape))

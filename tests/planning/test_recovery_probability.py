@@ -1,0 +1,114 @@
+"""Recovery probability: against enumeration in plain Python, closed forms, and the papers' values."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_cases import PROPERTY, problems
+
+from holdfast.planning import PlacementProblem, rack_curve, recovery_curve, strategy_named
+from holdfast.planning.hitting import components, smallest_sets
+from holdfast.planning.recovery import _sampled
+
+
+def enumerate_curve(counts: np.ndarray) -> list[float]:
+    """All losses, one by one."""
+    hosts = (counts > 0).reshape(-1, counts.shape[-1])
+    nodes = hosts.shape[1]
+    curve = []
+    for lost in range(nodes + 1):
+        alive = [
+            hosts[:, [node for node in range(nodes) if node not in gone]] for gone in combinations(range(nodes), lost)
+        ]
+        curve.append(sum(bool(rest.any(axis=1).all()) for rest in alive) / comb(nodes, lost))
+    return curve
+
+
+@PROPERTY
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 7), st.integers(0, 10**6), st.floats(0.1, 0.9))
+def test_curve_equals_enumeration(layers, experts, nodes, seed, density):
+    counts = (np.random.default_rng(seed).random((layers, experts, nodes)) < density).astype(int)
+    curve = recovery_curve(counts)
+    assert curve.exact
+    np.testing.assert_allclose(curve.probability, enumerate_curve(counts), atol=1e-12)
+
+
+@PROPERTY
+@given(problem=problems(most_nodes=7))
+def test_curve_never_rises_and_the_guarantee_is_certain(problem):
+    curve = recovery_curve(strategy_named("mro").place(problem)).probability
+    assert (np.diff(curve) <= 1e-12).all()
+    np.testing.assert_array_equal(curve[: problem.fault_threshold], 1.0)
+    assert curve[-1] == 0.0
+
+
+@pytest.mark.parametrize("name", ["mro", "best"])
+def test_values_of_lazarus_figures_4_and_5(name):
+    # ERRATA, Lazarus 6: three of five nodes lost; the best plans recover in 7 and in 6 of 10 cases.
+    for replicas, slots, recovered in (([2, 4, 6, 8], 4, 0.7), ([2, 2, 3, 3], 2, 0.6)):
+        problem = PlacementProblem(replicas=np.array([replicas]), slots=np.full(5, slots), fault_threshold=2)
+        assert recovery_curve(strategy_named(name).place(problem)).probability[3] == pytest.approx(recovered)
+
+
+def test_disjoint_groups_multiply_on_any_number_of_nodes():
+    # 60 groups of two nodes each: C(60, k) 2^k of C(120, k) losses spare all groups.
+    counts = np.repeat(np.eye(60, dtype=int), 2, axis=1)
+    curve = recovery_curve(counts)
+    assert curve.exact
+    expected = [comb(60, lost) * 2**lost / comb(120, lost) for lost in range(121)]
+    np.testing.assert_allclose(curve.probability, expected, rtol=1e-12)
+
+
+def test_large_overlapping_groups_are_sampled_within_their_interval():
+    # A ring of 24 nodes, expert e on nodes e and e+1: alive while no two neighbours are lost.
+    ring = np.eye(24, dtype=int) + np.roll(np.eye(24, dtype=int), 1, axis=1)
+    curve = recovery_curve(ring, samples=4000)
+    exact = np.array(
+        [24 / (24 - lost) * comb(24 - lost, lost) / comb(24, lost) if lost < 24 else 0 for lost in range(25)]
+    )
+    assert not curve.exact
+    assert (curve.low[:4] == curve.high[:4]).all()
+    np.testing.assert_allclose(curve.probability[:4], exact[:4], atol=1e-12)
+    assert ((curve.low - 1e-9 <= exact) & (exact <= curve.high + 1e-9)).mean() >= 0.9
+    assert (np.diff(curve.probability) <= 1e-9).all()
+
+
+def test_sampling_agrees_with_enumeration():
+    replicas = np.array([[2, 3, 3, 4, 4, 8]])
+    problem = PlacementProblem(replicas=replicas, slots=np.full(8, 3), fault_threshold=2)
+    counts = strategy_named("spread").place(problem)
+    exact = recovery_curve(counts)
+    sampled = _sampled(smallest_sets(counts > 0), [1], 20_000, np.random.default_rng(1))
+    inside = (sampled.low <= exact.probability + 1e-12) & (exact.probability <= sampled.high + 1e-12)
+    assert inside.mean() >= 0.9
+
+
+def test_layers_must_all_survive():
+    # Either layer survives one loss of two alone; together the model survives only the loss of none or of a spare.
+    first, second = np.array([[1, 1, 0, 0]]), np.array([[0, 0, 1, 1]])
+    alone = recovery_curve(first).probability[2]
+    joint = recovery_curve(np.stack([first, second])).probability[2]
+    assert alone == pytest.approx(5 / 6)
+    assert joint == pytest.approx(4 / 6)
+
+
+def test_an_expert_without_a_host_is_never_recovered():
+    assert not recovery_curve(np.array([[1, 1], [0, 0]])).probability.any()
+
+
+def test_smallest_sets_and_components():
+    hosts = np.array([[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0], [1, 1, 0, 0, 0]], dtype=bool)
+    sets = smallest_sets(hosts)
+    assert sorted(map(tuple, sets.astype(int).tolist())) == [(0, 0, 0, 1, 0), (0, 1, 1, 0, 0), (1, 1, 0, 0, 0)]
+    assert sorted(nodes.tolist() for nodes in components(sets)) == [[0, 1, 2], [3]]
+
+
+def test_lost_racks():
+    counts = np.array([[1, 0, 1, 0], [0, 1, 0, 1]])
+    assert rack_curve(counts, np.array([0, 0, 1, 1])).probability.tolist() == [1.0, 1.0, 0.0]
+    assert rack_curve(counts, np.array([0, 1, 0, 1])).probability.tolist() == [1.0, 0.0, 0.0]

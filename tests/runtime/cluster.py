@@ -1,0 +1,339 @@
+"""A job of real worker processes, with the coordinator's machine in a thread here in place of server and agents."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from holdfast.config import WorkerSettings
+from holdfast.control.framing import FrameDecoder, FromWorkerProcess, encode_frame
+from holdfast.coordination import events as ev
+from holdfast.coordination import messages as msg
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.inputs import (
+    CoordinatorConfig,
+    Disconnected,
+    Emit,
+    EndJob,
+    FailNode,
+    JournalTail,
+    Persist,
+    Received,
+    Send,
+    Tick,
+)
+
+DEADLINE_S = 120.0
+JOB = "test"
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "holdfast.runtime.job", "cluster"])
+
+
+def train(directory: str, node: str, options: dict[str, Any]) -> None:
+    """What every worker runs: a small regression, one line of JSON per applied step."""
+    import torch
+
+    import holdfast
+
+    torch.set_num_threads(1)
+    torch.manual_seed(hash(node) % 1000 if options.get("different_start") else 0)
+    job = holdfast.init()
+    dtype = torch.float64 if options.get("float64") else torch.float32
+    width = options.get("width", 16)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, width), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(width, 1)
+    ).to(job.device, dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(50, 8, generator=generator, dtype=dtype)
+    dataset = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+    job.protect(
+        model,
+        optimizer,
+        dataset,
+        global_batch=options.get("global_batch", 24),
+        micro_batch=4,
+        seed=3,
+        max_grad_norm=1.0,
+        extra={"scheduler": scheduler},
+    )
+    gates = options.get("gates", ())
+    with (Path(directory) / f"{node}.jsonl").open("a") as file:
+        for step in job.steps(options["steps"]):
+            while step.number in gates and not (Path(directory) / f"go{step.number}").exists():
+                time.sleep(0.005)
+            for inputs, targets in step.micro_batches():
+                step.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+            if step.apply():
+                print(json.dumps([step.number, step.loss, job.rank, job.world]), file=file, flush=True)
+
+
+def _child(settings: WorkerSettings, node: str, directory: str, options: dict[str, Any]) -> None:
+    os.environ.update(settings.to_environment())
+    train(directory, node, options)
+
+
+def _wait_stopped(pid: int) -> None:
+    """Wait until every thread of a process stands still: the signal alone is not enough."""
+    deadline = time.monotonic() + DEADLINE_S
+    while any(
+        stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    ):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.001)
+
+
+class _Node:
+    """One agent's stand-in: a listening socket, the worker behind it, the connection once it is there."""
+
+    def __init__(self, name: str, number: int, directory: Path) -> None:
+        self.name = name
+        self.number = number
+        self.worker = msg.worker_id(name, 0, f"{number:x}")
+        self.path = str(directory / f"{number}.sock")
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(self.path)
+        self.listener.listen(1)
+        self.connection: socket.socket | None = None
+        self.decoder: FrameDecoder[Any] = FrameDecoder(FromWorkerProcess)
+        self.process: Any = None
+
+
+class Cluster:
+    """Starts workers, lets the machine coordinate them, and remembers what happened."""
+
+    def __init__(self, directory: Path, *, nodes: int, options: dict[str, Any], checkpoint_every: int = 0) -> None:
+        self.directory = directory
+        self.options = options
+        self.events: list[ev.Event] = []
+        self.messages: list[Any] = []
+        self.over: EndJob | None = None
+        self._checkpoint_every = checkpoint_every
+        self._changed = threading.Condition(threading.RLock())
+        self._nodes: dict[int, _Node] = {}
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._waker = socket.socketpair()
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+        config = CoordinatorConfig(
+            job=JOB, start_nodes=nodes, lease_s=600.0, tick_s=0.05, allow_faults=True, secret=b"s" * 32
+        )
+        self.machine = Coordinator(config, JournalTail(), None)
+        self._do(self.machine.start(time.time(), "test:", os.getpid()))
+        self._thread = threading.Thread(target=self._run, name="cluster")
+        for _ in range(nodes):
+            self.add()
+        self._thread.start()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._closing = True
+        self._waker.send(b"x")
+        self._thread.join()
+        for node in self._nodes.values():
+            if node.process.is_alive():
+                node.process.kill()  # also where it is stopped
+            node.process.join()
+            node.listener.close()
+            if node.connection is not None:
+                node.connection.close()
+        self._selector.close()
+        self._wake.close()
+        self._waker.close()
+        if self._failure is not None and kind is None:
+            raise self._failure
+
+    # ---- what tests do ----
+
+    def add(self) -> str:
+        """Start one more node."""
+        with self._changed:
+            number = len(self._nodes) + 1
+            node = _Node(f"n{number}", number, self.directory)
+            self._nodes[number] = node
+        settings = WorkerSettings(
+            socket=node.path,
+            worker=node.worker,
+            job=JOB,
+            verify_state=True,
+            checkpoint_dir=str(self.directory / "checkpoints") if self._checkpoint_every else "",
+            checkpoint_every=self._checkpoint_every or 1,
+        )
+        node.process = _context.Process(target=_child, args=(settings, node.name, str(self.directory), self.options))
+        node.process.start()
+        with self._changed:
+            self._selector.register(node.listener, selectors.EVENT_READ, node)
+        self._waker.send(b"x")
+        return node.name
+
+    def fail(self, name: str, *, how: str = "kill", step: int | None = None, phase: str = "") -> None:
+        """Inject a fault into a node's only worker; its agent's stand-in dies with it."""
+        with self._changed:
+            self._do(self.machine.handle(FailNode(node=name, how=how, worker=0, step=step, phase=phase), time.time()))
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a node's worker, now."""
+        node = next(node for node in self._nodes.values() if node.name == name)
+        os.kill(node.process.pid, signal.SIGKILL)
+
+    def go(self, *steps: int) -> None:
+        """Open the gates before these steps, all of `options["gates"]` if none is named."""
+        for step in steps or self.options["gates"]:
+            (self.directory / f"go{step}").touch()
+
+    def pause_and_expel(self, name: str) -> None:
+        """SIGSTOP a node's worker, and end its connection as an expulsion does."""
+        node = next(node for node in self._nodes.values() if node.name == name)
+        os.kill(node.process.pid, signal.SIGSTOP)
+        _wait_stopped(node.process.pid)
+        with self._changed:
+            assert node.connection is not None
+            self._selector.unregister(node.connection)
+            node.connection.close()
+            self._do(self.machine.handle(Disconnected(node.number), time.time()))
+
+    def resume(self, name: str) -> int | None:
+        """SIGCONT a node's worker, and return how it ended."""
+        node = next(node for node in self._nodes.values() if node.name == name)
+        assert node.process.exitcode is None, f"{name} did not stay stopped: it ended with {node.process.exitcode}"
+        os.kill(node.process.pid, signal.SIGCONT)
+        node.process.join(DEADLINE_S)
+        return node.process.exitcode
+
+    def wait(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait until a condition over events and messages holds."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: condition() or self._failure is not None, timeout=DEADLINE_S)
+            if self._failure is not None:
+                raise self._failure
+            assert done, f"{what} did not come to pass; events: {self.events[-12:]}"
+
+    def wait_done(self) -> None:
+        """Wait for the job's end and the workers' own."""
+        self.wait("the job's end", lambda: self.over is not None)
+        for node in self._nodes.values():
+            node.process.join(DEADLINE_S)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """Return all events of a type."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def told(self, kind: type[Any]) -> list[Any]:
+        """Return all messages of a type that workers sent."""
+        return [message for message in self.messages if isinstance(message, kind)]
+
+    def exit_codes(self) -> dict[str, int | None]:
+        """Return how the workers ended."""
+        return {node.name: node.process.exitcode for node in self._nodes.values()}
+
+    def steps(self) -> dict[int, float]:
+        """Return the committed losses; each step must be there once."""
+        committed = self.of(ev.StepCommitted)
+        numbers = [event.step for event in committed]
+        assert len(numbers) == len(set(numbers)), f"a step is committed twice: {numbers}"
+        assert all(math.isfinite(event.loss) for event in committed)
+        return {event.step: event.loss for event in committed}
+
+    def assert_replicas_equal(self) -> None:
+        """All workers' hashes of all state are the same after every step."""
+        hashes: dict[int, set[str]] = {}
+        for applied in self.told(msg.Applied):
+            hashes.setdefault(applied.step, set()).add(applied.state_hash)
+        assert hashes
+        assert {step: found for step, found in hashes.items() if len(found) != 1 or "" in found} == {}
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        try:
+            while self._round():
+                pass
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+            raise
+
+    def _round(self) -> bool:
+        ready = self._selector.select(0.05)
+        with self._changed:
+            for key, _ in ready:
+                if key.data is None:
+                    self._wake.recv(64)
+                else:
+                    self._readable(key.data, key.fileobj)
+            if self.over is None:
+                self._do(self.machine.handle(Tick(), time.time()))
+            self._changed.notify_all()
+            return not self._closing
+
+    def _readable(self, node: _Node, source: Any) -> None:
+        now = time.time()
+        if source is node.listener:
+            node.connection, _ = node.listener.accept()
+            self._selector.unregister(node.listener)
+            self._selector.register(node.connection, selectors.EVENT_READ, node)
+            hello = msg.Hello(
+                protocol=msg.PROTOCOL,
+                job=JOB,
+                node=node.name,
+                session=f"{node.number:08x}",
+                term=0,
+                agent_pid=os.getpid(),
+                workers=1,
+                digest="",
+            )
+            self._do(self.machine.handle(Received(node.number, hello), now))
+            return
+        assert node.connection is not None
+        try:
+            data = node.connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(node.connection)
+            self._do(self.machine.handle(Disconnected(node.number), now))
+            return
+        for message in node.decoder.feed(data):
+            self.messages.append(message)
+            self._do(self.machine.handle(Received(node.number, msg.FromWorker(message=message)), now))
+
+    def _do(self, instructions: list[Any]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Persist):
+                msgspec.msgpack.encode(instruction.record)
+            elif isinstance(instruction, Emit):
+                self.events.append(instruction.event)
+            elif isinstance(instruction, EndJob):
+                self.over = instruction
+            elif isinstance(instruction, Send) and isinstance(instruction.message, msg.ToWorker):
+                self._order(instruction.connection, instruction.message.order)
+
+    def _order(self, number: int, order: msg.Order) -> None:
+        connection = self._nodes[number].connection
+        try:
+            if connection is not None:
+                connection.sendall(encode_frame(order))
+        except OSError:
+            return  # it died; its Disconnected follows

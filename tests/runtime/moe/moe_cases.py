@@ -1,0 +1,117 @@
+"""A small model with MoE layers, random placements, and what a single process computes from the same micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from holdfast.runtime.communicator import Communicator
+from holdfast.runtime.moe.binding import bind_layers
+from holdfast.runtime.moe.gradients import ExpertGradients
+from holdfast.runtime.moe.layer import MoE, moe_layers, serve_round
+from holdfast.runtime.moe.placement import Placement
+from holdfast.runtime.moe.rounds import StepState
+from holdfast.runtime.moe.shards import ExpertShards
+
+# The first optimizer imports seconds' worth of torch: once here, before forking, not in every process.
+torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1).step()
+
+DIM, HIDDEN = 8, 16
+#: Experts and top-k of the model's layers.
+LAYERS = ((6, 2), (3, 1))
+EXPERTS = tuple(experts for experts, _ in LAYERS)
+
+
+class SmallModel(nn.Module):
+    """Two MoE layers with residuals, behind a dense one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(DIM, DIM)
+        self.blocks = nn.ModuleList(MoE(DIM, HIDDEN, experts, k, aux_loss=0.01) for experts, k in LAYERS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.dense(x))
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def small_model(dtype: torch.dtype = torch.float64) -> SmallModel:
+    """Return the same model every time."""
+    torch.manual_seed(7)
+    return SmallModel().to(dtype)
+
+
+def batch(step: int, micro_batch: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Return tokens that follow from their place alone; skewed, so that some experts get few tokens or none."""
+    generator = torch.Generator().manual_seed(1000 * step + micro_batch)
+    tokens = torch.randn(5, DIM, generator=generator, dtype=torch.float64)
+    return (0.3 * tokens + torch.linspace(-1.0, 1.0, DIM, dtype=torch.float64) * (micro_batch % 3)).to(dtype)
+
+
+def loss_of(model: SmallModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Return a micro-batch's loss, with the load-balancing part."""
+    out = model(tokens)
+    aux = sum((layer.aux_loss for layer in moe_layers(model)), torch.zeros((), dtype=tokens.dtype))
+    return out.square().mean() + aux
+
+
+def random_placement(rng: np.random.Generator, ranks: int, least: int = 1) -> Placement:
+    """Place every expert on `least` ranks to all of them, some ranks hosting none of a layer, with repeats."""
+    layers = []
+    for experts in EXPERTS:
+        held: list[list[int]] = [[] for _ in range(ranks)]
+        for expert in range(experts):
+            for rank in rng.choice(ranks, size=int(rng.integers(least, ranks + 1)), replace=False):
+                held[int(rank)] += [expert] * int(rng.integers(1, 3))
+        layers.append(tuple(tuple(sorted(mine)) for mine in held))
+    return tuple(layers)
+
+
+def settle(shards: ExpertShards, placement: Placement, rank: int, spare: int = 1) -> None:
+    """Keep only what the placement gives this rank, with room for `spare` experts more."""
+    for layer, ranks in enumerate(placement):
+        mine = sorted(set(ranks[rank]))
+        shards.rearrange(layer, mine, rows=len(mine) + spare)
+
+
+def run_rounds(
+    comm: Communicator, model: SmallModel, state: StepState, gradients: ExpertGradients, step: int, micro_batches: int
+) -> float:
+    """Compute this rank's micro-batches, serve in surplus rounds, and return the sum of the losses."""
+    total, layers = 0.0, moe_layers(model)
+    for turn in range(-(-micro_batches // comm.size)):
+        number = turn * comm.size + comm.rank
+        state.begin(step, number)
+        if number < micro_batches:
+            loss = loss_of(model, batch(step, number))
+            loss.backward()
+            total += float(loss.detach())
+        else:
+            serve_round(layers)
+        state.finish()
+        gradients.collect()
+    return total
+
+
+def expert_tensors(layers: Sequence[MoE], of: str) -> dict[tuple[int, int, str], np.ndarray]:
+    """Return copies of each hosted expert's weights ("data") or gradients ("grad")."""
+    found: dict[tuple[int, int, str], np.ndarray] = {}
+    for number, layer in enumerate(layers):
+        for name, weight in layer.experts.weights().items():
+            stack: Any = weight.grad if of == "grad" else weight.detach()
+            for expert in layer.experts.hosted:
+                found[number, expert, name] = stack[layer.experts.row(expert)].numpy().copy()
+    return found
+
+
+def bound(comm: Communicator, model: SmallModel, placement: Placement) -> tuple[StepState, ExpertGradients]:
+    """Settle and bind a model that holds everything."""
+    layers = moe_layers(model)
+    settle(ExpertShards(layers), placement, comm.rank)
+    return bind_layers(layers, comm, placement), ExpertGradients(layers, placement, comm)

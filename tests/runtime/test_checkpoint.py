@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast import checkpoint_dir
+from holdfast.checkpoint_dir import DamagedCheckpointError
+from holdfast.coordination.messages import CheckpointKept, CheckpointWritten
+from holdfast.errors import BadInputError
+from holdfast.runtime import checkpoint
+from holdfast.runtime.checkpoint import CheckpointSaver, begin_save, load_checkpoint
+from holdfast.runtime.hashing import state_hash
+from holdfast.runtime.state import TrainingState
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+DEADLINE_S = 60.0
+
+
+def make(steps: int, width: int = 8) -> TrainingState:
+    torch.manual_seed(steps)
+    model = torch.nn.Linear(width, width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
+    for _ in range(steps):
+        train(model, optimizer)
+        schedule.step()
+    return TrainingState(model, optimizer, {"schedule": schedule})
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+
+class Told:
+    """A coordinator that hears and says nothing by itself."""
+
+    def __init__(self) -> None:
+        self.messages: queue.Queue[Any] = queue.Queue()
+
+    def next(self, kind: type[Any]) -> Any:
+        message = self.messages.get(timeout=DEADLINE_S)
+        assert isinstance(message, kind)
+        return message
+
+
+def save(directory: Path, state: TrainingState, step: int) -> str:
+    told = Told()
+    saver = CheckpointSaver(directory=directory, worker="n/0/a", every=1, tell=told.messages.put)
+    assert saver.offer(state, step, 1)
+    written = told.next(CheckpointWritten)
+    assert (written.step, written.epoch) == (step, 1)
+    saver.accept(step, written.name)
+    kept = told.next(CheckpointKept)
+    saver.close()
+    assert kept.bytes == written.bytes > 0
+    return kept.name
+
+
+def test_state_comes_back_in_every_bit(tmp_path: Path) -> None:
+    source, target = make(3), make(0)
+    name = save(tmp_path, source, 3)
+    assert load_checkpoint(tmp_path, name, target) == 3
+    assert state_hash(target.capture()) == state_hash(source.capture())
+
+
+def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are written later, while training changes the tensors in place: none of that may get in."""
+    source, target = make(3), make(0)
+    before = state_hash(source.capture())
+    release = threading.Event()
+    honest = checkpoint.FileSystemWriter.write_data
+
+    def held(*args: Any, **options: Any) -> Any:
+        assert release.wait(DEADLINE_S)
+        return honest(*args, **options)
+
+    monkeypatch.setattr(checkpoint.FileSystemWriter, "write_data", held)
+    upload = begin_save(tmp_path / checkpoint_dir.writing_name(3, "ab"), source.capture())
+    train(source.model, source.optimizer)
+    assert state_hash(source.capture()) != before
+    release.set()
+    upload.result(DEADLINE_S)
+    checkpoint_dir.write_manifest(tmp_path / checkpoint_dir.writing_name(3, "ab"), 3)
+    load_checkpoint(tmp_path, checkpoint_dir.writing_name(3, "ab"), target)
+    assert state_hash(target.capture()) == before
+
+
+def test_only_the_newest_two_stay(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, make(step), step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_a_checkpoint_that_is_cut_short_touches_nothing(tmp_path: Path) -> None:
+    name = save(tmp_path, make(3), 3)
+    largest = max((tmp_path / name).iterdir(), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    target = make(0)
+    before = state_hash(target.capture())
+    with pytest.raises(DamagedCheckpointError, match="cut short"):
+        load_checkpoint(tmp_path, name, target)
+    assert state_hash(target.capture()) == before
+
+
+def test_a_checkpoint_of_another_model_is_bad_input(tmp_path: Path) -> None:
+    name = save(tmp_path, make(3), 3)
+    with pytest.raises(BadInputError, match="not of this model"):
+        load_checkpoint(tmp_path, name, make(0, width=9))
+
+
+def test_one_at_a_time_and_only_when_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    honest = checkpoint_dir.write_manifest
+
+    def held(path: Path, step: int) -> int:
+        assert release.wait(DEADLINE_S)
+        return honest(path, step)
+
+    monkeypatch.setattr(checkpoint_dir, "write_manifest", held)
+    told = Told()
+    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=2, tell=told.messages.put)
+    state = make(1)
+    assert saver.idle
+    assert not saver.offer(state, 1, 1)
+    assert saver.offer(state, 2, 1)
+    assert not saver.offer(state, 4, 1)
+    assert not saver.idle
+    release.set()
+    written = told.next(CheckpointWritten)
+    assert not saver.idle
+    idle = threading.Event()
+    saver.notify(lambda: idle.set() if saver.idle else None)
+    saver.accept(2, written.name)
+    assert idle.wait(DEADLINE_S)
+    saver.close()
+
+
+def test_a_failed_save_is_logged_and_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "checkpoints"
+    told = Told()
+    saver = CheckpointSaver(directory=directory, worker="n/0/a", every=1, tell=told.messages.put)
+    directory.rmdir()
+    directory.write_text("in the way")
+    with caplog.at_level(logging.ERROR):
+        assert not saver.offer(make(1), 1, 1)
+        saver.accept(1, "step-00000001")
+        saver.accept(1, "../../etc")
+        saver.close()
+    assert len(caplog.records) == 3
+    assert told.messages.empty()
+
+
+def test_wrong_numbers_and_directories_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="checkpoint_every is 0"):
+        CheckpointSaver(directory=tmp_path, worker="n/0/a", every=0, tell=print)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError, match="cannot be made"):
+        CheckpointSaver(directory=tmp_path / "file" / "x", worker="n/0/a", every=1, tell=print)

@@ -1,0 +1,193 @@
+"""The API in a world of one: what a script sees without an agent."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import holdfast
+from holdfast import checkpoint_dir
+from holdfast.errors import BadInputError, HoldfastError, JobFailedError
+from holdfast.runtime.job import Job
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(X, X.sum(1, keepdim=True))
+
+
+class Trained:
+    """A small job and what it did."""
+
+    def __init__(self, directory: Path | str = "", *, every: int = 4, model: torch.nn.Module | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = model or torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.job = Job(None, checkpoint_dir=str(directory), checkpoint_every=every)
+        self.losses: dict[int, float] = {}
+        self.samples: list[int] = []
+
+    def protect(self, **options: Any) -> None:
+        arguments: dict[str, Any] = {"global_batch": 6, "micro_batch": 2, **options}
+        dataset = arguments.pop("dataset", DATA)
+        self.job.protect(self.model, self.optimizer, dataset, extra={"schedule": self.schedule}, **arguments)
+
+    def run(self, steps: int, **options: Any) -> Trained:
+        self.protect(**options)
+        for step in self.job.steps(steps):
+            for x, y in step.micro_batches():
+                step.backward(torch.nn.functional.mse_loss(self.model(x), y))
+            assert step.apply()
+            self.losses[step.number] = step.loss
+        return self
+
+
+def test_it_trains_as_plain_pytorch_does() -> None:
+    """The same samples, clipping and schedule by hand, in float64: the same parameters."""
+
+    def fresh() -> torch.nn.Module:
+        torch.manual_seed(1)
+        return torch.nn.Linear(4, 1).double()
+
+    data = TensorDataset(X.double(), X.double().sum(1, keepdim=True))
+    ours = Trained(model=fresh())
+    ours.run(8, dataset=data, max_grad_norm=0.5)
+    model = fresh()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    assert ours.job._session is not None
+    order = ours.job._session.workload.loader.order
+    for number in range(1, 9):
+        places = [place for part in range(3) for place in order.indices(number, part)]
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(data.tensors[0][places]), data.tensors[1][places])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        schedule.step()
+        assert ours.losses[number] == pytest.approx(loss.item(), rel=1e-12)
+    for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=0)
+
+
+def test_rank_world_and_norm(tmp_path: Path) -> None:
+    trained = Trained()
+    assert (trained.job.rank, trained.job.world) == (0, 1)
+    trained.protect(max_grad_norm=1e-9)
+    for step in trained.job.steps(1):
+        for x, y in step.micro_batches():
+            step.backward(torch.nn.functional.mse_loss(trained.model(x), y))
+        step.apply()
+        assert step.applied
+        assert step.grad_norm > 1e-3
+
+
+def test_a_job_resumes_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    whole = Trained().run(11).losses
+    first = Trained(tmp_path).run(9).losses
+    second = Trained(tmp_path).run(11).losses
+    assert first == {step: whole[step] for step in range(1, 10)}
+    assert sorted(second)[-1] == 11
+    assert sorted(second)[0] in (5, 9)
+    assert second == {step: whole[step] for step in second}
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for steps in (4, 8):
+        Trained(tmp_path).run(steps)
+    names = [found.name for found in checkpoint_dir.find_checkpoints(tmp_path)]
+    assert names == ["step-00000004", "step-00000008"]
+    (tmp_path / names[1] / checkpoint_dir.MANIFEST).write_text("{")
+    with caplog.at_level(logging.WARNING):
+        assert sorted(Trained(tmp_path).run(6).losses) == [5, 6]
+    assert any("the checkpoint before it is used" in record.message for record in caplog.records)
+    (tmp_path / names[0] / checkpoint_dir.MANIFEST).unlink()
+    with pytest.raises(JobFailedError, match="no checkpoint in"):
+        Trained(tmp_path).run(6)
+
+
+def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:
+    trained = Trained()
+    trained.protect()
+    before = [parameter.clone() for parameter in trained.model.parameters()]
+    for step in trained.job.steps(1):
+        for x, _ in step.micro_batches():
+            step.backward(trained.model(x).sum() * float("inf"))
+        assert step.apply()
+        assert step.number == 1
+    for old, new in zip(before, trained.model.parameters(), strict=True):
+        assert old.equal(new)
+    assert trained.schedule.last_epoch == 1
+
+
+def test_a_loop_that_uses_steps_wrongly_is_told_so() -> None:
+    trained = Trained()
+    trained.protect()
+    for step in trained.job.steps(1):
+        with pytest.raises(HoldfastError, match="belongs inside"):
+            step.backward(torch.zeros(()))
+        with pytest.raises(HoldfastError, match="used up"):
+            step.apply()
+        break
+    trained = Trained()
+    trained.protect()
+    for step in trained.job.steps(1):
+        with pytest.raises(HoldfastError, match=r"needs one step\.backward"):
+            for _ in step.micro_batches():
+                pass
+        break
+
+
+def test_a_buffer_that_follows_the_batches_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    with pytest.raises(BadInputError, match=r"buffer '1\."):
+        Trained(model=model).run(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"global_batch": 7, "micro_batch": 2}, "multiple of the micro-batch"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
+        ({"dataset": iter([1])}, "map-style"),
+    ],
+)
+def test_bad_input_is_one_clear_line(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInputError, match=words) as caught:
+        Trained().protect(**options)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_the_order_of_calls_is_checked() -> None:
+    trained = Trained()
+    with pytest.raises(BadInputError, match="before job"):
+        next(trained.job.steps(1))
+    trained.run(1)
+    with pytest.raises(BadInputError, match="twice"):
+        trained.protect()
+    with pytest.raises(BadInputError, match="used up"):
+        next(trained.job.steps(1))
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    Trained(tmp_path).run(5)
+    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("holdfast-")}
+    assert names - {"holdfast-solo"} == set()
+
+
+def test_importing_holdfast_leaves_torch_out() -> None:
+    code = "import sys, holdfast; assert 'torch' not in sys.modules; holdfast.init; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError):
+        holdfast.nothing  # noqa: B018

@@ -1,0 +1,216 @@
+"""Each invariant can fail: machines broken on purpose are caught, by the schedules that pass with the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from holdfast.coordination import messages as msg
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.decisions import Verdict
+from holdfast.coordination.inputs import Instruction, Received
+from holdfast.coordination.membership import Node
+from holdfast.coordination.messages import DecisionKind, Phase
+from holdfast.coordination.record import KnownCheckpoint, Record
+from holdfast.coordination.worker import Halt, InvalidTransitionError, Tell, WorkerInstruction, WorkerMachine
+from holdfast.simulation.cluster import Parts, run_plan
+from holdfast.simulation.durable import MemoryJournal, MemoryStore
+from holdfast.simulation.faults import random_plan
+from holdfast.simulation.invariants import InvariantError
+
+SEEDS = range(200)
+
+
+class ReportsTooEarly(WorkerMachine):
+    """Reports while the commit operation is still open."""
+
+    def stop_order(self, order: msg.Stop) -> list[WorkerInstruction]:
+        out = super().stop_order(order)
+        return [*out, self._report()] if self._report_owed else out
+
+
+class BreaksItsPromise(WorkerMachine):
+    """Applies after its report."""
+
+    @property
+    def frozen(self) -> bool:
+        return super().frozen and self.phase is not Phase.PASSED
+
+
+class RecomputesV(WorkerMachine):
+    """Takes another v than the recorded one for FORWARD."""
+
+    def begin(self, order: msg.Begin) -> list[WorkerInstruction]:
+        decision = order.decision
+        if decision.commit is not None:
+            commit = msgspec.structs.replace(decision.commit, grad_square=decision.commit.grad_square + 1.0)
+            order = msgspec.structs.replace(order, decision=msgspec.structs.replace(decision, commit=commit))
+        return super().begin(order)
+
+
+class ComputesAll(WorkerMachine):
+    """Every rank computes every micro-batch."""
+
+    @property
+    def share(self) -> tuple[int, ...]:
+        return tuple(range(self.micro_batches))
+
+
+class ForgetsShare(WorkerMachine):
+    """Goes on with another share of the micro-batches than it was given for the first step."""
+
+    @property
+    def share(self) -> tuple[int, ...]:
+        self._assignment = None
+        return super().share
+
+
+class TakesTornState(WorkerMachine):
+    """Holds a state as soon as a transfer begins."""
+
+    def pushed(self, epoch: int) -> bool:
+        taken = super().pushed(epoch)
+        if taken:
+            self.applied = self.decision.applied if self.decision else 1
+        return taken
+
+
+class NeverStops(Coordinator):
+    """Lets a broken epoch be."""
+
+    def _break(self, failed_at: float | None = None) -> None:
+        pass
+
+
+class IgnoresPassed(Coordinator):
+    """Never decides FORWARD: a step that some have applied is done again."""
+
+    def _carry_out(self, verdict: object, workers: list[str]) -> None:
+        if isinstance(verdict, Verdict) and verdict.decision.kind is DecisionKind.FORWARD:
+            redo = msg.Decision(kind=DecisionKind.REDO, applied=verdict.decision.applied - 1)
+            verdict = Verdict(decision=redo, holders=verdict.holders)
+        super()._carry_out(verdict, workers)  # pyright: ignore[reportArgumentType]
+
+
+class TakesBackAnybody(Coordinator):
+    """Does not look at what a node that comes back has been in."""
+
+    def _hello(self, connection: int, hello: msg.Hello) -> None:
+        fresh = tuple(kept for kept in hello.kept if isinstance(kept, msg.Attach))
+        gone = hello.node not in self._absent
+        super()._hello(connection, msgspec.structs.replace(hello, kept=fresh) if gone else hello)
+
+
+class HearsTheExpelled(Coordinator):
+    """Writes its record for what a node says after it was expelled."""
+
+    def _lose(self, node: Node, kind: str, failed_at: float, detail: str = "") -> None:
+        ghosts = self.__dict__.setdefault("ghosts", {})
+        ghosts[node.connection] = node
+        super()._lose(node, kind, failed_at, detail)
+
+    def _received(self, event: Received) -> None:
+        ghost = self.__dict__.get("ghosts", {}).get(event.connection)
+        if ghost is not None and isinstance(event.message, msg.FromWorker):
+            self.turn.change(epoch=self.record.epoch)
+        super()._received(event)
+
+
+class CommitsEarly(Coordinator):
+    """Announces a step when one member has applied it."""
+
+    def _release(self) -> None:
+        plan = self.record.plan
+        if plan is not None and self.stopping.stop is None and self.ledger._steps:
+            for worker in plan.workers:
+                self.ledger.settle(worker, max(self.ledger._steps))
+        super()._release()
+
+
+class RemembersTheUndone(Coordinator):
+    """Holds what an expelled worker applied against those that do the step again."""
+
+    def _carry_out(self, verdict: object, workers: list[str]) -> None:
+        self.ledger.undo_after = lambda step: None
+        super()._carry_out(verdict, workers)  # pyright: ignore[reportArgumentType]
+
+
+class LosesItsOutbox(Coordinator):
+    """Does not say after a crash what its record says it said."""
+
+    def start(self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> list[Instruction]:
+        lost, self._lost = self._lost, []
+        self.turn.seq -= len(lost)
+        return super().start(now, url, pid, checkpoints)
+
+
+class NothingFenced(MemoryStore):
+    """Writes whatever it is given."""
+
+    def swap(self, record: Record, version: int) -> int:
+        return super().swap(record, self.version)
+
+
+class JournalOfAnybody(MemoryJournal):
+    """Appends for whoever asks."""
+
+    def append(self, event: object, length: int) -> int:
+        return super().append(event, len(self.events))  # pyright: ignore[reportArgumentType]
+
+
+BROKEN = [
+    (Parts(worker=ReportsTooEarly), "after its report|FORWARD|not allowed|another state|lineage|other parts"),
+    (Parts(worker=BreaksItsPromise), "applied after its report"),
+    (Parts(worker=RecomputesV), "not the recorded|another state"),
+    (Parts(worker=ComputesAll), "each micro-batch once"),
+    (Parts(worker=ForgetsShare), "each micro-batch once"),
+    (Parts(worker=TakesTornState), "without a whole state|another state"),
+    (Parts(coordinator=NeverStops), "stuck"),
+    (Parts(coordinator=IgnoresPassed), "not allowed|another state|undoes"),
+    (Parts(coordinator=TakesBackAnybody), "is a member again|not allowed"),
+    (Parts(coordinator=HearsTheExpelled), "of an expelled worker had an effect"),
+    (Parts(coordinator=CommitsEarly), "was committed, but"),
+    (Parts(coordinator=RemembersTheUndone), "replicas diverged"),
+    (
+        Parts(coordinator=LosesItsOutbox),
+        "was committed after step|announced after epoch|lineage|does not follow|journal says|first event",
+    ),
+    (Parts(store=NothingFenced, journal=JournalOfAnybody), "superseded coordinator|does not follow|after"),
+]
+
+
+@pytest.mark.parametrize(("parts", "caught"), BROKEN, ids=lambda value: _name(value))
+def test_a_broken_machine_is_caught(parts: Parts, caught: str) -> None:
+    for seed in SEEDS:
+        try:
+            run_plan(random_plan(seed), parts)
+        except (InvariantError, InvalidTransitionError) as error:
+            with pytest.raises(type(error), match=caught):
+                raise error
+            return
+    pytest.fail(f"{parts} went unnoticed in {len(SEEDS)} schedules")
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, Parts):
+        return ""
+    real = Parts()
+    return next(
+        part.__name__
+        for part, honest in (
+            (value.store, real.store),
+            (value.worker, real.worker),
+            (value.coordinator, real.coordinator),
+        )
+        if part is not honest
+    )
+
+
+def test_a_halt_that_is_early_is_no_report() -> None:
+    """The early reporter is broken in nothing else."""
+    machine = ReportsTooEarly("n0/0/1", micro_batches=1)
+    told = machine.stop_order(msg.Stop(term=1, epoch=1))
+    assert isinstance(told[0], Halt)
+    assert isinstance(told[1], Tell)

@@ -1,0 +1,131 @@
+"""The house of DESIGN.md: who may import whom, what stays free of torch, and how big things may get."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
+BASE = {"clock", "errors", "config"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "planning": set(),
+    "reliability": set(),
+    "coordination": {"planning", "reliability"},
+    "observability": set(),
+    "control": {"coordination", "planning", "observability"},
+    "runtime": {"planning", "coordination", "observability", "control"},
+    "simulation": {"planning", "coordination", "reliability", "observability"},
+    "cli": {"planning", "reliability", "coordination", "observability", "control", "simulation"},
+}
+#: what a package may take from outside; the standard library goes without saying
+OUTSIDE: dict[str, set[str]] = {
+    "planning": {"numpy", "scipy"},
+    "reliability": {"numpy", "scipy"},
+    "coordination": {"msgspec", "numpy"},
+    "observability": {"msgspec", "prometheus_client"},
+    "simulation": {"msgspec", "numpy"},
+}
+WITHOUT_TORCH = ("control", "coordination", "simulation", "observability", "planning", "reliability", "cli")
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 80
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the dotted names of all modules that a file imports, function bodies included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            module = node.module or ""
+            yield from (f"{module}.{alias.name}" for alias in node.names) if module == "holdfast" else (module,)
+
+
+def package_of(path: Path) -> str:
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else ""
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_imports_follow_the_table(package: str) -> None:
+    allowed = MAY_IMPORT[package] | BASE | {package} | _base_modules()
+    for path in (SOURCE / package).rglob("*.py"):
+        for name in imports(path):
+            if name.startswith("holdfast."):
+                assert name.split(".")[1] in allowed, f"{path.relative_to(SOURCE)} imports {name}"
+
+
+def _base_modules() -> set[str]:
+    """Modules beside the packages that import nothing of ours but each other: base."""
+    modules = {path.stem: path for path in SOURCE.glob("*.py") if not path.stem.startswith("_")}
+    base = dict(modules)
+    while True:
+        bad = {
+            stem
+            for stem, path in base.items()
+            for name in imports(path)
+            if name.startswith("holdfast.") and name.split(".")[1] not in base
+        }
+        if not bad:
+            return set(base)
+        base = {stem: path for stem, path in base.items() if stem not in bad}
+
+
+def test_the_base_is_where_it_belongs() -> None:
+    assert _base_modules() >= BASE
+
+
+@pytest.mark.parametrize("package", sorted(OUTSIDE))
+def test_only_named_dependencies(package: str) -> None:
+    for path in (SOURCE / package).rglob("*.py"):
+        for name in imports(path):
+            top = name.split(".")[0]
+            known = top in sys.stdlib_module_names or top == "holdfast"
+            assert known or top in OUTSIDE[package], f"{path.relative_to(SOURCE)} imports {name}"
+
+
+def test_torch_is_only_in_runtime() -> None:
+    for path in files():
+        if package_of(path) != "runtime":
+            torch = [name for name in imports(path) if name.split(".")[0] == "torch" and package_of(path)]
+            assert not torch, f"{path.relative_to(SOURCE)} imports torch"
+
+
+@pytest.mark.parametrize("package", ["", *WITHOUT_TORCH])
+def test_importing_leaves_torch_out(package: str) -> None:
+    """Every module of the package is imported in a fresh process."""
+    names = ["holdfast"]
+    for path in (SOURCE / package).rglob("*.py") if package else []:
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        if parts[-1] != "__main__":
+            names.append(".".join(("holdfast", *(part for part in parts if part != "__init__"))))
+    code = f"import importlib, sys\nfor n in {names!r}: importlib.import_module(n)\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] == "False"
+
+
+def test_coordination_does_no_io_and_reads_no_clock() -> None:
+    banned = {"asyncio", "io", "os", "pathlib", "random", "socket", "subprocess", "threading", "time"}
+    for path in (SOURCE / "coordination").rglob("*.py"):
+        used = {name.split(".")[0] for name in imports(path)} & banned
+        assert not used, f"{path.relative_to(SOURCE)} imports {used}"
+
+
+def test_files_and_functions_stay_small() -> None:
+    for path in files():
+        text = path.read_text()
+        assert len(text.splitlines()) <= MAX_FILE_LINES, f"{path.relative_to(SOURCE)} is too long"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert lines <= MAX_FUNCTION_LINES, f"{path.relative_to(SOURCE)}: {node.name} has {lines} lines"
