@@ -80,6 +80,13 @@ class CoordinatorProcess:
         """What it has logged so far."""
         return self.log_path.read_text()
 
+    def until_log(self, words: str) -> None:
+        """Wait until it has logged these words."""
+        deadline = time.monotonic() + PATIENCE_S
+        while words not in self.log:
+            assert time.monotonic() < deadline, f"waited in vain for {words!r} in the log"
+            time.sleep(0.01)
+
     def wait(self) -> int:
         """Return the exit code once it has ended."""
         code = self.process.wait(PATIENCE_S)

@@ -155,6 +155,15 @@ def test_agents_that_stay_are_not_waited_for_for_ever(tmp_path: Path) -> None:
         assert coordinator.wait() == 7
 
 
+def test_whoever_follows_hears_the_end_however_late(tmp_path: Path) -> None:
+    """A job may be over before its launcher has asked for the first event."""
+    with CoordinatorProcess(tmp_path, followed=True) as coordinator, coordinator.client() as client:
+        client.shutdown(7, "enough")
+        coordinator.until_log("read to the last")
+        assert [event["event"] for event in client.events()] == ["job_started"]
+        assert coordinator.wait() == 7
+
+
 def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "config": {"start_nodes": 9}}
     with CoordinatorProcess(tmp_path, **settings) as first:

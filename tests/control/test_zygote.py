@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -56,9 +57,16 @@ def play(folder: Path, story: Story, preload: tuple[str, ...] = ()) -> None:
     asyncio.run(run())
 
 
+def script_of(folder: Path, code: str) -> Path:
+    """Write a script under a name of its own: an earlier worker may still be about to read another, or this one."""
+    script = folder / f"script-{zlib.crc32(code.encode()):08x}.py"
+    if not script.exists():
+        script.write_text(code)
+    return script
+
+
 async def fork(client: ZygoteClient, folder: Path, code: str, *args: str, env: dict[str, str] | None = None) -> int:
-    script = folder / "script.py"
-    script.write_text(code)
+    script = script_of(folder, code)
     return await client.fork(
         script=str(script), args=args, env=env or {}, cwd=str(folder), output=str(folder / "output")
     )
@@ -88,7 +96,7 @@ def test_a_worker_is_like_a_cold_start(tmp_path: Path) -> None:
         assert [number for number in descriptors if number > 2] in ([], [3])  # 3: the listing itself
         assert facts == {
             "name": "__main__",
-            "argv": [str(folder / "script.py"), "--flag", "a b"],
+            "argv": [str(script_of(folder, FACTS)), "--flag", "a b"],
             "path": str(folder),
             "cwd": str(folder),
             "variable": "value",
@@ -134,7 +142,7 @@ def test_a_traceback_begins_with_the_script(tmp_path: Path, code: str, lines: tu
         assert await owner.exit_of(await fork(client, folder, code)) == 1
         output = (folder / "output").read_text()
         for line in lines:
-            assert f'script.py", line {line}' in output
+            assert f'{script_of(folder, code).name}", line {line}' in output
         if len(lines) > 1:
             assert "holdfast" not in output
 

@@ -100,6 +100,8 @@ class HttpApi:
         self._shell = shell
         self._status = status
         self._requests = requests
+        #: set once somebody has read the events to the last
+        self.read_to_the_end = asyncio.Event()
 
     def routes(self) -> list[Route]:
         """Return all HTTP routes."""
@@ -128,6 +130,8 @@ class HttpApi:
         await journal.wait_beyond(int(after), min(wait_s, MAX_WAIT_S))
         lines = journal.read(int(after))
         ended = journal.closed and (not lines or _last_seq(lines) == journal.last_seq)
+        if ended:
+            self.read_to_the_end.set()
         return Response(b"".join(lines), media_type="application/x-ndjson", headers={END_HEADER: "1" if ended else "0"})
 
     async def fail(self, request: Request) -> Response:

@@ -276,6 +276,7 @@ class Launcher:
             events=settings.events.absolute() if settings.events else None,
             registry=settings.registry,
             checkpoints=self._checkpoints,
+            followed=True,
         )
         return spawn(CoordinatorOrder(settings=server, parent=os.getpid()), settings.environment)
 

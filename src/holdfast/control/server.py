@@ -163,6 +163,7 @@ class _Server:
             on_failure=self._fail,
         )
         self._requests = NodeRequests()
+        self._api = HttpApi(self._shell, self._status, self._requests)
 
     @contextlib.contextmanager
     def registered(self) -> Iterator[JobEntry]:
@@ -197,6 +198,8 @@ class _Server:
             self._shell.stop()
             self._journal.close()
             self._requests.wake()
+            if self._settings.followed and not serving.done():
+                await self._last_events_read()
             web.should_exit = True
             ticking.cancel()
             await asyncio.gather(serving, ticking, return_exceptions=True)
@@ -224,6 +227,12 @@ class _Server:
         deadline = self._now() + FAREWELL_S
         while self._shell.connections and self._now() < deadline and self._signals < 2:
             await asyncio.sleep(_FAREWELL_POLL_S)
+
+    async def _last_events_read(self) -> None:
+        """Stay until the follower knows how the job ended: it may be between two polls, or not yet have begun."""
+        _log.info("job %s is over: waiting until its events are read to the last", self._settings.job)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._api.read_to_the_end.wait(), FAREWELL_S)
 
     def _end(self, exit_code: int) -> None:
         if not self._over.done():
@@ -255,10 +264,9 @@ class _Server:
 
     def _uvicorn_config(self) -> uvicorn.Config:
         settings = self._settings
-        api = HttpApi(self._shell, self._status, self._requests)
         open_metrics = settings.loopback
         return uvicorn.Config(
-            build_app(api, AgentChannel(self._shell), self._token, open_metrics=open_metrics),
+            build_app(self._api, AgentChannel(self._shell), self._token, open_metrics=open_metrics),
             http="h11",
             ws="websockets-sansio",
             ws_max_size=MAX_MESSAGE_BYTES,
