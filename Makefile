@@ -32,11 +32,12 @@ lint: install
 types: install
 	$(BIN)/pyright
 
-# what the loss and the arrival of a node cost
+# what the loss and the arrival of a node cost, and beside it what torchrun's restart costs
 bench-recovery: install
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/peers.py
 
-# the same of torchrun
+# torchrun alone
 bench-peers: install
 	$(BIN)/python benchmarks/peers.py
 

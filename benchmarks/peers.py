@@ -95,8 +95,12 @@ def worker(folder: Path) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import default_collate
 
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    restart, rank, world = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
+    # With the plain call restarted workers read the addresses of the dead from the agent's store (torch 2.13): gloo
+    # tries those for 5 s, fails, and uses up another restart. A prefix for each restart is torchrun at its best.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(f"restart-{restart}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     torch.manual_seed(0)
     model = GPT(6, 256, 4, CONTEXT)
@@ -109,7 +113,6 @@ def worker(folder: Path) -> None:
         first = state["step"] + 1
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
     data = Bytes(read_text(None), CONTEXT)
-    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     with (folder / "steps").open("a") as rows:
         for step in range(first, 1_000_000):
             optimizer.zero_grad(set_to_none=True)

@@ -1,6 +1,6 @@
 """What the loss and the arrival of a node cost: real processes, really killed, at random moments and phase boundaries.
 
-    make bench-recovery            everything
+    make bench-recovery            everything, and torchrun (benchmarks/peers.py) beside it
     python benchmarks/recovery.py --kills 5 --no-phases
 
 Down = from the kill to the first step committed in the epoch after it, less the median undisturbed step. A node is
