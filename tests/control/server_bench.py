@@ -142,6 +142,15 @@ class EarlyEndError(Exception):
         self.log = log
 
 
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Return a certificate for 127.0.0.1 that signs itself, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN=holdfast"
+    files = ["-keyout", str(key), "-out", str(cert), "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True, timeout=PATIENCE_S)
+    return cert, key
+
+
 def frame(message: msgspec.Struct) -> bytes:
     """Return a message as a client's WebSocket frame."""
     return Frame(Opcode.BINARY, _wrapped(message)).serialize(mask=True)

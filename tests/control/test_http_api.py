@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from server_bench import PATIENCE_S, CoordinatorProcess, attach, hear, hello, say
+from server_bench import PATIENCE_S, CoordinatorProcess, attach, hear, hello, make_certificate, say
 
 from holdfast.control.client import CoordinatorClient, UnreachableError
 from holdfast.control.registry import JobEntry
@@ -236,32 +235,8 @@ def test_what_is_no_url_is_bad_input(url: str) -> None:
         client.status()
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30"
-    subprocess.run(
-        [
-            *command.split(),
-            "-keyout",
-            key,
-            "-out",
-            cert,
-            "-subj",
-            "/CN=holdfast",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-        ],
-        check=True,
-        capture_output=True,
-        timeout=PATIENCE_S,
-    )
-    return cert, key
-
-
-def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
-    cert, key = certificate
+def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
     with CoordinatorProcess(tmp_path, certfile=cert, keyfile=key) as coordinator:
         assert coordinator.entry.url.startswith("https://127.0.0.1:")
         with coordinator.client() as client:

@@ -196,6 +196,20 @@ def test_workers_of_a_killed_agent_end_even_when_they_are_stopped(world: World) 
         wait_until(lambda: not set(workers) & set(world.processes()), "the workers to end")
 
 
+@pytest.mark.parametrize(("how", "kind"), [("stop", "lease_expired"), ("exit", "connection_lost")])
+def test_a_whole_node_can_be_made_to_fail(world: World, how: str, kind: str) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "3", "--allow-faults")) as job:
+        job.wait("step_committed", step=3)
+        agent, _ = job.pids("node-1")
+        assert cli(world, "fail", "node-1", "--how", how)[0] == 0
+        assert job.wait("failure_detected", node="node-1")["kind"] == kind
+        job.wait_for(lambda e: e["event"] == "epoch_started" and sorted(e["members"]) == ["node-0", "node-2"])
+        if how == "stop":
+            since = len(job.events)
+            os.kill(agent, signal.SIGCONT)  # it learns that it was expelled, and comes back with new workers
+            job.wait("node_joined", node="node-1", since=since)
+
+
 def test_nodes_can_be_added(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
         job.wait("step_committed", step=3)
