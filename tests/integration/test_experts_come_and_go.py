@@ -75,6 +75,7 @@ def test_a_node_dies_while_experts_move(start_job: StartJob, tmp_path: Path) -> 
     options = (*VERIFY, "--slots", "5", "--fault-threshold", "3")
     job = start_job("--steps", "40", "--step-seconds", "0.1", nodes=5, options=options, script=TINY_MOE)
     job.wait("step_committed", step=3)
+    assert job.wait("epoch_started")["fault_threshold"]["asked"] == 3, "options reach the coordinator"
     first, second = job.nodes()[1], job.nodes()[3]
     job.call("fail", second, "--how", "kill", "--step", "1", "--phase", "moving")
     job.signal_node(first)

@@ -12,12 +12,13 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.run import FaultThreshold, JoinWindow, Slots, warn, worker_environment
+from holdfast.cli.launch_options import FaultThreshold, JoinWindow, Slots, worker_environment
+from holdfast.cli.run import warn
 from holdfast.control.agent import TAIL_FAILED, run_agent
 from holdfast.control.agent_settings import AgentSettings
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.known_checkpoints import intact_checkpoints
-from holdfast.control.launcher import (
+from holdfast.control.launch_settings import (
     check_creatable_folder,
     check_expert_options,
     check_writable_file,

@@ -1,32 +1,30 @@
-"""`holdfast run`: a whole job on one machine. Starts coordinator, zygote and agents, and leaves nothing behind."""
+"""A whole job on one machine: starts coordinator, zygote and agents, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
+import itertools
 import logging
 import os
-import re
 import secrets
 import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.control.agent import TAIL_FAILED
 from holdfast.control.agent_settings import AgentSettings
 from holdfast.control.follow import Follower
 from holdfast.control.known_checkpoints import intact_checkpoints
+from holdfast.control.launch_settings import LaunchSettings, script_digest
 from holdfast.control.registry import live_jobs
 from holdfast.control.settings import ServerSettings
 from holdfast.control.spawn import EXIT_CRASHED, AgentOrder, CoordinatorOrder, spawn
-from holdfast.control.supervisor import ChildProcess, end_all
-from holdfast.control.zygote import PRELOAD
+from holdfast.control.supervisor import ChildProcess, ProcessHandle, end_all
 from holdfast.control.zygote_client import start_zygote
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.record import KnownCheckpoint
@@ -34,9 +32,6 @@ from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInputEr
 
 _log = logging.getLogger("holdfast.run")
 
-_JOB_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-_MAX_NODES = 1024
-_MAX_SLOTS = 65535
 #: a coordinator that dies more often than this in a minute is not started again
 _MAX_RESTARTS = 10
 _RESTARTS_WITHIN_S = 60.0
@@ -44,121 +39,7 @@ _ALL_GONE_S = 10.0
 _COORDINATOR_GRACE_S = 1.5
 _AGENT_GRACE_S = 2.0
 _LAST_EVENTS_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchSettings:
-    """Settings of `holdfast run`.
-
-    script: as the user gave it. store: "" for SQLite in the job's folder. registry: where commands find the job; None
-    for nowhere. job_dir: where the job's files stay; None for a temporary folder. environment: of all processes.
-    log_folder: for the workers' output, None to let it through. slots: each node's room for expert replicas, per MoE
-    layer. fault_threshold: on how many nodes each expert is wanted. join_window: seconds to wait for more arrivals.
-    """
-
-    script: Path
-    args: tuple[str, ...] = ()
-    nodes: int = 4
-    workers_per_node: int = 1
-    job: str = ""
-    events: Path | None = None
-    store: str = ""
-    port: int = 0
-    checkpoint_dir: Path | None = None
-    checkpoint_every: int = 100
-    allow_faults: bool = False
-    verify_state: bool = False
-    slots: int = 6
-    fault_threshold: int = 2
-    join_window: float = 0.0
-    job_dir: Path | None = None
-    registry: Path | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    preload: tuple[str, ...] = PRELOAD
-    log_folder: Path | None = None
-
-    @property
-    def job_name(self) -> str:
-        """The job's name: as given, else the script's."""
-        name = re.sub(r"[^A-Za-z0-9._-]", "-", self.script.stem).lstrip(".-_")[:64]
-        return self.job or name or "job"
-
-    def check(self) -> None:
-        """Refuse what cannot work, before anything is touched.
-
-        Raises:
-            BadInputError: with what is wrong, and what to do.
-        """
-        if not self.script.is_file():
-            raise BadInputError(f"there is no script {self.script}: give the path of a Python file")
-        if not os.access(self.script, os.R_OK):
-            raise BadInputError(f"the script {self.script} cannot be read: check its permissions")
-        for option, value in (("--nodes", self.nodes), ("--workers-per-node", self.workers_per_node)):
-            if not 1 <= value <= _MAX_NODES:
-                raise BadInputError(f"{option} is {value}: it must lie between 1 and {_MAX_NODES}")
-        if self.checkpoint_every < 1:
-            raise BadInputError(f"--checkpoint-every is {self.checkpoint_every}: it must be at least 1 step")
-        check_expert_options(self.slots, self.fault_threshold, self.join_window)
-        if not _JOB_NAME.match(self.job_name):
-            raise BadInputError(f"the job's name is {self.job_name!r}: use letters, digits, dots, dashes, at most 64")
-        if not 0 <= self.port <= 65535:
-            raise BadInputError(f"--port is {self.port}: it must lie between 0 (a free one) and 65535")
-        if self.events is not None:
-            check_writable_file("--events", self.events)
-        for option, folder in (("--checkpoint", self.checkpoint_dir), ("--job-dir", self.job_dir)):
-            if folder is not None:
-                check_creatable_folder(option, folder)
-
-
-def check_expert_options(slots: int = 1, fault_threshold: int = 1, join_window: float = 0.0) -> None:
-    """Refuse numbers that make no sense.
-
-    Raises:
-        BadInputError: with the option and its value.
-    """
-    if not 1 <= slots <= _MAX_SLOTS:
-        raise BadInputError(f"--slots is {slots}: it must lie between 1 and {_MAX_SLOTS}")
-    if fault_threshold < 1:
-        raise BadInputError(f"--fault-threshold is {fault_threshold}: it must be at least 1 (one node for each expert)")
-    if not 0 <= join_window < float("inf"):
-        raise BadInputError(f"--join-window is {join_window}: it must be a number of seconds, 0 or more")
-
-
-def check_writable_file(option: str, path: Path) -> None:
-    """Refuse a file that could not be written.
-
-    Raises:
-        BadInputError: it is a folder, or may not be written, or its folder is not there.
-    """
-    if path.is_dir():
-        raise BadInputError(f"{option} {path} is a folder: give a file")
-    if not path.parent.is_dir():
-        raise BadInputError(f"{option} {path}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise BadInputError(f"{option} {path} cannot be written: check its permissions")
-
-
-def check_creatable_folder(option: str, path: Path) -> None:
-    """Refuse a folder that could not be made or written in.
-
-    Raises:
-        BadInputError: something that is no folder stands in the way, or the permissions do.
-    """
-    existing = path.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir():
-        raise BadInputError(f"{option} {path}: {existing} is not a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise BadInputError(f"{option} {path} cannot be written: check the permissions of {existing}")
-
-
-def script_digest(script: Path, args: tuple[str, ...]) -> str:
-    """Return what tells two nodes apart that were started with different code or arguments."""
-    digest = hashlib.sha256(script.read_bytes())
-    for arg in args:
-        digest.update(b"\0" + os.fsencode(arg))
-    return digest.hexdigest()
+_SHUTDOWN_PAUSE_S = 0.1
 
 
 @contextlib.contextmanager
@@ -192,6 +73,28 @@ def job_folders(settings: LaunchSettings) -> Iterator[tuple[Path, Path]]:
         shutil.rmtree(sockets, ignore_errors=True)
 
 
+class Director(Protocol):
+    """Decides which nodes there are, where a job does not simply start with all of them."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All node names that it will ever use."""
+        ...
+
+    @property
+    def patient(self) -> bool:
+        """True while a job without any live node goes on waiting."""
+        ...
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Hear of an event of the job."""
+        ...
+
+    async def direct(self, launcher: Launcher) -> None:
+        """Start and kill nodes while the job runs; cancelled at its end."""
+        ...
+
+
 class Launcher:
     """One job's processes. `run` returns the job's exit code when all of them have ended."""
 
@@ -203,6 +106,7 @@ class Launcher:
         sockets: Path,
         checkpoints: tuple[KnownCheckpoint, ...],
         on_event: Callable[[dict[str, Any]], None],
+        director: Director | None = None,
     ) -> None:
         self.settings = settings
         self.url = f"http://127.0.0.1:{port}"
@@ -212,6 +116,8 @@ class Launcher:
         self._sockets = sockets
         self._checkpoints = checkpoints
         self._on_event = on_event
+        self._director = director
+        self._follower = Follower(self.url, self.token)
         self._agents: dict[str, ChildProcess] = {}
         self._coordinator: ChildProcess | None = None
         self._zygote: ChildProcess | None = None
@@ -219,20 +125,23 @@ class Launcher:
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._tail_failed = False
+        self._concluded = False
         self._hurry = asyncio.Event()
 
     async def run(self) -> int:
         """Start everything, wait for the job's end, end everything."""
-        async with Follower(self.url, self.token) as follower:
+        async with self._follower:
             try:
                 self._start_zygote()
                 self._task(self._keep_coordinator())
-                for _ in range(self.settings.nodes):
-                    self._start_agent()
-                following = self._task(self._follow(follower))
-                self._task(self._serve_requests(follower))
+                for name in self.settings.start_names:
+                    self.start_node(name)
+                following = self._task(self._follow())
+                self._task(self._serve_requests())
+                if self._director is not None:
+                    self._task(self._director.direct(self))
                 code = await self._over
-                if code == EXIT_DONE:
+                if code == EXIT_DONE and not self._concluded:
                     await self._scripts_end()
                 await asyncio.wait((following,), timeout=_LAST_EVENTS_S)
             finally:
@@ -245,6 +154,29 @@ class Launcher:
             self._hurry.set()
         else:
             self._over.set_result(code)
+
+    # ---- what a director asks for ----
+
+    def start_node(self, name: str) -> None:
+        """Start a node's agent, and with it its workers."""
+        if not self._over.done():
+            child = spawn(AgentOrder(settings=self._agent_settings(name)), self.settings.environment)
+            self._agents[name] = child
+            self._task(self._await_agent(child))
+
+    async def kill_node(self, name: str, also: Iterable[ProcessHandle] = ()) -> None:
+        """SIGKILL a node's agent and these processes of it, and see the agent gone."""
+        agent = self._agents[name]
+        if not self._over.done():
+            for process in (agent, *also):
+                process.send_signal(signal.SIGKILL)
+            await agent.wait()
+
+    async def conclude(self, why: str) -> None:
+        """End the job with exit code 0 although it is not done; it can be taken up again."""
+        self._concluded = True
+        while not self._over.done() and not await self._follower.shutdown(EXIT_DONE, why):
+            await asyncio.sleep(_SHUTDOWN_PAUSE_S)  # the coordinator is being started again
 
     # ---- starting ----
 
@@ -267,6 +199,8 @@ class Launcher:
                 job=settings.job_name,
                 start_nodes=settings.nodes,
                 allow_faults=settings.allow_faults,
+                fault_threshold=settings.fault_threshold,
+                join_window_s=settings.join_window,
                 # An outcome that the one before wrote stands; on a store from an earlier run it does not.
                 takeover=bool(self._restarts),
             ),
@@ -280,10 +214,9 @@ class Launcher:
         )
         return spawn(CoordinatorOrder(settings=server, parent=os.getpid()), settings.environment)
 
-    def _start_agent(self) -> None:
+    def _agent_settings(self, node: str) -> AgentSettings:
         settings = self.settings
-        node = f"node-{len(self._agents)}"
-        agent = AgentSettings(
+        return AgentSettings(
             coordinator=self.url,
             token=self.token,
             job=settings.job_name,
@@ -305,9 +238,6 @@ class Launcher:
             parent=os.getpid(),
             quiet=True,
         )
-        child = spawn(AgentOrder(settings=agent), settings.environment)
-        self._agents[node] = child
-        self._task(self._await_agent(child))
 
     # ---- watching ----
 
@@ -336,21 +266,28 @@ class Launcher:
             self._tail_failed = True
         if self._over.done() or any(agent.code is None for agent in self._agents.values()):
             return
+        if self._director is not None and self._director.patient:
+            return
         # Nobody is left. The coordinator may know why; a user may ask for a new node.
         await asyncio.sleep(_ALL_GONE_S)
         if not self._over.done() and all(agent.code is not None for agent in self._agents.values()):
             _log.error("all nodes are gone")
             self._over.set_result(EXIT_FAILED)
 
-    async def _follow(self, follower: Follower) -> None:
-        async for event in follower.events():
+    async def _follow(self) -> None:
+        async for event in self._follower.events():
+            if self._director is not None:
+                self._director.take(event)
             self._on_event(event)
 
-    async def _serve_requests(self, follower: Follower) -> None:
-        async for count in follower.node_requests():
+    async def _serve_requests(self) -> None:
+        async for count in self._follower.node_requests():
             for _ in range(count):
-                if not self._over.done():
-                    self._start_agent()
+                self.start_node(self._free_name())
+
+    def _free_name(self) -> str:
+        taken = self._agents.keys() | (self._director.names if self._director is not None else frozenset())
+        return next(name for number in itertools.count() if (name := f"node-{number}") not in taken)
 
     # ---- ending ----
 
@@ -398,13 +335,17 @@ class Launcher:
 
 
 async def launch(
-    settings: LaunchSettings, on_event: Callable[[dict[str, Any]], None], say: Callable[[str], None]
+    settings: LaunchSettings,
+    on_event: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+    director: Director | None = None,
 ) -> int:
     """Run a job on this machine; return its exit code. SIGINT and SIGTERM end it.
 
     Args:
         on_event: called with each event of the job, as it happens.
         say: prints one line for the user.
+        director: has further nodes started, and killed, while the job runs.
 
     Raises:
         BadInputError: the settings cannot work; nothing was started.
@@ -412,7 +353,7 @@ async def launch(
     settings.check()
     checkpoints = intact_checkpoints(settings.checkpoint_dir, say)
     with reserved_port(settings.port) as port, job_folders(settings) as (folder, sockets):
-        launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event)
+        launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, director)
         loop = asyncio.get_running_loop()
         codes = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: 128 + signal.SIGTERM}
         for number, code in codes.items():
