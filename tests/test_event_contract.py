@@ -17,7 +17,7 @@ CONTRACT = {
     "workers_changed": {"node", "worker_pids"},
     "node_left": {"node", "reason"},
     "epoch_started": {"members", "world", "reason", "expert_moves", "fault_threshold"},
-    "step_committed": {"step", "loss", "samples", "world", "seconds"},
+    "step_committed": {"step", "loss", "samples", "world", "seconds", "skipped"},
     "failure_detected": {"node", "kind", "after_s"},
     "recovered": {
         "action",

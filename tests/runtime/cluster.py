@@ -59,6 +59,8 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
     ).to(job.device, dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    scaler = torch.amp.GradScaler("cpu", init_scale=options.get("scale", 1.0), growth_interval=2)
+    half = "scale" in options
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(50, 8, generator=generator, dtype=dtype)
     dataset = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
@@ -70,6 +72,7 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
         micro_batch=4,
         seed=3,
         max_grad_norm=1.0,
+        scaler=scaler if half else None,
         extra={"scheduler": scheduler},
     )
     gates = options.get("gates", ())
@@ -78,7 +81,10 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
             while step.number in gates and not (Path(directory) / f"go{step.number}").exists():
                 time.sleep(0.005)
             for inputs, targets in step.micro_batches():
-                step.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+                outputs = model(inputs)
+                if half:  # gradients that overflow as they would in float16
+                    outputs.register_hook(lambda gradient: gradient.half().to(dtype))
+                step.backward(torch.nn.functional.mse_loss(outputs, targets))
             if step.apply():
                 print(json.dumps([step.number, step.loss, job.rank, job.world]), file=file, flush=True)
 

@@ -50,6 +50,17 @@ class RecomputesV(WorkerMachine):
         return super().begin(order)
 
 
+class JudgesForItself(WorkerMachine):
+    """Does not leave a step out, in FORWARD, because its own gradients are finite."""
+
+    def begin(self, order: msg.Begin) -> list[WorkerInstruction]:
+        decision = order.decision
+        if decision.commit is not None:
+            commit = msgspec.structs.replace(decision.commit, nonfinite=0)
+            order = msgspec.structs.replace(order, decision=msgspec.structs.replace(decision, commit=commit))
+        return super().begin(order)
+
+
 class ComputesAll(WorkerMachine):
     """Every rank computes every micro-batch."""
 
@@ -164,6 +175,7 @@ BROKEN = [
     (Parts(worker=ReportsTooEarly), "after its report|FORWARD|not allowed|another state|lineage|other parts"),
     (Parts(worker=BreaksItsPromise), "applied after its report"),
     (Parts(worker=RecomputesV), "not the recorded|another state"),
+    (Parts(worker=JudgesForItself), "not the recorded|another state"),
     (Parts(worker=ComputesAll), "each micro-batch once"),
     (Parts(worker=ForgetsShare), "each micro-batch once"),
     (Parts(worker=TakesTornState), "without a whole state|another state"),

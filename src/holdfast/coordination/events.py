@@ -76,13 +76,17 @@ class EpochStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="epo
 
 
 class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="step_committed"):
-    """Every member applied the step; `time` is the last one's, `seconds` since the step before."""
+    """Every member applied the step; `time` is the last one's, `seconds` since the step before.
+
+    `skipped`: some gradient was not finite, so that the optimizer was left alone on every replica.
+    """
 
     step: int
     loss: float
     samples: int
     world: int
     seconds: float
+    skipped: bool = False
 
 
 class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="failure_detected"):

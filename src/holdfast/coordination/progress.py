@@ -105,6 +105,7 @@ class Progress:
             samples=commit.samples,
             world=done.world,
             seconds=seconds,
+            skipped=commit.nonfinite > 0,
         )
 
     def _recovered(self, done: CommittedStep) -> None:

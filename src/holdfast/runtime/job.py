@@ -21,6 +21,7 @@ from holdfast.runtime.building import group_builder
 from holdfast.runtime.checkpoint import CheckpointSaver
 from holdfast.runtime.faults import Faults
 from holdfast.runtime.graveyard import Graveyard
+from holdfast.runtime.loss_scale import LossScale, with_scaler
 from holdfast.runtime.moe.layer import expert_parameters
 from holdfast.runtime.moe.training import experts_of
 from holdfast.runtime.sampling import MicroBatchLoader
@@ -74,6 +75,7 @@ class Job:
         micro_batch: int,
         seed: int = 0,
         max_grad_norm: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
         extra: Mapping[str, Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
@@ -88,6 +90,8 @@ class Job:
             global_batch: samples per step, whatever the world. micro_batch: samples per forward pass.
             seed: of the order of samples, and of all randomness inside the micro-batches.
             max_grad_norm: clip the global batch's gradient to this norm.
+            scaler: for float16: scales the loss, and skips the optimizer on all workers at a step with a gradient that
+                is not finite on any of them; call none of its methods.
             extra: more state, by name: anything with state_dict() and load_state_dict(). Learning rate schedulers of
                 torch among them are stepped once per step.
             collate: makes a micro-batch of a list of samples; torch's default_collate if None.
@@ -106,14 +110,22 @@ class Job:
             collate=collate,
         )
         experts = experts_of(model, optimizer)
-        state = TrainingState(model, optimizer, extra, apart=expert_parameters(model))
+        loss_scale = LossScale(scaler, model.parameters(), self.device)
+        state = TrainingState(model, optimizer, with_scaler(extra, scaler), apart=expert_parameters(model))
         numbers = (len(dataset), global_batch, micro_batch, seed, max_grad_norm)
         if experts is not None:
             # All workers bring their experts to the one that saves them: at the same steps.
             saving = self._checkpoint_every if self._checkpoint_dir else 0
             numbers = (*numbers, experts.experts, experts.specs(), saving)
         digest = self._digest(structure(state.capture()), numbers)
-        workload = Workload(state=state, loader=loader, seed=seed, max_grad_norm=max_grad_norm, experts=experts)
+        workload = Workload(
+            state=state,
+            loader=loader,
+            seed=seed,
+            max_grad_norm=max_grad_norm,
+            loss_scale=loss_scale,
+            experts=experts,
+        )
         self._session = self._open(workload, digest)
 
     def steps(self, count: int) -> Iterator[Step]:

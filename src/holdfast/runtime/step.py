@@ -25,13 +25,15 @@ class Step:
     """One attempt at one step of the job.
 
     A failure elsewhere never raises here: the micro-batches simply end, `apply` returns False, and `job.steps` yields
-    the step again. After an `apply` that returned True, `loss` and `grad_norm` are those of the global batch.
+    the step again. After an `apply` that returned True, `loss` and `grad_norm` are those of the global batch, and
+    `skipped` says whether its gradients were not finite and left the model as it was.
     """
 
     def __init__(self, session: Session, compute: Compute, epoch: int) -> None:
         self.number = compute.step
         self.loss = math.nan
         self.grad_norm = math.nan
+        self.skipped = False
         self.applied = False
         self._session = session
         self._compute = compute
@@ -122,6 +124,7 @@ class Step:
         self.applied = True
         self.loss = mean_loss(passed.commit)
         self.grad_norm = math.sqrt(passed.commit.grad_square)
+        self.skipped = passed.commit.nonfinite > 0
         return True
 
     def _attempt(self) -> bool:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from holdfast.coordination.messages import Commit
 from holdfast.errors import BadInputError
 from holdfast.runtime.communicator import Communicator
+from holdfast.runtime.loss_scale import LossScale
 from holdfast.runtime.moe.binding import dense_parameters
 from holdfast.runtime.moe.training import JobExperts
 from holdfast.runtime.randomness import seed_micro_batch
@@ -43,6 +44,7 @@ class Workload:
         loader: MicroBatchLoader,
         seed: int,
         max_grad_norm: float | None,
+        loss_scale: LossScale,
         experts: JobExperts | None = None,
     ) -> None:
         """Take over the model's gradients.
@@ -59,6 +61,7 @@ class Workload:
         self.loader = loader
         self.seed = seed
         self.max_grad_norm = max_grad_norm
+        self.loss_scale = loss_scale
         self.experts = experts
         self.buckets = GradientBuckets(dense_parameters(state.model))
         self.sums = LocalSums()
@@ -109,7 +112,7 @@ class Workload:
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise BadInputError("backward() needs the micro-batch's mean loss: one number, in a tensor")
-        loss.backward()
+        self.loss_scale.scaled(loss).backward()
         self.buckets.collect()
         if self.experts is not None:
             self.experts.computed()
@@ -129,12 +132,15 @@ class Workload:
         self.sums.samples += samples
 
     def reduce(self, comm: Communicator) -> Reduced:
-        """Sum the gradients of all ranks, divided by the number of micro-batches; return this rank's part of v.
+        """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale.
+
+        Returns:
+            This rank's part of v.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact.
         """
-        scale = 1.0 / self.micro_batches
+        scale = 1.0 / (self.micro_batches * self.loss_scale.value)
         dense = self.buckets.reduce(comm, scale)
         if self.experts is None:
             return dense
@@ -146,7 +152,8 @@ class Workload:
     def apply(self, commit: Commit) -> None:
         """Change the state by the reduced gradients: the same on every rank, in every bit.
 
-        A step with gradients that are not finite changes nothing but the schedule; all ranks see the same count.
+        A step with gradients that are not finite changes nothing but schedule and loss scale; all ranks see the same
+        count.
         """
         parts = (self.buckets,) if self.experts is None else (self.buckets, self.experts.gradients)
         if self.experts is not None:
@@ -162,6 +169,7 @@ class Workload:
             self.optimizer.step()
         for part in parts:
             part.use_local()
+        self.loss_scale.advance(skipped=commit.nonfinite > 0)
         for thing in self.state.extra.values():
             if isinstance(thing, LRScheduler):
                 _advance(thing)

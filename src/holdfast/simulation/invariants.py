@@ -222,6 +222,8 @@ class Checker:
             self._witnesses_dead(step)
         elif event.loss != commit.loss_sum / commit.samples:
             self._fail(f"step {step} was committed with loss {event.loss}, the lineage has {commit}")
+        elif event.skipped != (commit.nonfinite > 0):
+            self._fail(f"step {step} was announced as skipped: {event.skipped}, the lineage has {commit}")
         assert self._record is not None
         members = self._record.plan.workers if self._record.plan else ()
         for worker in members:

@@ -1,0 +1,84 @@
+"""Loss scaling for float16: torch's GradScaler, told by v instead of by this rank's own gradients.
+
+Small float16 gradients vanish: the loss is multiplied by a scale before backward, and the reduced gradients are divided
+by it before norm and clipping. Where any of them is not finite, on any rank, v says so to everybody: all leave the
+optimizer alone at that step and take the scale back. The scale is state, as the optimizer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from holdfast.errors import BadInputError
+
+#: The scaler's name in the state, beside the user's `extra`.
+NAME = "torch.amp.GradScaler"
+
+
+class LossScale:
+    """The scale of a job: the same on every rank at every step."""
+
+    def __init__(
+        self, scaler: GradScaler | None, parameters: Iterable[torch.nn.Parameter], device: torch.device
+    ) -> None:
+        """Use a scaler from now on; its user calls none of its methods.
+
+        Args:
+            scaler: None or a disabled one: the scale is 1 and stays so.
+            parameters: all that are trained.
+            device: the model's.
+
+        Raises:
+            BadInputError: it is no GradScaler, or parameters are float16 themselves.
+        """
+        if scaler is not None and not isinstance(scaler, GradScaler):
+            raise BadInputError(f"scaler is a {type(scaler).__name__}: give a torch.amp.GradScaler, or None")
+        self._scaler = scaler if scaler is not None else GradScaler(enabled=False)
+        if not self._scaler.is_enabled():
+            return
+        if any(parameter.dtype == torch.float16 for parameter in parameters):
+            raise BadInputError(
+                "a loss scale needs parameters in float32: keep the model in float32 and compute in float16 under "
+                "torch.autocast"
+            )
+        # The scaler rounds its scale to float32 at its first use: here, so that a rank that computes nothing does too.
+        self._scaler.scale(torch.zeros((), device=device))
+
+    @property
+    def value(self) -> float:
+        """What losses are multiplied by now."""
+        return self._scaler.get_scale()
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return what to call backward() on."""
+        return self._scaler.scale(loss)
+
+    def advance(self, *, skipped: bool) -> None:
+        """A step is applied: back off after a skipped one, grow after so many good ones, exactly as torch does."""
+        state = self._scaler.state_dict()
+        if not state:
+            return
+        scale, good = state["scale"], state["_growth_tracker"] + 1
+        if skipped:
+            scale, good = scale * state["backoff_factor"], 0
+        elif good == state["growth_interval"]:
+            grown = torch.tensor(scale * state["growth_factor"], dtype=torch.float32)
+            scale, good = float(grown) if grown.isfinite() else scale, 0
+        self._scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": good})
+
+
+def with_scaler(extra: Mapping[str, Any] | None, scaler: GradScaler | None) -> dict[str, Any]:
+    """Return the state that a user adds, the scaler's among it.
+
+    Raises:
+        BadInputError: a scaler is among `extra`, where it would scale nothing.
+    """
+    extra = dict(extra or {})
+    for name, thing in extra.items():
+        if isinstance(thing, GradScaler):
+            raise BadInputError(f"extra[{name!r}] is a GradScaler: pass it as scaler=..., where it scales the loss")
+    return extra if scaler is None else {**extra, NAME: scaler}
