@@ -16,7 +16,9 @@ import typer
 from typer.testing import CliRunner
 
 from holdfast.cli import app
+from holdfast.control.launch_settings import STRATEGIES
 from holdfast.control.local_job import LocalJob
+from holdfast.planning import strategies
 
 DEADLINE = 60.0
 TRAINING = Path(__file__).parents[1] / "control" / "scripts" / "fake_training.py"
@@ -39,6 +41,7 @@ OPTIONS = {
         "--verify-state",
         "--slots",
         "--fault-threshold",
+        "--strategy",
         "--join-window",
     },
     "coordinator": {
@@ -50,6 +53,7 @@ OPTIONS = {
         "--events",
         "--start-nodes",
         "--fault-threshold",
+        "--strategy",
         "--join-window",
         "--allow-faults",
         "--certfile",
@@ -106,6 +110,10 @@ def test_options_are_frozen_and_explained(command: str) -> None:
     assert result.exit_code == 0
 
 
+def test_the_strategies_that_the_options_name_are_those_that_there_are() -> None:
+    assert list(STRATEGIES) == list(strategies())
+
+
 def test_importing_the_command_line_leaves_torch_out() -> None:
     code = "import sys, holdfast.cli; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -130,6 +138,8 @@ def busy_port() -> Iterator[int]:
         (["run", "--fault-threshold", "0", "SCRIPT"], "--fault-threshold is 0"),
         (["run", "--join-window", "-1", "SCRIPT"], "--join-window is -1"),
         (["coordinator", "--fault-threshold", "0"], "--fault-threshold is 0"),
+        (["run", "--strategy", "random", "SCRIPT"], "choose one of best, mro, spread, compact"),
+        (["coordinator", "--strategy", "random"], "--strategy is 'random'"),
         (["agent", "--slots", "0", "--", "SCRIPT"], "--slots is 0"),
         (["run", "--events", "TMP/no/such/folder/e.jsonl", "SCRIPT"], "there is no folder"),
         (["run", "--events", "TMP", "SCRIPT"], "is a folder"),

@@ -38,9 +38,16 @@ def w(node: str, nonce: str = "a") -> str:
     return msg.worker_id(node, 0, nonce)
 
 
-def attach(worker: str, digest: str = "config", pid: int = 7) -> msg.Attach:
+def attach(worker: str, digest: str = "config", pid: int = 7, experts: msg.ExpertShape | None = None) -> msg.Attach:
     return msg.Attach(
-        worker=worker, pid=pid, host="h", state_port=1, digest=digest, global_batch=BATCH, micro_batches=MICRO_BATCHES
+        worker=worker,
+        pid=pid,
+        host="h",
+        state_port=1,
+        digest=digest,
+        global_batch=BATCH,
+        micro_batches=MICRO_BATCHES,
+        experts=experts,
     )
 
 
@@ -67,6 +74,7 @@ class Job:
     """Drives one coordinator; remembers what it said. `records`, `events` outlive it, as store and journal do."""
 
     nodes: int = 3
+    config: dict[str, object] = field(default_factory=dict)
     now: float = 100.0
     records: list[Record] = field(default_factory=list)
     events: list[ev.AnyEvent] = field(default_factory=list)
@@ -77,7 +85,12 @@ class Job:
     def boot(self, tail: JournalTail | None = None, *, takeover: bool = False) -> Job:
         """Start a coordinator from what is durable."""
         config = CoordinatorConfig(
-            job="job", start_nodes=self.nodes, lease_s=3.0, prepare_timeout_s=30.0, takeover=takeover
+            job="job",
+            start_nodes=self.nodes,
+            lease_s=3.0,
+            prepare_timeout_s=30.0,
+            takeover=takeover,
+            **self.config,  # pyright: ignore[reportArgumentType]
         )
         record = self.records[-1] if self.records else None
         self.machine = Coordinator(config, tail or JournalTail(seq=len(self.events)), record)

@@ -22,6 +22,7 @@ Slots = Annotated[int, typer.Option(help="A node's room for expert replicas in e
 FaultThreshold = Annotated[
     int, typer.Option(help="On how many distinct nodes each expert is to live, where there is room.")
 ]
+Strategy = Annotated[str, typer.Option(help="How expert replicas are placed: best, mro, spread or compact.")]
 JoinWindow = Annotated[
     float, typer.Option(help="Seconds without another arrival before newcomers are taken in, together.")
 ]
@@ -47,6 +48,7 @@ class LaunchOptions:
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100
     slots: Slots = 6
     fault_threshold: FaultThreshold = 2
+    strategy: Strategy = "best"
     allow_faults: Annotated[bool, typer.Option("--allow-faults", help="Allow `holdfast fail` in this job.")] = False
     port: Annotated[int, typer.Option(help="The coordinator's port; 0: a free one.")] = 0
     job: Annotated[str, typer.Option(help="The job's name.", show_default="the script's")] = ""
@@ -80,6 +82,7 @@ class LaunchOptions:
             verify_state=self.verify_state,
             slots=self.slots,
             fault_threshold=self.fault_threshold,
+            strategy=self.strategy,
             job_dir=self.job_dir,
             registry=registry_directory(os.environ),
             environment=worker_environment(dict(os.environ)),

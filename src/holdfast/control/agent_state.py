@@ -19,6 +19,7 @@ from holdfast.coordination.messages import (
     Entered,
     Fault,
     Finished,
+    Loads,
     Order,
     Prepare,
     Prepared,
@@ -31,7 +32,7 @@ from holdfast.coordination.messages import (
 )
 
 #: of what kind only the latest is kept, in the order in which it is replayed
-_LATEST = (Attach, Begun, Entered, Prepared, Report, Fault, Finished, CheckpointWritten, CheckpointKept)
+_LATEST = (Attach, Begun, Entered, Prepared, Report, Fault, Finished, CheckpointWritten, CheckpointKept, Loads)
 #: what a newer epoch makes worthless
 _EPOCH_BOUND = (Prepared, Report, Fault)
 

@@ -12,6 +12,8 @@ from holdfast.control.zygote import PRELOAD
 from holdfast.errors import BadInputError
 
 _JOB_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+#: `planning.strategies` by name, without its imports
+STRATEGIES = ("best", "mro", "spread", "compact")
 _MAX_NODES = 1024
 _MAX_SLOTS = 65535
 
@@ -24,7 +26,7 @@ class LaunchSettings:
     store: "" for SQLite in the job's folder. registry: where commands find the job; None for nowhere. job_dir: where
     the job's files stay; None for a temporary folder. environment: of all processes. log_folder: for the workers'
     output, None to let it through. slots: each node's room for expert replicas, per MoE layer. fault_threshold: on how
-    many nodes each expert is wanted. join_window: seconds to wait for more arrivals.
+    many nodes each expert is wanted. strategy: of the placement. join_window: seconds to wait for more arrivals.
     """
 
     script: Path
@@ -42,6 +44,7 @@ class LaunchSettings:
     verify_state: bool = False
     slots: int = 6
     fault_threshold: int = 2
+    strategy: str = "best"
     join_window: float = 0.0
     job_dir: Path | None = None
     registry: Path | None = None
@@ -75,7 +78,7 @@ class LaunchSettings:
                 raise BadInputError(f"{option} is {value}: it must lie between 1 and {_MAX_NODES}")
         if self.checkpoint_every < 1:
             raise BadInputError(f"--checkpoint-every is {self.checkpoint_every}: it must be at least 1 step")
-        check_expert_options(self.slots, self.fault_threshold, self.join_window)
+        check_expert_options(self.slots, self.fault_threshold, self.join_window, self.strategy)
         if not _JOB_NAME.match(self.job_name):
             raise BadInputError(f"the job's name is {self.job_name!r}: use letters, digits, dots, dashes, at most 64")
         if not 0 <= self.port <= 65535:
@@ -87,8 +90,10 @@ class LaunchSettings:
                 check_creatable_folder(option, folder)
 
 
-def check_expert_options(slots: int = 1, fault_threshold: int = 1, join_window: float = 0.0) -> None:
-    """Refuse numbers that make no sense.
+def check_expert_options(
+    slots: int = 1, fault_threshold: int = 1, join_window: float = 0.0, strategy: str = "best"
+) -> None:
+    """Refuse numbers that make no sense, and names of no strategy.
 
     Raises:
         BadInputError: with the option and its value.
@@ -99,6 +104,8 @@ def check_expert_options(slots: int = 1, fault_threshold: int = 1, join_window: 
         raise BadInputError(f"--fault-threshold is {fault_threshold}: it must be at least 1 (one node for each expert)")
     if not 0 <= join_window < float("inf"):
         raise BadInputError(f"--join-window is {join_window}: it must be a number of seconds, 0 or more")
+    if strategy not in STRATEGIES:
+        raise BadInputError(f"--strategy is {strategy!r}: choose one of {', '.join(STRATEGIES)}")
 
 
 def check_writable_file(option: str, path: Path) -> None:

@@ -200,6 +200,7 @@ class Launcher:
                 start_nodes=settings.nodes,
                 allow_faults=settings.allow_faults,
                 fault_threshold=settings.fault_threshold,
+                strategy=settings.strategy,
                 join_window_s=settings.join_window,
                 # An outcome that the one before wrote stands; on a store from an earlier run it does not.
                 takeover=bool(self._restarts),

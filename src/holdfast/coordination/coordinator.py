@@ -31,6 +31,7 @@ from holdfast.coordination.inputs import (
 )
 from holdfast.coordination.joining import Joining
 from holdfast.coordination.ledger import DivergedError, StepLedger
+from holdfast.coordination.loads import LoadBook
 from holdfast.coordination.membership import Membership, Node, WorkerInfo
 from holdfast.coordination.messages import DecisionKind, node_of
 from holdfast.coordination.planner import first_assignment, held_experts, lacks_slots, lost_of, make_plan
@@ -54,7 +55,8 @@ class Coordinator:
         tail = continued(tail, self._lost, record.global_batch)
         self.turn = Turn(record, tail.seq)
         self.progress = Progress(self.turn, tail)
-        self.joining = Joining(self.turn, config)
+        self.loads = LoadBook(self.turn)
+        self.joining = Joining(self.turn, config, self.loads)
         self.checkpoints = CheckpointBook(self.turn)
         self.ending = Ending(self.turn)
         #: nodes of the restored plan that have not come back yet, with the time their lease runs from
@@ -333,7 +335,12 @@ class Coordinator:
     def _from_member(
         self,
         info: WorkerInfo,
-        message: msg.Prepared | msg.Finished | msg.CheckpointWritten | msg.CheckpointKept | msg.CheckpointDamaged,
+        message: msg.Prepared
+        | msg.Finished
+        | msg.Loads
+        | msg.CheckpointWritten
+        | msg.CheckpointKept
+        | msg.CheckpointDamaged,
     ) -> None:
         if isinstance(message, msg.Prepared):
             info.prepared = max(info.prepared, message.epoch)
@@ -343,6 +350,9 @@ class Coordinator:
             info.finished = True
             self.ledger.settle(info.id, message.step)
             self._maybe_finish()
+        elif isinstance(message, msg.Loads):
+            if self._is_member(message.worker):
+                self.loads.take(message)
         elif self._is_member(message.worker) and self.checkpoints.take(message, self.ledger.committed):
             # (Whoever is no member may have passed alone: its checkpoints are on no decided lineage.)
             self._break()
@@ -504,7 +514,7 @@ class Coordinator:
         """Persist the next epoch and tell its members."""
         record, turn = self.record, self.turn
         experts = held_experts(decision, self.stopping.reports)
-        plan = make_plan(record, self.members, workers, holders, experts, self.config)
+        plan = make_plan(record, self.members, workers, holders, experts, self.config, self.loads.tokens)
         if isinstance(plan, Shortage):
             self.ending.failed(str(plan), EXIT_BAD_INPUT)
             return

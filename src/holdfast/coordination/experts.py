@@ -19,7 +19,7 @@ from holdfast.planning import (
     split_over_workers,
     strategy_named,
 )
-from holdfast.planning.arrays import IntArray, indices
+from holdfast.planning.arrays import FloatArray, IntArray, indices
 
 _ID = np.dtype("<u2")
 #: ends each layer
@@ -67,7 +67,7 @@ def place(
     held: Mapping[str, bytes],
     *,
     slots: Sequence[int],
-    loads: IntArray | None,
+    loads: FloatArray | None,
     fault_threshold: int,
     strategy: str,
 ) -> ExpertPlan | Shortage:
@@ -76,7 +76,7 @@ def place(
     Args:
         workers: in rank order. held: what each holds now; one that is missing holds nothing.
         slots: room per layer on each node, in the order of the nodes' first workers.
-        loads: tokens per layer and expert `[L, E]`; None: uniform.
+        loads: tokens per step, layer and expert `[L, E]`; None: uniform.
         fault_threshold: f, on how many distinct nodes each expert is wanted.
 
     Returns:

@@ -120,7 +120,7 @@ class CoordinatorConfig:
     join_window_s: float = 0.0
     join_retry_s: float = 1.0
     fault_threshold: int = 2
-    strategy: str = "mro"
+    strategy: str = "best"
     allow_faults: bool = False
     secret: bytes = b""
     takeover: bool = False

@@ -6,6 +6,7 @@ Prepare -> all Prepared -> Arm -> every swap flag up in one commit operation -> 
 from __future__ import annotations
 
 from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.loads import LoadBook
 from holdfast.coordination.messages import Arm, EpochPlan, Prepare, Void
 from holdfast.coordination.planner import make_plan
 from holdfast.coordination.turn import Turn
@@ -15,8 +16,9 @@ from holdfast.planning import Shortage
 class Joining:
     """The pending plan's life, up to the swap or to its undoing."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
+    def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook) -> None:
         self._turn = turn
+        self._loads = loads
         self._config = config
         # A pending group may have been armed by the coordinator before this one: only Stop is safe to undo it.
         self.armed = turn.record.pending is not None
@@ -45,7 +47,8 @@ class Joining:
             return
         members = list(plan.workers)
         held = dict(zip(members, plan.experts.placement, strict=True)) if plan.experts else {}
-        pending = make_plan(turn.record, turn.members, [*members, *fresh], members, held, self._config)
+        workers, loads = [*members, *fresh], self._loads.tokens
+        pending = make_plan(turn.record, turn.members, workers, members, held, self._config, loads)
         assert not isinstance(pending, Shortage), "more nodes have more slots"
         turn.change(pending=pending, epoch=pending.epoch)
         self.armed, self._since = False, turn.now

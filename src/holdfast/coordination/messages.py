@@ -21,6 +21,8 @@ WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[0-9]{
 Text = Annotated[str, Meta(max_length=8192)]
 Count = Annotated[int, Meta(ge=0)]
 Blob = Annotated[bytes, Meta(max_length=65536)]
+#: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
+MAX_LOADS = 1 << 17
 
 
 def worker_id(node: str, index: int, nonce: str) -> str:
@@ -270,6 +272,19 @@ class CheckpointDamaged(Struct, frozen=True, kw_only=True):
     why: Text
 
 
+class Loads(Struct, frozen=True, kw_only=True):
+    """The experts' loads after `step`, as rank 0 knows them (see coordination.loads). The agent keeps the newest.
+
+    `expert_bytes`: parameters and optimizer state of the largest expert.
+    """
+
+    worker: WorkerId
+    epoch: Count
+    step: Count
+    tokens: Annotated[bytes, Meta(max_length=4 * MAX_LOADS)]
+    expert_bytes: Count
+
+
 class Post(Struct, frozen=True, kw_only=True):
     """Rendezvous: one key of the group of `epoch`, for all its members."""
 
@@ -291,6 +306,7 @@ WorkerMessage = (
     | CheckpointWritten
     | CheckpointKept
     | CheckpointDamaged
+    | Loads
     | Post
 )
 

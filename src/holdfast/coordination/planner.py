@@ -23,6 +23,7 @@ from holdfast.coordination.messages import (
 from holdfast.coordination.record import Record
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
+from holdfast.planning.arrays import FloatArray
 
 
 def make_plan(
@@ -32,19 +33,21 @@ def make_plan(
     holders: Sequence[str],
     held_experts: Mapping[str, bytes],
     config: CoordinatorConfig,
+    loads: FloatArray | None = None,
 ) -> EpochPlan | Shortage:
     """Return the next epoch's plan: holders of the state first, in the given order, then those that are sent theirs.
 
     Args:
         workers: all members to be. holders: those that have the decided state; none means that all load it.
         held_experts: what each holder has of the experts.
+        loads: tokens per step, layer and expert `[L, E]`; None: not known.
 
     Returns:
         The plan, or why there is none: too few slots for the experts.
     """
     epoch = record.epoch + 1
     ordered = [w for w in workers if w in holders] + [w for w in workers if w not in holders]
-    experts = _place_experts(record, members, ordered, held_experts, config)
+    experts = _place_experts(record, members, ordered, held_experts, config, loads)
     if isinstance(experts, Shortage):
         return experts
     receivers = [worker for worker in ordered if worker not in holders] if holders else []
@@ -64,6 +67,7 @@ def _place_experts(
     workers: Sequence[str],
     held: Mapping[str, bytes],
     config: CoordinatorConfig,
+    loads: FloatArray | None,
 ) -> ExpertPlan | Shortage | None:
     shape = record.experts
     if shape is None:
@@ -73,7 +77,7 @@ def _place_experts(
         workers,
         held,
         slots=list(_slots_by_node(members, workers, shape).values()),
-        loads=None,
+        loads=loads,
         fault_threshold=config.fault_threshold,
         strategy=config.strategy,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 
 from holdfast.clock import Clock
-from holdfast.coordination.messages import EpochPlan
+from holdfast.coordination.loads import encode_loads
+from holdfast.coordination.messages import MAX_LOADS, EpochPlan, Loads
+from holdfast.coordination.worker import Tell
 from holdfast.runtime.checkpoint import CheckpointSaver, ExpertRows
 from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.exchange import Shared
@@ -17,6 +19,9 @@ from holdfast.runtime.rooms import Room
 from holdfast.runtime.state import TrainingState
 
 logger = logging.getLogger(__name__)
+
+#: Steps from one report of the loads to the next.
+LOADS_EVERY = 10
 
 
 class ExpertExchange:
@@ -82,6 +87,25 @@ class ExpertExchange:
             return
         if rows is not None:
             saver.offer(self._state, step, epoch, ExpertRows(specs=self._experts.specs(), rows=rows))
+
+    def tell_loads(self, *, step: int, epoch: int) -> None:
+        """Tell the coordinator every so many steps how the tokens are shared out; for rank 0 alone: all know the same.
+
+        A report is whole in itself: whoever is rank 0 next has counted as well.
+        """
+        loads = self._experts.loads
+        if step % LOADS_EVERY or loads.size > MAX_LOADS:
+            return
+        worker = self._shared.machine.worker
+        report = Loads(
+            worker=worker,
+            epoch=epoch,
+            step=step,
+            tokens=encode_loads(loads),
+            expert_bytes=self._experts.expert_bytes,
+        )
+        with self._shared.changed:
+            self._shared.carry_out([Tell(report)])
 
     def _void(self, room: Room, error: Exception) -> None:
         """An exchange of tokens was broken off in the user's forward or backward pass."""

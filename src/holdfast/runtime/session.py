@@ -238,6 +238,8 @@ class Session:
             forward = self._machine.phase is msg.Phase.ENTERING
             self._carry_out(self._machine.applied_step(self._clock.time(), digest))
             self.last_applied = msg.Passed(step=step, commit=commit)
+        if self._experts is not None and rank == 0:
+            self._experts.tell_loads(step=step, epoch=epoch)
         if self._experts is None:
             if self._saver is not None and rank == 0:
                 self._saver.offer(self.workload.state, step, epoch)

@@ -22,6 +22,7 @@ _LATEST = (
     msg.Finished,
     msg.CheckpointWritten,
     msg.CheckpointKept,
+    msg.Loads,
 )
 
 

@@ -206,3 +206,24 @@ def test_a_world_of_one_resumes_with_its_experts(tmp_path: Path) -> None:
 
     assert len(train(3, str(tmp_path))) == 3
     assert train(6, str(tmp_path)) == train(6, "")[3:]
+
+
+def test_the_loads_of_a_step_count_once_it_has_passed() -> None:
+    experts = job_experts()
+    tokens = torch.ones(6, 4)
+
+    def forward() -> None:
+        experts.begin()
+        experts.state.begin(1, 0)
+        for layer in experts.layers:
+            layer(tokens)
+
+    forward()
+    forward()  # the attempt before is done again
+    assert not experts.loads.any()
+    experts.passed()
+    assert experts.loads.sum(axis=1).tolist() == [12.0, 12.0]
+    forward()
+    experts.passed()
+    assert experts.loads.sum(axis=1) == pytest.approx([12.0, 12.0])
+    assert experts.expert_bytes == 2 * 4 * 8 * 4

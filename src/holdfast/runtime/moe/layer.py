@@ -182,7 +182,9 @@ class MoE(nn.Module):
         agreement = self._agree(np.bincount(assigned, minlength=self.gate.experts), dtype)
         if agreement is None:
             return None
-        self.loads += agreement.tokens.sum(axis=1)
+        loads_E = agreement.tokens.sum(axis=1)
+        self.loads += loads_E
+        self.binding.channel.state.count(self.binding.index, loads_E)
         binding, experts = self.binding, self.experts
         plan = plan_dispatch(
             assigned,

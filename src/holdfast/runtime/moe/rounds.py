@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.errors import BadInputError
+from holdfast.planning.arrays import IntArray
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,6 +30,8 @@ class StepState:
     exchanges: int = 0
     #: Called once, with the reason, when the step becomes void: the sooner the others know, the better.
     on_void: Callable[[Exception], None] | None = None
+    #: Assignments per expert `(E,)` of each layer in this attempt at a step, of all ranks.
+    loads: dict[int, IntArray] = field(default_factory=dict[int, "IntArray"])
 
     def begin(self, step: int, micro_batch: int) -> None:
         """A micro-batch is about to be computed (or served)."""
@@ -45,6 +48,10 @@ class StepState:
                 f"the micro-batch made {self.exchanges} of {self.expected_exchanges} token exchanges: in a job of "
                 "several workers each micro-batch must use every MoE layer once, and its loss depend on all of them"
             )
+
+    def count(self, layer: int, tokens_E: IntArray) -> None:
+        """A layer's forward has so many assignments per expert, over all ranks."""
+        self.loads[layer] = self.loads[layer] + tokens_E if layer in self.loads else tokens_E
 
     def spoil(self, error: Exception) -> None:
         """Mark the step void; the first reason is kept, without frames: they keep the dead group's sockets open."""

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from holdfast.coordination.experts import decode, encode
 from holdfast.coordination.messages import DecisionKind, ExpertPlan, ExpertShape
 from holdfast.errors import BadInputError, JobFailedError
-from holdfast.planning.arrays import IntArray
+from holdfast.planning import LoadAverage
+from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.runtime.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.moe.binding import bind_layers
 from holdfast.runtime.moe.gradients import ExpertGradients
@@ -29,6 +30,9 @@ from holdfast.runtime.moe.saving import rows_of
 from holdfast.runtime.moe.shards import ExpertShards, LayerSpec
 from holdfast.runtime.moe.verify import verify_replicas
 from holdfast.runtime.reduction import Reduced
+
+#: Steps after which a step's loads count half. Their mean age is then about that in a sum over the last 200 steps.
+LOADS_HALF_LIFE = 70.0
 
 
 class JobExperts:
@@ -53,6 +57,7 @@ class JobExperts:
         self._counts = np.ones((len(layers), self.experts), dtype=np.int64)
         self._placed = self._counts
         self._placement: Placement = ()
+        self._loads = LoadAverage.empty(len(layers), self.experts)
         self._bind(LocalCommunicator(), everywhere([self.experts] * len(layers), 1))
 
     def shape(self, slots: int) -> ExpertShape:
@@ -162,6 +167,7 @@ class JobExperts:
             comm = self.layers[0].binding.channel.comm
             self.gradients = ExpertGradients(self.layers, self._placement, comm)
         self.gradients.zero()
+        self.state.loads.clear()
 
     def serve(self, step: int, micro_batch: int) -> None:
         """Take part in the others' micro-batches of one round, without one of one's own."""
@@ -192,10 +198,28 @@ class JobExperts:
         The rows stay as many as they are: the reduced gradients lie in the same order.
         """
         self.untouched = False
+        self._count_loads()
         if (self._counts > 0).sum() != (self._placed > 0).sum():
             for layer, names in enumerate(_names(self._placed)):
                 self.shards.rearrange(layer, names)
         self._counts = self._placed
+
+    def _count_loads(self) -> None:
+        """Add the step that has passed; an attempt that was undone does not count."""
+        none = np.zeros(self.experts, dtype=np.int64)
+        tokens = np.stack([self.state.loads.get(layer, none) for layer in range(len(self.layers))])
+        self._loads = self._loads.add(tokens, steps=1, half_life=LOADS_HALF_LIFE)
+        self.state.loads.clear()
+
+    @property
+    def loads(self) -> FloatArray:
+        """Tokens per step, layer and expert `(L, E)`, of all ranks; recent steps count most."""
+        return self._loads.per_step()
+
+    @property
+    def expert_bytes(self) -> int:
+        """What the largest expert has in parameters and optimizer state."""
+        return max(spec.nbytes for spec in self.specs())
 
     def verify(self, comm: Communicator) -> None:
         """Compare all copies of each expert, on all ranks.
