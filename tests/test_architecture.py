@@ -100,6 +100,23 @@ def test_torch_is_only_in_runtime() -> None:
             assert not torch, f"{path.relative_to(SOURCE)} imports torch"
 
 
+def test_triton_waits_until_a_gpu_asks_for_it() -> None:
+    """Only its own files import it, and nobody imports those on being imported."""
+    for path in files():
+        if not path.stem.startswith("triton_"):
+            top = {name for node in ast.parse(path.read_text()).body for name in _names(node)}
+            late = [name for name in top if name.split(".")[0] == "triton" or ".triton_" in name]
+            assert not late, f"{path.relative_to(SOURCE)} imports {late}"
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    """Yield the modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 @pytest.mark.parametrize("package", ["", *WITHOUT_TORCH])
 def test_importing_leaves_torch_out(package: str) -> None:
     """Every module of the package is imported in a fresh process."""

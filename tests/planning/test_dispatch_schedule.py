@@ -13,6 +13,7 @@ from planning_cases import PROPERTY
 from holdfast.errors import BadInputError
 from holdfast.planning import (
     Interval,
+    MinMax,
     NodeInterval,
     Proportional,
     dispatch_schedule,
@@ -38,6 +39,7 @@ def schemes(ranks):
     yield Interval()
     yield Proportional()
     yield NodeInterval(np.arange(ranks) // 2)
+    yield MinMax()
 
 
 def matrix(schedule, ranks):
@@ -160,7 +162,7 @@ def test_minmax_reaches_the_least_busiest_rank(case):
     ]
     best = min(np.sum(choice, axis=0).max() for choice in product(*options))
     assert capacities.sum(axis=0).max() == best
-    sent = matrix(dispatch_schedule(tokens, replicas, Interval(), capacities=capacities), ranks)
+    sent = matrix(dispatch_schedule(tokens, replicas, MinMax()), ranks)
     np.testing.assert_array_equal(sent.sum(axis=2), tokens)
 
 

@@ -11,8 +11,11 @@ from holdfast.planning.dispatch import dispatch_schedule as dispatch_schedule
 from holdfast.planning.dispatch import replica_capacities as replica_capacities
 from holdfast.planning.dispatch_interval import Interval as Interval
 from holdfast.planning.dispatch_interval import NodeInterval as NodeInterval
+from holdfast.planning.dispatch_minmax import MinMax as MinMax
 from holdfast.planning.dispatch_minmax import minmax_capacities as minmax_capacities
 from holdfast.planning.dispatch_proportional import Proportional as Proportional
+from holdfast.planning.dispatch_schemes import scheme_named as scheme_named
+from holdfast.planning.dispatch_schemes import schemes as schemes
 from holdfast.planning.migration import Migration as Migration
 from holdfast.planning.migration import assign_roles as assign_roles
 from holdfast.planning.migration import plan_migration as plan_migration

@@ -43,6 +43,11 @@ class DispatchScheme(ABC):
     #: What users call it.
     name: str
 
+    def capacities(self, tokens: IntArray, replicas: IntArray) -> IntArray:
+        """Return how many tokens of each expert each rank is to compute, `[E, N]`; even over the replicas, unless a
+        scheme knows better. All of an expert's tokens, and none where it has no replica."""
+        return replica_capacities(tokens, replicas)
+
     @abstractmethod
     def match(self, surplus: Surplus) -> Match:
         """Return the match of *surplus*; the same on every rank."""
@@ -71,19 +76,15 @@ class DispatchSchedule:
         return column
 
 
-def dispatch_schedule(
-    tokens: IntArray, replicas: IntArray, scheme: DispatchScheme, *, capacities: IntArray | None = None
-) -> DispatchSchedule:
+def dispatch_schedule(tokens: IntArray, replicas: IntArray, scheme: DispatchScheme) -> DispatchSchedule:
     """Prepare the schedule of one layer from *tokens* T `[E, N]` and *replicas* R `[E, N]` (DESIGN, Token dispatch).
 
-    *capacities* `[E, N]`: tokens each rank is to compute; by default even over the replicas (`replica_capacities`).
     Every token is sent exactly once; a rank's own tokens take its capacity first.
 
     Raises `BadInputError` where shapes differ, numbers are negative, or an expert with tokens has no replica.
     """
     _check(tokens, replicas)
-    if capacities is None:
-        capacities = replica_capacities(tokens, replicas)
+    capacities = scheme.capacities(tokens, replicas)
     local = np.minimum(tokens, capacities)
     surplus = Surplus(tokens=tokens - local, free=capacities - local)
     return DispatchSchedule(local=local, capacities=capacities, match=scheme.match(surplus))

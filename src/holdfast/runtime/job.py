@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy
+import scipy
 import torch
 
 from holdfast.clock import SystemClock
@@ -183,7 +184,7 @@ class Job:
 
     def _digest(self, state: bytes, numbers: tuple[Any, ...]) -> str:
         """Return what all workers of a job must have in common: software, model, settings."""
-        versions = (platform.python_version(), str(torch.__version__), numpy.__version__)
+        versions = (platform.python_version(), str(torch.__version__), numpy.__version__, scipy.__version__)
         digest = hashlib.blake2b(state, digest_size=16)
         digest.update(msgspec.msgpack.encode((versions, numbers, str(self.device.type))))
         return digest.hexdigest()

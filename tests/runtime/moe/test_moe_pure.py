@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
-from holdfast.planning import Interval, Proportional, replica_capacities
-from holdfast.runtime.moe.dispatch import inverse, plan_dispatch
+from holdfast.runtime.moe.dispatch import inverse
 from holdfast.runtime.moe.gate import Gate
 from holdfast.runtime.moe.placement import replicas_of
 from holdfast.runtime.moe.routing import RecordedRouting, routing_from_loads
@@ -31,44 +30,6 @@ def worlds(draw: st.DrawFn) -> tuple[list[list[int]], list[np.ndarray], int]:
     lists = st.lists(st.integers(0, experts - 1), max_size=12)
     assigned = [np.array(draw(lists), dtype=np.int64) for _ in range(ranks)]
     return held, assigned, experts
-
-
-@PROPERTY
-@given(worlds(), st.sampled_from([Interval(), Proportional()]), st.randoms(use_true_random=False))
-def test_every_assignment_is_computed_once_where_its_expert_lives(world, scheme, random) -> None:  # type: ignore[no-untyped-def]
-    held, assigned, experts = world
-    ranks = len(held)
-    tokens = np.stack([np.bincount(mine, minlength=experts) for mine in assigned], axis=1)
-    replicas = replicas_of(held, experts)
-    rows = []
-    for mine in held:
-        seats = [*sorted(set(mine)), -1]
-        random.shuffle(seats)
-        rows.append(seats)
-    plans = [plan_dispatch(assigned[r], tokens, replicas, r, rows[r], scheme) for r in range(ranks)]
-    # Rows are (source rank, assignment); they go through the exchange as the splits say.
-    leaving = [[(r, int(a)) for a in plans[r].send_order] for r in range(ranks)]
-    computed: list[tuple[int, int]] = []
-    for me, plan in enumerate(plans):
-        arrived: list[tuple[int, int]] = []
-        for source in range(ranks):
-            start = sum(plans[source].send[:me])
-            part = leaving[source][start : start + plans[source].send[me]]
-            assert len(part) == plan.receive[source]
-            arrived += part
-        by_row = [arrived[int(place)] for place in plan.receive_order]
-        assert sorted(by_row) == sorted(arrived)
-        start = 0
-        for row, end in enumerate(plan.row_ends):
-            part = by_row[start : int(end)]
-            assert all(assigned[source][number] == rows[me][row] for source, number in part)
-            # A fixed order of the sources: nothing depends on timing.
-            assert [source for source, _ in part] == sorted(source for source, _ in part)
-            expert = rows[me][row]
-            assert len(part) == (int(replica_capacities(tokens, replicas)[expert, me]) if expert >= 0 else 0)
-            start = int(end)
-        computed += by_row
-    assert sorted(computed) == [(r, a) for r in range(ranks) for a in range(assigned[r].size)]
 
 
 @PROPERTY

@@ -26,7 +26,7 @@ def bind_layers(
         layers: in the order of registration (`moe_layers`).
         comm: the domain's group.
         placement: per layer and rank; the experts must be here already.
-        scheme: how surplus tokens find free capacity.
+        scheme: how surplus tokens find free capacity; by default each layer's own.
 
     Returns:
         The state that the layers share: tell it what begins, and ask it whether the step is void.

@@ -65,54 +65,8 @@ class _AllToAll(torch.autograd.Function):
         return ctx.channel.all_to_all(grad_AD, ctx.receive, ctx.send), None, None, None
 
 
-class _Reorder(torch.autograd.Function):
-    """`rows[order]` for a permutation; the gradient is a gather too, not a slow and unordered scatter-add."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, rows_AD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.save_for_backward(inverse_A)
-        return rows_AD.index_select(0, order_A)
-
-    @staticmethod
-    def backward(ctx: Any, grad_AD: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        (inverse_A,) = ctx.saved_tensors
-        return grad_AD.index_select(0, inverse_A), None, None
-
-
-class _Spread(torch.autograd.Function):
-    """Copy each token once per assignment, in a given order; gradients are added up in the order of the choices."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, tokens_TD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor, top_k: int
-    ) -> torch.Tensor:
-        ctx.save_for_backward(inverse_A)
-        ctx.top_k = top_k
-        return tokens_TD.index_select(0, order_A if top_k == 1 else order_A // top_k)
-
-    @staticmethod
-    def backward(ctx: Any, grad_AD: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
-        (inverse_A,) = ctx.saved_tensors
-        by_choice_AD = grad_AD.index_select(0, inverse_A)
-        if ctx.top_k == 1:
-            return by_choice_AD, None, None, None
-        return by_choice_AD.view(-1, ctx.top_k, grad_AD.shape[1]).sum(1), None, None, None
-
-
 def all_to_all(rows_AD: torch.Tensor, channel: Channel, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
     """Exchange rows with all ranks, differentiably; a world of one has nothing to exchange."""
     if channel.comm.size == 1:
         return rows_AD
     return _AllToAll.apply(rows_AD, channel, send, receive)  # type: ignore[return-value]
-
-
-def reorder(rows_AD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor) -> torch.Tensor:
-    """Return `rows[order]`; `inverse` undoes it."""
-    return _Reorder.apply(rows_AD, order_A, inverse_A)  # type: ignore[return-value]
-
-
-def spread(tokens_TD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Return one row per assignment: row a is the token of assignment `order[a]` (token t has t*k .. t*k + k - 1)."""
-    return _Spread.apply(tokens_TD, order_A, inverse_A, top_k)  # type: ignore[return-value]

@@ -15,14 +15,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from holdfast.errors import BadInputError
-from holdfast.planning import DispatchScheme, Interval
+from holdfast.planning import DispatchScheme, scheme_named
 from holdfast.planning.arrays import IntArray
 from holdfast.runtime.communicator import LocalCommunicator
 from holdfast.runtime.moe import exchange
-from holdfast.runtime.moe.dispatch import Dispatch, inverse, plan_dispatch
 from holdfast.runtime.moe.exchange import Channel
 from holdfast.runtime.moe.experts import Activation, Experts
 from holdfast.runtime.moe.gate import Gate
+from holdfast.runtime.moe.kernels import Movement, Question, TokenKernels, kernels_for
 from holdfast.runtime.moe.placement import LayerPlacement, replicas_of
 from holdfast.runtime.moe.rounds import StepState
 from holdfast.runtime.moe.routing import Routing
@@ -41,14 +41,27 @@ class Binding:
     #: R, replicas per expert and rank, `(E, N)`.
     replicas: IntArray
     scheme: DispatchScheme
+    #: What plans and moves the rows; None: the fastest for their device and dtype.
+    kernels: TokenKernels | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Agreement:
     """What the ranks' headers say together: assignments per expert and source `(E, N)`, and the dtype of the tokens."""
 
-    tokens: IntArray
+    tokens_EN: torch.Tensor
+    #: The same summed over the sources, on the host, `(E,)`.
+    loads: IntArray
     dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Served:
+    """The assignments' outputs `(A, D)` in the order in which they were sent, and what puts them back in place."""
+
+    back_AD: torch.Tensor
+    movement: Movement
+    kernels: TokenKernels
 
 
 class MoE(nn.Module):
@@ -70,6 +83,7 @@ class MoE(nn.Module):
         seed: int | None = None,
         layer: int = 0,
         routing: Routing | None = None,
+        dispatch: str = "interval",
     ) -> None:
         """Make the layer.
 
@@ -82,9 +96,12 @@ class MoE(nn.Module):
             seed: of the weights; by default drawn from torch's own generator, so that `torch.manual_seed` fixes it.
             layer: tells layers of one seed apart.
             routing: fixed assignments in place of the gate's choice.
+            dispatch: how tokens are shared among an expert's replicas: "interval" (evenly, in few messages),
+                "proportional" (evenly, in proportion: Lazarus, Algorithm 1) or "minmax" (so that the busiest rank
+                computes as few as possible).
 
         Raises:
-            BadInputError: a number is out of range.
+            BadInputError: a number is out of range, or there is no such dispatch.
         """
         super().__init__()
         if min(dim, hidden, experts) < 1 or not 1 <= top_k <= experts:
@@ -96,6 +113,7 @@ class MoE(nn.Module):
             seed = int(torch.randint(1 << 62, ()))
         self.top_k = top_k
         self.routing = routing
+        self.scheme = scheme_named(dispatch)
         gate_seed = torch.Generator().manual_seed((seed * 1_000_003 + layer) % (1 << 63))
         self.gate = Gate(dim, experts, top_k, aux_loss, gate_seed)
         self.experts = Experts(dim, hidden, experts, activation, seed=seed, layer=layer)
@@ -107,11 +125,17 @@ class MoE(nn.Module):
             channel=Channel(comm=LocalCommunicator(), state=StepState()),
             index=0,
             replicas=np.ones((experts, 1), dtype=np.int64),
-            scheme=Interval(),
+            scheme=self.scheme,
         )
 
     def bind(
-        self, channel: Channel, placement: LayerPlacement, *, index: int = 0, scheme: DispatchScheme | None = None
+        self,
+        channel: Channel,
+        placement: LayerPlacement,
+        *,
+        index: int = 0,
+        scheme: DispatchScheme | None = None,
+        kernels: TokenKernels | None = None,
     ) -> None:
         """Work in another group from now on. The experts must be here already (`shards.py`, `migrate.py`).
 
@@ -119,7 +143,8 @@ class MoE(nn.Module):
             channel: the group, and the state that all layers of the model share.
             placement: this layer's experts per rank.
             index: this layer's place among the model's MoE layers.
-            scheme: how surplus tokens find free capacity; the interval scheme by default.
+            scheme: how surplus tokens find free capacity; by default the layer's own (`dispatch`).
+            kernels: what plans and moves the rows; by default the fastest for their device and dtype.
 
         Raises:
             ValueError: the placement is not that of this group, or an expert that it says is not here.
@@ -131,7 +156,9 @@ class MoE(nn.Module):
         # More may live here while a migration is under way: they are sent no tokens.
         if not set(mine) <= set(self.experts.hosted):
             raise ValueError(f"layer {index}: experts {self.experts.hosted} live here, the placement says {mine}")
-        self.binding = Binding(channel=channel, index=index, replicas=replicas, scheme=scheme or Interval())
+        self.binding = Binding(
+            channel=channel, index=index, replicas=replicas, scheme=scheme or self.scheme, kernels=kernels
+        )
 
     def take_loads(self) -> IntArray:
         """Return the assignments per expert since the last call, `(E,)`, the same on every rank."""
@@ -153,12 +180,12 @@ class MoE(nn.Module):
             chosen_TK = self.routing.assign(state.step, state.micro_batch, tokens_TD.shape[0]).to(tokens.device)
         choice = self.gate(tokens_TD, chosen_TK)
         self.aux_loss = choice.aux_loss
-        out_AD = self._through_experts(tokens_TD, choice.experts, _wire_dtype(tokens))
-        if out_AD is None:
+        served = self._through_experts(tokens_TD, choice.experts, _wire_dtype(tokens))
+        if served is None:
             return tokens * 0.0
-        out_TKD = out_AD.view(-1, self.top_k, tokens_TD.shape[1])
-        mixed_TD = (out_TKD * choice.weights.unsqueeze(-1)).sum(1)
-        return mixed_TD.to(tokens.dtype).view(tokens.shape)
+        orders = served.movement.send_order, served.movement.unsend
+        mixed_TD = served.kernels.combine(served.back_AD, choice.weights, *orders, tokens.dtype)
+        return mixed_TD.view(tokens.shape)
 
     def serve(self) -> torch.Tensor:
         """Take part in a forward of the other ranks without tokens of one's own.
@@ -171,63 +198,60 @@ class MoE(nn.Module):
         none_TK = torch.empty((0, self.top_k), dtype=torch.int64, device=weight.device)
         if self.binding.channel.comm.size > 1:
             self.binding.channel.state.enter(self.binding.index)
-        out_AD = self._through_experts(none_TD, none_TK, None)
-        return none_TD.requires_grad_() if out_AD is None else out_AD
+        served = self._through_experts(none_TD, none_TK, None)
+        return none_TD.requires_grad_() if served is None else served.back_AD
 
     def _through_experts(
         self, tokens_TD: torch.Tensor, chosen_TK: torch.Tensor, dtype: torch.dtype | None
-    ) -> torch.Tensor | None:
-        """Return each assignment's output `(A, D)` in the order of the tokens; None where the step is void."""
-        assigned = chosen_TK.reshape(-1).cpu().numpy()
-        agreement = self._agree(np.bincount(assigned, minlength=self.gate.experts), dtype)
+    ) -> _Served | None:
+        """Let the experts compute each assignment; None where the step is void."""
+        assigned_A = chosen_TK.reshape(-1)
+        agreement = self._agree(torch.bincount(assigned_A, minlength=self.gate.experts), dtype)
         if agreement is None:
             return None
-        loads_E = agreement.tokens.sum(axis=1)
-        self.loads += loads_E
-        self.binding.channel.state.count(self.binding.index, loads_E)
+        self.loads += agreement.loads
+        self.binding.channel.state.count(self.binding.index, agreement.loads)
         binding, experts = self.binding, self.experts
-        plan = plan_dispatch(
-            assigned,
-            agreement.tokens,
-            binding.replicas,
-            binding.channel.comm.rank,
-            experts.row_experts,
-            binding.scheme,
+        kernels = binding.kernels or kernels_for(tokens_TD.device, agreement.dtype)
+        movement = kernels.plan(
+            Question(
+                assigned_A=assigned_A,
+                tokens_EN=agreement.tokens_EN,
+                replicas=binding.replicas,
+                rank=binding.channel.comm.rank,
+                row_experts=experts.row_experts,
+                scheme=binding.scheme,
+            )
         )
         if torch.is_grad_enabled() and not tokens_TD.requires_grad:
             # The backward exchange must run on every rank, or on none.
             tokens_TD = tokens_TD.detach().requires_grad_()
-        return self._exchange(tokens_TD.to(agreement.dtype), plan)
+        back_AD = self._exchange(tokens_TD.to(agreement.dtype), movement, kernels)
+        return _Served(back_AD=back_AD, movement=movement, kernels=kernels)
 
-    def _exchange(self, tokens_TD: torch.Tensor, plan: Dispatch) -> torch.Tensor:
-        device, channel = tokens_TD.device, self.binding.channel
-        send_order, receive_order = torch.from_numpy(plan.send_order), torch.from_numpy(plan.receive_order)
-        unsend, unreceive = torch.from_numpy(inverse(plan.send_order)), torch.from_numpy(inverse(plan.receive_order))
-        send_order, receive_order, unsend, unreceive = (
-            order.to(device) for order in (send_order, receive_order, unsend, unreceive)
-        )
-        row_ends = torch.from_numpy(plan.row_ends.astype(np.int32)).to(device)
-        leaving_AD = exchange.spread(tokens_TD, send_order, unsend, self.top_k)
-        arrived_AD = exchange.all_to_all(leaving_AD, channel, plan.send, plan.receive)
-        by_row_AD = exchange.reorder(arrived_AD, receive_order, unreceive)
-        done_AD = exchange.reorder(self.experts(by_row_AD, row_ends), unreceive, receive_order)
-        back_AD = exchange.all_to_all(done_AD, channel, plan.receive, plan.send)
-        return exchange.reorder(back_AD, unsend, send_order)
+    def _exchange(self, tokens_TD: torch.Tensor, move: Movement, kernels: TokenKernels) -> torch.Tensor:
+        """Return the outputs `(A, D)` in the order in which their tokens were sent."""
+        channel = self.binding.channel
+        leaving_AD = kernels.spread(tokens_TD, move.send_order, move.unsend, self.top_k)
+        arrived_AD = exchange.all_to_all(leaving_AD, channel, move.send, move.receive)
+        by_row_AD = kernels.reorder(arrived_AD, move.receive_order, move.unreceive)
+        done_AD = kernels.reorder(self.experts(by_row_AD, move.row_ends), move.unreceive, move.receive_order)
+        return exchange.all_to_all(done_AD, channel, move.receive, move.send)
 
-    def _agree(self, counts_E: IntArray, dtype: torch.dtype | None) -> _Agreement | None:
+    def _agree(self, counts_E: torch.Tensor, dtype: torch.dtype | None) -> _Agreement | None:
         """Gather the counts, with what must be the same on all ranks; None where the step is void."""
         gradients = 1 + int(torch.is_grad_enabled())
         serving = dtype is None
         head = [self.binding.index, 0, 0] if serving else [self.binding.index, _DTYPES.index(dtype), gradients]
-        # Ranks are told by numbers on the host: the splits of the exchange are needed there.
-        header = torch.from_numpy(np.concatenate([np.array(head, dtype=np.int64), counts_E.astype(np.int64)]))
-        device = self.experts.w1.device
-        gathered = self.binding.channel.all_gather(header.to(device))
+        header = torch.cat([torch.tensor(head, dtype=torch.int64).to(counts_E.device), counts_E])
+        gathered = self.binding.channel.all_gather(header)
         if gathered is None:
             return None
         table = gathered.cpu().numpy()
         return _Agreement(
-            tokens=np.ascontiguousarray(table[:, _HEADER:].T), dtype=self._common_dtype(table[:, :_HEADER])
+            tokens_EN=gathered[:, _HEADER:].T,
+            loads=table[:, _HEADER:].sum(axis=0),
+            dtype=self._common_dtype(table[:, :_HEADER]),
         )
 
     def _common_dtype(self, heads: IntArray) -> torch.dtype:
