@@ -23,27 +23,30 @@ from holdfast.planning import strategies
 DEADLINE = 60.0
 TRAINING = Path(__file__).parents[1] / "control" / "scripts" / "fake_training.py"
 
+#: of all commands that launch a job
+LAUNCH_OPTIONS = {
+    "--workers-per-node",
+    "--events",
+    "--store",
+    "--checkpoint",
+    "--checkpoint-every",
+    "--allow-faults",
+    "--port",
+    "--job",
+    "--job-dir",
+    "--preload",
+    "--plain",
+    "--verify-state",
+    "--slots",
+    "--fault-threshold",
+    "--strategy",
+    "--join-window",
+}
+
 #: Options are a contract: whoever changes one changes this, and the README.
 OPTIONS = {
-    "run": {
-        "--nodes",
-        "--workers-per-node",
-        "--events",
-        "--store",
-        "--checkpoint",
-        "--checkpoint-every",
-        "--allow-faults",
-        "--port",
-        "--job",
-        "--job-dir",
-        "--preload",
-        "--plain",
-        "--verify-state",
-        "--slots",
-        "--fault-threshold",
-        "--strategy",
-        "--join-window",
-    },
+    "run": {*LAUNCH_OPTIONS, "--nodes"},
+    "replay": {*LAUNCH_OPTIONS, "--speed", "--from", "--until", "--json"},
     "coordinator": {
         "--host",
         "--port",

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from holdfast.cli import cluster, inspect, place, report, run
+from holdfast.cli import cluster, inspect, place, replay, report, run
 from holdfast.errors import HoldfastError
 
 
@@ -42,6 +42,7 @@ app = typer.Typer(
 
 # One line per module; each adds its own commands.
 run.register(app)
+replay.register(app)
 cluster.register(app)
 inspect.register(app)
 report.register(app)

@@ -135,7 +135,7 @@ class Launcher:
                 self._start_zygote()
                 self._task(self._keep_coordinator())
                 for name in self.settings.start_names:
-                    self.start_node(name)
+                    await self.start_node(name)
                 following = self._task(self._follow())
                 self._task(self._serve_requests())
                 if self._director is not None:
@@ -157,20 +157,21 @@ class Launcher:
 
     # ---- what a director asks for ----
 
-    def start_node(self, name: str) -> None:
-        """Start a node's agent, and with it its workers."""
+    async def start_node(self, name: str) -> None:
+        """Start a node's agent, and with it its workers; an earlier one of that name is seen gone before."""
+        earlier = self._agents.get(name)
+        if earlier is not None:
+            await earlier.wait()
         if not self._over.done():
             child = spawn(AgentOrder(settings=self._agent_settings(name)), self.settings.environment)
             self._agents[name] = child
             self._task(self._await_agent(child))
 
-    async def kill_node(self, name: str, also: Iterable[ProcessHandle] = ()) -> None:
-        """SIGKILL a node's agent and these processes of it, and see the agent gone."""
-        agent = self._agents[name]
+    def kill_node(self, name: str, also: Iterable[ProcessHandle] = ()) -> None:
+        """SIGKILL a node's agent and these processes of it; whatever else it has follows, at the zygote's hand."""
         if not self._over.done():
-            for process in (agent, *also):
+            for process in (self._agents[name], *also):
                 process.send_signal(signal.SIGKILL)
-            await agent.wait()
 
     async def conclude(self, why: str) -> None:
         """End the job with exit code 0 although it is not done; it can be taken up again."""
@@ -284,7 +285,7 @@ class Launcher:
     async def _serve_requests(self) -> None:
         async for count in self._follower.node_requests():
             for _ in range(count):
-                self.start_node(self._free_name())
+                await self.start_node(self._free_name())
 
     def _free_name(self) -> str:
         taken = self._agents.keys() | (self._director.names if self._director is not None else frozenset())

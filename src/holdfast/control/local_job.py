@@ -141,11 +141,11 @@ class EventLog:
 
 
 class LocalJob(EventLog):
-    """`holdfast run` as a child process; a context manager that leaves no process behind.
+    """`holdfast run`, or another command like it, as a child process; a context manager that leaves no process behind.
 
     Args:
         script: the training script. args: its arguments.
-        options: further options of `holdfast run`.
+        command: the command, with what stands before the script but options. options: its further options.
         folder: where events, output and store go; a temporary one by default.
     """
 
@@ -154,6 +154,7 @@ class LocalJob(EventLog):
         script: str | Path,
         args: Sequence[str] = (),
         *,
+        command: Sequence[str] = ("run",),
         options: Sequence[str] = (),
         folder: Path | None = None,
         environment: dict[str, str] | None = None,
@@ -162,8 +163,8 @@ class LocalJob(EventLog):
         self.folder = folder or Path(self._temporary.name)  # type: ignore[union-attr]
         super().__init__(self.folder / "events.jsonl", alive=self._runs)
         self.output_file = self.folder / "output.txt"
-        command = [sys.executable, "-m", "holdfast", "run", "--events", str(self.events_file), *options]
-        self.command = [*command, str(script), *args]
+        launch = [sys.executable, "-m", "holdfast", *command, "--events", str(self.events_file), *options]
+        self.command = [*launch, str(script), *args]
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
 

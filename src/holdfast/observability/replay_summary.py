@@ -1,0 +1,89 @@
+"""What a job got done while it lived through an availability trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.observability.report import JsonEvent, committed_steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplaySummary:
+    """Times in seconds of this machine, not of the trace; what came after the trace's end does not count.
+
+    seconds: from the first committed step to the trace's end, or to the job's where that came first. steps, samples:
+    committed up to then, the first step's included; those that a roll-back undid are `undone_steps`. samples_per_s:
+    over `seconds`, without the first step. down_s: of all recoveries together. without_nodes_s: nobody was there.
+    """
+
+    outcome: str
+    seconds: float
+    steps: int
+    samples: int
+    samples_per_s: float
+    undone_steps: int
+    final_loss: float | None
+    nodes_joined: int
+    nodes_lost: int
+    recoveries: dict[str, int]
+    down_s: float
+    without_nodes_s: float
+
+
+def summarise_replay(events: Sequence[JsonEvent], ends: float | None, *, outcome: str) -> ReplaySummary:
+    """Add up a replay.
+
+    Args:
+        events: of the whole job. ends: when the trace is over, unix seconds; None where no step was ever committed.
+        outcome: how the replay ended, in a word.
+    """
+    # A job that is done or failed before the trace is over ends the replay.
+    over: list[float] = [event["time"] for event in events if event["event"] in ("job_finished", "job_failed")]
+    until = min(over if ends is None else [*over, ends], default=0.0)
+    counted = [event for event in events if event["time"] <= until]
+    steps = committed_steps(counted)
+    ever = [event for event in counted if event["event"] == "step_committed"]
+    begin = ever[0]["time"] if ever else until
+    recoveries = [event for event in counted if event["event"] == "recovered"]
+    samples = sum(step["samples"] for step in steps)
+    after_first = samples - ever[0]["samples"] if steps and steps[0] is ever[0] else samples
+    return ReplaySummary(
+        outcome=outcome,
+        seconds=until - begin,
+        steps=len(steps),
+        samples=samples,
+        samples_per_s=after_first / (until - begin) if until > begin else 0.0,
+        undone_steps=len(ever) - len(steps),
+        final_loss=steps[-1]["loss"] if steps else None,
+        nodes_joined=sum(event["event"] == "node_joined" for event in counted),
+        nodes_lost=sum(event["event"] == "node_left" and event["reason"] == "failed" for event in counted),
+        recoveries=_count(event["action"] for event in recoveries),
+        down_s=sum(event["down_s"] for event in recoveries),
+        without_nodes_s=without_nodes(counted, begin, until),
+    )
+
+
+def without_nodes(events: Iterable[JsonEvent], begin: float, end: float) -> float:
+    """Return for how many of the seconds from `begin` to `end` no node was in the job."""
+    present: set[str] = set()
+    empty_since: float | None = None
+    total = 0.0
+    for event in events:
+        if event["event"] == "node_joined":
+            if empty_since is not None:
+                total += max(0.0, event["time"] - max(begin, empty_since))
+            empty_since = None
+            present.add(event["node"])
+        elif event["event"] == "node_left" and event["node"] in present:
+            present.remove(event["node"])
+            if not present:
+                empty_since = event["time"]
+    return total if empty_since is None else total + max(0.0, end - max(begin, empty_since))
+
+
+def _count(words: Iterable[str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for word in words:
+        counts[word] = counts.get(word, 0) + 1
+    return counts

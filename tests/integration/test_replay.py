@@ -1,0 +1,76 @@
+"""Jobs that live through an availability trace, real processes and real kills."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from job_cases import TINY, TINY_MOE, calm_losses, check_journal
+
+from holdfast.control.local_job import LocalJob
+from holdfast.observability.report import committed_steps
+
+
+def replayed(tmp_path: Path, trace: Iterable[str], *args: str, options: tuple[str, ...], script: Path) -> LocalJob:
+    """Replay a trace of rows `seconds,event,node` to its end."""
+    file = tmp_path / "trace.csv"
+    file.write_text("\n".join(("seconds,event,node", *trace, "")))
+    command = ("replay", str(file))
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    folder = tmp_path / "job"
+    folder.mkdir()
+    with LocalJob(script, args, command=command, options=options, folder=folder, environment=environment) as job:
+        job.wait_exit(180)
+    check_journal(job)
+    return job
+
+
+def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
+    """One is lost; then one is left with four slots for six experts; then none; then again one, then two."""
+    trace = ("0,add,a", "0,add,b", "0,add,c", "0,add,d", "20,remove,c", "60,remove,a", "60,remove,d", "80,remove,b")
+    trace += ("100,add,a", "120,add,e")
+    args = ("--steps", "40", "--experts", "6", "--step-seconds", "0.4")
+    options = ("--speed", "20", "--until", "6000", "--join-window", "0", "--slots", "4", "--verify-state")
+    options += ("--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "2")
+    job = replayed(tmp_path, trace, *args, options=options, script=TINY_MOE)
+    assert job.process is not None
+    assert job.process.returncode == 0, job.story()
+    begin = job.all("step_committed")[0]["time"]
+    lost = {event["node"]: event["time"] - begin for event in job.all("node_left") if event["reason"] == "failed"}
+    assert list(lost) in (["c", "a", "d", "b"], ["c", "d", "a", "b"])
+    for node, second in (("c", 1), ("a", 3), ("d", 3), ("b", 4)):
+        assert second - 0.1 < lost[node] < second + 2, job.story()
+    joined = [event["node"] for event in job.all("node_joined")]
+    assert sorted(joined[:4]) == ["a", "b", "c", "d"]
+    assert joined[4:] == ["a", "e"]
+    assert job.all("rolled_back")
+    assert {event["state_source"] for event in job.all("recovered")} >= {"checkpoint"}
+    losses = [step["loss"] for step in committed_steps(job.events)]
+    assert losses == pytest.approx(calm_losses(tmp_path, *args[:4], script=TINY_MOE), rel=1e-9)
+    assert "job done" in job.output()
+
+
+def test_the_replay_ends_with_the_trace_and_sums_up(tmp_path: Path) -> None:
+    trace = ("0,add,east", "0,add,west", "100,remove,east")
+    options = ("--speed", "50", "--until", "200", "--json")
+    job = replayed(tmp_path, trace, "--steps", "1000000", "--step-seconds", "0.1", options=options, script=TINY)
+    assert job.process is not None
+    assert job.process.returncode == 0, job.story()
+    output = job.output()
+    summary = json.loads(output[output.index("{") :])
+    assert summary["outcome"] == "trace over"
+    assert summary["seconds"] == pytest.approx(4.0)
+    assert summary["nodes_lost"] == 1
+    assert summary["recoveries"] == {"shrink": 1}
+    assert summary["samples"] == 24 * summary["steps"] > 0
+    assert not job.all("job_failed")
+
+
+def test_all_that_is_lost_without_a_checkpoint_is_told(tmp_path: Path) -> None:
+    trace = ("0,add,east", "100,remove,east", "100000,add,west")
+    job = replayed(tmp_path, trace, "--steps", "1000000", "--step-seconds", "0.1", options=(), script=TINY)
+    assert job.process is not None
+    assert job.process.returncode == 1, job.story()
+    assert "no live copy" in job.output()
