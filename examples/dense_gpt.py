@@ -21,6 +21,7 @@ import holdfast
 # B batch, T context length, D width, H heads, V vocabulary (all byte values)
 VOCABULARY = 256
 MAX_TEXT_BYTES = 16 << 20
+HALF = ("bfloat16", "float16")
 
 
 class Bytes(Dataset):
@@ -86,10 +87,14 @@ class GPT(nn.Module):
         return self.head(self.norm(x_BTD))
 
 
-def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return the mean cross-entropy per byte, in nats."""
+def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], dtype: str = "float32") -> torch.Tensor:
+    """Return the mean cross-entropy per byte, in nats; `dtype` is what the model computes in."""
     inputs_BT, targets_BT = batch
-    return F.cross_entropy(model(inputs_BT).flatten(0, 1), targets_BT.flatten())
+    # bfloat16 and float16: parameters and optimizer stay float32, and so does the loss.
+    half = dtype in HALF
+    with torch.autocast(inputs_BT.device.type, dtype=getattr(torch, dtype) if half else None, enabled=half):
+        logits_BTV = model(inputs_BT)
+    return F.cross_entropy((logits_BTV.float() if half else logits_BTV).flatten(0, 1), targets_BT.flatten())
 
 
 def read_text(path: Path | None) -> bytes:
@@ -112,7 +117,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=32, help="samples per step, however many workers there are")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    parser.add_argument("--dtype", choices=["float32", "float64", *HALF], default="float32")
     args = parser.parse_args()
     if args.text is not None and not args.text.exists():
         parser.error(f"--text {args.text}: there is no such file or directory")
@@ -129,17 +134,18 @@ def main() -> None:
         )
     torch.manual_seed(args.seed)
     dataset = Bytes(read_text(args.text), args.context)
-    dtype = getattr(torch, args.dtype)
 
     job = holdfast.init()  # holdfast
-    model = GPT(args.layers, args.dim, args.heads, args.context).to(job.device, dtype)
+    model = GPT(args.layers, args.dim, args.heads, args.context)
+    model.to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}
-    job.protect(model, optimizer, dataset, **batches, seed=args.seed, max_grad_norm=1.0)  # holdfast
+    scaler = torch.amp.GradScaler(job.device.type, enabled=args.dtype == "float16")
+    job.protect(model, optimizer, dataset, **batches, seed=args.seed, max_grad_norm=1.0, scaler=scaler)  # holdfast
     started = time.monotonic()
     for step in job.steps(args.steps):  # holdfast
         for batch in step.micro_batches():  # holdfast
-            step.backward(loss_of(model, batch))  # holdfast
+            step.backward(loss_of(model, batch, args.dtype))  # holdfast
         if step.apply() and job.rank == 0 and (step.number % 10 == 0 or step.number == args.steps):  # holdfast
             seconds = time.monotonic() - started
             print(f"step {step.number:5d}  loss {step.loss:.4f}  workers {job.world}  {seconds:7.1f} s", flush=True)

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import torch
-from dense_gpt import VOCABULARY, Bytes, read_text
+from dense_gpt import HALF, VOCABULARY, Bytes, read_text
+from dense_gpt import loss_of as dense_loss
 from torch import nn
 from torch.nn import functional as F
 
@@ -76,14 +77,11 @@ class MoEGPT(nn.Module):
 
 
 def loss_of(model: MoEGPT, batch: tuple[torch.Tensor, torch.Tensor], dtype: str) -> torch.Tensor:
-    """Return the mean cross-entropy per byte, in nats, plus the load-balancing loss."""
-    inputs_BT, targets_BT = batch
-    # bfloat16: parameters and optimizer stay float32, tokens travel and are computed in half the bytes.
-    with torch.autocast(inputs_BT.device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
-        logits_BTV = model(inputs_BT)
-    if dtype == "bfloat16":
-        logits_BTV = logits_BTV.float()
-    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()) + model.aux_loss()
+    """Return the mean cross-entropy per byte, in nats, plus the load-balancing loss.
+
+    In bfloat16 and float16 tokens travel and are computed in half the bytes.
+    """
+    return dense_loss(model, batch, dtype) + model.aux_loss()
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -102,7 +100,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=32, help="samples per step, however many workers there are")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--dtype", choices=["float32", "float64", "bfloat16"], default="float32")
+    parser.add_argument("--dtype", choices=["float32", "float64", *HALF], default="float32")
     args = parser.parse_args()
     if args.text is not None and not args.text.exists():
         parser.error(f"--text {args.text}: there is no such file or directory")
@@ -122,7 +120,8 @@ def main() -> None:
     model = MoEGPT(args).to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}
-    job.protect(model, optimizer, dataset, **batches, seed=args.seed, max_grad_norm=1.0)  # holdfast
+    scaler = torch.amp.GradScaler(job.device.type, enabled=args.dtype == "float16")
+    job.protect(model, optimizer, dataset, **batches, seed=args.seed, max_grad_norm=1.0, scaler=scaler)  # holdfast
     started = time.monotonic()
     for step in job.steps(args.steps):  # holdfast
         for batch in step.micro_batches():  # holdfast

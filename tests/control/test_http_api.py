@@ -96,6 +96,8 @@ def test_what_cannot_be_done_is_said(coordinator: CoordinatorProcess) -> None:
             client.fail("ghost", "kill")
         with pytest.raises(BadInputError, match="tickle"):
             client.fail("n0", "tickle")
+        with pytest.raises(BadInputError, match="hold needs --phase"):
+            client.fail("n0", "hold")
         with pytest.raises(BadInputError, match="malformed"):
             client.fail("n0", "kill", worker=-1)
         with pytest.raises(BadInputError, match="holdfast agent"):

@@ -37,6 +37,18 @@ def test_a_step_that_is_past_strikes_at_the_next_chance() -> None:
         faults.at("forward", 9)
 
 
+def test_a_hold_waits_in_the_training_thread_alone() -> None:
+    faults, held = Faults(none), []
+    faults.on_hold(lambda: held.append(True))
+    faults.order(Inject(how="hold", step=2, phase="passed"))
+    faults.at("passed", 1)
+    faults.at_side("passed", 2)
+    assert held == []
+    faults.at("passed", 2)
+    faults.at("passed", 2)
+    assert held == [True]
+
+
 def test_an_exception_now_waits_for_the_training_thread() -> None:
     faults = Faults(none)
     faults.order(Inject(how="raise"))

@@ -57,9 +57,11 @@ def test_a_node_dies_in_a_skipped_step(tmp_path: Path, undisturbed: Story, phase
     """Or right after it, when the scale has just moved."""
     with opened(tmp_path, 3, 2) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        if phase == "passed":  # a FORWARD must be decided, and the second one dies in it
+            cluster.fail("n1", how="hold", step=step, phase="passed")
+            cluster.fail("n3", how="hold", step=step, phase="passed")
+            cluster.fail("n1", step=step, phase="forward")
         cluster.fail("n2", step=step, phase=phase)
-        # Where a FORWARD is decided, a second one dies in it; the third applies the recorded v all alone.
-        cluster.fail("n1", step=step, phase="forward")
         cluster.go()
         cluster.wait_done()
         cluster.assert_replicas_equal()

@@ -93,6 +93,21 @@ def test_a_passed_step_goes_forward_on_the_others(tmp_path: Path, undisturbed: d
         assert cluster.exit_codes()["n3"] == 0
 
 
+def test_a_node_dies_while_a_passed_step_goes_forward(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    """The survivors have passed and not applied when the first one dies, so that FORWARD must be decided."""
+    with opened(tmp_path, 4) as cluster:
+        cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        for survivor in ("n2", "n3", "n4"):
+            cluster.fail(survivor, how="hold", step=5, phase="passed")
+        cluster.fail("n2", step=5, phase="forward")
+        cluster.fail("n1", step=5, phase="passed")
+        cluster.go()
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        assert cluster.exit_codes() == {"n1": -9, "n2": -9, "n3": 0, "n4": 0}
+        cluster.assert_replicas_equal()
+
+
 def test_a_joiner_gets_the_state_while_the_others_train(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     with opened(tmp_path, 2, 6) as cluster:
         cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)

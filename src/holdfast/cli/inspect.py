@@ -119,7 +119,13 @@ def add_node(
 
 def fail(
     node: Annotated[str, typer.Argument(help="The node's name, as `holdfast status` shows it.")],
-    how: Annotated[str, typer.Option(help="kill, exit, raise (an exception in the training loop), or stop (SIGSTOP).")],
+    how: Annotated[
+        str,
+        typer.Option(
+            help="kill, exit, raise (an exception in the training loop), stop (SIGSTOP), or hold (live, but wait at "
+            "--phase until another failure ends the epoch)."
+        ),
+    ],
     worker: Annotated[
         int | None, typer.Option(help="Only this worker of the node.", show_default="the whole node")
     ] = None,

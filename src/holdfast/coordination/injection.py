@@ -7,7 +7,7 @@ from holdfast.coordination.membership import Membership
 from holdfast.coordination.messages import FAULT_PHASES, Inject, NodeFault, ToWorker, index_of
 from holdfast.errors import BadInputError
 
-WAYS = ("kill", "exit", "raise", "stop")
+WAYS = ("kill", "exit", "raise", "stop", "hold")
 
 
 def injection(config: CoordinatorConfig, members: Membership, fault: FailNode) -> tuple[int, NodeFault | ToWorker]:
@@ -20,6 +20,8 @@ def injection(config: CoordinatorConfig, members: Membership, fault: FailNode) -
         raise BadInputError("fault injection is refused: start the job with --allow-faults")
     if fault.how not in WAYS:
         raise BadInputError(f"--how is {fault.how!r}: it must be one of {', '.join(WAYS)}")
+    if fault.how == "hold" and not fault.phase:
+        raise BadInputError("--how hold needs --phase: where the worker is to wait until its epoch is over")
     node = members.nodes.get(fault.node)
     if node is None:
         known = ", ".join(sorted(members.nodes)) or "none"

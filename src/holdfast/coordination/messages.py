@@ -382,9 +382,12 @@ FAULT_PHASES = (
 
 
 class Inject(Struct, frozen=True, kw_only=True):
-    """Fault injection: die in the given way, now or where the step reaches the phase."""
+    """Fault injection: die in the given way, now or where the step reaches the phase.
 
-    how: Text  # kill | exit | raise | stop
+    `hold` is no death: the training thread waits at the phase until the epoch is over, whoever ends it.
+    """
+
+    how: Text  # kill | exit | raise | stop | hold
     whole_node: bool = True
     step: Count | None = None
     phase: Text = ""

@@ -1,4 +1,4 @@
-"""Fault injection: die in a stated way, now or where the step reaches a stated phase."""
+"""Fault injection: die (or stand still) in a stated way, now or where the step reaches a stated phase."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from holdfast.coordination.messages import Inject
 from holdfast.errors import HoldfastError
 
 EXIT_CODE = 13
+#: What happens in the training thread, or not at all.
+IN_THREAD = ("raise", "hold")
 
 
 class InjectedError(HoldfastError):
@@ -29,10 +31,15 @@ class Faults:
         self._agent_pid = agent_pid
         self._lock = threading.Lock()
         self._armed: list[Inject] = []
+        self._hold: Callable[[], None] = lambda: None
+
+    def on_hold(self, hold: Callable[[], None]) -> None:
+        """Say what `hold` does: it returns once the epoch is over. Called in the training thread."""
+        self._hold = hold
 
     def order(self, inject: Inject) -> None:
-        """Take an order: carried out here and now where it names no phase; `raise` waits for the training thread."""
-        if inject.step is None and not inject.phase and inject.how != "raise":
+        """Take an order: carried out here and now where it names no phase; some wait for the training thread."""
+        if inject.step is None and not inject.phase and inject.how not in IN_THREAD:
             self._strike(inject)
             return
         with self._lock:
@@ -63,7 +70,7 @@ class Faults:
 
     def _take(self, phase: str, step: int, *, raising: bool) -> None:
         with self._lock:
-            wanted = (inject for inject in self._armed if raising or inject.how != "raise")
+            wanted = (inject for inject in self._armed if raising or inject.how not in IN_THREAD)
             due = next((inject for inject in wanted if _due(inject, phase, step)), None)
             if due is not None:
                 self._armed.remove(due)
@@ -74,6 +81,8 @@ class Faults:
         agent = self._agent_pid() if inject.whole_node else None
         if inject.how == "raise":
             raise InjectedError("injected fault: an exception in the training thread")
+        if inject.how == "hold":
+            self._hold()
         if inject.how == "exit":
             os._exit(EXIT_CODE)
         if inject.how == "kill":

@@ -72,7 +72,7 @@ class LossScale:
 
 
 def with_scaler(extra: Mapping[str, Any] | None, scaler: GradScaler | None) -> dict[str, Any]:
-    """Return the state that a user adds, the scaler's among it.
+    """Return the state that a user adds, the scaler's among it; a disabled one has none.
 
     Raises:
         BadInputError: a scaler is among `extra`, where it would scale nothing.
@@ -81,4 +81,4 @@ def with_scaler(extra: Mapping[str, Any] | None, scaler: GradScaler | None) -> d
     for name, thing in extra.items():
         if isinstance(thing, GradScaler):
             raise BadInputError(f"extra[{name!r}] is a GradScaler: pass it as scaler=..., where it scales the loss")
-    return extra if scaler is None else {**extra, NAME: scaler}
+    return {**extra, NAME: scaler} if scaler is not None and scaler.is_enabled() else extra

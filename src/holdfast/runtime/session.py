@@ -108,6 +108,7 @@ class Session:
         if saver is not None:
             saver.notify(self._shared.notify)
         self.last_applied: msg.Passed | None = None
+        faults.on_hold(self._hold)
 
     # ---- for the training thread ----
 
@@ -380,6 +381,11 @@ class Session:
         with self._changed:
             self._changed.wait_for(lambda: self._left(epoch) or ready())
             return None if self._left(epoch) else ready()
+
+    def _hold(self) -> None:
+        """Stand still until the epoch is over: fault injection."""
+        with self._changed:
+            self._await(self._machine.epoch, lambda: False)
 
     def _left(self, epoch: int) -> bool:
         return self._shared.left(epoch)

@@ -19,7 +19,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_example_trains(dtype: str, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(b"to be or not to be, that is the question. " * 100)

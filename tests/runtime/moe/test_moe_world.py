@@ -139,7 +139,7 @@ def test_the_reduction_leaves_the_local_gradients_alone() -> None:
 
 
 def train(seat: Seat, placement: Placement, scheme_name: str, dtype: torch.dtype) -> list[float]:
-    """Train five steps with bf16 on the wire, and return the losses' sums of this rank."""
+    """Train five steps with this dtype on the wire, and return the losses' sums of this rank."""
     comm = seat.connect(1)
     model = small_model(torch.float32)
     state, gradients = bound(comm, model, placement)
@@ -172,9 +172,10 @@ def train(seat: Seat, placement: Placement, scheme_name: str, dtype: torch.dtype
     return losses
 
 
-def test_bf16_on_the_wire_trains_like_fp32() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_on_the_wire_trains_like_fp32(dtype: torch.dtype) -> None:
     placement = random_placement(np.random.default_rng(11), 2)
-    half = np.sum(run_world(2, train, placement, "interval", torch.bfloat16), axis=0)
+    half = np.sum(run_world(2, train, placement, "interval", dtype), axis=0)
     full = np.sum(run_world(2, train, placement, "interval", torch.float32), axis=0)
     assert half.tolist() != full.tolist()
     assert np.abs(half - full).max() <= 0.02 * np.abs(full).max()
