@@ -31,7 +31,7 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     """One is lost; then one is left with four slots for six experts; then none; then again one, then two."""
     trace = ("0,add,a", "0,add,b", "0,add,c", "0,add,d", "20,remove,c", "60,remove,a", "60,remove,d", "80,remove,b")
     trace += ("100,add,a", "120,add,e")
-    args = ("--steps", "40", "--experts", "6", "--step-seconds", "0.4")
+    args = ("--steps", "30", "--experts", "6", "--step-seconds", "0.4")
     options = ("--speed", "20", "--until", "6000", "--join-window", "0", "--slots", "4", "--verify-state")
     options += ("--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "2")
     job = replayed(tmp_path, trace, *args, options=options, script=TINY_MOE)
@@ -46,6 +46,9 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     assert sorted(joined[:4]) == ["a", "b", "c", "d"]
     assert joined[4:] == ["a", "e"]
     assert job.all("rolled_back")
+    waits = [(event["nodes"], event["slots"]) for event in job.all("job_waiting")]
+    assert waits in ([(1, 2), (2, 6), (1, 2)], [(1, 2), (2, 6)]), "(the two that come back may come together)"
+    assert "waiting for 2 nodes with 6 more expert slots: no node is left" in job.output()
     assert {event["state_source"] for event in job.all("recovered")} >= {"checkpoint"}
     losses = [step["loss"] for step in committed_steps(job.events)]
     assert losses == pytest.approx(calm_losses(tmp_path, *args[:4], script=TINY_MOE), rel=1e-9)

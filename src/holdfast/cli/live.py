@@ -26,6 +26,7 @@ _COLOURS = {
     "job_finished": "bold green",
     "node_joined": "cyan",
     "rolled_back": "yellow",
+    "job_waiting": "bold yellow",
 }
 
 

@@ -25,6 +25,12 @@ def _recovered(event: Event) -> str:
     return f"recovered by {event['action']}, down {event['down_s']:.3f} s{detail}{moved}"
 
 
+def _waiting(event: Event) -> str:
+    nodes = f"{event['nodes']} node{'s' if event['nodes'] > 1 else ''}"
+    slots = f" with {event['slots']} more expert slots" if event["slots"] else ""
+    return f"waiting for {nodes}{slots}: {event['why']}"
+
+
 _RECOVERY_PARTS = (("detect", "detect_s"), ("regroup", "regroup_s"), ("transfer", "transfer_s"), ("redo", "redo_s"))
 
 _WORDS: dict[str, Callable[[Event], str]] = {
@@ -37,6 +43,7 @@ _WORDS: dict[str, Callable[[Event], str]] = {
     "step_committed": lambda e: f"step {e['step']}: loss {loss_text(e['loss'])}, {_rate(e)}, {e['world']} workers",
     "failure_detected": lambda e: f"{e['node']} failed: {e['kind']}{_detail(e)}, seen after {e['after_s']:.3f} s",
     "recovered": _recovered,
+    "job_waiting": _waiting,
     "rolled_back": lambda e: f"rolled back to step {e['to_step']}: {e['why']}",
     "checkpoint_saved": lambda e: f"checkpoint of step {e['step']}: {e['bytes'] / 1e6:.1f} MB in {e['seconds']:.2f} s",
     "checkpoint_rejected": lambda e: f"checkpoint {e['name']} cannot be used: {e['why']}",

@@ -15,6 +15,7 @@ def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:
     record, progress = coordinator.record, coordinator.progress
     plan = record.plan
     step = coordinator.ledger.committed
+    need = coordinator.waiting.need
     return {
         "job": record.job,
         "state": coordinator.state,
@@ -24,6 +25,7 @@ def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:
         "step": step,
         "samples": progress.samples,
         "loss": progress.loss if step else None,
+        "waiting_for": f"{need.nodes} nodes, {need.slots} expert slots ({need.why})" if need is not None else "",
         "nodes": [_node(coordinator, node, now) for node in coordinator.members.nodes.values()],
         "experts": _experts(record),
         "checkpoints": [{"step": known.step, "name": known.name} for known in record.checkpoints],

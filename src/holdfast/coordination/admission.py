@@ -1,10 +1,12 @@
-"""Who is let in: what an agent's first message must fit."""
+"""Who is let in: what an agent's first message must fit; and who has to come again."""
 
 from __future__ import annotations
 
+from holdfast.coordination.events import NodeLeft
 from holdfast.coordination.membership import Membership
 from holdfast.coordination.messages import PROTOCOL, Applied, Begun, Entered, Hello, Prepared, Refused, Report
 from holdfast.coordination.record import Record
+from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 
 
@@ -40,3 +42,12 @@ def _was_expelled(record: Record, hello: Hello) -> bool:
     current = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
     evidence = Begun | Prepared | Entered | Applied | Report
     return any(isinstance(kept, evidence) and kept.worker not in current for kept in hello.kept)
+
+
+def send_away_all(turn: Turn, why: str) -> None:
+    """Have all nodes replace their workers and come again."""
+    for node in list(turn.members.nodes.values()):
+        turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
+        turn.close(node.connection)
+        turn.members.remove(node.name)
+        turn.emit(NodeLeft, node=node.name, reason="failed")

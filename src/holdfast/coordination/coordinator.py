@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from holdfast.coordination import events as ev
 from holdfast.coordination import messages as msg
-from holdfast.coordination.admission import refusal
+from holdfast.coordination.admission import refusal, send_away_all
 from holdfast.coordination.announcing import announce_epoch, announce_node
 from holdfast.coordination.checkpoints import CheckpointBook
 from holdfast.coordination.decisions import NothingLeft, Verdict, decide, without_state
@@ -40,6 +40,7 @@ from holdfast.coordination.record import SCHEMA, KnownCheckpoint, Record
 from holdfast.coordination.rendezvous import pass_on
 from holdfast.coordination.stopping import Stopping
 from holdfast.coordination.turn import Turn
+from holdfast.coordination.waiting import Waiting
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.planning import Shortage
 
@@ -62,6 +63,7 @@ class Coordinator:
         #: nodes of the restored plan that have not come back yet, with the time their lease runs from
         self._absent: dict[str, float] = {}
         self.stopping = Stopping(self.turn)
+        self.waiting = Waiting(self.turn, self.stopping)
         self._last_tick: float | None = None
 
     # ---- the shell's side ----
@@ -284,6 +286,7 @@ class Coordinator:
             self._undo_pending(now)
         self._maybe_prepare()
         self.progress.tell()
+        self.waiting.tell(self._absent)
 
     def _tick_absent(self) -> None:
         for name, since in list(self._absent.items()):
@@ -485,7 +488,7 @@ class Coordinator:
             self.ending.failed(verdict.why)
             return
         if verdict.decision.kind is DecisionKind.START and not verdict.holders:
-            self._begin_afresh("no worker's initial state is whole")
+            send_away_all(self.turn, "no worker's initial state is whole")
             workers = []
         if not workers:
             # Nobody is there; whoever comes first begins from what this verdict says.
@@ -501,14 +504,6 @@ class Coordinator:
             self.turn.emit(ev.RolledBack, to_step=decision.applied, why=why)
         self.ledger.undo_after(decision.applied)
         self._begin(workers, decision, list(verdict.holders), reason)
-
-    def _begin_afresh(self, why: str) -> None:
-        """Have all nodes replace their workers and come again."""
-        for node in list(self.members.nodes.values()):
-            self.turn.send(node.connection, msg.Refused(why=why, exit_code=EXIT_FAILED, retry=True))
-            self.turn.close(node.connection)
-            self.members.remove(node.name)
-            self.turn.emit(ev.NodeLeft, node=node.name, reason="failed")
 
     def _begin(self, workers: list[str], decision: msg.Decision, holders: list[str], reason: str) -> None:
         """Persist the next epoch and tell its members."""

@@ -117,6 +117,14 @@ class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recove
     experts_moved: int = 0
 
 
+class JobWaiting(Event, frozen=True, kw_only=True, tag_field="event", tag="job_waiting"):
+    """Training stands still until at least `nodes` more come, with `slots` (0: any) for experts in each MoE layer."""
+
+    nodes: int
+    slots: int
+    why: str
+
+
 class RolledBack(Event, frozen=True, kw_only=True, tag_field="event", tag="rolled_back"):
     """Some state had no live copy: the job resumes after `to_step`."""
 
@@ -163,6 +171,7 @@ AnyEvent = (
     | StepCommitted
     | FailureDetected
     | Recovered
+    | JobWaiting
     | RolledBack
     | CheckpointSaved
     | CheckpointRejected

@@ -46,6 +46,7 @@ class Checker:
         self._committed = 0
         self._epoch = 0
         self._outcome = ""
+        self._waiting = False
         self._saved: dict[str, int] = {}
         #: the message of an expelled worker that is being handled: no write may come of it
         self._stale: msg.WorkerMessage | None = None
@@ -181,7 +182,10 @@ class Checker:
                 self._step_committed(event)
             case ev.RolledBack(to_step=step):
                 self._committed = step
+            case ev.JobWaiting():
+                self._waiting = True
             case ev.EpochStarted(epoch=epoch):
+                self._waiting = False
                 if epoch <= self._epoch:
                     self._fail(f"epoch {epoch} was announced after epoch {self._epoch}")
                 self._epoch = epoch
@@ -210,6 +214,8 @@ class Checker:
 
     def _step_committed(self, event: ev.StepCommitted) -> None:
         step, plan = event.step, self._cluster.plan
+        if self._waiting:
+            self._fail(f"step {step} was committed while the job waits for nodes")
         if step != self._committed + 1:
             self._fail(f"step {step} was committed after step {self._committed}")
         self._committed = step
