@@ -1,4 +1,4 @@
-"""`holdfast agent` as a user starts it on another machine: with a token, over TLS."""
+"""`holdfast agent` as a user starts it on another machine: with a token, over TLS, or with the wrong ones."""
 
 from __future__ import annotations
 
@@ -42,3 +42,10 @@ def test_a_coordinator_that_cannot_prove_itself_is_refused(tmp_path: Path) -> No
     assert done.returncode != 0
     assert "certificate" in done.stderr.lower()
     assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path, token="t") as coordinator:
+        done = run_agent(coordinator.entry.url, tmp_path, "--token", "wrong")
+    assert done.returncode == 2
+    assert "token" in done.stderr

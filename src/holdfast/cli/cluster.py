@@ -7,6 +7,8 @@ import os
 import shutil
 import socket
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +18,7 @@ from holdfast.cli.launch_options import FaultThreshold, JoinWindow, Slots, Strat
 from holdfast.cli.run import warn
 from holdfast.control.agent import TAIL_FAILED, run_agent
 from holdfast.control.agent_settings import AgentSettings
-from holdfast.control.client import CoordinatorClient
+from holdfast.control.client import CoordinatorClient, UnreachableError
 from holdfast.control.known_checkpoints import intact_checkpoints
 from holdfast.control.launch_settings import (
     check_creatable_folder,
@@ -24,7 +26,7 @@ from holdfast.control.launch_settings import (
     check_writable_file,
     script_digest,
 )
-from holdfast.control.registry import find_job, registry_directory
+from holdfast.control.registry import JobEntry, find_job, registry_directory
 from holdfast.control.settings import ServerSettings
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import EXIT_FAILED, BadInputError
@@ -32,6 +34,10 @@ from holdfast.errors import EXIT_FAILED, BadInputError
 Token = Annotated[
     str | None, typer.Option(envvar="HOLDFAST_TOKEN", help="The job's secret; agents and commands must show it.")
 ]
+
+
+#: between two looks for a coordinator that is not up yet
+_PAUSE_S = 0.5
 
 
 def register(app: typer.Typer) -> None:
@@ -94,6 +100,24 @@ def coordinator(
     raise typer.Exit(run_coordinator(settings))
 
 
+def job_at(entry: JobEntry, say: Callable[[str], None]) -> str:
+    """Return the name of the job at an address; a coordinator that is not up yet is waited for.
+
+    Raises:
+        BadInputError: the coordinator refuses, for example the token. UntrustedError: TLS fails.
+    """
+    told = ""
+    with CoordinatorClient(entry) as client:
+        while True:
+            try:
+                return client.status()["job"]
+            except UnreachableError as error:
+                if str(error) != told:
+                    told = str(error)
+                    say(f"holdfast: {told}; waiting for it")
+                time.sleep(_PAUSE_S)
+
+
 def agent(
     script: Annotated[Path, typer.Argument(help="The training script.", metavar="SCRIPT")],
     args: Annotated[list[str] | None, typer.Argument(help="Its arguments, passed on as they are.")] = None,
@@ -111,7 +135,10 @@ def agent(
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
     slots: Slots = 6,
 ) -> None:
-    """Run one node of a job: an agent with its workers. Ends with the node's part in the job."""
+    """Run one node of a job: an agent with its workers. Ends with the node's part in the job.
+
+    It may be started before the coordinator, and waits for it.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     if not script.is_file():
         raise BadInputError(f"there is no script {script}: give the path of a Python file")
@@ -121,8 +148,7 @@ def agent(
     if checkpoint is not None:
         check_creatable_folder("--checkpoint", checkpoint)
     entry = find_job(registry_directory(os.environ), coordinator, token, cafile)
-    with CoordinatorClient(entry) as client:
-        job = client.status()["job"]
+    job = job_at(entry, warn)
     folder = tempfile.mkdtemp(prefix="holdfast-")
     try:
         settings = AgentSettings(

@@ -26,10 +26,15 @@ class UnreachableError(HoldfastError):
     """No coordinator answers."""
 
 
+class UntrustedError(HoldfastError):
+    """Something answers, but cannot prove over TLS that it is the coordinator."""
+
+
 class CoordinatorClient:
     """Speaks with one coordinator; use as a context manager.
 
-    Every method raises BadInputError for what the coordinator refuses, UnreachableError where none answers.
+    Every method raises BadInputError for what the coordinator refuses, UnreachableError where none answers,
+    UntrustedError where TLS fails.
     """
 
     def __init__(self, job: JobEntry, *, timeout_s: float = 10.0, clock: Clock | None = None) -> None:
@@ -118,10 +123,20 @@ class CoordinatorClient:
         try:
             answer = self._http.request(method, path, content=content, timeout=self._timeout_s + wait_s)
         except httpx.TransportError as error:
+            if _is_tls_failure(error):
+                raise UntrustedError(
+                    f"{self._job.url} is not trusted: {error}; give its certificate with --cafile"
+                ) from None
             raise UnreachableError(f"no coordinator answers at {self._job.url}: {error}") from None
         if answer.is_success:
             return answer
         raise BadInputError(f"the coordinator at {self._job.url} refuses: {_reason(answer)}")
+
+
+def _is_tls_failure(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.coordination.events import JobWaiting
 from holdfast.coordination.planner import lacks_slots
@@ -17,7 +17,7 @@ class Need:
 
     nodes: int
     slots: int
-    why: str
+    why: str = field(compare=False)
 
 
 class Waiting:
@@ -47,7 +47,7 @@ class Waiting:
         broken = stopping.stop is not None and not stopping.awaited(members, absent)
         if record.plan is not None and not (broken and lacks_slots(turn)):
             return None
-        why = "too few nodes are left for all experts" if any(members.workers()) else "no node is left"
+        why = "too few nodes are left for all experts" if members.nodes else "no node is left"
         return _missing(turn, why)
 
 
