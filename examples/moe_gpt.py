@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import holdfast
+from holdfast.runtime.moe.routing_trace import RoutingTrace, TraceRouting
 
 # B batch, T context length, D width, H heads
 
@@ -25,13 +26,20 @@ import holdfast
 class Block(nn.Module):
     """Attention and a Mixture of Experts, each added to what came in."""
 
-    def __init__(self, args: argparse.Namespace, layer: int) -> None:
+    def __init__(self, args: argparse.Namespace, layer: int, routing: TraceRouting | None) -> None:
         super().__init__()
         self.heads = args.heads
         self.norm1, self.norm2 = nn.LayerNorm(args.dim), nn.LayerNorm(args.dim)
         self.qkv, self.out = nn.Linear(args.dim, 3 * args.dim), nn.Linear(args.dim, args.dim)
         self.moe = holdfast.MoE(  # holdfast
-            args.dim, args.hidden, args.experts, args.top_k, aux_loss=args.aux_loss, seed=args.seed, layer=layer
+            args.dim,
+            args.hidden,
+            args.experts,
+            args.top_k,
+            aux_loss=args.aux_loss,
+            seed=args.seed,
+            layer=layer,
+            routing=routing,
         )
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
@@ -48,11 +56,11 @@ class Block(nn.Module):
 class MoEGPT(nn.Module):
     """A decoder over bytes."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, trace: RoutingTrace | None = None) -> None:
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, args.dim)
         self.position = nn.Embedding(args.context, args.dim)
-        self.blocks = nn.ModuleList(Block(args, layer) for layer in range(args.layers))
+        self.blocks = nn.ModuleList(Block(args, layer, _routing(args, layer, trace)) for layer in range(args.layers))
         self.norm = nn.LayerNorm(args.dim)
         self.head = nn.Linear(args.dim, VOCABULARY, bias=False)
         self.apply(self._start)
@@ -76,6 +84,10 @@ class MoEGPT(nn.Module):
         return torch.stack([block.moe.aux_loss for block in self.blocks]).sum()  # type: ignore[union-attr]
 
 
+def _routing(args: argparse.Namespace, layer: int, trace: RoutingTrace | None) -> TraceRouting | None:
+    return trace.layer(layer, args.top_k, seed=args.seed, stride=args.routing_stride) if trace else None
+
+
 def loss_of(model: MoEGPT, batch: tuple[torch.Tensor, torch.Tensor], dtype: str) -> torch.Tensor:
     """Return the mean cross-entropy per byte, in nats, plus the load-balancing loss.
 
@@ -95,12 +107,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--top-k", type=int, default=2, help="experts that each byte uses")
     parser.add_argument("--aux-loss", type=float, default=0.01, help="coefficient of the load-balancing loss")
+    parser.add_argument(
+        "--routing-trace", type=Path, help="a .npz of recorded tokens per expert that the gate's choices follow"
+    )
+    parser.add_argument("--routing-stride", type=float, default=1.0, help="recorded iterations per step")
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--global-batch", type=int, default=32, help="samples per step, however many workers there are")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=["float32", "float64", *HALF], default="float32")
+    parser.set_defaults(trace=None)
     args = parser.parse_args()
     if args.text is not None and not args.text.exists():
         parser.error(f"--text {args.text}: there is no such file or directory")
@@ -108,6 +125,14 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--dim is {args.dim} and --heads is {args.heads}: dim must be a multiple of heads")
     if not 1 <= args.top_k <= args.experts:
         parser.error(f"--top-k is {args.top_k} and --experts is {args.experts}: top-k must be 1 to experts")
+    if not 0 < args.routing_stride < float("inf"):
+        parser.error(f"--routing-stride is {args.routing_stride}: it must be above 0")
+    if args.routing_trace is not None:
+        try:
+            args.trace = RoutingTrace.read(args.routing_trace)
+            args.trace.check_model(args.layers, args.experts)
+        except holdfast.BadInputError as error:
+            parser.error(f"--routing-trace: {error}")
     return args
 
 
@@ -117,7 +142,7 @@ def main() -> None:
     dataset = Bytes(read_text(args.text), args.context)
 
     job = holdfast.init()  # holdfast
-    model = MoEGPT(args).to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
+    model = MoEGPT(args, args.trace).to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}
     scaler = torch.amp.GradScaler(job.device.type, enabled=args.dtype == "float16")

@@ -16,8 +16,9 @@ class WorkerSettings:
 
     socket: path of the agent's Unix socket. worker: this worker's id. host: the address to bind to and be reached at.
     local_rank: index on the node. checkpoint_dir: "" for none. checkpoint_every: steps. verify_state: hash the whole
-    state after every step (a test mode). slots: the node's room for expert replicas, per MoE layer. script_digest: of
-    script and arguments.
+    state after every step (a test mode). slots: the node's room for expert replicas, per MoE layer.
+    emulate_compute: seconds per token that expert computation is made to take, 0 for none. script_digest: of script and
+    arguments.
     """
 
     socket: str
@@ -29,6 +30,7 @@ class WorkerSettings:
     checkpoint_every: int = 100
     verify_state: bool = False
     slots: int = 6
+    emulate_compute: float = 0.0
     script_digest: str = ""
 
     def to_environment(self) -> dict[str, str]:
@@ -44,7 +46,7 @@ class WorkerSettings:
         """
         if _PREFIX + "SOCKET" not in environment:
             return None
-        values: dict[str, str | int | bool] = {}
+        values: dict[str, str | int | float | bool] = {}
         for field in fields(cls):
             text = environment.get(_PREFIX + field.name.upper())
             if text is not None:
@@ -52,15 +54,16 @@ class WorkerSettings:
         return cls(**values)  # type: ignore[arg-type]
 
 
-def _to_text(value: str | int | bool) -> str:
+def _to_text(value: str | int | float | bool) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _from_text(name: str, kind: str, text: str) -> str | int | bool:
+def _from_text(name: str, kind: str, text: str) -> str | int | float | bool:
     if kind == "str":
         return text
     try:
-        number = int(text)
+        number = float(text) if kind == "float" else int(text)
     except ValueError:
-        raise BadInputError(f"{_PREFIX}{name.upper()} is {text!r}: it must be a whole number") from None
+        wanted = "number" if kind == "float" else "whole number"
+        raise BadInputError(f"{_PREFIX}{name.upper()} is {text!r}: it must be a {wanted}") from None
     return bool(number) if kind == "bool" else number

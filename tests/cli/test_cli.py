@@ -41,6 +41,10 @@ LAUNCH_OPTIONS = {
     "--fault-threshold",
     "--strategy",
     "--join-window",
+    "--static-experts",
+    "--ep-size",
+    "--on-failure",
+    "--emulate-compute",
 }
 
 #: Options are a contract: whoever changes one changes this, and the README.

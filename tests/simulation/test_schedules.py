@@ -11,11 +11,20 @@ import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.cluster import Cluster, Outcome, run_plan
-from holdfast.simulation.enumeration import FIRST_SEED, FIRSTS, SCHEDULES, SECONDS, WRITES, plan_of
+from holdfast.simulation.enumeration import (
+    FIRST_BASELINE_SEED,
+    FIRST_SEED,
+    FIRSTS,
+    SCHEDULES,
+    SECONDS,
+    WRITES,
+    plan_of,
+)
 from holdfast.simulation.faults import FaultKind, random_plan
 
 RANDOM_SCHEDULES = 5000
 CHUNKS = 20
+BASELINE_SCHEDULES = 400
 
 
 def run_all(seeds: Iterable[int]) -> list[Outcome]:
@@ -37,6 +46,15 @@ def test_random_schedules(chunk: int) -> None:
     failed = [outcome for outcome in outcomes if outcome.exit_code == EXIT_FAILED]
     # (the second: said by a coordinator that took over after the one that failed the job died)
     assert all("no live copy" in outcome.why or outcome.why == "the job is failed" for outcome in failed)
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_random_schedules_of_baselines(chunk: int) -> None:
+    """A world held to multiples of a size, other nodes idle; all workers started again at every change; both."""
+    seeds = range(FIRST_BASELINE_SEED + chunk, FIRST_BASELINE_SEED + BASELINE_SCHEDULES, 4)
+    for seed, outcome in zip(seeds, run_all(seeds), strict=True):
+        # Whoever restarts without a checkpoint begins anew: that job never fails.
+        assert outcome.exit_code == EXIT_DONE or not plan_of(seed).restart
 
 
 @pytest.mark.parametrize("first", range(len(FIRSTS)))

@@ -15,6 +15,7 @@ import typer
 from holdfast.control.launch_settings import LaunchSettings
 from holdfast.control.registry import registry_directory
 from holdfast.control.zygote import PRELOAD
+from holdfast.coordination.inputs import RECONFIGURE, RESTART
 
 Script = Annotated[Path, typer.Argument(help="The training script.", metavar="SCRIPT")]
 ScriptArgs = Annotated[list[str] | None, typer.Argument(help="Its arguments, passed on as they are.")]
@@ -25,6 +26,28 @@ FaultThreshold = Annotated[
 Strategy = Annotated[str, typer.Option(help="How expert replicas are placed: best, mro, spread or compact.")]
 JoinWindow = Annotated[
     float, typer.Option(help="Seconds without another arrival before newcomers are taken in, together.")
+]
+
+StaticExperts = Annotated[
+    bool,
+    typer.Option(
+        "--static-experts",
+        help="Baseline: classic expert parallelism. Experts are divided equally, nodes beyond a multiple stay idle.",
+    ),
+]
+EpSize = Annotated[
+    int,
+    typer.Option(help="With --static-experts: nodes that share one replica of all experts.", show_default="least"),
+]
+OnFailure = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join((RECONFIGURE, RESTART)),
+        help="Baseline: restart all workers from the newest checkpoint when nodes fail or come.",
+    ),
+]
+EmulateCompute = Annotated[
+    float, typer.Option(help="Emulate an accelerator: expert computation takes this many seconds per token.")
 ]
 
 
@@ -49,6 +72,10 @@ class LaunchOptions:
     slots: Slots = 6
     fault_threshold: FaultThreshold = 2
     strategy: Strategy = "best"
+    static_experts: StaticExperts = False
+    ep_size: EpSize = 0
+    on_failure: OnFailure = RECONFIGURE
+    emulate_compute: EmulateCompute = 0.0
     allow_faults: Annotated[bool, typer.Option("--allow-faults", help="Allow `holdfast fail` in this job.")] = False
     port: Annotated[int, typer.Option(help="The coordinator's port; 0: a free one.")] = 0
     job: Annotated[str, typer.Option(help="The job's name.", show_default="the script's")] = ""
@@ -83,6 +110,10 @@ class LaunchOptions:
             slots=self.slots,
             fault_threshold=self.fault_threshold,
             strategy=self.strategy,
+            static_experts=self.static_experts,
+            ep_size=self.ep_size,
+            on_failure=self.on_failure,
+            emulate_compute=self.emulate_compute,
             job_dir=self.job_dir,
             registry=registry_directory(os.environ),
             environment=worker_environment(dict(os.environ)),

@@ -34,7 +34,7 @@ def _waiting(event: Event) -> str:
 _RECOVERY_PARTS = (("detect", "detect_s"), ("regroup", "regroup_s"), ("transfer", "transfer_s"), ("redo", "redo_s"))
 
 _WORDS: dict[str, Callable[[Event], str]] = {
-    "job_started": lambda e: f"job {e['job']} at {e['url']}",
+    "job_started": lambda e: f"job {e['job']} at {e['url']}{_emulated(e)}",
     "coordinator_restarted": lambda e: f"coordinator restarted at {e['url']}, term {e['term']}",
     "node_joined": lambda e: f"{e['node']} joined, workers {', '.join(map(str, e['worker_pids']))}",
     "workers_changed": lambda e: f"{e['node']} has new workers {', '.join(map(str, e['worker_pids']))}",
@@ -50,6 +50,11 @@ _WORDS: dict[str, Callable[[Event], str]] = {
     "job_finished": lambda e: f"done: {e['steps']} steps, {e['samples']} samples, loss {loss_text(e['final_loss'])}",
     "job_failed": lambda e: f"failed: {e['why']}",
 }
+
+
+def _emulated(event: Event) -> str:
+    seconds = event.get("emulate_compute")
+    return f"; expert computation is EMULATED: {seconds:g} s per token" if seconds else ""
 
 
 def _detail(event: Event) -> str:

@@ -47,6 +47,11 @@ def print_report(summary: Report, console: Console) -> None:
         f"{summary.samples} samples{loss}",
         highlight=False,
     )
+    if summary.emulate_compute:
+        console.print(
+            f"expert computation was EMULATED: {summary.emulate_compute:g} s per token forward, twice that backward",
+            highlight=False,
+        )
     exact = "every step once, none missing" if not summary.gaps else f"{summary.gaps} steps missing or doubled"
     console.print(
         f"usual step {summary.median_step_s * 1e3:.0f} ms, {summary.productive:.1%} of the time productive; {exact}",

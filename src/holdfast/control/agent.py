@@ -175,7 +175,9 @@ class Agent:
         if not message.retry:
             self.end(message.exit_code, message.why)
             return
-        _log.warning("expelled: %s; coming back with new workers", message.why)
+        # (a node that is only to bring fresh workers has done nothing wrong: the exit code of success)
+        level = logging.INFO if message.exit_code == EXIT_DONE else logging.WARNING
+        _log.log(level, "expelled: %s; coming back with new workers", message.why)
         self.state = AgentState(term=self.state.term)
         self.session = secrets.token_hex(8)
         self.workforce.replace_all()

@@ -14,8 +14,9 @@ class AgentSettings:
     coordinator: http(s) URL. script: absolute path. folder: a private one, for sockets. digest: of script and
     arguments. zygote: socket of a shared one, "" for one of its own. environment: the whole environment of a zygote
     of its own. log_folder: for the workers' output, "" to inherit. cafile: certificates to trust, "" for the system's.
-    parent: pid of the process to end with, 0 for none. slots: the node's room
-    for expert replicas, per MoE layer. quiet: another process tells the user why the job ended.
+    parent: pid of the process to end with, 0 for none. slots: the node's room for expert replicas, per MoE layer.
+    emulate_compute: seconds per token that expert computation is made to take, 0 for none. quiet: another process tells
+    the user why the job ended.
     """
 
     coordinator: str
@@ -37,6 +38,7 @@ class AgentSettings:
     checkpoint_every: int = 100
     verify_state: bool = False
     slots: int = 6
+    emulate_compute: float = 0.0
     cafile: str = ""
     parent: int = 0
     quiet: bool = False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.control.zygote import PRELOAD
+from holdfast.coordination.inputs import RECONFIGURE, RESTART
 from holdfast.errors import BadInputError
 
 _JOB_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -27,6 +28,7 @@ class LaunchSettings:
     the job's files stay; None for a temporary folder. environment: of all processes. log_folder: for the workers'
     output, None to let it through. slots: each node's room for expert replicas, per MoE layer. fault_threshold: on how
     many nodes each expert is wanted. strategy: of the placement. join_window: seconds to wait for more arrivals.
+    static_experts, ep_size, on_failure, emulate_compute: see CoordinatorConfig.
     """
 
     script: Path
@@ -46,6 +48,10 @@ class LaunchSettings:
     fault_threshold: int = 2
     strategy: str = "best"
     join_window: float = 0.0
+    static_experts: bool = False
+    ep_size: int = 0
+    on_failure: str = RECONFIGURE
+    emulate_compute: float = 0.0
     job_dir: Path | None = None
     registry: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -79,6 +85,7 @@ class LaunchSettings:
         if self.checkpoint_every < 1:
             raise BadInputError(f"--checkpoint-every is {self.checkpoint_every}: it must be at least 1 step")
         check_expert_options(self.slots, self.fault_threshold, self.join_window, self.strategy)
+        self._check_baseline()
         if not _JOB_NAME.match(self.job_name):
             raise BadInputError(f"the job's name is {self.job_name!r}: use letters, digits, dots, dashes, at most 64")
         if not 0 <= self.port <= 65535:
@@ -88,6 +95,22 @@ class LaunchSettings:
         for option, folder in (("--checkpoint", self.checkpoint_dir), ("--job-dir", self.job_dir)):
             if folder is not None:
                 check_creatable_folder(option, folder)
+
+    def _check_baseline(self) -> None:
+        if self.ep_size < 0 or (self.ep_size and not self.static_experts):
+            raise BadInputError(f"--ep-size is {self.ep_size}: give a number of nodes, together with --static-experts")
+        if self.static_experts and self.workers_per_node > 1:
+            raise BadInputError(
+                f"--static-experts with {self.workers_per_node} workers per node: give --workers-per-node 1"
+            )
+        if self.on_failure not in (RECONFIGURE, RESTART):
+            raise BadInputError(f"--on-failure is {self.on_failure!r}: give {RECONFIGURE} or {RESTART}")
+        if self.on_failure == RESTART and self.checkpoint_dir is None:
+            raise BadInputError("--on-failure restart begins from checkpoints: give --checkpoint DIR")
+        if not 0 <= self.emulate_compute < float("inf"):
+            raise BadInputError(
+                f"--emulate-compute is {self.emulate_compute}: it must be 0 (none) or more seconds per token"
+            )
 
 
 def check_expert_options(

@@ -203,6 +203,10 @@ class Launcher:
                 fault_threshold=settings.fault_threshold,
                 strategy=settings.strategy,
                 join_window_s=settings.join_window,
+                static_experts=settings.static_experts,
+                ep_size=settings.ep_size,
+                on_failure=settings.on_failure,
+                emulate_compute=settings.emulate_compute,
                 # An outcome that the one before wrote stands; on a store from an earlier run it does not.
                 takeover=bool(self._restarts),
             ),
@@ -237,6 +241,7 @@ class Launcher:
             checkpoint_every=settings.checkpoint_every,
             verify_state=settings.verify_state,
             slots=settings.slots,
+            emulate_compute=settings.emulate_compute,
             parent=os.getpid(),
             quiet=True,
         )

@@ -223,6 +223,7 @@ class Workforce:
             checkpoint_every=settings.checkpoint_every,
             verify_state=settings.verify_state,
             slots=settings.slots,
+            emulate_compute=settings.emulate_compute,
             script_digest=settings.digest,
         )
 

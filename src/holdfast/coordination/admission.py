@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from holdfast.coordination.events import NodeLeft
-from holdfast.coordination.membership import Membership
-from holdfast.coordination.messages import PROTOCOL, Applied, Begun, Entered, Hello, Prepared, Refused, Report
+from holdfast.coordination.membership import Membership, Node
+from holdfast.coordination.messages import (
+    PROTOCOL,
+    Applied,
+    Attach,
+    Begun,
+    EndNode,
+    Entered,
+    Hello,
+    Prepared,
+    Refused,
+    Report,
+)
 from holdfast.coordination.record import Record
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
@@ -25,6 +36,22 @@ def refusal(record: Record, members: Membership, hello: Hello) -> Refused | None
         why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
         return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
     return None
+
+
+def takes_part(turn: Turn, node: Node, attach: Attach) -> bool:
+    """Take the job's configuration from its first worker; False where another's differs: its node is told to end."""
+    if not turn.record.config_digest:
+        turn.change(
+            config_digest=attach.digest,
+            global_batch=attach.global_batch,
+            micro_batches=attach.micro_batches,
+            experts=attach.experts,
+        )
+    elif attach.digest != turn.record.config_digest:
+        why = f"model, optimizer or batch of {attach.worker} differ from the job's: use the same code and config"
+        turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why))
+        return False
+    return True
 
 
 def _misfit(record: Record, hello: Hello) -> str | None:

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 from holdfast.coordination import events as ev
 from holdfast.coordination import messages as msg
-from holdfast.coordination.admission import refusal, send_away_all
+from holdfast.coordination.admission import refusal, send_away_all, takes_part
 from holdfast.coordination.announcing import announce_epoch, announce_node
 from holdfast.coordination.checkpoints import CheckpointBook
 from holdfast.coordination.decisions import NothingLeft, Verdict, decide, without_state
 from holdfast.coordination.ending import Ending
 from holdfast.coordination.injection import injection
 from holdfast.coordination.inputs import (
+    RESTART,
     CoordinatorConfig,
     Disconnected,
     Emit,
@@ -38,6 +39,7 @@ from holdfast.coordination.planner import first_assignment, held_experts, lacks_
 from holdfast.coordination.progress import Progress, continued
 from holdfast.coordination.record import SCHEMA, KnownCheckpoint, Record
 from holdfast.coordination.rendezvous import pass_on
+from holdfast.coordination.renewing import Renewing
 from holdfast.coordination.stopping import Stopping
 from holdfast.coordination.turn import Turn
 from holdfast.coordination.waiting import Waiting
@@ -60,10 +62,11 @@ class Coordinator:
         self.joining = Joining(self.turn, config, self.loads)
         self.checkpoints = CheckpointBook(self.turn)
         self.ending = Ending(self.turn)
+        self.renewing = Renewing(self.turn)
         #: nodes of the restored plan that have not come back yet, with the time their lease runs from
         self._absent: dict[str, float] = {}
         self.stopping = Stopping(self.turn)
-        self.waiting = Waiting(self.turn, self.stopping)
+        self.waiting = Waiting(self.turn, self.stopping, config)
         self._last_tick: float | None = None
 
     # ---- the shell's side ----
@@ -111,7 +114,7 @@ class Coordinator:
         if not self.record.checkpoints and checkpoints and self.record.plan is None:
             turn.change(checkpoints=tuple(checkpoints))
         if self.record.term == 1:
-            turn.emit(ev.JobStarted, url=url, coordinator_pid=pid)
+            turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, emulate_compute=self.config.emulate_compute)
         else:
             turn.emit(ev.CoordinatorRestarted, url=url, coordinator_pid=pid)
         for plan in (self.record.plan, self.record.pending):
@@ -178,7 +181,7 @@ class Coordinator:
         if not self.record.script_digest:
             self.turn.change(script_digest=hello.digest)
         node = self.members.add(hello, connection, self.turn.now)
-        node.returning = hello.node in self._absent
+        node.returning = self.renewing.back(hello.node) or hello.node in self._absent
         config = self.config
         self.turn.send(
             connection,
@@ -203,7 +206,7 @@ class Coordinator:
         plan = self.record.plan
         if self.over is not None:
             return
-        gone = [worker for worker in self._members_on(node.name) if worker not in node.workers]
+        gone = [worker for worker in self.turn.planned_on(node.name) if worker not in node.workers]
         if gone:
             self._workers_gone(gone, self.turn.now)
         for worker in list(node.workers):
@@ -214,11 +217,6 @@ class Coordinator:
             elif node.workers[worker].entered < epoch:
                 # The rendezvous of the coordinator before is lost: only a new epoch helps.
                 self._break()
-
-    def _members_on(self, name: str) -> list[str]:
-        """Workers of a node that the current or the pending plan names."""
-        plans = [plan for plan in (self.record.plan, self.record.pending) if plan]
-        return [w for w in dict.fromkeys(w for plan in plans for w in plan.workers) if node_of(w) == name]
 
     def _disconnected(self, connection: int) -> None:
         node = self.members.on(connection)
@@ -232,6 +230,7 @@ class Coordinator:
 
     def _leave(self, node: Node, leave: msg.Leave) -> None:
         self.members.remove(node.name)
+        self.renewing.lost(node.name)
         self.turn.emit(ev.NodeLeft, node=node.name, reason=leave.reason)
         if self.over is not None:
             return
@@ -242,6 +241,7 @@ class Coordinator:
     def _lose(self, node: Node, kind: str, failed_at: float, detail: str = "") -> None:
         """Expel a node: from here on nothing of it counts."""
         self.members.remove(node.name)
+        self.renewing.lost(node.name)
         self.turn.emit(
             ev.FailureDetected, node=node.name, kind=kind, after_s=max(0.0, self.turn.now - failed_at), detail=detail
         )
@@ -271,6 +271,7 @@ class Coordinator:
             self.members.renew_all(now)
             self._absent = dict.fromkeys(self._absent, now)
             self.stopping.renew()
+            self.renewing.pause_over()
         if self.over is not None:
             return
         for node in self.members.expired(now, config.lease_s):
@@ -282,11 +283,13 @@ class Coordinator:
             self._lose(node, "lease_expired", node.seen)
         self._tick_absent()
         self._tick_reports()
+        self.renewing.give_up(config.lease_s)
+        self._maybe_start()
         if self.joining.overdue:
             self._undo_pending(now)
         self._maybe_prepare()
         self.progress.tell()
-        self.waiting.tell(self._absent)
+        self.waiting.tell(self._absent, restarting=self.renewing.awaited)
 
     def _tick_absent(self) -> None:
         for name, since in list(self._absent.items()):
@@ -295,7 +298,7 @@ class Coordinator:
             del self._absent[name]
             self.turn.emit(ev.FailureDetected, node=name, kind="lease_expired", after_s=self.turn.now - since)
             self.turn.emit(ev.NodeLeft, node=name, reason="failed")
-            self._workers_gone(self._members_on(name), since)
+            self._workers_gone(self.turn.planned_on(name), since)
 
     def _tick_reports(self) -> None:
         """Expel who does not answer Stop although its agent lives."""
@@ -354,33 +357,22 @@ class Coordinator:
             self.ledger.settle(info.id, message.step)
             self._maybe_finish()
         elif isinstance(message, msg.Loads):
-            if self._is_member(message.worker):
+            if self.turn.is_member(message.worker):
                 self.loads.take(message)
-        elif self._is_member(message.worker) and self.checkpoints.take(message, self.ledger.committed):
+        elif self.turn.is_member(message.worker) and self.checkpoints.take(message, self.ledger.committed):
             # (Whoever is no member may have passed alone: its checkpoints are on no decided lineage.)
             self._break()
 
     def _attach(self, node: Node, attach: msg.Attach) -> None:
-        record = self.record
-        if attach.worker in node.workers:
-            return
-        if not record.config_digest:
-            self.turn.change(
-                config_digest=attach.digest,
-                global_batch=attach.global_batch,
-                micro_batches=attach.micro_batches,
-                experts=attach.experts,
-            )
-        elif attach.digest != record.config_digest:
-            why = f"model, optimizer or batch of {attach.worker} differ from the job's: use the same code and config"
-            self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=why))
+        if attach.worker in node.workers or not takes_part(self.turn, node, attach):
             return
         node.workers[attach.worker] = WorkerInfo(attach)
-        if record.outcome:
+        if self.record.outcome:
             self.turn.order(attach.worker, msg.JobDone())
             return
-        announce_node(self.turn, node, is_new=attach.worker not in self._members_on(node.name))
-        self.joining.arrived()
+        announce_node(self.turn, node, is_new=attach.worker not in self.turn.planned_on(node.name))
+        if not self.renewing.attached(node):
+            self.joining.arrived()
         self._maybe_decide()
         self._maybe_start()
         self._maybe_prepare()
@@ -421,15 +413,9 @@ class Coordinator:
         pending = self.record.pending
         if pending is not None and message.epoch == pending.epoch:
             self._undo_pending(self.turn.now)
-        elif message.epoch == self.turn.epoch or self._left_behind(message):
+        elif message.epoch == self.turn.epoch or self.turn.left_behind(message):
             self.stopping.complaint = (node.name, message.detail)
             self._break(self.turn.now)
-
-    def _left_behind(self, message: msg.Fault) -> bool:
-        """Tell whether a member's commit operation failed although all others passed it, and swapped."""
-        info = self.members.worker(message.worker)
-        late = info is not None and info.entered <= message.epoch < self.turn.epoch
-        return late and self._is_member(message.worker)
 
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
         known = node.workers.pop(down.worker, None)
@@ -465,7 +451,7 @@ class Coordinator:
         record, stopping = self.record, self.stopping
         if stopping.stop is None or record.plan is None or record.outcome:
             return
-        if stopping.awaited(self.members, self._absent) or lacks_slots(self.turn):
+        if stopping.awaited(self.members, self._absent) or lacks_slots(self.turn, self.config):
             return
         if stopping.complaint is not None and len(stopping.reports) >= len(record.plan.workers):
             node, detail = stopping.complaint
@@ -476,10 +462,12 @@ class Coordinator:
             if report.applied is not None:
                 ledger.settle(report.worker, report.applied)
         ledger.fill_in(reports.values(), record.global_batch)
+        if self.config.on_failure == RESTART:
+            self._restart()
+            return
         arrivals = [info.id for info in self.members.workers() if info.id not in reports]
         verdict = decide(record.decision, ledger.committed, list(reports.values()), record.checkpoints, arrivals)
-        lost = lost_of(record, verdict, reports)
-        if lost:
+        if lost := lost_of(record, verdict, reports):
             verdict = without_state(ledger.committed, record.checkpoints, [], lost)
         self._carry_out(verdict, [*reports, *arrivals])
 
@@ -496,14 +484,24 @@ class Coordinator:
             return
         decision = verdict.decision
         reason = "failure" if self.record.plan else "start"
-        if decision.kind is DecisionKind.ROLLBACK:
+        if decision.kind is DecisionKind.ROLLBACK or (decision.kind is DecisionKind.START and self.ledger.committed):
             reason = "rollback" if self.record.plan or self.ledger.committed else "start"
             why = verdict.why if reason == "rollback" else "the job resumes from its checkpoint"
+            why = "all workers were started again" if self.progress.restarting else why
             self.ledger.reset(decision.applied)
             self.checkpoints.rolled_back()
             self.turn.emit(ev.RolledBack, to_step=decision.applied, why=why)
         self.ledger.undo_after(decision.applied)
         self._begin(workers, decision, list(verdict.holders), reason)
+
+    def _restart(self) -> None:
+        """Stop all workers and start others, which begin from the newest checkpoint once all of them are there."""
+        workers = self.turn.planned
+        self.progress.restarts()
+        self.turn.change(plan=None, pending=None, decision=None)
+        self.stopping.reports = {}
+        self.renewing.renew(map(node_of, workers), "all workers are started again")
+        self._maybe_start()
 
     def _begin(self, workers: list[str], decision: msg.Decision, holders: list[str], reason: str) -> None:
         """Persist the next epoch and tell its members."""
@@ -521,6 +519,9 @@ class Coordinator:
         turn.change(
             epoch=plan.epoch, plan=plan, pending=None, decision=decision, lineage=plan.epoch if anew else record.lineage
         )
+        # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
+        idle = [node_of(worker) for worker in self.stopping.reports if plan.rank(worker) is None]
+        self.renewing.renew(idle, "the node waits for its turn")
         self.stopping.reports = {}
         for info in self.members.workers():
             info.finished = False
@@ -535,17 +536,26 @@ class Coordinator:
             return
         complete = [node for node in self.members.nodes.values() if node.complete]
         needed = self.config.start_nodes if self.record.epoch == 0 else 1
-        if len(complete) < needed or (self.record.epoch and lacks_slots(self.turn)):
+        if (
+            self.renewing.awaited
+            or len(complete) < needed
+            or (self.record.epoch and lacks_slots(self.turn, self.config))
+        ):
             return
         workers = [info.id for info in self.members.workers()]
-        self._carry_out(without_state(self.ledger.committed, self.record.checkpoints, workers), workers)
+        known, anew = self.record.checkpoints, self.config.on_failure == RESTART
+        self._carry_out(without_state(self.ledger.committed, known, workers, anew=anew), workers)
 
     def _maybe_prepare(self) -> None:
         plan = self.record.plan
         if plan is None or self.record.pending is not None or self.over is not None:
             return
-        if self.stopping.stop is None and not self._absent and self.members.entered(self.record.plan):
+        if self.stopping.stop is not None or self._absent or not self.members.entered(self.record.plan):
+            pass
+        elif self.config.on_failure != RESTART:
             self.joining.prepare(plan)
+        elif self.joining.newcomers(plan):
+            self._break()  # only a restart lets them in
 
     def _undo_pending(self, failed_at: float) -> None:
         """A joiner is gone or stuck. Once armed, some may have swapped already: only Stop is safe then."""
@@ -588,6 +598,3 @@ class Coordinator:
         if any(step != self.ledger.committed for step in reached):
             return
         self.ending.done(self.progress)
-
-    def _is_member(self, worker: str) -> bool:
-        return self.record.plan is not None and self.record.plan.rank(worker) is not None

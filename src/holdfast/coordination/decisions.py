@@ -72,6 +72,8 @@ def without_state(
     checkpoints: Sequence[KnownCheckpoint],
     fresh: Sequence[str],
     lost: Sequence[tuple[int, int]] = (),
+    *,
+    anew: bool = False,
 ) -> Verdict | NothingLeft:
     """Decide where some state has no live copy: begin anew, go back to the newest checkpoint, or give up.
 
@@ -79,12 +81,13 @@ def without_state(
         fresh: workers whose initial state is whole; the first one's becomes everybody's where nothing is lost. Where
             there is none (a transfer was torn), START has no holder: the workers have to begin afresh.
         lost: (layer, expert) of what is lost; none means that everything is.
+        anew: without a checkpoint the job begins from its start, whatever that loses.
     """
     if checkpoints:
         newest = max(checkpoints, key=lambda checkpoint: checkpoint.step)
         rollback = Decision(kind=DecisionKind.ROLLBACK, applied=newest.step, checkpoint=newest.name)
         return Verdict(decision=rollback, holders=(), why=f"{_names(lost)} have no live copy")
-    if committed == 0:
+    if committed == 0 or anew:
         return Verdict(decision=Decision(kind=DecisionKind.START, applied=0), holders=tuple(fresh[:1]))
     return NothingLeft(
         why=f"{_names(lost)} of step {committed} have no live copy and there is no checkpoint: "

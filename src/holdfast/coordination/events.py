@@ -19,10 +19,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="job_started"):
-    """The job exists; always the first event."""
+    """The job exists; always the first event.
+
+    `emulate_compute`: seconds per token that expert computation is made to take (an emulated accelerator), 0 for none.
+    """
 
     url: str
     coordinator_pid: int
+    emulate_compute: float = 0.0
 
 
 class CoordinatorRestarted(Event, frozen=True, kw_only=True, tag_field="event", tag="coordinator_restarted"):
@@ -101,9 +105,9 @@ class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="
 class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recovered"):
     """The first step after a failure or a join is committed.
 
-    `action`: shrink, grow, rollback, retry; `state_source`: replica, peer_memory, checkpoint, none.
-    `down_s` runs from the failure
-    (else the last sign of life; for a join, the commit before it) to the first step committed after it.
+    `action`: shrink, grow, rollback, retry, restart; `state_source`: replica, peer_memory, checkpoint, none.
+    `down_s` runs from the failure (else the last sign of life; for a join, the commit before it) to the first step
+    committed after it; for a restart, to the first step that was not committed before it.
     """
 
     action: str

@@ -98,6 +98,9 @@ Instruction = Persist | Emit | Send | Close | EndJob
 
 # ---- configuration ----
 
+#: What becomes of the others when a node fails.
+RECONFIGURE, RESTART = "reconfigure", "restart"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorConfig:
@@ -106,6 +109,9 @@ class CoordinatorConfig:
     start_nodes: how many nodes must have come before the first epoch; later any number will do.
     join_window_s: nobody is taken in before this long after the last arrival; join_retry_s: after a failed attempt.
     fault_threshold: on how many distinct nodes each expert should live. strategy: of expert placement.
+    static_experts, ep_size: classic expert parallelism instead of elastic experts, over so many ranks (0: the least
+    that fits). on_failure: `reconfigure` the job, or `restart` all workers from the newest checkpoint, at joins too.
+    emulate_compute: seconds per token that expert computation is made to take, 0 for none; for the record.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
     """
@@ -121,6 +127,10 @@ class CoordinatorConfig:
     join_retry_s: float = 1.0
     fault_threshold: int = 2
     strategy: str = "best"
+    static_experts: bool = False
+    ep_size: int = 0
+    on_failure: str = RECONFIGURE
+    emulate_compute: float = 0.0
     allow_faults: bool = False
     secret: bytes = b""
     takeover: bool = False

@@ -9,6 +9,7 @@ from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.loads import LoadBook
 from holdfast.coordination.messages import Arm, EpochPlan, Prepare, Void
 from holdfast.coordination.planner import make_plan
+from holdfast.coordination.static_experts import ep_size_of, usable
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 
@@ -38,12 +39,24 @@ class Joining:
         """True where the pending group is not built in time."""
         return self._turn.record.pending is not None and self._turn.now - self._since > self._config.prepare_timeout_s
 
-    def prepare(self, plan: EpochPlan) -> None:
-        """Begin a pending plan of the members and all fresh workers of complete nodes, if there are any."""
-        turn = self._turn
+    def newcomers(self, plan: EpochPlan) -> list[str]:
+        """Return the fresh workers of complete nodes, where it is time to take them in and they are of use."""
+        turn, config = self._turn, self._config
         complete = (node for node in turn.members.nodes.values() if node.complete)
         fresh = [worker for node in complete for worker in node.workers if plan.rank(worker) is None]
-        if not fresh or turn.now < self._not_before:
+        if turn.now < self._not_before:
+            return []
+        if config.static_experts:
+            size = ep_size_of(turn.record.experts, config.ep_size)
+            world = len(plan.members)
+            return fresh if not isinstance(size, Shortage) and usable(world + len(fresh), size) > world else []
+        return fresh
+
+    def prepare(self, plan: EpochPlan) -> None:
+        """Begin a pending plan of the members and the newcomers, if there are any."""
+        turn = self._turn
+        fresh = self.newcomers(plan)
+        if not fresh:
             return
         members = list(plan.workers)
         held = dict(zip(members, plan.experts.placement, strict=True)) if plan.experts else {}

@@ -21,6 +21,7 @@ from holdfast.coordination.messages import (
     node_of,
 )
 from holdfast.coordination.record import Record
+from holdfast.coordination.static_experts import ep_size_of, place_static, seats, usable
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray
@@ -47,9 +48,16 @@ def make_plan(
     """
     epoch = record.epoch + 1
     ordered = [w for w in workers if w in holders] + [w for w in workers if w not in holders]
-    experts = _place_experts(record, members, ordered, held_experts, config, loads)
-    if isinstance(experts, Shortage):
-        return experts
+    if config.static_experts:
+        placed = _place_statically(record, ordered, held_experts, config)
+        if isinstance(placed, Shortage):
+            return placed
+        ordered, experts = placed
+        holders = [worker for worker in holders if worker in ordered]
+    else:
+        experts = _place_experts(record, members, ordered, held_experts, config, loads)
+        if isinstance(experts, Shortage):
+            return experts
     receivers = [worker for worker in ordered if worker not in holders] if holders else []
     return EpochPlan(
         term=record.term,
@@ -83,6 +91,29 @@ def _place_experts(
     )
 
 
+def _place_statically(
+    record: Record, workers: Sequence[str], held: Mapping[str, bytes], config: CoordinatorConfig
+) -> tuple[list[str], ExpertPlan | None] | Shortage:
+    """Return the members in rank order, which need not be all, and where the experts live."""
+    shape, size = record.experts, ep_size_of(record.experts, config.ep_size)
+    if isinstance(size, Shortage):
+        return size
+    if len({node_of(worker) for worker in workers}) < len(workers):
+        return Shortage(
+            reason="static experts are spread over nodes of one worker each", remedy="give --workers-per-node 1"
+        )
+    if not usable(len(workers), size):
+        return Shortage(
+            reason=f"one replica of all experts takes {size} nodes, {len(workers)} are here",
+            remedy="give more nodes, more --slots, or a smaller --ep-size",
+        )
+    chunks = seats(workers, held, shape, size)
+    ordered = [worker for worker in workers if worker in chunks]
+    if shape is None:
+        return ordered, None
+    return ordered, place_static(shape, ordered, held, chunks, asked=config.fault_threshold)
+
+
 def _slots_by_node(members: Membership, workers: Sequence[str], shape: ExpertShape) -> dict[str, int]:
     slots: dict[str, int] = {}
     for worker in workers:
@@ -104,9 +135,12 @@ def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Sho
     )
 
 
-def lacks_slots(turn: Turn) -> bool:
+def lacks_slots(turn: Turn, config: CoordinatorConfig) -> bool:
     """True where the nodes that are here have too little room for all experts: the job waits for more."""
     workers = [info.id for info in turn.members.workers()]
+    if config.static_experts:
+        size = ep_size_of(turn.record.experts, config.ep_size)
+        return bool(workers) and not isinstance(size, Shortage) and not usable(len(workers), size)
     return bool(workers) and shortage(turn.record, turn.members, workers) is not None
 
 

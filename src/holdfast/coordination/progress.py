@@ -40,6 +40,11 @@ class Progress:
         self._turn = turn
         self._told = tail.step
 
+    @property
+    def restarting(self) -> bool:
+        """True from the begin of a restart until what it has lost is done again."""
+        return self.recovery is not None and self.recovery.restart
+
     def release(self, plan: EpochPlan) -> None:
         """Announce the steps that all members of `plan` have applied by now."""
         for done in self.ledger.release(plan.workers):
@@ -57,8 +62,17 @@ class Progress:
 
     def failed(self, failed_at: float) -> None:
         """A recovery begins; one that is still under way goes on counting from its first failure."""
-        if self.recovery is None or self.recovery.regrouped:
+        if self.recovery is not None and self.recovery.restart:
+            self.recovery.regrouped = 0.0  # what the restart has lost is still being done again
+        elif self.recovery is None or self.recovery.regrouped:
             self.recovery = Recovery(failed=failed_at, detected=self._turn.now, action="shrink")
+
+    def restarts(self) -> None:
+        """The recovery under way is a restart: it lasts until a step is committed that never was before."""
+        recovery = self.recovery
+        if recovery is not None:
+            recovery.action, recovery.restart = "restart", True
+            recovery.after_step = max(recovery.after_step, self.ledger.committed)
 
     def joined(self, step: int, plan: EpochPlan) -> None:
         """A join takes effect after `step`; what it costs counts from the commit before."""
@@ -73,8 +87,11 @@ class Progress:
         recovery = self.recovery
         if recovery is None:
             return
-        recovery.after_step = decision.applied - (decision.kind is DecisionKind.FORWARD)
         recovery.experts_moved = plan.experts.moves if plan.experts else 0
+        if recovery.restart:
+            recovery.source = "checkpoint" if decision.kind is DecisionKind.ROLLBACK else "none"
+            return
+        recovery.after_step = decision.applied - (decision.kind is DecisionKind.FORWARD)
         workers = before.workers if before else ()
         if decision.kind is DecisionKind.ROLLBACK:
             recovery.action, recovery.source = "rollback", "checkpoint"

@@ -10,6 +10,7 @@ class Recovery:
     """Times of one recovery (or join) under way; seconds on the coordinator's clock.
 
     It ends with the first committed step after `after_step`. `swap`: a join at a step boundary, without a failure.
+    `restart`: all workers are started again; what they have lost is done again before it ends.
     """
 
     failed: float
@@ -18,6 +19,7 @@ class Recovery:
     source: str = "none"
     after_step: int = 0
     swap: bool = False
+    restart: bool = False
     regrouped: float = 0.0
     bytes_moved: int = 0
     transfer_s: float = 0.0

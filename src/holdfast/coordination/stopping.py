@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.coordination.membership import Membership
-from holdfast.coordination.messages import EpochPlan, Report, Stop, node_of
+from holdfast.coordination.messages import Report, Stop, node_of
 from holdfast.coordination.turn import Turn
 
 
@@ -26,12 +26,12 @@ class Stopping:
         self.stop = Stop(term=turn.record.term, epoch=turn.record.epoch)
         self.reports = {}
         self._since = turn.now
-        for worker in self._members():
+        for worker in self._turn.planned:
             turn.order(worker, self.stop)
 
     def end(self) -> dict[str, Report]:
         """All have spoken: return their reports, current members first, by rank."""
-        reports = {worker: self.reports[worker] for worker in self._members() if worker in self.reports}
+        reports = {worker: self.reports[worker] for worker in self._turn.planned if worker in self.reports}
         reports.update(self.reports)
         self.stop, self.complaint = None, None
         return reports
@@ -44,7 +44,7 @@ class Stopping:
     def awaited(self, members: Membership, absent: Iterable[str]) -> list[str]:
         """Return the members that owe a report; those of absent nodes may still come back with one."""
         away = set(absent)
-        expected = (w for w in self._members() if members.worker(w) is not None or node_of(w) in away)
+        expected = (w for w in self._turn.planned if members.worker(w) is not None or node_of(w) in away)
         return [worker for worker in expected if worker not in self.reports]
 
     def waited(self) -> float:
@@ -54,7 +54,3 @@ class Stopping:
     def renew(self) -> None:
         """Give everybody the full time again: the coordinator itself was away."""
         self._since = self._turn.now
-
-    def _members(self) -> list[str]:
-        plans: list[EpochPlan | None] = [self._turn.record.plan, self._turn.record.pending]
-        return list(dict.fromkeys(worker for plan in plans if plan is not None for worker in plan.workers))

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.coordination.events import AnyEvent, Event
 from holdfast.coordination.inputs import Close, Emit, EndJob, Instruction, Persist, Send
 from holdfast.coordination.membership import Membership
-from holdfast.coordination.messages import CoordinatorMessage, Order, ToWorker
+from holdfast.coordination.messages import CoordinatorMessage, Fault, Order, ToWorker, node_of
 from holdfast.coordination.record import Record
 
 E = TypeVar("E", bound=Event)
@@ -35,6 +35,26 @@ class Turn:
     def epoch(self) -> int:
         """The epoch in force, 0 where there is none."""
         return self.record.plan.epoch if self.record.plan else 0
+
+    @property
+    def planned(self) -> list[str]:
+        """The workers that the current or the pending plan names."""
+        plans = [plan for plan in (self.record.plan, self.record.pending) if plan]
+        return list(dict.fromkeys(worker for plan in plans for worker in plan.workers))
+
+    def planned_on(self, node: str) -> list[str]:
+        """Return those of a node."""
+        return [worker for worker in self.planned if node_of(worker) == node]
+
+    def is_member(self, worker: str) -> bool:
+        """Tell whether the plan in force names a worker."""
+        return self.record.plan is not None and self.record.plan.rank(worker) is not None
+
+    def left_behind(self, message: Fault) -> bool:
+        """Tell whether a member's commit operation failed although all others passed it, and swapped."""
+        info = self.members.worker(message.worker)
+        late = info is not None and info.entered <= message.epoch < self.epoch
+        return late and self.is_member(message.worker)
 
     def change(self, **changes: Any) -> None:
         """Replace fields of the record."""

@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast.coordination.events import JobWaiting
+from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.planner import lacks_slots
+from holdfast.coordination.static_experts import ep_size_of
 from holdfast.coordination.stopping import Stopping
 from holdfast.coordination.turn import Turn
+from holdfast.planning import Shortage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,18 +26,20 @@ class Need:
 class Waiting:
     """Tells what is missing, once for each need."""
 
-    def __init__(self, turn: Turn, stopping: Stopping) -> None:
+    def __init__(self, turn: Turn, stopping: Stopping, config: CoordinatorConfig) -> None:
         self.need: Need | None = None
+        self._config = config
         self._turn = turn
         self._stopping = stopping
 
-    def tell(self, absent: Iterable[str]) -> None:
+    def tell(self, absent: Iterable[str], *, restarting: bool = False) -> None:
         """Say what the job waits for, where it does and has not said it yet.
 
         Args:
             absent: nodes that may still come back with their part of the state: it is them that the job waits for.
+            restarting: nodes are about to come back with fresh workers.
         """
-        need = self._need(absent)
+        need = None if restarting else self._need(absent)
         if need is not None and need != self.need:
             self._turn.emit(JobWaiting, nodes=need.nodes, slots=need.slots, why=need.why)
         self.need = need
@@ -45,10 +50,19 @@ class Waiting:
         if record.epoch == 0 or record.outcome:
             return None  # it has not begun, or is over
         broken = stopping.stop is not None and not stopping.awaited(members, absent)
-        if record.plan is not None and not (broken and lacks_slots(turn)):
+        if record.plan is not None and not (broken and lacks_slots(turn, self._config)):
             return None
         why = "too few nodes are left for all experts" if members.nodes else "no node is left"
+        if self._config.static_experts:
+            return _missing_statically(turn, self._config.ep_size)
         return _missing(turn, why)
+
+
+def _missing_statically(turn: Turn, ep_size: int) -> Need | None:
+    size, nodes = ep_size_of(turn.record.experts, ep_size), len(turn.members.nodes)
+    if isinstance(size, Shortage) or nodes >= size:
+        return None
+    return Need(nodes=size - nodes, slots=0, why=f"one replica of all experts takes {size} nodes")
 
 
 def _missing(turn: Turn, why: str) -> Need | None:

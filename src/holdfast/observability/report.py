@@ -33,7 +33,10 @@ class Recovery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """A job in figures; times in seconds. `gaps`: steps that are missing or doubled, which must be none."""
+    """A job in figures; times in seconds. `gaps`: steps that are missing or doubled, which must be none.
+
+    `emulate_compute`: seconds per token that expert computation was made to take, 0 where nothing was emulated.
+    """
 
     job: str
     outcome: str
@@ -48,6 +51,7 @@ class Report:
     productive: float
     recoveries: tuple[Recovery, ...]
     gaps: int
+    emulate_compute: float = 0.0
 
 
 def read_events(path: Path) -> list[JsonEvent]:
@@ -104,6 +108,7 @@ def make_report(events: Sequence[JsonEvent]) -> Report:
         median_step_s=usual,
         productive=min(1.0, usual * (len(steps) - 1) / training) if training > 0 else 0.0,
         recoveries=tuple(_recoveries(events, usual)),
+        emulate_compute=events[0].get("emulate_compute", 0.0),
         gaps=sum(number != place for place, number in enumerate(numbers, numbers[0] if numbers else 1)),
     )
 

@@ -23,7 +23,8 @@ from holdfast.runtime.checkpoint import CheckpointSaver
 from holdfast.runtime.faults import Faults
 from holdfast.runtime.graveyard import Graveyard
 from holdfast.runtime.loss_scale import LossScale, with_scaler
-from holdfast.runtime.moe.layer import expert_parameters
+from holdfast.runtime.moe.emulation import Emulation
+from holdfast.runtime.moe.layer import expert_parameters, moe_layers
 from holdfast.runtime.moe.training import experts_of
 from holdfast.runtime.sampling import MicroBatchLoader
 from holdfast.runtime.session import Link, Session
@@ -110,6 +111,7 @@ class Job:
             micro_batch=micro_batch,
             collate=collate,
         )
+        self._emulate(model)
         experts = experts_of(model, optimizer)
         loss_scale = LossScale(scaler, model.parameters(), self.device)
         state = TrainingState(model, optimizer, with_scaler(extra, scaler), apart=expert_parameters(model))
@@ -155,6 +157,16 @@ class Job:
                 yield Step(session, compute, epoch)
         self._ended = True
         session.close()
+
+    def _emulate(self, model: torch.nn.Module) -> None:
+        seconds = self._settings.emulate_compute if self._settings else 0.0
+        if not seconds:
+            return
+        layers = moe_layers(model)
+        if not layers:
+            raise BadInputError("--emulate-compute is for the experts of MoE layers: the model has none")
+        for layer in layers:
+            layer.emulation = Emulation(seconds_per_token=seconds)
 
     def _open(self, workload: Workload, digest: str) -> Session:
         settings = self._settings

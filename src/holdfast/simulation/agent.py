@@ -110,8 +110,8 @@ class SimAgent(Process):
     # ---- workers ----
 
     def _start_worker(self, index: int) -> None:
-        if not self.alive:
-            return
+        if not self.alive or any(msg.index_of(worker.id) == index for worker in self.workers):
+            return  # (all were replaced since the one was lost in whose place this one was to come)
         worker = SimWorker(
             self._cluster, self, msg.worker_id(self.name, index, self._cluster.nonce()), self._cluster.pid()
         )

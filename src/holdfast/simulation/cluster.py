@@ -96,6 +96,9 @@ class Cluster:
             prepare_timeout_s=3.0,
             join_retry_s=0.3,
             allow_faults=True,
+            static_experts=plan.ep_size > 0,
+            ep_size=plan.ep_size,
+            on_failure="restart" if plan.restart else "reconfigure",
         )
         self.store = self.parts.store()
         self.journal = self.parts.journal()

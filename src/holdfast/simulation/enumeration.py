@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import product
 
-from holdfast.simulation.faults import STEP_BOUNDARIES, Fault, FaultKind, FaultPlan, random_plan
+from holdfast.simulation.faults import STEP_BOUNDARIES, Fault, FaultKind, FaultPlan, baseline_plan, random_plan
 
 RANKS = 3
 WRITES = 30
 #: seeds from here on name enumerated schedules
 FIRST_SEED = 1_000_000_000
+#: from here on, random ones for the policies that others have
+FIRST_BASELINE_SEED = 2_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -48,6 +50,8 @@ def enumerated_plan(number: int) -> FaultPlan:
 
 def plan_of(seed: int) -> FaultPlan:
     """Return the plan of a seed, random or enumerated."""
+    if seed >= FIRST_BASELINE_SEED:
+        return baseline_plan(seed)
     return random_plan(seed) if seed < FIRST_SEED else enumerated_plan(seed - FIRST_SEED)
 
 

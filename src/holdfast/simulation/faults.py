@@ -47,6 +47,8 @@ class FaultPlan:
 
     crashes: the coordinator dies before its n-th writes (records, events and messages count; 1-based);
     crashes_after_strike: the same, counted from the first fault on.
+    ep_size: the world is a multiple of it, other nodes wait; 0: no such rule. restart: all workers are started again at
+    every change.
     """
 
     seed: int
@@ -57,6 +59,8 @@ class FaultPlan:
     micro_batches: int = 6
     micro_batch: int = 4
     checkpoint_every: int = 0
+    ep_size: int = 0
+    restart: bool = False
     start_spread: float = 0.05
     faults: tuple[Fault, ...] = ()
     crashes: tuple[int, ...] = ()
@@ -124,6 +128,21 @@ def random_plan(seed: int) -> FaultPlan:
         faults=tuple(faults),
         crashes=crashes,
         crash_down_s=rng.choice((0.01, 0.2, 1.5)),
+    )
+
+
+def baseline_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed for the policies that others have: a world held to multiples, restarts, or both."""
+    plan = random_plan(seed)
+    rng = Random(seed * 31 + 7)
+    ep_size = rng.choice((0, 1, 2, 2, 3, 4))
+    return replace(
+        plan,
+        nodes=max(plan.nodes, ep_size),
+        start_nodes=max(plan.start_nodes, ep_size),
+        workers_per_node=1 if ep_size else plan.workers_per_node,
+        ep_size=ep_size,
+        restart=ep_size == 0 or rng.random() < 0.5,
     )
 
 

@@ -158,7 +158,7 @@ class Injector:
             return
         started = cluster.store.record is not None and cluster.store.record.epoch > 0
         alive = sum(agent.alive for agent in cluster.agents.values())
-        for _ in range(alive, 1 if started else self._plan.start_nodes):
+        for _ in range(alive, max(1, self._plan.ep_size) if started else self._plan.start_nodes):
             cluster.add_node(f"n{self._next_node}")
             self._next_node += 1
 

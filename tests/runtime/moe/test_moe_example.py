@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "moe_gpt.py"
@@ -34,3 +35,15 @@ def test_more_experts_per_token_than_there_are_is_bad_input() -> None:
     done = run("--experts", "2", "--top-k", "3")
     assert done.returncode == 2
     assert "--top-k is 3 and --experts is 2" in done.stderr
+
+
+def test_a_routing_trace_that_does_not_fit_is_bad_input(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.npz"
+    np.savez(trace, tokens=np.ones((3, 2, 4)), iterations=np.arange(3))
+    done = run("--routing-trace", str(trace))
+    assert done.returncode == 2
+    assert "2 layers of 4 experts, the model has 2 layers of 8" in done.stderr
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"to be or not to be, that is the question. " * 100)
+    done = run("--routing-trace", str(trace), "--experts", "4", "--steps", "2", "--text", str(text))
+    assert done.returncode == 0, done.stderr

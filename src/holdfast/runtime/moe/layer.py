@@ -19,6 +19,7 @@ from holdfast.planning import DispatchScheme, scheme_named
 from holdfast.planning.arrays import IntArray
 from holdfast.runtime.communicator import LocalCommunicator
 from holdfast.runtime.moe import exchange
+from holdfast.runtime.moe.emulation import Emulation
 from holdfast.runtime.moe.exchange import Channel
 from holdfast.runtime.moe.experts import Activation, Experts
 from holdfast.runtime.moe.gate import Gate
@@ -114,6 +115,8 @@ class MoE(nn.Module):
         self.top_k = top_k
         self.routing = routing
         self.scheme = scheme_named(dispatch)
+        #: An emulated accelerator; None: expert computation takes as long as it takes.
+        self.emulation: Emulation | None = None
         gate_seed = torch.Generator().manual_seed((seed * 1_000_003 + layer) % (1 << 63))
         self.gate = Gate(dim, experts, top_k, aux_loss, gate_seed)
         self.experts = Experts(dim, hidden, experts, activation, seed=seed, layer=layer)
@@ -235,8 +238,13 @@ class MoE(nn.Module):
         leaving_AD = kernels.spread(tokens_TD, move.send_order, move.unsend, self.top_k)
         arrived_AD = exchange.all_to_all(leaving_AD, channel, move.send, move.receive)
         by_row_AD = kernels.reorder(arrived_AD, move.receive_order, move.unreceive)
-        done_AD = kernels.reorder(self.experts(by_row_AD, move.row_ends), move.unreceive, move.receive_order)
+        done_AD = kernels.reorder(self._compute(by_row_AD, move.row_ends), move.unreceive, move.receive_order)
         return exchange.all_to_all(done_AD, channel, move.receive, move.send)
+
+    def _compute(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
+        if self.emulation is None or self.binding.channel.state.void is not None:
+            return self.experts(tokens_AD, row_ends_R)
+        return self.emulation.run(lambda rows_AD: self.experts(rows_AD, row_ends_R), tokens_AD)
 
     def _agree(self, counts_E: torch.Tensor, dtype: torch.dtype | None) -> _Agreement | None:
         """Gather the counts, with what must be the same on all ranks; None where the step is void."""

@@ -1,0 +1,100 @@
+"""An emulated accelerator: expert computation takes a stated time per token (DESIGN.md 4).
+
+Two cores cannot show load imbalance between ranks: whoever computes, all wait for the same cores. A rank that sleeps
+for the time that its tokens would take lets the others go on, so that the slowest rank's load decides, as it does where
+each rank has an accelerator of its own. A assignments on this rank, D model dimension.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.errors import BadInputError
+
+#: The backward pass multiplies twice where the forward pass multiplies once.
+BACKWARD_FACTOR = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Emulation:
+    """Lets expert computation take at least so long: `seconds_per_token` forward, twice that backward.
+
+    The time that the computation really takes is part of it. now, sleep: of the clock, in seconds.
+    """
+
+    seconds_per_token: float
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        """Check the time.
+
+        Raises:
+            BadInputError: it is negative or no number.
+        """
+        if not 0 <= self.seconds_per_token < float("inf"):
+            raise BadInputError(
+                f"the emulated time per token is {self.seconds_per_token}: it must be 0 (no emulation) or more seconds"
+            )
+
+    def run(self, compute: Callable[[torch.Tensor], torch.Tensor], tokens_AD: torch.Tensor) -> torch.Tensor:
+        """Compute, forward now and backward later, no faster than stated."""
+        started = self.now()
+        watch = _Watch(self, self.seconds_per_token * BACKWARD_FACTOR * tokens_AD.shape[0])
+        out_AD = _Begin.apply(compute(_Finish.apply(tokens_AD, watch)), watch)  # type: ignore[arg-type]
+        self.rest(started, self.seconds_per_token * tokens_AD.shape[0])
+        return out_AD  # type: ignore[return-value]
+
+    def rest(self, started: float, seconds: float) -> None:
+        """Sleep for what is left of `seconds` from `started` on."""
+        left = started + seconds - self.now()
+        if left > 0:
+            self.sleep(left)
+
+
+class _Watch:
+    """When a backward pass began, and how long it is to take."""
+
+    def __init__(self, emulation: Emulation, seconds: float) -> None:
+        self.started = 0.0
+        self._emulation = emulation
+        self._seconds = seconds
+
+    def start(self) -> None:
+        self.started = self._emulation.now()
+
+    def stop(self) -> None:
+        self._emulation.rest(self.started, self._seconds)
+
+
+class _Begin(torch.autograd.Function):
+    """Behind the experts: in the backward pass it comes first."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, watch: _Watch) -> torch.Tensor:  # type: ignore[override]
+        ctx.watch = watch
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        ctx.watch.start()
+        return grad, None
+
+
+class _Finish(torch.autograd.Function):
+    """Before the experts: in the backward pass it comes last."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, watch: _Watch) -> torch.Tensor:  # type: ignore[override]
+        ctx.watch = watch
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        ctx.watch.stop()
+        return grad, None

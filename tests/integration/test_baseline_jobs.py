@@ -1,0 +1,84 @@
+"""The policies that others have, on real processes: static experts with idle nodes, and restarts from checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from job_cases import TINY_MOE, StartJob, calm_losses
+
+from holdfast.control.local_job import LocalJob
+from holdfast.observability.report import committed_steps, make_report, read_events
+
+STEPS = 24
+
+
+def check_losses(job: LocalJob, calm: list[float]) -> None:
+    """Wait until as many steps are committed as an undisturbed run has made, and compare."""
+    rolled_back = [place for place, event in enumerate(job.events) if event["event"] == "rolled_back"]
+    job.wait("step_committed", step=STEPS, since=max(rolled_back, default=0))
+    losses = [event["loss"] for event in committed_steps(job.events)]
+    assert losses[:STEPS] == pytest.approx(calm, rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return calm_losses(tmp_path_factory.mktemp("calm"), "--steps", str(STEPS), script=TINY_MOE)
+
+
+def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob, calm: list[float]) -> None:
+    options = ("--static-experts", "--emulate-compute", "0.0005")
+    job = start_job("--steps", "1000000", "--step-seconds", "0.2", nodes=5, options=options, script=TINY_MOE)
+    started = job.wait("epoch_started")
+    assert started["world"] == 4  # 8 experts, 6 slots a node: 2 nodes hold one replica of each
+    job.wait("step_committed", step=3)
+    status = json.loads(job.call("status", "--json"))
+    idle = [node["node"] for node in status["nodes"] if node["workers"][0]["rank"] is None]
+    assert len(idle) == 1
+    assert {len(held) for layer in status["experts"]["layers"] for held in layer.values()} == {4}
+    job.signal_node(started["members"][0])
+    again = job.wait("epoch_started", reason="failure")
+    assert again["world"] == 4
+    assert idle[0] in again["members"]
+    assert job.wait("recovered")["state_source"] == "replica"
+    check_losses(job, calm)
+
+
+def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(
+    start_job: StartJob, calm: list[float], tmp_path: Path
+) -> None:
+    options = ("--on-failure", "restart", "--static-experts", "--emulate-compute", "0.0002")
+    options = (*options, "--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "4")
+    job = start_job("--steps", "1000000", "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
+    job.wait("checkpoint_saved", step=4)
+    job.wait("step_committed", step=7)
+    job.signal_node(job.nodes()[1])
+    back = job.wait("rolled_back")
+    assert back["to_step"] == 4
+    assert back["why"] == "all workers were started again"
+    recovered = job.wait("recovered")
+    assert (recovered["action"], recovered["state_source"]) == ("restart", "checkpoint")
+    assert recovered["redo_s"] > 0
+    again = job.wait("epoch_started", reason="rollback")
+    assert again["world"] == 2
+    check_losses(job, calm)
+    assert len({pid for event in job.all("workers_changed") for pid in event["worker_pids"]}) >= 2
+    assert "EMULATED: 0.0002 s per token" in job.output()
+    assert make_report(read_events(job.events_file)).emulate_compute == 0.0002
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--on-failure", "restart"), "give --checkpoint DIR"),
+        (("--on-failure", "pray"), "--on-failure is 'pray': give reconfigure or restart"),
+        (("--ep-size", "2"), "together with --static-experts"),
+        (("--static-experts", "--workers-per-node", "2"), "give --workers-per-node 1"),
+        (("--emulate-compute", "-1"), "--emulate-compute is -1.0"),
+    ],
+)
+def test_options_that_do_not_go_together(start_job: StartJob, options: tuple[str, ...], why: str) -> None:
+    job = start_job(options=options)
+    assert job.wait_exit() == 2
+    assert why in job.output()
