@@ -10,7 +10,7 @@ MOE_SIZES := --steps 1000000 --dim 64 --hidden 128 --context 32
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
-	bench-reduction bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing
+	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing
 
 install: $(STAMP)
 
@@ -68,6 +68,10 @@ bench-reduction: install
 # step time of the MoE layer against plain static expert parallelism, in the same processes
 bench-moe: install
 	$(BIN)/python benchmarks/moe_step.py
+
+# token dispatch on a GPU: kernels beside a device copy, one layer beside plain ones
+bench-gpu: install
+	$(BIN)/python benchmarks/dispatch_gpu.py
 
 # the speed of planning: placement for 128 nodes, the dispatch schedule for 1,024 ranks
 bench-planning: install

@@ -3,7 +3,8 @@
 1. From loads to a migration (allocation, placement, recovery, migration after a loss of nodes): 58 layers with 256
    experts on 128 and on 10 nodes of 32 slots; 12 layers with 16 experts on 10 nodes of 6 slots.
 2. One rank's share of a token dispatch, row and column, for 1,024 ranks and 256 experts.
-3. The assignment of roles to nodes: optimal against greedy, and which is used.
+3. The dispatch schemes: how long a rank's share takes, and how evenly the ranks are loaded.
+4. The assignment of roles to nodes: optimal against greedy, and which is used.
 
 Times are processor time of this process: on a shared machine the wall clock measures the neighbours.
 
@@ -31,10 +32,9 @@ from holdfast.planning import (
     allocate,
     as_slots,
     dispatch_schedule,
-    minmax_capacities,
     plan_migration,
     recovery_curve,
-    replica_capacities,
+    schemes,
     strategy_named,
 )
 from holdfast.planning.migration import OPTIMAL_UP_TO_NODES, greedy_roles
@@ -110,8 +110,15 @@ def planning(nodes: int, slots: int, experts: int, layers: int, strategy: str, r
     ]
 
 
+def row_and_column(tokens: np.ndarray, replicas: np.ndarray, scheme: DispatchScheme, rank: int) -> None:
+    """Compute what one rank needs of a dispatch."""
+    schedule = dispatch_schedule(tokens, replicas, scheme)
+    schedule.send_row(rank)
+    schedule.receive_column(rank)
+
+
 def dispatch(runs: int) -> list[dict[str, Any]]:
-    """Time one rank's row and column for 1,024 ranks x 256 experts, and the min-max capacities."""
+    """Time one rank's row and column for 1,024 ranks x 256 experts."""
     experts, ranks, slots = 256, 1024, 6
     rng = np.random.default_rng(0)
     tokens = rng.multinomial(4096, rng.dirichlet(np.full(experts, 0.3)), size=ranks).T.astype(np.int64)
@@ -122,20 +129,42 @@ def dispatch(runs: int) -> list[dict[str, Any]]:
     print(f"Dispatch, {ranks} ranks x {experts} experts, one rank's row and column:")
 
     def share(scheme: DispatchScheme) -> None:
-        schedule = dispatch_schedule(tokens, replicas, scheme)
-        schedule.send_row(517)
-        schedule.receive_column(517)
+        row_and_column(tokens, replicas, scheme, 517)
 
     near = NodeInterval(np.arange(ranks) // 8)
-    results = [
+    return [
         line("interval", time_runs(lambda: share(Interval()), runs), 20.0),
         line("interval, same node first (8 ranks a node)", time_runs(lambda: share(near), runs), 20.0),
-        line("proportional (Algorithm 1)", time_runs(lambda: share(Proportional()), runs), None),
+        line("proportional (Algorithm 1)", time_runs(lambda: share(Proportional()), runs), 20.0),
     ]
-    busiest = [int(find(tokens, replicas).sum(axis=0).max()) for find in (replica_capacities, minmax_capacities)]
-    note = f"busiest rank {busiest[1]} tokens instead of {busiest[0]}, mean {int(tokens.sum()) // ranks}"
-    times = time_runs(lambda: minmax_capacities(tokens, replicas), max(runs // 3, 3))
-    results.append(line("min-max capacities (optional)", times, None, note))
+
+
+def balance(runs: int) -> list[dict[str, Any]]:
+    """Compare the schemes: the time of one rank's row and column, and the busiest rank over the mean.
+
+    The placement follows loads that the tokens have drifted away from, as between two rebalances.
+    """
+    print("Dispatch schemes, one rank's row and column; the busiest rank's tokens over the mean:")
+    results: list[dict[str, Any]] = []
+    for ranks, experts, slots in ((4, 8, 6), (10, 16, 6), (32, 64, 6), (128, 256, 6)):
+        rng = np.random.default_rng(ranks)
+        popular = rng.dirichlet(np.full(experts, 0.5))
+        per_rank = as_slots(slots, ranks)
+        allocation = allocate((popular * 1e6).astype(np.int64)[None], per_rank, fault_threshold=2)
+        assert isinstance(allocation, Allocation)
+        problem = PlacementProblem(
+            replicas=allocation.replicas, slots=per_rank, fault_threshold=allocation.fault_threshold.given
+        )
+        replicas = strategy_named("mro").place(problem)[0]
+        drifted = popular * rng.uniform(0.5, 1.5, experts)
+        tokens = rng.multinomial(4096, drifted / drifted.sum(), size=ranks).T.astype(np.int64)
+        for scheme in schemes().values():
+            times = time_runs(lambda scheme=scheme, t=tokens, r=replicas: row_and_column(t, r, scheme, 1), runs)
+            capacities = dispatch_schedule(tokens, replicas, scheme).capacities
+            busiest = float(capacities.sum(axis=0).max() * ranks / tokens.sum())
+            name = f"{scheme.name}, {ranks} ranks x {experts} experts"
+            results.append(line(name, times, None, f"busiest {busiest:.3f}x the mean"))
+            results[-1]["busiest_over_mean"] = busiest
     return results
 
 
@@ -162,6 +191,7 @@ def main() -> None:
         for size in ((128, 32, 256, 58), (10, 32, 256, 58), (10, 6, 16, 12)):
             results[f"{strategy} {size}"] = planning(*size, strategy, options.runs)
     results["dispatch"] = dispatch(options.runs)
+    results["balance"] = balance(options.runs)
     results["assignment"] = assignment(options.runs)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")

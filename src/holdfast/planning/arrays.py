@@ -5,8 +5,12 @@ L layers, E experts, N nodes (or ranks, where a function says so), G groups of n
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
+
+Row = TypeVar("Row", bound=np.generic)
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -16,3 +20,34 @@ FloatArray = NDArray[np.float64]
 def indices(number: int) -> IntArray:
     """Return 0, 1, ..., number - 1."""
     return np.arange(number, dtype=np.int64)
+
+
+def stable_order(values: IntArray) -> IntArray:
+    """Return the stable ascending order of each row of *values* `[L, E]`; numpy sorts 16 bits five times faster."""
+    narrow = np.iinfo(np.int16)
+    fits = values.size and narrow.min <= int(values.min()) and int(values.max()) <= narrow.max
+    return np.argsort(values.astype(np.int16) if fits else values, axis=1, kind="stable")
+
+
+def sum_over_nodes(counts: IntArray) -> IntArray:
+    """Return `counts.sum(axis=2)` `[L, E]` of *counts* `[L, E, N]`; numpy's own sum is slow for few numbers each."""
+    return np.einsum("len->le", counts)
+
+
+def take_rows(table: NDArray[Row], order: IntArray) -> NDArray[Row]:
+    """Return *table* `[L, E, ...]` with the rows of each layer in *order* `[L, E]` (as `take_along_axis`, faster)."""
+    return table.reshape(-1, *table.shape[2:])[_flat(order, table.shape[1])]
+
+
+def put_rows(table: NDArray[Row], order: IntArray, rows: NDArray[Row]) -> None:
+    """Write *rows* `[L, M, ...]` into *table* `[L, E, ...]`, contiguous, at *order* `[L, M]` of each layer."""
+    table.reshape(-1, *table.shape[2:])[_flat(order, table.shape[1])] = rows
+
+
+def true_places(mask: BoolArray) -> tuple[IntArray, ...]:
+    """Return `np.nonzero(mask)`, faster for masks of three axes."""
+    return np.unravel_index(np.flatnonzero(mask), mask.shape)
+
+
+def _flat(order: IntArray, experts: int) -> IntArray:
+    return order + (indices(order.shape[0]) * experts)[:, None]

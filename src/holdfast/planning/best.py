@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, put_rows, stable_order
 from holdfast.planning.fill import deal
 from holdfast.planning.keep import deal_keeping, rows_for_experts
 from holdfast.planning.migration import assign_roles, node_kinds
@@ -30,6 +30,8 @@ _STARTS = 6
 _KICKS = 6
 #: Random orders of loss where recovery cannot be computed exactly; enough to tell strategies apart.
 _SAMPLES = 2000
+#: Recovery of equal worth may differ by this.
+_ROUNDING = 1e-9
 #: Weighted recovery that is not worth a search.
 _NEGLIGIBLE = 2e-3
 
@@ -41,10 +43,15 @@ class Best:
 
     def place(self, problem: PlacementProblem) -> IntArray:
         """See `Strategy.place`."""
-        rivals = [Mro().place(problem), Spread().place(problem)]
-        curves = [recovery_curve(counts, samples=_SAMPLES) for counts in rivals]
+        losses = Losses(problem.nodes) if problem.nodes <= SEARCH_UP_TO_NODES else None
+        bound = np.ones(problem.nodes + 1) if losses is None else _upper_bound(problem, losses)
+        rivals = [Mro().place(problem)]
+        curves = [recovery_curve(rivals[0], samples=_SAMPLES)]
+        if (curves[0].probability < bound - _ROUNDING).any():
+            rivals.append(Spread().place(problem))
+            curves.append(recovery_curve(rivals[1], samples=_SAMPLES))
         objective = _objective(problem, curves)
-        pattern = _best_pattern(problem, rivals, objective)
+        pattern, value = _best_pattern(problem, rivals, objective, losses, bound)
         if problem.racks is not None:
             pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
         own = build(problem, trim(pattern, problem.fault_threshold))
@@ -52,8 +59,11 @@ class Best:
             # Racks come before nodes, and the rivals know none.
             return own
         values = [objective.value(curve.probability) for curve in curves]
-        # Recovery of equal worth differs by rounding only.
-        if objective.value(recovery_curve(own, samples=_SAMPLES).probability) >= max(values) - 1e-9:
+        if losses is None:
+            # Sampled, patterns and placements are compared on their own samples.
+            value = objective.value(recovery_curve(own, samples=_SAMPLES).probability)
+        # Own hosts all that the pattern does. Recovery of equal worth differs by rounding only.
+        if value >= max(values) - _ROUNDING:
             return own
         return rivals[int(np.argmax(values))]
 
@@ -70,11 +80,12 @@ def _objective(problem: PlacementProblem, rivals: list[RecoveryCurve]) -> Object
     return Objective(weights=weights, floor=np.where(matters, floor, 0.0))
 
 
-def _best_pattern(problem: PlacementProblem, rivals: list[IntArray], objective: Objective) -> BoolArray:
-    """Return the pattern `[E, N]` of the highest value, rows by rank."""
+def _best_pattern(
+    problem: PlacementProblem, rivals: list[IntArray], objective: Objective, losses: Losses | None, bound: FloatArray
+) -> tuple[BoolArray, float]:
+    """Return the pattern `[E, N]` of the highest value, rows by rank, and that value; no recovery exceeds *bound*."""
     profile = np.minimum(profile_of(problem.replicas), problem.nodes)
     room = Room(most=profile, threshold=problem.fault_threshold, slots=problem.slots)
-    losses = Losses(problem.nodes) if problem.nodes <= SEARCH_UP_TO_NODES else None
     curve_of = _pattern_curve if losses is None else losses.curve_of
     # MRO comes first: among equals it stays.
     starts = [common_pattern(counts, problem.replicas) for counts in rivals] + group_patterns(profile, problem.slots)
@@ -82,8 +93,8 @@ def _best_pattern(problem: PlacementProblem, rivals: list[IntArray], objective: 
     valued = [(objective.value(curve_of(pattern)), pattern) for pattern in whole if pattern is not None]
     valued.sort(key=lambda pair: -pair[0])
     value, pattern = valued[0]
-    if losses is None or objective.value(_upper_bound(problem, losses)) - value < _NEGLIGIBLE:
-        return pattern
+    if losses is None or objective.value(bound) - value < _NEGLIGIBLE:
+        return pattern, value
     budget = _BUDGET_SMALL if problem.nodes <= _SMALL_NODES else _BUDGET
     climber = Climber(losses, objective, room, budget)
     climbed = [climber.climb(start) for _, start in valued[:_STARTS]]
@@ -92,7 +103,7 @@ def _best_pattern(problem: PlacementProblem, rivals: list[IntArray], objective: 
     if value < 0:
         # Below a rival where it matters (seen with uneven slots only): worth the time of a longer search.
         pattern, value = Climber(losses, objective, room, _BUDGET_SMALL).explore(pattern, value, kicks=10 * _KICKS)
-    return pattern
+    return pattern, value
 
 
 def _pattern_curve(pattern: BoolArray) -> FloatArray:
@@ -124,8 +135,7 @@ def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     """
     layers = problem.replicas.shape[0]
     counts = np.empty((layers, *pattern.shape), dtype=np.int64)
-    order = np.argsort(problem.replicas, axis=1, kind="stable")
-    counts[indices(layers)[:, None], order] = pattern
+    put_rows(counts, stable_order(problem.replicas), pattern)
     if problem.previous is None:
         return deal(counts, problem.replicas, problem.slots)
     kinds = node_kinds(problem.slots, problem.racks)

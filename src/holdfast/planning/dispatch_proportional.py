@@ -41,16 +41,15 @@ class _Piles(Match):
 
     def send_row(self, rank: int) -> IntArray:
         start, stop = _stretch(self.token_ends, rank)
-        total = self.token_ends[:, -1:]
-        ends = self.free_ends
-        below = _count(stop, ends, total, self.piles) - _count(start, ends, total, self.piles)
+        cut = _cut(self.free_ends, self.token_ends[:, -1:], self.piles)
+        below = _below(_deal(stop, self.piles), cut) - _below(_deal(start, self.piles), cut)
         return np.diff(below, axis=1, prepend=0)
 
     def receive_column(self, rank: int) -> IntArray:
         start, stop = _stretch(self.free_ends, rank)
         total = self.token_ends[:, -1:]
-        ends = self.token_ends
-        below = _count(ends, stop, total, self.piles) - _count(ends, start, total, self.piles)
+        dealt = _deal(self.token_ends, self.piles)
+        below = _below(dealt, _cut(stop, total, self.piles)) - _below(dealt, _cut(start, total, self.piles))
         return np.diff(below, axis=1, prepend=0)
 
 
@@ -61,20 +60,29 @@ def _stretch(ends: IntArray, rank: int) -> tuple[IntArray, IntArray]:
     return start, stop
 
 
-def _count(source: IntArray, target: IntArray, total: IntArray, piles: IntArray) -> IntArray:
-    """Count tokens among the first *source* that end up within the first *target* of the line.
+def _deal(tokens: IntArray, piles: IntArray) -> tuple[IntArray, IntArray]:
+    """Return how many rounds over all piles the first *tokens* make, and how many piles have got one more."""
+    rounds = tokens // piles
+    return rounds, tokens - rounds * piles
 
-    The piles' heights differ by at most one: pile v < total % piles has one token more. A pile counts
-    the tokens dealt to it so far that lie below the height at which *target* cuts it.
+
+def _cut(target: IntArray, total: IntArray, piles: IntArray) -> tuple[IntArray, IntArray]:
+    """Return how many whole piles lie within the first *target* of the line, and how much of the next one.
+
+    The piles' heights differ by at most one: pile v < total % piles has one token more.
     """
     low, tall = np.divmod(total, piles)
-    height = low + 1
-    rounds, dealt = np.divmod(source, piles)
-    in_tall = target < tall * height
-    past_tall = np.maximum(target - tall * height, 0)
-    full = np.where(in_tall, target // height, tall + past_tall // np.maximum(low, 1))
-    cut = np.where(in_tall, target % height, past_tall % np.maximum(low, 1))
-    # Piles 0 .. full-1 count all they got; pile `full` counts at most `cut`.
-    whole = rounds * full + np.minimum(dealt, full)
-    partial = np.minimum(rounds + (dealt > full), cut)
-    return whole + partial
+    past_tall = target - tall * (low + 1)
+    in_tall = past_tall < 0
+    # One division by the height of the piles that the cut is in.
+    rest = np.where(in_tall, target, past_tall)
+    height = np.where(in_tall, low + 1, np.maximum(low, 1))
+    full = rest // height
+    return full + np.where(in_tall, 0, tall), rest - full * height
+
+
+def _below(dealt: tuple[IntArray, IntArray], cut: tuple[IntArray, IntArray]) -> IntArray:
+    """Count tokens among the first *dealt* that end up below the *cut*: in each pile those dealt to it so far."""
+    (rounds, more), (full, height) = dealt, cut
+    # Piles 0 .. full-1 count all they got; pile `full` counts at most `height`.
+    return rounds * full + np.minimum(more, full) + np.minimum(rounds + (more > full), height)

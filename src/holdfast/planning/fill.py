@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import IntArray, indices
+from holdfast.planning.arrays import IntArray, indices, sum_over_nodes, true_places
 
 
 def deal(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntArray:
@@ -14,12 +14,12 @@ def deal(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntArray:
     as many nodes as a round has.
     """
     layers, experts = replicas.shape
-    in_hand = replicas - counts.sum(axis=2)
+    in_hand = replicas - sum_over_nodes(counts)
     free = slots - counts.sum(axis=1)
     if not in_hand.any():
         return counts
     rounds = indices(int(free.max()))[None, :, None] < free[:, None, :]
-    layer, _, node = np.nonzero(rounds)
+    layer, _, node = true_places(rounds)
     expert = np.repeat(np.tile(indices(experts), layers), in_hand.ravel())
     return counts + _tally(layer, expert, node, counts.shape)
 

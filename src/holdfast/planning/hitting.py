@@ -13,6 +13,9 @@ import numpy as np
 
 from holdfast.planning.arrays import BoolArray, IntArray, indices
 
+#: Up to this many nodes, 2**nodes flags cost less than a sort.
+_TABLE_NODES = 16
+
 
 def smallest_sets(hosts: BoolArray) -> BoolArray:
     """Return the distinct host sets `[S, N]` that contain no other, from *hosts* `[..., N]`."""
@@ -28,7 +31,14 @@ def smallest_sets(hosts: BoolArray) -> BoolArray:
 
 
 def _distinct(rows: BoolArray) -> BoolArray:
-    """Return the distinct rows; as 64-bit words, since sorting bytes row by row is ten times slower."""
+    """Return the distinct rows, in the order of their bits; sorting bytes row by row is ten times slower than words."""
+    nodes = rows.shape[1]
+    if nodes <= _TABLE_NODES:
+        # One flag per possible row, numbered by its bits as below; sums of powers of two are exact in float32.
+        bits = indices(nodes) // 8 * 8 + 7 - indices(nodes) % 8
+        seen = np.zeros(1 << _TABLE_NODES, dtype=np.bool_)
+        seen[(rows.astype(np.float32) @ (1 << bits).astype(np.float32)).astype(np.int64)] = True
+        return (np.flatnonzero(seen)[:, None] >> bits) & 1 == 1
     packed = np.packbits(rows, axis=1)
     padded = np.zeros((len(rows), -(-packed.shape[1] // 8) * 8), dtype=np.uint8)
     padded[:, : packed.shape[1]] = packed

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+from holdfast.planning.arrays import (
+    BoolArray,
+    IntArray,
+    put_rows,
+    stable_order,
+    sum_over_nodes,
+    take_rows,
+)
 from holdfast.planning.fill import deal
 from holdfast.planning.solvers import best_assignment
 
@@ -25,16 +33,16 @@ def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: IntArray) -> 
     kind_of = kind_of.reshape(-1)
     needed = kinds.sum(axis=1)
     # [L, E, kinds of rows]: how many hosts of such a row hold the expert.
-    kept: FloatArray = ((held > 0).astype(np.float32) @ kinds.T.astype(np.float32)).astype(np.float64)
-    kept[replicas[:, :, None] < needed] = _IMPOSSIBLE
+    having = (held > 0).reshape(-1, held.shape[2]).astype(np.float32)
+    kept = (having @ kinds.T.astype(np.float32)).reshape(*replicas.shape, len(kinds))
+    np.copyto(kept, _IMPOSSIBLE, where=replicas[:, :, None] < needed)
     if replicas.size * replicas.shape[1] <= _OPTIMAL_UP_TO:
         return np.stack([best_assignment(gain[:, kind_of]) for gain in kept])
     settled = _settle(kept == needed, kind_of)
-    rows = np.empty_like(replicas)
-    for layer, gain in enumerate(kept):
-        assigned = _assign_others(gain, kind_of, settled[layer])
-        fits = gain[indices(assigned.size), kind_of[assigned]] > _IMPOSSIBLE
-        rows[layer] = assigned if fits.all() else best_assignment(gain[:, kind_of])
+    rows = np.stack([_assign_others(gain, kind_of, rows) for gain, rows in zip(kept, settled, strict=True)])
+    gains = np.take_along_axis(kept, kind_of[rows][:, :, None], axis=2)
+    for layer in np.flatnonzero(gains.min(axis=(1, 2)) <= _IMPOSSIBLE):
+        rows[layer] = best_assignment(kept[layer][:, kind_of])
     return rows
 
 
@@ -50,14 +58,14 @@ def _settle(content: BoolArray, kind_of: IntArray) -> IntArray:
     return settled
 
 
-def _assign_others(kept: FloatArray, kind_of: IntArray, settled: IntArray) -> IntArray:
+def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArray) -> IntArray:
     """Give the experts without a row the rows that are left."""
     is_open = np.ones(settled.size, dtype=np.bool_)
     is_open[settled[settled >= 0]] = False
     open_rows, experts = np.flatnonzero(is_open), np.flatnonzero(settled < 0)
     rows = settled.copy()
     if experts.size:
-        rows[experts] = open_rows[best_assignment(kept[np.ix_(experts, kind_of[open_rows])])]
+        rows[experts] = open_rows[best_assignment(kept[experts[:, None], kind_of[open_rows]])]
     return rows
 
 
@@ -67,21 +75,25 @@ def deal_keeping(counts: IntArray, replicas: IntArray, slots: IntArray, held: In
     First copies that nodes hold, then doubles on nodes that host the expert anyway (which cost no move), then the rest.
     Experts with the most replicas in hand choose first.
     """
-    order = np.argsort(counts.sum(axis=2) - replicas, axis=1, kind="stable")
-    # One contiguous table [L, E] per node, experts in order.
-    by_node = np.ascontiguousarray(np.take_along_axis(counts, order[:, :, None], axis=1).transpose(2, 0, 1))
-    had = np.ascontiguousarray(np.take_along_axis(held > 0, order[:, :, None], axis=1).transpose(2, 0, 1))
-    in_hand = np.take_along_axis(replicas, order, axis=1) - by_node.sum(axis=0)
-    free = slots[:, None] - by_node.sum(axis=2)
+    excess = sum_over_nodes(counts) - replicas
+    # Only experts with replicas in hand take part: the first of each layer, [L, M].
+    order = stable_order(excess)[:, : int((excess < 0).sum(axis=1).max())]
+    in_hand = -take_rows(excess, order)
+    # One contiguous table [L, M] per node.
+    by_node = np.ascontiguousarray(take_rows(counts, order).transpose(2, 0, 1))
+    had = np.ascontiguousarray((take_rows(held, order) > 0).transpose(2, 0, 1))
+    free = slots[:, None] - counts.sum(axis=1).T
     for doubles in (False, True):
         for node, here in enumerate(by_node):
             wanted = np.where(here > 0, in_hand, 0) if doubles else (had[node] & (here == 0) & (in_hand > 0))
+            if not wanted.any():
+                continue
             put = _first(wanted.astype(np.int64), free[node])
             here += put
             in_hand -= put
             free[node] -= put.sum(axis=1)
-    kept = np.empty_like(counts)
-    np.put_along_axis(kept, order[:, :, None], by_node.transpose(1, 2, 0), axis=1)
+    kept = counts.copy()
+    put_rows(kept, order, by_node.transpose(1, 2, 0))
     return deal(kept, replicas, slots)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import IntArray, indices
+from holdfast.planning.arrays import IntArray, indices, put_rows, stable_order
 from holdfast.planning.fill import deal
 from holdfast.planning.guarantee import with_guarantee
 from holdfast.planning.placement import PlacementProblem
@@ -66,9 +66,10 @@ def place_groups(problem: PlacementProblem, width: int, sizes: IntArray) -> IntA
         start, stop = extra_start[:, group, None], (extra_start + extra)[:, group, None]
         inside = core | ((position >= start) & (position < stop))
         by_rank[:, group * width : (group + 1) * width, :] = inside[:, None, :]
-    order = np.argsort(problem.replicas, axis=1, kind="stable")
     counts = np.empty_like(by_rank)
-    counts[indices(layers)[:, None], order] = by_rank
+    put_rows(counts, stable_order(problem.replicas), by_rank)
+    if (problem.slots >= width).all():
+        return counts
     # Position p of the pattern is a node with at least `width` slots, for all positions in use.
     nodes = np.argsort(problem.slots < width, kind="stable")
     placed = np.empty_like(counts)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, IntArray
+from holdfast.planning.arrays import BoolArray, IntArray, stable_order, take_rows
 from holdfast.planning.hitting import smallest_sets
 
 
@@ -82,8 +82,7 @@ def _share_nodes(wanted: IntArray, nodes: int) -> IntArray:
 
 def common_pattern(counts: IntArray, replicas: IntArray) -> BoolArray:
     """Return the hosts `[E, N]` that the expert of each rank has in every layer of a placement `[L, E, N]`."""
-    order = np.argsort(replicas, axis=1, kind="stable")
-    return np.logical_and.reduce(np.take_along_axis(counts > 0, order[:, :, None], axis=1), axis=0)
+    return np.logical_and.reduce(take_rows(counts > 0, stable_order(replicas)), axis=0)
 
 
 def complete(pattern: BoolArray, room: Room) -> BoolArray | None:
@@ -110,11 +109,10 @@ def trim(pattern: BoolArray, threshold: int) -> BoolArray:
     An expert whose hosts include all hosts of another one is safe whenever that one is, so these are enough for it, if
     they are *threshold* nodes. What is trimmed is free to be filled as suits the migration.
     """
-    order = np.argsort(pattern.sum(axis=1), kind="stable")
-    trimmed = pattern.copy()
     smallest = smallest_sets(pattern[pattern.sum(axis=1) >= threshold])
-    for rank in order:
-        inside = smallest[~(smallest & ~pattern[rank]).any(axis=1)]
-        if len(inside):
-            trimmed[rank] = inside[0]
-    return trimmed
+    if not len(smallest):
+        return pattern.copy()
+    # [E, sets]: how many of the set's nodes are not among the expert's.
+    outside = (~pattern).astype(np.float32) @ smallest.T.astype(np.float32)
+    inside = outside == 0
+    return np.where(inside.any(axis=1)[:, None], smallest[inside.argmax(axis=1)], pattern)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -15,7 +16,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray
 
 
-def best_assignment(gain: FloatArray) -> IntArray:
+def best_assignment(gain: FloatArray | NDArray[np.float32]) -> IntArray:
     """Return a column for each row of *gain* `[R, C]`, R <= C, all different, with the largest sum."""
     _, columns = linear_sum_assignment(gain, maximize=True)
     return np.asarray(columns, dtype=np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import IntArray
+from holdfast.planning.arrays import IntArray, put_rows, stable_order, take_rows
 from holdfast.planning.fill import deal
 from holdfast.planning.guarantee import with_guarantee
 from holdfast.planning.placement import PlacementProblem
@@ -23,8 +23,8 @@ class Spread:
         """See `Strategy.place`."""
         layers, experts = problem.replicas.shape
         empty = np.zeros((layers, experts, problem.nodes), dtype=np.int64)
-        order = np.argsort(problem.replicas, axis=1, kind="stable")
-        in_order = deal(empty, np.take_along_axis(problem.replicas, order, axis=1), problem.slots)
+        order = stable_order(problem.replicas)
+        in_order = deal(empty, take_rows(problem.replicas, order), problem.slots)
         counts = np.empty_like(in_order)
-        np.put_along_axis(counts, order[:, :, None], in_order, axis=1)
+        put_rows(counts, order, in_order)
         return with_guarantee(counts, problem.slots, problem.fault_threshold)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, IntArray, indices
+from holdfast.planning.arrays import BoolArray, IntArray, indices, sum_over_nodes, true_places
 
 #: Up to this many transfers senders are chosen one by one and then evened out to the optimum; above, in chunks.
 _EXACT_UP_TO_TRANSFERS = 2048
@@ -43,10 +43,11 @@ def plan_transfers(
     """
     have = held > 0
     missing = (wanted > 0) & ~have
-    live = have.sum(axis=2)
-    lost_mask = missing.any(axis=2) & (live == 0)
-    lost = tuple((int(layer), int(expert)) for layer, expert in np.argwhere(lost_mask))
-    layer, expert, destination = np.nonzero(missing & ~lost_mask[:, :, None])
+    live = sum_over_nodes(have.astype(np.int64))
+    layer, expert, destination = true_places(missing)
+    alive = live[layer, expert] > 0
+    lost = tuple(dict.fromkeys(zip(layer[~alive].tolist(), expert[~alive].tolist(), strict=True)))
+    layer, expert, destination = layer[alive], expert[alive], destination[alive]
     nth = _nth_request(layer, expert)
     # Endangered experts first, and of each expert the first missing copy before its second one.
     order = np.lexsort((nth, live[layer, expert] + nth))

@@ -1,0 +1,262 @@
+"""Token dispatch on a GPU: each kernel's bytes per second beside a device copy, a MoE layer beside plain ones.
+
+1. Each kernel (Triton's, and torch's own indexing) with the bytes that it must read and write at the least, as a share
+   of the bytes per second of a device copy of the same tokens (8192 x 4096 in bfloat16), with cold caches.
+2. The plan of a dispatch: from gathered counts to the orders of the rows, among 8 ranks.
+3. One MoE layer, forward and backward, all experts on one GPU: ours with Triton's kernels and with torch's, a plain
+   loop over the experts, and `grouped_mm` with torch's own permutation. All four must agree before they are timed.
+
+Results go to `benchmarks/results/`, named after the machine's GPU. Without a GPU it says so and exits 2;
+`--device cpu` tries all of it on small sizes (with `TRITON_INTERPRET=1` in Triton's interpreter), and means nothing.
+
+    python benchmarks/dispatch_gpu.py [--tokens 8192] [--dim 4096] [--repeats 50] [--device cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from holdfast.planning import Interval
+from holdfast.runtime.communicator import LocalCommunicator
+from holdfast.runtime.moe.exchange import Channel
+from holdfast.runtime.moe.kernels import Question, TokenKernels, triton_is_there
+from holdfast.runtime.moe.layer import MoE
+from holdfast.runtime.moe.placement import everywhere
+from holdfast.runtime.moe.rounds import StepState
+from holdfast.runtime.moe.torch_kernels import TorchKernels
+
+WARM_UP = 5
+RANKS = 8
+_BALLAST = 1 << 30
+
+
+def makers(device: torch.device) -> list[TokenKernels]:
+    """Return the kernels that can run here."""
+    found: list[TokenKernels] = [TorchKernels()]
+    if triton_is_there() and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
+        from holdfast.runtime.moe.triton_kernels import TritonKernels
+
+        found.append(TritonKernels())
+    return found
+
+
+def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Return the seconds of each of *repeats* runs, on the device's own clock where it has one, with cold caches."""
+    for _ in range(WARM_UP):
+        run()
+    if device.type != "cuda":
+        times = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - began)
+        return times
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    ballast = torch.empty(_BALLAST, dtype=torch.uint8, device=device)
+    for begin, end in marks:
+        # Empties the cache, and keeps the device busy until the host has launched what is to be timed.
+        ballast.zero_()
+        begin.record()
+        run()
+        end.record()
+    torch.cuda.synchronize(device)
+    return [begin.elapsed_time(end) / 1e3 for begin, end in marks]
+
+
+# ---- the kernels ----
+
+
+def kernel_runs(kernels: TokenKernels, args: argparse.Namespace) -> dict[str, tuple[Callable[[], object], int]]:
+    """Return each kernel's run, and the bytes that it must move."""
+    device, dtype, top_k = args.device, args.dtype, args.top_k
+    order = torch.randperm(args.tokens, device=device)
+    inverse = torch.argsort(order)
+    tokens = torch.randn(args.tokens, args.dim, device=device, dtype=dtype, requires_grad=True)
+    few = args.tokens // top_k
+    few_tokens = tokens.detach()[:few].clone().requires_grad_()
+    rows = torch.randn(few * top_k, args.dim, device=device, dtype=dtype, requires_grad=True)
+    weights = torch.rand(few, top_k, device=device, requires_grad=True)
+    shuffled = order[order < few * top_k]
+    back = torch.argsort(shuffled)
+    spread = kernels.spread(few_tokens, shuffled, back, top_k)
+    combined = kernels.combine(rows, weights, shuffled, back, dtype)
+    many, less = rows.detach(), few_tokens.detach()
+
+    def backward(out: torch.Tensor, leaves: list[torch.Tensor], grad: torch.Tensor) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
+
+    row, token = rows.numel() * rows.element_size(), less.numel() * less.element_size()
+    plain, factors = tokens.detach(), weights.detach()
+    return {
+        "reorder": (lambda: kernels.reorder(plain, order, inverse), 2 * plain.nbytes),
+        f"spread, top {top_k}": (lambda: kernels.spread(less, shuffled, back, top_k), row + token),
+        "spread, backward": (backward(spread, [few_tokens], many), row + token),
+        f"combine, top {top_k}": (lambda: kernels.combine(many, factors, shuffled, back, dtype), row + token),
+        "combine, backward": (backward(combined, [rows, weights], less), 2 * row + token),
+    }
+
+
+def bench_kernels(args: argparse.Namespace) -> list[dict[str, Any]]:
+    source = torch.randn(args.tokens, args.dim, device=args.device, dtype=args.dtype)
+    target = torch.empty_like(source)
+    copy = seconds(lambda: target.copy_(source), args.device, args.repeats)
+    bandwidth = 2 * source.nbytes / statistics.median(copy)
+    print(
+        f"{args.tokens} x {args.dim} {args.dtype}; a device copy of them: {bandwidth / 1e9:.0f} GB/s (read + written)"
+    )
+    results: list[dict[str, Any]] = [{"name": "device copy", "gb_per_s": bandwidth / 1e9}]
+    for kernels in makers(args.device):
+        for name, (run, size) in kernel_runs(kernels, args).items():
+            times = seconds(run, args.device, args.repeats)
+            rate = size / statistics.median(times)
+            goal = "  asked >= 0.7" if kernels.name == "triton" else ""
+            spread = f"({min(times) * 1e6:.0f}..{max(times) * 1e6:.0f} us)"
+            print(f"  {kernels.name:7} {name:18} {rate / 1e9:8.0f} GB/s  {rate / bandwidth:.2f}x of it {spread}{goal}")
+            results.append({"name": name, "kernels": kernels.name, "gb_per_s": rate / 1e9, "of_copy": rate / bandwidth})
+    return results
+
+
+# ---- the plan ----
+
+
+def bench_plan(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    shares = rng.dirichlet(np.full(args.experts, 0.5))
+    assigned = [rng.choice(args.experts, args.tokens, p=shares) for _ in range(RANKS)]
+    tokens = np.stack([np.bincount(mine, minlength=args.experts) for mine in assigned], axis=1)
+    replicas = rng.integers(0, 2, (args.experts, RANKS))
+    replicas[np.arange(args.experts), rng.integers(0, RANKS, args.experts)] += 1
+    question = Question(
+        assigned_A=torch.from_numpy(assigned[0]).to(args.device),
+        tokens_EN=torch.from_numpy(tokens).to(args.device),
+        replicas=replicas,
+        rank=0,
+        row_experts=np.flatnonzero(replicas[:, 0]).tolist(),
+        scheme=Interval(),
+    )
+    print(f"The plan of {args.tokens} assignments a rank, {args.experts} experts, {RANKS} ranks:")
+    results: list[dict[str, Any]] = []
+    for kernels in makers(args.device):
+        times = seconds(lambda kernels=kernels: kernels.plan(question), args.device, args.repeats)
+        print(f"  {kernels.name:7} median {statistics.median(times) * 1e3:.3f} ms ({min(times) * 1e3:.3f} at best)")
+        results.append({"kernels": kernels.name, "median_ms": statistics.median(times) * 1e3})
+    return results
+
+
+# ---- the layer ----
+
+
+def choose(layer: MoE, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    choice = layer.gate(tokens)
+    return choice.experts, choice.weights
+
+
+def plain_loop(layer: MoE, tokens: torch.Tensor) -> torch.Tensor:
+    """One expert after the other, as plainly as possible."""
+    experts, weights = choose(layer, tokens)
+    out = torch.zeros_like(tokens, dtype=weights.dtype)
+    for expert in range(layer.experts.experts):
+        token, place = torch.where(experts == expert)
+        hidden = layer.experts.activation(tokens[token] @ layer.experts.w1[expert])
+        out = out.index_add(0, token, (hidden @ layer.experts.w2[expert]) * weights[token, place, None])
+    return out.to(tokens.dtype)
+
+
+def torch_permutation(layer: MoE, tokens: torch.Tensor) -> torch.Tensor:
+    """`grouped_mm` between torch's own sort, index and index_add."""
+    experts, weights = choose(layer, tokens)
+    flat = experts.reshape(-1)
+    order = flat.argsort(stable=True)
+    ends = torch.bincount(flat, minlength=layer.experts.experts).cumsum(0).to(torch.int32)
+    hidden = layer.experts.activation(F.grouped_mm(tokens[order // layer.top_k], layer.experts.w1, offs=ends))
+    done = F.grouped_mm(hidden, layer.experts.w2, offs=ends) * weights.reshape(-1)[order, None]
+    out = torch.zeros_like(tokens, dtype=weights.dtype)
+    return out.index_add(0, order // layer.top_k, done).to(tokens.dtype)
+
+
+def bench_layer(args: argparse.Namespace) -> list[dict[str, Any]]:
+    layer = MoE(args.dim, args.hidden, args.experts, args.top_k, seed=0).to(args.device, args.dtype)
+    tokens = torch.randn(args.tokens, args.dim, device=args.device, dtype=args.dtype, requires_grad=True)
+    leaves = [tokens, *layer.parameters()]
+
+    def ours(kernels: TokenKernels) -> Callable[[], torch.Tensor]:
+        def forward() -> torch.Tensor:
+            channel = Channel(comm=LocalCommunicator(), state=StepState())
+            layer.bind(channel, everywhere([args.experts], 1)[0], kernels=kernels)
+            return layer(tokens)
+
+        return forward
+
+    sides = {f"ours, {kernels.name}": ours(kernels) for kernels in makers(args.device)}
+    sides["plain loop"] = lambda: plain_loop(layer, tokens)
+    sides["grouped_mm, torch's permutation"] = lambda: torch_permutation(layer, tokens)
+    wanted = plain_loop(layer, tokens).detach()
+    grad = torch.randn_like(wanted)
+    print(f"One MoE layer, {args.experts} experts of {args.dim} x {args.hidden}, top {args.top_k}, forward + backward:")
+    results: list[dict[str, Any]] = []
+    for name, forward in sides.items():
+        worst = float((forward().detach() - wanted).abs().max() / wanted.abs().max())
+        if worst > 0.05:
+            raise SystemExit(f"{name} computes something else: {worst:.3f} off")
+        times = seconds(lambda forward=forward: torch.autograd.grad(forward(), leaves, grad), args.device, args.repeats)
+        print(f"  {name:32} median {statistics.median(times) * 1e3:9.3f} ms ({min(times) * 1e3:.3f} at best)")
+        results.append({"name": name, "median_ms": statistics.median(times) * 1e3, "min_ms": min(times) * 1e3})
+    return results
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--dim", type=int, default=4096)
+    parser.add_argument("--hidden", type=int, default=8192)
+    parser.add_argument("--experts", type=int, default=8)
+    parser.add_argument("--top-k", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    args = parser.parse_args()
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        print("There is no GPU that torch can use here: nothing was measured. (--device cpu tries the code.)")
+        sys.exit(2)
+    args.device, args.dtype = torch.device(args.device), getattr(torch, args.dtype)
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    torch.manual_seed(0)
+    on_gpu = args.device.type == "cuda"
+    machine = torch.cuda.get_device_name(args.device) if on_gpu else f"{platform.machine()} cpu"
+    print(f"{machine}, torch {torch.__version__}")
+    results = {
+        "machine": machine,
+        "torch": str(torch.__version__),
+        "sizes": {name: getattr(args, name) for name in ("tokens", "dim", "hidden", "experts", "top_k")},
+        "dtype": str(args.dtype),
+        "kernels": bench_kernels(args),
+        "plan": bench_plan(args),
+        "layer": bench_layer(args),
+    }
+    args.results.mkdir(parents=True, exist_ok=True)
+    path = args.results / f"{re.sub('[^a-z0-9]+', '-', machine.lower())}.json"
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
