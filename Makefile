@@ -10,7 +10,8 @@ MOE_SIZES := --steps 1000000 --dim 64 --hidden 128 --context 32
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
-	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing
+	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \
+	bench-layer
 
 install: $(STAMP)
 
@@ -84,3 +85,7 @@ bench-placement: install
 # the sparing planner: speed, and the paper's figures beside ours
 bench-sparing: install
 	$(BIN)/python benchmarks/sparing.py
+
+# MoE layer throughput as one expert gets ever more of the tokens, against static experts; emulated accelerator
+bench-layer: install
+	$(BIN)/python benchmarks/layer_throughput.py
