@@ -2,11 +2,11 @@
 
 4 ranks, 8 experts, top 1, an EMULATED accelerator: expert computation takes a stated time per token, the same for both
 sides, and twice that backward; routing and exchange are real. One expert gets 1/8, 2/8, 4/8 and 6/8 of all tokens,
-the others share the rest. Static: 2 experts per rank, as plain expert parallelism has them (more room would not help it).
-Elastic: replicas by Eq. 1 from the recorded loads, f = 2, capacities evened out over ranks ("minmax"), in three variants:
-the default strategy with 6 and with 8 slots per rank, and spread with 6. The default strategy puts recovery before
-balance: with 6 slots the hot expert lives on 2 of the 4 ranks only. All sides alternate in the same processes; printed
-are median and range of tokens/s over the repeats, forward and backward, each repeat's slowest rank counting.
+the others share the rest. Static: 2 experts per rank, as plain expert parallelism has them (more room would be of no
+use). Elastic: replicas by Eq. 1 from the recorded loads, f = 2, capacities evened out over ranks ("minmax"), in three
+variants: the default strategy with 6 and with 8 slots per rank, and spread with 6. The default strategy puts recovery
+before balance: with 6 slots the hot expert lives on 2 of the 4 ranks only. All sides alternate in the same processes;
+printed are median and range of tokens/s over the repeats, forward and backward, each repeat's slowest rank counting.
 
     OMP_NUM_THREADS=1 python benchmarks/layer_throughput.py [--repeats 15] [--seconds-per-token 1e-4]
 """
