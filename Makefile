@@ -42,9 +42,11 @@ bench-recovery: install
 bench-peers: install
 	$(BIN)/python benchmarks/peers.py
 
-# the same for a Mixture-of-Experts model: 4 layers, 8 experts, 6 slots a node, f = 2
+# the same for a Mixture-of-Experts model: 4 layers, 8 experts, 6 slots a node, f = 2; then with 8 slots down to one
+# node and back to six
 bench-moe-recovery: install
 	$(BIN)/python benchmarks/recovery.py --script examples/moe_gpt.py -- $(MOE_SIZES)
+	$(BIN)/python benchmarks/churn.py -- $(MOE_SIZES)
 
 # the loss of disturbed runs against undisturbed ones
 bench-precision: install

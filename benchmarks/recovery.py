@@ -26,6 +26,8 @@ DENSE = ROOT / "examples" / "dense_gpt.py"
 DENSE_ARGS = ("--steps", "1000000", "--layers", "6", "--dim", "256", "--heads", "4", "--context", "16")
 PHASES = ("compute", "reducing", "ready", "voted", "passed", "applying")
 SETTLE_STEPS = 4
+#: Steps until a fault that several nodes must have been told of.
+FORWARD_AHEAD = 10
 
 
 @dataclass
@@ -49,6 +51,7 @@ def main() -> int:
                 bench.kill_at_phase(phase)
             bench.kill_two()
             bench.kill_while_recovering()
+            bench.kill_in_forward()
             bench.kill_while_joining()
         return bench.report()
 
@@ -79,8 +82,8 @@ class Bench:
         """SIGKILL one node at a moment drawn evenly from a step."""
         time.sleep(self.rng.random() * self.median_step())
         victim = self.rng.choice(self.job.nodes())
-        since, at = len(self.job.events), self._kill(victim)
-        self._measure("random moment", at, since, lost=1)
+        since, at = len(self.job.events), self.kill(victim)
+        self.measure("random moment", at, since, lost=1)
 
     def kill_at_phase(self, phase: str) -> None:
         """Let a node die where its step reaches the phase."""
@@ -90,24 +93,42 @@ class Bench:
         self.killed.add(victim)
         self.job.call("fail", victim, "--how", "kill", "--step", str(step), "--phase", phase)
         failure = self.job.wait("failure_detected", node=victim, since=since)
-        self._measure(f"phase {phase}", failure["time"] - failure["after_s"], since, lost=1)
+        self.measure(f"phase {phase}", failure["time"] - failure["after_s"], since, lost=1)
 
     def kill_two(self) -> None:
         """Two nodes at once."""
         since = len(self.job.events)
         victims = self.rng.sample(self.job.nodes(), 2)
-        at = self._kill(victims[0])
-        self._kill(victims[1])
-        self._measure("two nodes at once", at, since, lost=2)
+        at = self.kill(victims[0])
+        self.kill(victims[1])
+        self.measure("two nodes at once", at, since, lost=2)
 
     def kill_while_recovering(self) -> None:
         """A second node as soon as the first one's failure is known."""
         since = len(self.job.events)
         first, second = self.rng.sample(self.job.nodes(), 2)
-        at = self._kill(first)
+        at = self.kill(first)
         self.job.wait("failure_detected", since=since)
-        self._kill(second)
-        self._measure("during a recovery", at, since, lost=2)
+        self.kill(second)
+        self.measure("during a recovery", at, since, lost=2)
+
+    def kill_in_forward(self) -> None:
+        """One node once its commit operation has passed, a second one as it carries out the FORWARD that follows.
+
+        The others have passed too, but do not apply before they are stopped: else no FORWARD would be needed.
+        """
+        since = len(self.job.events)
+        first, second, *others = self.rng.sample(self.job.nodes(), len(self.job.nodes()))
+        step = self._last_step() + FORWARD_AHEAD
+        self.killed |= {first, second}
+        with self.job.client() as client:
+            for survivor in (second, *others):
+                client.fail(survivor, "hold", step=step, phase="passed")
+            client.fail(second, "kill", step=step, phase="forward")
+            client.fail(first, "kill", step=step, phase="passed")
+        failure = self.job.wait("failure_detected", node=first, since=since)
+        self.job.wait("failure_detected", node=second, since=since)
+        self.measure("during FORWARD", failure["time"] - failure["after_s"], since, lost=2)
 
     def kill_while_joining(self) -> None:
         """One of the old members, while it sends its state to a joiner."""
@@ -117,15 +138,15 @@ class Bench:
         self.job.call("fail", victim, "--how", "kill", "--phase", "transfer")
         self.job.call("add-node")
         failure = self.job.wait("failure_detected", node=victim, since=since)
-        self._measure("during a transfer", failure["time"] - failure["after_s"], since, lost=0)
+        self.measure("during a transfer", failure["time"] - failure["after_s"], since, lost=0)
 
     # ---- measuring ----
 
-    def _kill(self, victim: str) -> float:
+    def kill(self, victim: str) -> float:
         self.killed.add(victim)
         return self.job.signal_node(victim)
 
-    def _measure(self, kind: str, at: float, since: int, *, lost: int) -> None:
+    def measure(self, kind: str, at: float, since: int, *, lost: int) -> None:
         """Wait for the recovery, note its cost, and bring the job back to four nodes."""
         gone = [name for name in self.killed if name in self._members_before(since)]
 
@@ -143,10 +164,10 @@ class Bench:
         tally.down.append(first["time"] - at - self.median_step())
         print(f"{kind:20s} down {first['time'] - at:6.3f} s, less the step {tally.down[-1]:6.3f} s", flush=True)
         for _ in range(lost):
-            self._add_node()
+            self.add_node()
         self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
 
-    def _add_node(self) -> None:
+    def add_node(self) -> None:
         since = len(self.job.events)
         self.job.call("add-node")
         joined = self.job.wait("node_joined", since=since)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -135,6 +139,35 @@ def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: 
     assert job.wait_exit() == 0
     check_losses(job, tmp_path, 30)
     assert {event["world"] for event in job.all("step_committed")} == {8, 6}
+
+
+def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_path: Path) -> None:
+    """Two workers on one node, one on another: each node hosts every expert once, however many share the work."""
+    args = ("--steps", "40", "--step-seconds", "0.2", "--gate", str(tmp_path / "go"))
+    job = start_job(*args, nodes=1, options=("--workers-per-node", "2", "--slots", "8"), script=TINY_MOE)
+    job.wait("step_committed", step=4)
+    with second_agent(job, "--workers", "1", "--slots", "8", str(TINY_MOE), *args):
+        job.wait("node_joined", node="other")
+        (tmp_path / "go").touch()
+        epoch = job.wait("epoch_started", reason="join", world=3)
+        assert epoch["fault_threshold"] == {"asked": 2, "given": 2}
+        job.wait("step_committed", world=3)
+        job.signal_node("other")
+        assert job.wait_exit() == 0
+    check_losses(job, tmp_path, 40)
+    assert {event["world"] for event in job.all("step_committed")} == {2, 3}
+    assert not job.all("rolled_back")
+
+
+@contextmanager
+def second_agent(job: LocalJob, *options: str) -> Iterator[None]:
+    """Start a node by `holdfast agent`, as on another machine."""
+    command = [sys.executable, "-m", "holdfast", "agent", "--coordinator", job.url, "--node", "other", *options]
+    with subprocess.Popen(command, env=job.environment) as agent:
+        try:
+            yield
+        finally:
+            agent.kill()
 
 
 def test_too_few_slots_for_the_experts_are_bad_input(start_job: StartJob) -> None:

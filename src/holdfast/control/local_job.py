@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from holdfast.control.client import CoordinatorClient
+from holdfast.control.registry import find_job, registry_directory
 from holdfast.errors import HoldfastError
 
 JsonEvent = dict[str, Any]
@@ -165,13 +167,13 @@ class LocalJob(EventLog):
         self.output_file = self.folder / "output.txt"
         launch = [sys.executable, "-m", "holdfast", *command, "--events", str(self.events_file), *options]
         self.command = [*launch, str(script), *args]
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
-                self.command, stdout=output, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
+                self.command, stdout=output, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
             )
         self.follow()
         return self
@@ -214,8 +216,12 @@ class LocalJob(EventLog):
             subprocess.CalledProcessError: it failed.
         """
         command = [sys.executable, "-m", "holdfast", *arguments, "--coordinator", self.url]
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True, timeout=60)
         return done.stdout
+
+    def client(self) -> CoordinatorClient:
+        """Return a way to this job's coordinator that costs no process: a context manager."""
+        return CoordinatorClient(find_job(registry_directory(self.environment), self.url))
 
     @property
     def url(self) -> str:

@@ -16,6 +16,7 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--experts", type=int, default=8)
 parser.add_argument("--micro-batch", type=int, default=4)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
+parser.add_argument("--gate", help="go on to step 5 only once this file is there")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -53,6 +54,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 job.protect(model, optimizer, data, global_batch=GLOBAL_BATCH, micro_batch=args.micro_batch, max_grad_norm=1.0, seed=3)
 losses = []
 for step in job.steps(args.steps):
+    while args.gate and step.number == 5 and not os.path.exists(args.gate):
+        time.sleep(0.01)
     for inputs, wanted in step.micro_batches():
         time.sleep(args.step_seconds * args.micro_batch / GLOBAL_BATCH)
         loss = torch.nn.functional.mse_loss(model(inputs), wanted)

@@ -1,0 +1,71 @@
+"""A Mixture-of-Experts job goes down to one node and back to six: is anything lost while a copy of it is left?
+
+    make bench-moe-recovery        after the kills of `recovery.py`
+
+One node is killed at a time, at a random moment, each once the job has recovered from the one before; then nodes are
+added one by one. With 8 slots a node for 8 experts even the last one can hold them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+from recovery import SETTLE_STEPS, Bench, spread
+
+from holdfast.control.local_job import LocalJob
+
+ROOT = Path(__file__).resolve().parent.parent
+MOE = ROOT / "examples" / "moe_gpt.py"
+MOE_ARGS = ("--steps", "1000000", "--dim", "64", "--hidden", "128", "--context", "32")
+
+
+def main() -> int:
+    """Run the benchmark and print its table; 1 if anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--most", type=int, default=6, help="nodes at the beginning and at the end")
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("args", nargs="*", help="arguments of the script, after --")
+    options = parser.parse_args()
+    settings = ("--nodes", str(options.most), "--slots", str(options.slots), "--allow-faults")
+    with LocalJob(MOE, options.args or MOE_ARGS, options=settings) as job:
+        bench = Bench(job, random.Random(options.seed))
+        bench.settle(since=0, steps=10)
+        go_down(bench)
+        for _ in range(options.most - 1):
+            bench.add_node()
+        bench.settle(since=len(job.events), steps=SETTLE_STEPS)
+        return report(bench)
+
+
+def go_down(bench: Bench) -> None:
+    """Kill all nodes but one, each after the job has recovered from the one before."""
+    while len(bench.job.nodes()) > 1:
+        nodes = bench.job.nodes()
+        time.sleep(bench.rng.random() * bench.median_step())
+        since, victim = len(bench.job.events), bench.rng.choice(nodes)
+        bench.measure(f"{len(nodes)} -> {len(nodes) - 1} nodes", bench.kill(victim), since, lost=0)
+
+
+def report(bench: Bench) -> int:
+    """Print what the way down and up has cost; 1 if a step, a sample, an expert or a survivor was lost."""
+    epochs = bench.job.all("epoch_started")
+    steps = bench.job.all("step_committed")
+    lost_experts = len(bench.job.all("rolled_back")) + len(bench.job.all("job_failed"))
+    wrong = bench.losses()
+    print(f"\nworlds {' '.join(str(epoch['world']) for epoch in epochs)}, {len(steps)} steps")
+    print(f"copies of each expert at least: {' '.join(str(e['fault_threshold']['given']) for e in epochs)}")
+    print(f"experts moved: {' '.join(str(epoch['expert_moves']) for epoch in epochs)}")
+    print("down less the median step, seconds: " + spread([v for t in bench.tallies.values() for v in t.down]))
+    print("a joiner's stall, seconds: " + spread(bench.stalls))
+    print(f"times an expert had no live copy: {lost_experts}")
+    print("lost: " + ("nothing (steps 0, samples 0, experts 0)" if not wrong else "; ".join(wrong)))
+    return 1 if wrong or lost_experts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
