@@ -40,6 +40,7 @@ class Block(nn.Module):
             seed=args.seed,
             layer=layer,
             routing=routing,
+            dispatch=args.dispatch,
         )
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
@@ -111,6 +112,12 @@ def parse_arguments() -> argparse.Namespace:
         "--routing-trace", type=Path, help="a .npz of recorded tokens per expert that the gate's choices follow"
     )
     parser.add_argument("--routing-stride", type=float, default=1.0, help="recorded iterations per step")
+    parser.add_argument(
+        "--dispatch",
+        choices=["interval", "proportional", "minmax"],
+        default="interval",
+        help="how tokens are shared among an expert's replicas (docs/dispatch.md)",
+    )
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--global-batch", type=int, default=32, help="samples per step, however many workers there are")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from moe_cases import EXPERTS, batch, bound, expert_tensors, loss_of, random_placement, run_rounds, small_model
 
-from holdfast.planning import Proportional
+from holdfast.planning import scheme_named, schemes
 from holdfast.runtime.local_world import Seat, run_world
 from holdfast.runtime.moe.binding import bind_layers
 from holdfast.runtime.moe.layer import moe_layers
@@ -143,8 +143,8 @@ def train(seat: Seat, placement: Placement, scheme_name: str, dtype: torch.dtype
     comm = seat.connect(1)
     model = small_model(torch.float32)
     state, gradients = bound(comm, model, placement)
-    if scheme_name == "proportional":
-        state = bind_layers(moe_layers(model), comm, placement, scheme=Proportional())
+    if scheme_name != "interval":
+        state = bind_layers(moe_layers(model), comm, placement, scheme=scheme_named(scheme_name))
     optimizer = torch.optim.SGD(
         [weight for layer in moe_layers(model) for weight in layer.experts.weights().values()], lr=0.1
     )
@@ -181,8 +181,8 @@ def test_half_precision_on_the_wire_trains_like_fp32(dtype: torch.dtype) -> None
     assert np.abs(half - full).max() <= 0.02 * np.abs(full).max()
 
 
-def test_both_dispatch_schemes_compute_the_same() -> None:
+def test_all_dispatch_schemes_compute_the_same() -> None:
     placement = random_placement(np.random.default_rng(13), 3)
-    interval = np.sum(run_world(3, train, placement, "interval", torch.float32), axis=0)
-    proportional = np.sum(run_world(3, train, placement, "proportional", torch.float32), axis=0)
-    assert np.abs(interval - proportional).max() <= 1e-5 * np.abs(interval).max()
+    interval, *others = (np.sum(run_world(3, train, placement, name, torch.float32), axis=0) for name in schemes())
+    for other in others:
+        assert np.abs(interval - other).max() <= 1e-5 * np.abs(interval).max()
