@@ -107,3 +107,16 @@ def test_another_coordinator_waits_on() -> None:
     job.boot(JournalTail(seq=len(job.events), step=1))
     job.tick(0.2)
     assert waits(job) == [(1, 0), (1, 0)]
+
+
+def test_nodes_that_fall_silent_together_are_expelled_together() -> None:
+    job = started(None, nodes=3)
+    job.lose("n2")
+    job.report("n1", 1)
+    for _ in range(32):
+        job.tick(0.1)
+    left = [event.node for event in job.events if isinstance(event, ev.NodeLeft)]
+    assert left == ["n2", "n0", "n1"]
+    epochs = [event for event in job.events if isinstance(event, ev.EpochStarted)]
+    assert len(epochs) == 1, "no epoch of a node that is as silent as the one before"
+    assert waits(job) == [(1, 0)]

@@ -11,7 +11,6 @@ from holdfast.coordination import messages as msg
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.decisions import Verdict
 from holdfast.coordination.inputs import Instruction, Received
-from holdfast.coordination.membership import Node
 from holdfast.coordination.messages import DecisionKind, Phase
 from holdfast.coordination.record import KnownCheckpoint, Record
 from holdfast.coordination.worker import Halt, InvalidTransitionError, Tell, WorkerInstruction, WorkerMachine
@@ -117,14 +116,12 @@ class TakesBackAnybody(Coordinator):
 class HearsTheExpelled(Coordinator):
     """Writes its record for what a node says after it was expelled."""
 
-    def _lose(self, node: Node, kind: str, failed_at: float, detail: str = "") -> None:
-        ghosts = self.__dict__.setdefault("ghosts", {})
-        ghosts[node.connection] = node
-        super()._lose(node, kind, failed_at, detail)
-
     def _received(self, event: Received) -> None:
-        ghost = self.__dict__.get("ghosts", {}).get(event.connection)
-        if ghost is not None and isinstance(event.message, msg.FromWorker):
+        known = self.__dict__.setdefault("known", set())
+        if isinstance(event.message, msg.Hello):
+            known.add(event.connection)
+        gone = event.connection in known and self.members.on(event.connection) is None
+        if gone and isinstance(event.message, msg.FromWorker):
             self.turn.change(epoch=self.record.epoch)
         super()._received(event)
 

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 from holdfast.cli.launch_options import LaunchOptions, Script, ScriptArgs, with_launch_options
 from holdfast.cli.progress import Event, PlainProgress, loss_text
 from holdfast.cli.run import OnEvent, run_shown, say, show_tails, tell_failure, warn, worker_logs
+from holdfast.clock import SystemClock
 from holdfast.control.launch_settings import LaunchSettings
 from holdfast.control.launcher import launch
 from holdfast.control.replay import Replay
@@ -95,11 +96,12 @@ def replay(
         join_window=_JOIN_WINDOW_S / speed if join_window is None else join_window,
     )
     events: list[Event] = []
-    director = Replay(window, speed)
+    director = Replay(window, speed, since=SystemClock().time())
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
         def noted(event: Event) -> None:
-            events.append(event)
+            if event["time"] >= director.since:
+                events.append(event)
             on_event(event)
 
         return await launch(settings, noted, warn, director)

@@ -18,11 +18,13 @@ class Replay:
 
     Args:
         speed: how many seconds of the trace pass in one.
+        since: unix seconds; events before are of an earlier run that this one takes up, with processes long gone.
     """
 
-    def __init__(self, window: Window, speed: float) -> None:
+    def __init__(self, window: Window, speed: float, since: float = 0.0) -> None:
         self.window = window
         self.speed = speed
+        self.since = since
         #: the time of the first committed step, unix seconds; None until it is there
         self.started: float | None = None
         #: True once the window is over
@@ -49,6 +51,8 @@ class Replay:
 
     def take(self, event: dict[str, Any]) -> None:
         """Start the trace's clock with the first step; note the processes of each node."""
+        if event["time"] < self.since:
+            return
         if event["event"] == "step_committed" and self.started is None:
             self.started = event["time"]
             self._training.set()

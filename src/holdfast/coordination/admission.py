@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.events import NodeLeft
+from holdfast.coordination.events import FailureDetected, NodeLeft
 from holdfast.coordination.membership import Membership, Node
 from holdfast.coordination.messages import (
     PROTOCOL,
@@ -69,6 +69,14 @@ def _was_expelled(record: Record, hello: Hello) -> bool:
     current = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
     evidence = Begun | Prepared | Entered | Applied | Report
     return any(isinstance(kept, evidence) and kept.worker not in current for kept in hello.kept)
+
+
+def expel(turn: Turn, node: Node, kind: str, failed_at: float, detail: str = "") -> None:
+    """From here on nothing of a node counts."""
+    turn.members.remove(node.name)
+    after_s = max(0.0, turn.now - failed_at)
+    turn.emit(FailureDetected, node=node.name, kind=kind, after_s=after_s, detail=detail)
+    turn.emit(NodeLeft, node=node.name, reason="failed")
 
 
 def send_away_all(turn: Turn, why: str) -> None:

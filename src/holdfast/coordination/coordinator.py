@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from holdfast.coordination import events as ev
 from holdfast.coordination import messages as msg
-from holdfast.coordination.admission import refusal, send_away_all, takes_part
+from holdfast.coordination.admission import expel, refusal, send_away_all, takes_part
 from holdfast.coordination.announcing import announce_epoch, announce_node
 from holdfast.coordination.checkpoints import CheckpointBook
 from holdfast.coordination.decisions import NothingLeft, Verdict, decide, without_state
@@ -239,13 +239,9 @@ class Coordinator:
             self.ending.failed(f"the last node, {node.name}, is quarantined: {leave.detail}")
 
     def _lose(self, node: Node, kind: str, failed_at: float, detail: str = "") -> None:
-        """Expel a node: from here on nothing of it counts."""
-        self.members.remove(node.name)
+        """Expel a node, and see what becomes of the job."""
+        expel(self.turn, node, kind, failed_at, detail)
         self.renewing.lost(node.name)
-        self.turn.emit(
-            ev.FailureDetected, node=node.name, kind=kind, after_s=max(0.0, self.turn.now - failed_at), detail=detail
-        )
-        self.turn.emit(ev.NodeLeft, node=node.name, reason="failed")
         self._workers_gone(list(node.workers), failed_at)
 
     def _workers_gone(self, workers: list[str], failed_at: float) -> None:
@@ -274,13 +270,14 @@ class Coordinator:
             self.renewing.pause_over()
         if self.over is not None:
             return
-        for node in self.members.expired(now, config.lease_s):
-            if self.over is not None:
-                return  # the one before was the last that held the state
-            if self.members.nodes.get(node.name) is not node:
-                continue  # sent away, because the one before was the last that held a state
+        expired = self.members.expired(now, config.lease_s)
+        for node in expired:
             self.turn.close(node.connection)
-            self._lose(node, "lease_expired", node.seen)
+            expel(self.turn, node, "lease_expired", node.seen)
+            self.renewing.lost(node.name)
+        if expired:  # all at once: none of them may be a member of what is decided now
+            workers = [worker for node in expired for worker in node.workers]
+            self._workers_gone(workers, min(node.seen for node in expired))
         self._tick_absent()
         self._tick_reports()
         self.renewing.give_up(config.lease_s)

@@ -1,0 +1,44 @@
+"""All nodes go, seen or silently, and come back under their names: the job waits, says so, and goes on."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from holdfast.coordination import events as ev
+from holdfast.errors import EXIT_DONE
+from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.faults import Fault, FaultKind, FaultPlan
+
+KILLED_AT_S = 1.5
+#: a silent death is noticed when the lease (1 s) has run out
+RETURN_AFTER_S = 2.5
+
+
+def everybody_goes(seed: int) -> FaultPlan:
+    """Three nodes die within 50 ms; each returns; the coordinator crashes in between in every other plan."""
+    rng = Random(seed)
+    deaths = [rng.choice((FaultKind.KILL_NODE, FaultKind.SILENT_NODE)) for _ in range(3)]
+    faults = [Fault(kind=kind, time=KILLED_AT_S + rng.uniform(0, 0.05), target=0) for kind in deaths]
+    back = KILLED_AT_S + RETURN_AFTER_S
+    faults += [Fault(kind=FaultKind.RETURN, time=back + rng.uniform(0, 0.5), target=rng.randrange(3)) for _ in range(3)]
+    if seed % 2:
+        crash = KILLED_AT_S + rng.uniform(0, RETURN_AFTER_S)
+        faults.append(Fault(kind=FaultKind.CRASH_COORDINATOR, time=crash, duration=0.2))
+    return FaultPlan(seed=seed, steps=25, checkpoint_every=1, faults=tuple(faults))
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_a_job_without_nodes_waits_and_goes_on(chunk: int) -> None:
+    for seed in range(chunk, 100, 2):
+        cluster = Cluster(everybody_goes(seed))
+        outcome = cluster.run()
+        assert outcome.exit_code == EXIT_DONE, f"{seed}: {outcome.why}"
+        events = cluster.journal.events
+        waits = [index for index, event in enumerate(events) if isinstance(event, ev.JobWaiting)]
+        assert waits, f"seed {seed}: nobody was told"
+        rest = events[waits[-1] :]
+        assert any(isinstance(event, ev.RolledBack) for event in rest), f"seed {seed}"
+        steps = {event.step for event in events if isinstance(event, ev.StepCommitted)}
+        assert steps == set(range(1, 26))
