@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \
-	bench-layer
+	bench-layer bench-spot
 
 install: $(STAMP)
 
@@ -91,3 +91,7 @@ bench-sparing: install
 # MoE layer throughput as one expert gets ever more of the tokens, against static experts; emulated accelerator
 bench-layer: install
 	$(BIN)/python benchmarks/layer_throughput.py
+
+# samples trained through a spot trace and through single failures, against restarts and static experts: about an hour
+bench-spot: install
+	$(BIN)/python benchmarks/spot.py

@@ -1,0 +1,69 @@
+"""The spot benchmark's bookkeeping: where the nodes' time went, by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "spot.py"
+
+
+@pytest.fixture(scope="module")
+def spot() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("spot_benchmark", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def events(*steps: tuple[float, int], restart: bool) -> list[dict[str, object]]:
+    """Two nodes of which one is idle from the failure on."""
+    out: list[dict[str, object]] = [
+        {"event": "node_joined", "time": 0.0, "node": name, "worker_pids": []} for name in ("a", "b", "c")
+    ]
+    out.append({"event": "epoch_started", "time": 0.0, "world": 3})
+    out += [{"event": "step_committed", "time": time, "step": step, "samples": 10} for time, step in steps]
+    out += [{"event": "failure_detected", "time": 4.5, "node": "c"}, {"event": "node_left", "time": 4.5, "node": "c"}]
+    out.append({"event": "epoch_started", "time": 4.5, "world": 1 if restart else 2})
+    if restart:
+        out.append({"event": "rolled_back", "time": 4.5, "to_step": 2})
+    return sorted(out, key=lambda event: float(str(event["time"])))
+
+
+def test_time_is_counted_as_down_idle_or_busy(spot: ModuleType) -> None:
+    ours = spot.account(events(*[(float(t), t) for t in range(1, 11)], restart=False), 10.0)
+    assert (ours.samples, ours.steps, ours.undone, ours.down, ours.idle) == (90, 10, 0, 0.0, 0.0)
+    assert ours.busy == 3.5 * 3 + 5.5 * 2
+    redone = [(1.0, 1), (2.0, 2), (3.0, 3), (4.0, 4), (6.0, 3), (7.0, 4), (8.0, 5), (9.0, 6), (10.0, 7)]
+    other = spot.account(events(*redone, restart=True), 10.0)
+    # From step 4 to step 5 it took four seconds, where a step usually takes one; one node was in the world.
+    assert (other.samples, other.steps, other.undone, other.down) == (60, 7, 2, 3.0)
+    assert other.idle == 5.5
+    assert other.down + other.idle + other.busy == ours.busy
+    parts = spot.shares(ours, other)
+    assert sum(parts.values()) == pytest.approx(1.0)
+    rate = 90 / 21.5
+    assert parts["restarts"] == pytest.approx(rate * 3.0 / 30)
+
+
+def test_data_that_is_not_there_is_said(spot: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, sys.argv = sys.argv, ["spot.py", "--data", str(tmp_path)]
+    try:
+        assert spot.main() == 2
+    finally:
+        sys.argv = before
+    assert "give --data DIR" in capsys.readouterr().err
+
+
+def test_single_failures_leave_half_of_the_nodes(spot: ModuleType, tmp_path: Path) -> None:
+    lines = spot.single_failures(tmp_path).read_text().splitlines()
+    gone = [line.split(",")[2] for line in lines if ",remove," in line]
+    assert len(gone) == len(set(gone)) == 5
+    assert lines[11] == "300,remove,node3"
