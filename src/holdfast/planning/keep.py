@@ -65,7 +65,9 @@ def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArr
     open_rows, experts = np.flatnonzero(is_open), np.flatnonzero(settled < 0)
     rows = settled.copy()
     if experts.size:
-        rows[experts] = open_rows[best_assignment(kept[experts[:, None], kind_of[open_rows]])]
+        gain = kept[experts].take(kind_of[open_rows], axis=1)
+        # Where it is all the same, as for experts that nobody holds any more, every assignment is as good.
+        rows[experts] = open_rows if gain.min() == gain.max() else open_rows[best_assignment(gain)]
     return rows
 
 
