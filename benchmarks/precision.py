@@ -2,65 +2,109 @@
 
     make bench-precision
 
-float64 with 10 faults and changing world sizes: <= 1e-9 relative at every step; fp32 at lr <= 1e-3: <= 1e-5, 200 steps.
-In `--verify-state` mode the coordinator compares a hash of all state of all replicas after every step.
+With 10 faults and changing world sizes, relative at every step: float64 <= 1e-9, fp32 at lr 1e-3 <= 1e-5, 200 steps of
+a dense model and of a Mixture-of-Experts model with a fixed routing; with its learned gate float64 <= 1e-9, 100 steps.
+In `--verify-state` mode the coordinator compares a hash of all replicated state after every step, and the ranks compare
+all copies of each expert.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import subprocess
 import sys
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.control.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
-DENSE = ROOT / "examples" / "dense_gpt.py"
+FIXED = ROOT / "benchmarks" / "fixed_routing.py"
 SIZES = ("--layers", "2", "--dim", "64", "--heads", "2", "--context", "64", "--lr", "1e-3")
+MOE_SIZES = ("--layers", "2", "--dim", "32", "--hidden", "64", "--heads", "2", "--context", "32", "--lr", "1e-3")
 BOUNDS = {"float64": 1e-9, "float32": 1e-5}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A model, and what is asked of it. `workload`: script and arguments."""
+
+    name: str
+    workload: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    steps: int
 
 
 def main() -> int:
     """Compare disturbed with undisturbed runs; 1 if a bound is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, help="instead of 200 and 100")
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--script", type=Path, default=DENSE)
-    parser.add_argument("args", nargs="*", help="arguments of the script, after --")
+    parser.add_argument("--only", help="a part of the cases' names")
     options = parser.parse_args()
     broken = 0
-    for dtype, bound in BOUNDS.items():
-        args = [*(options.args or SIZES), "--steps", str(options.steps), "--dtype", dtype]
-        calm, _ = run(options.script, args, faults=0, seed=options.seed)
-        harmed, worlds = run(options.script, args, faults=options.faults, seed=options.seed)
-        worst = max(abs(a - b) / abs(a) for a, b in zip(calm, harmed, strict=True))
-        broken += worst > bound
-        print(
-            f"{dtype}: {options.faults} faults, worlds {worlds}, {len(calm)} steps, replicas bit-equal after each: "
-            f"largest relative difference of the loss {worst:.2e} (bound {bound:.0e})",
-            flush=True,
-        )
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        for case in cases(Path(folder)):
+            if (options.only or "") in case.name:
+                broken += sum(compare(case, dtype, options) > BOUNDS[dtype] for dtype in case.dtypes)
     return 1 if broken else 0
 
 
-def run(script: Path, args: list[str], *, faults: int, seed: int) -> tuple[list[float], list[int]]:
+def cases(folder: Path) -> list[Case]:
+    """Return all cases; the assignments for the fixed routing are recorded first."""
+    routing = str(folder / "routing.npz")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(FIXED), "--record", routing, *MOE_SIZES], check=True, env=environment)
+    dense = (str(ROOT / "examples" / "dense_gpt.py"), *SIZES)
+    fixed = (str(FIXED), "--routing", routing, *MOE_SIZES)
+    learned = (str(ROOT / "examples" / "moe_gpt.py"), *MOE_SIZES)
+    return [
+        Case(name="dense", workload=dense, dtypes=("float64", "float32"), steps=200),
+        Case(name="experts, fixed routing", workload=fixed, dtypes=("float64", "float32"), steps=200),
+        Case(name="experts, learned gate", workload=learned, dtypes=("float64",), steps=100),
+    ]
+
+
+def compare(case: Case, dtype: str, options: argparse.Namespace) -> float:
+    """Run a case calmly and with faults; print and return the largest relative difference of a loss."""
+    script, *args = case.workload
+    steps = options.steps or case.steps
+    args += ["--steps", str(steps), "--dtype", dtype]
+    calm, _ = run(Path(script), args, steps, faults=0, seed=options.seed)
+    harmed, worlds = run(Path(script), args, steps, faults=options.faults, seed=options.seed)
+    worst = max(abs(a - b) / abs(a) for a, b in zip(calm, harmed, strict=True))
+    print(
+        f"{case.name}, {dtype}: {options.faults} faults, worlds {worlds}, {len(calm)} steps, replicas bit-equal after "
+        f"each: largest relative difference of the loss {worst:.2e} (bound {BOUNDS[dtype]:.0e})",
+        flush=True,
+    )
+    return worst
+
+
+def run(script: Path, args: list[str], steps: int, *, faults: int, seed: int) -> tuple[list[float], list[int]]:
     """Return the loss of every step and the world sizes that occurred; faults are kills and arrivals in turn."""
     rng = random.Random(seed)
     with LocalJob(script, args, options=("--nodes", "4", "--verify-state", "--allow-faults")) as job:
-        total = int(args[args.index("--steps") + 1])
+        since = 0
         for number in range(faults):
-            job.wait("step_committed", step=(number + 1) * total // (faults + 2))
-            if len(job.nodes()) > 1:
-                job.signal_node(rng.choice(job.nodes()))
+            job.wait("step_committed", step=(number + 1) * steps // (faults + 2))
+            if number:  # one after the other, and never one of two: those have no room for two copies of each expert
+                job.wait("recovered", since=since)
+                job.wait_for(lambda e: e["event"] == "epoch_started" and e["world"] > 2, since=since, what="joiners")
+            since = len(job.events)
+            job.signal_node(rng.choice(job.nodes()))
             if number % 2:
-                job.call("add-node", "--count", "2")
+                with job.client() as client:
+                    client.add_node(2)
         code = job.wait_exit(timeout=600)
         if code != 0:
             raise SystemExit(f"the job ended with {code}:\n{job.story()}")
-        steps = job.all("step_committed")
-        return [e["loss"] for e in steps], sorted({e["world"] for e in steps})
+        committed = job.all("step_committed")
+        return [e["loss"] for e in committed], sorted({e["world"] for e in committed})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""The model of examples/moe_gpt.py with recorded assignments in place of the gate's choice; what `precision.py` trains.
+
+    python benchmarks/fixed_routing.py --record FILE.npz [arguments of the example]
+    holdfast run benchmarks/fixed_routing.py --routing FILE.npz [arguments of the example]
+
+A gate's choice may flip where two experts are nearly equal, and then a loss differs by more than rounding. With the
+choices of the untrained gate on the job's own text, once recorded, two runs differ by rounding alone; the gate's
+weights are still learned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import holdfast
+from holdfast.runtime.moe.routing import RecordedRouting
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+from moe_gpt import Bytes, MoEGPT, loss_of, parse_arguments, read_text
+
+#: Samples whose tokens are routed for the record.
+RECORDED_SAMPLES = 64
+
+
+def main() -> None:
+    """Record, or train."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--routing", type=Path)
+    own, sys.argv[1:] = parser.parse_known_args()
+    args = parse_arguments()
+    torch.manual_seed(args.seed)
+    dataset = Bytes(read_text(args.text), args.context)
+    job = holdfast.init()
+    model = MoEGPT(args).to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
+    if own.record is not None:
+        record(model, dataset, own.record)
+        return
+    route(model, own.routing)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}
+    job.protect(model, optimizer, dataset, **batches, seed=args.seed, max_grad_norm=1.0)
+    for step in job.steps(args.steps):
+        for batch in step.micro_batches():
+            step.backward(loss_of(model, batch, args.dtype))
+        step.apply()
+
+
+def record(model: MoEGPT, dataset: Bytes, file: Path) -> None:
+    """Write each layer's choices, `(tokens, top_k)`, for the text's first samples."""
+    chosen: dict[str, list[torch.Tensor]] = {}
+    for layer, block in enumerate(model.blocks):
+        rows = chosen.setdefault(f"layer{layer}", [])
+        block.moe.gate.register_forward_hook(lambda _gate, _input, choice, rows=rows: rows.append(choice.experts))
+    with torch.no_grad():
+        for sample in range(min(RECORDED_SAMPLES, len(dataset))):
+            model(dataset[sample][0].unsqueeze(0))
+    np.savez(file, **{name: torch.cat(rows).numpy() for name, rows in chosen.items()})
+
+
+def route(model: MoEGPT, file: Path) -> None:
+    """Let each layer follow its record."""
+    with np.load(file) as recorded:
+        for layer, block in enumerate(model.blocks):
+            block.moe.routing = RecordedRouting(recorded[f"layer{layer}"], seed=layer)
+
+
+if __name__ == "__main__":
+    main()
