@@ -48,7 +48,7 @@ bench-moe-recovery: install
 	$(BIN)/python benchmarks/recovery.py --script examples/moe_gpt.py -- $(MOE_SIZES)
 	$(BIN)/python benchmarks/churn.py -- $(MOE_SIZES)
 
-# the loss of disturbed runs against undisturbed ones
+# the loss of disturbed runs against undisturbed ones: dense, and with experts (recorded assignments, learned gate)
 bench-precision: install
 	$(BIN)/python benchmarks/precision.py
 
