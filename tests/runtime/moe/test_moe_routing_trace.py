@@ -94,3 +94,14 @@ def test_a_model_that_does_not_fit_and_files_that_are_none(tmp_path: Path) -> No
         RoutingTrace.read(file)
     np.savez(file, tokens=TOKENS, iterations=ITERATIONS)
     assert RoutingTrace.read(file).loads(1).tolist() == [[1, 1, 2], [1, 1, 1]]
+
+
+def test_the_recorded_trace_of_gpt_s_is_followed() -> None:
+    path = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing" / "lazarus_gpt_S_12L8E.npz"
+    if not path.exists():
+        pytest.skip(f"recorded routing is not at {path}")
+    trace = RoutingTrace.read(path)
+    trace.check_model(4, 8)
+    wanted = trace.loads(3)[20]  # iteration 201
+    counts = np.bincount(trace.layer(3, 1).assign(201, 0, 20000)[:, 0], minlength=8)
+    assert counts / 20000 == pytest.approx(wanted / wanted.sum(), abs=0.02)
