@@ -4,9 +4,11 @@
     python benchmarks/spot.py --quick --no-loss         13 minutes of it at 60x: a try of about two minutes
     python benchmarks/spot.py --model L --speed 60      16 experts, EP size 4: the paper's GPT-L
 
-Expert computation is EMULATED (a stated time per token, the same for all); workers are forked from a zygote under all
-policies, and what a restart costs is measured, not assumed. Routing follows the recorded loads of the model, which run
-through 0.9 s of the paper's time per iteration. Checkpoints: DS every 50 of the paper's steps, the others every 250.
+Expert computation is EMULATED (a stated time per token, the same for all, and long beside what two cores make of ten
+ranks' real work: on a machine that does other things at once, give more --seconds-per-token). Workers are forked from a
+zygote under all policies, and what a restart costs is measured, not assumed. Routing follows the recorded loads of the
+model, which run through one iteration in 0.9 s of the paper's time. Checkpoints: DS every 50 of the paper's steps, the
+others every 250.
 
 DS is `--static-experts --on-failure restart`, DS(FT) `--static-experts` (docs/baselines.md). Where the samples went is
 counted in node-seconds: `down` are gaps between new steps beyond a usual one that a failure, a join or a roll-back lies
@@ -35,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
 PAPER_STEP_S = 0.9
 #: what a step takes here with ten nodes, about
-STEP_S = 0.5
+STEP_S = 1.0
 MODELS = {"S": ("lazarus_gpt_S_12L8E.npz", 8), "L": ("lazarus_gpt_L_12L16E.npz", 16)}
 POLICIES: dict[str, tuple[tuple[str, ...], int]] = {
     "holdfast": ((), 250),
@@ -137,7 +139,7 @@ class Bench:
         )
         routing = ["--routing-trace", str(self.routing), "--routing-stride", f"{stride:g}"]
         words = [*sizes.split(), "--experts", str(self.experts), "--top-k", "1", "--aux-loss", "0", *routing]
-        return [str(ROOT / "examples" / "moe_gpt.py"), *words, "--dtype", "float64"]
+        return [str(ROOT / "examples" / "moe_gpt.py"), *words, "--dtype", "float64", "--dispatch", "minmax"]
 
     def live(self, trace: Path, speed: float, policy: str, window: Sequence[str] = ()) -> list[JsonEvent]:
         """Let a job of one policy live through a trace; return its events up to the trace's end."""
@@ -213,7 +215,7 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, help="another trace")
     parser.add_argument("--speed", type=float, action="append", help="10 and 60 by default")
     parser.add_argument("--model", choices=sorted(MODELS), default="S", help="whose experts and loads")
-    parser.add_argument("--seconds-per-token", type=float, default=5e-4)
+    parser.add_argument("--seconds-per-token", type=float, default=1e-3)
     parser.add_argument("--no-loss", action="store_true", help="do not compare with an undisturbed run")
     parser.add_argument("--quick", action="store_true", help="only 13 minutes of the trace, at 60x")
     parser.add_argument("--single", action="store_true", help="only single failures")
