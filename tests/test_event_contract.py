@@ -30,6 +30,8 @@ CONTRACT = {
         "down_s",
         "experts_moved",
     },
+    "rebalance_decided": {"step", "adopted", "gain_s", "cost_s", "moves", "why"},
+    "rebalanced": {"step", "bytes_moved", "experts_moved", "transfer_s", "down_s"},
     "rolled_back": {"to_step", "why"},
     "checkpoint_saved": {"step", "seconds", "bytes"},
     "job_finished": {"steps", "samples", "final_loss"},

@@ -18,6 +18,7 @@ from holdfast.coordination.inputs import (
     Input,
     Instruction,
     Persist,
+    PlanExperts,
     Received,
     Send,
     Tick,
@@ -79,6 +80,7 @@ class Bench:
         self.machine = FakeMachine()
         self.journal = Journal()
         self.ended: list[int] = []
+        self.planned: list[PlanExperts] = []
         self.failed: list[BaseException] = []
         self.time = 10.0
         self.shell = Shell(
@@ -87,6 +89,7 @@ class Bench:
             self.journal,
             Metrics("j"),
             now=lambda: self.time,
+            on_plan=self.planned.append,
             on_end=self.ended.append,
             on_failure=self.failed.append,
         )

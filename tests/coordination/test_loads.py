@@ -29,12 +29,12 @@ def test_what_are_no_loads_is_refused(tokens: FloatArray) -> None:
         decode_loads(encode_loads(tokens), SHAPE)
 
 
-def moe_job(nodes: int = 3, **config: object) -> Job:
+def moe_job(nodes: int = 3, shape: msg.ExpertShape = SHAPE, **config: object) -> Job:
     """All nodes are there, in the first epoch, and have entered it."""
     job = Job(nodes=nodes, config=config).boot()
     for index in range(nodes):
         job.connect(hello(f"n{index}"))
-        job.say(attach(w(f"n{index}"), experts=SHAPE))
+        job.say(attach(w(f"n{index}"), experts=shape))
     for index in range(nodes):
         job.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
     return job
@@ -44,10 +44,10 @@ def loads(tokens: FloatArray = SKEWED, *, node: str = "n0", step: int = 10, epoc
     return msg.Loads(worker=w(node), epoch=epoch, step=step, tokens=encode_loads(tokens), expert_bytes=100)
 
 
-def replicas(plan: msg.EpochPlan) -> list[list[int]]:
+def replicas(plan: msg.EpochPlan, shape: msg.ExpertShape = SHAPE) -> list[list[int]]:
     """Replicas per layer and expert."""
     assert plan.experts is not None
-    return sum(decode(blob, SHAPE) for blob in plan.experts.placement).tolist()  # type: ignore[union-attr]
+    return sum(decode(blob, shape) for blob in plan.experts.placement).tolist()  # type: ignore[union-attr]
 
 
 def test_a_placement_after_a_failure_follows_the_loads() -> None:

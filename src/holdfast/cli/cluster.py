@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.launch_options import FaultThreshold, JoinWindow, Slots, Strategy, worker_environment
+from holdfast.cli.launch_options import FaultThreshold, JoinWindow, RebalanceEvery, Slots, Strategy, worker_environment
 from holdfast.cli.run import warn
 from holdfast.control.agent import TAIL_FAILED, run_agent
 from holdfast.control.agent_settings import AgentSettings
@@ -60,6 +60,7 @@ def coordinator(
     start_nodes: Annotated[int, typer.Option(help="Nodes to wait for before the first step.")] = 1,
     fault_threshold: FaultThreshold = 2,
     strategy: Strategy = "best",
+    rebalance_every: RebalanceEvery = 200,
     join_window: JoinWindow = 0.0,
     allow_faults: Annotated[bool, typer.Option("--allow-faults", help="Allow `holdfast fail` in this job.")] = False,
     certfile: Annotated[Path | None, typer.Option(help="Serve TLS with this certificate.")] = None,
@@ -73,7 +74,9 @@ def coordinator(
         raise BadInputError(f"--start-nodes is {start_nodes}: it must be at least 1")
     if events is not None:
         check_writable_file("--events", events)
-    check_expert_options(fault_threshold=fault_threshold, join_window=join_window, strategy=strategy)
+    check_expert_options(
+        fault_threshold=fault_threshold, join_window=join_window, strategy=strategy, rebalance_every=rebalance_every
+    )
     if checkpoint is not None:
         check_creatable_folder("--checkpoint", checkpoint)
     settings = ServerSettings(
@@ -83,6 +86,7 @@ def coordinator(
             allow_faults=allow_faults,
             fault_threshold=fault_threshold,
             strategy=strategy,
+            rebalance_every=rebalance_every,
             join_window_s=join_window,
         ),
         host=host,

@@ -24,6 +24,10 @@ FaultThreshold = Annotated[
     int, typer.Option(help="On how many distinct nodes each expert is to live, where there is room.")
 ]
 Strategy = Annotated[str, typer.Option(help="How expert replicas are placed: best, mro, spread or compact.")]
+RebalanceEvery = Annotated[
+    int,
+    typer.Option(help="Steps between looks at whether it pays to move experts after their loads; 0: never."),
+]
 JoinWindow = Annotated[
     float, typer.Option(help="Seconds without another arrival before newcomers are taken in, together.")
 ]
@@ -76,6 +80,7 @@ class LaunchOptions:
     ep_size: EpSize = 0
     on_failure: OnFailure = RECONFIGURE
     emulate_compute: EmulateCompute = 0.0
+    rebalance_every: RebalanceEvery = 200
     allow_faults: Annotated[bool, typer.Option("--allow-faults", help="Allow `holdfast fail` in this job.")] = False
     port: Annotated[int, typer.Option(help="The coordinator's port; 0: a free one.")] = 0
     job: Annotated[str, typer.Option(help="The job's name.", show_default="the script's")] = ""
@@ -114,6 +119,7 @@ class LaunchOptions:
             ep_size=self.ep_size,
             on_failure=self.on_failure,
             emulate_compute=self.emulate_compute,
+            rebalance_every=self.rebalance_every,
             job_dir=self.job_dir,
             registry=registry_directory(os.environ),
             environment=worker_environment(dict(os.environ)),

@@ -44,6 +44,8 @@ _WORDS: dict[str, Callable[[Event], str]] = {
     "failure_detected": lambda e: f"{e['node']} failed: {e['kind']}{_detail(e)}, seen after {e['after_s']:.3f} s",
     "recovered": _recovered,
     "job_waiting": _waiting,
+    "rebalance_decided": lambda e: f"experts {'move' if e['adopted'] else 'stay'}: {e['why']}",
+    "rebalanced": lambda e: f"{e['experts_moved']} experts moved, {e['down_s']:.3f} s from step to step",
     "rolled_back": lambda e: f"rolled back to step {e['to_step']}: {e['why']}",
     "checkpoint_saved": lambda e: f"checkpoint of step {e['step']}: {e['bytes'] / 1e6:.1f} MB in {e['seconds']:.2f} s",
     "checkpoint_rejected": lambda e: f"checkpoint {e['name']} cannot be used: {e['why']}",

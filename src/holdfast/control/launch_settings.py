@@ -28,7 +28,7 @@ class LaunchSettings:
     the job's files stay; None for a temporary folder. environment: of all processes. log_folder: for the workers'
     output, None to let it through. slots: each node's room for expert replicas, per MoE layer. fault_threshold: on how
     many nodes each expert is wanted. strategy: of the placement. join_window: seconds to wait for more arrivals.
-    static_experts, ep_size, on_failure, emulate_compute: see CoordinatorConfig.
+    rebalance_every, static_experts, ep_size, on_failure, emulate_compute: see CoordinatorConfig.
     """
 
     script: Path
@@ -47,6 +47,7 @@ class LaunchSettings:
     slots: int = 6
     fault_threshold: int = 2
     strategy: str = "best"
+    rebalance_every: int = 200
     join_window: float = 0.0
     static_experts: bool = False
     ep_size: int = 0
@@ -84,7 +85,7 @@ class LaunchSettings:
                 raise BadInputError(f"{option} is {value}: it must lie between 1 and {_MAX_NODES}")
         if self.checkpoint_every < 1:
             raise BadInputError(f"--checkpoint-every is {self.checkpoint_every}: it must be at least 1 step")
-        check_expert_options(self.slots, self.fault_threshold, self.join_window, self.strategy)
+        check_expert_options(self.slots, self.fault_threshold, self.join_window, self.strategy, self.rebalance_every)
         self._check_baseline()
         if not _JOB_NAME.match(self.job_name):
             raise BadInputError(f"the job's name is {self.job_name!r}: use letters, digits, dots, dashes, at most 64")
@@ -114,7 +115,11 @@ class LaunchSettings:
 
 
 def check_expert_options(
-    slots: int = 1, fault_threshold: int = 1, join_window: float = 0.0, strategy: str = "best"
+    slots: int = 1,
+    fault_threshold: int = 1,
+    join_window: float = 0.0,
+    strategy: str = "best",
+    rebalance_every: int = 0,
 ) -> None:
     """Refuse numbers that make no sense, and names of no strategy.
 
@@ -127,6 +132,8 @@ def check_expert_options(
         raise BadInputError(f"--fault-threshold is {fault_threshold}: it must be at least 1 (one node for each expert)")
     if not 0 <= join_window < float("inf"):
         raise BadInputError(f"--join-window is {join_window}: it must be a number of seconds, 0 or more")
+    if rebalance_every < 0:
+        raise BadInputError(f"--rebalance-every is {rebalance_every}: give a number of steps, or 0 for never")
     if strategy not in STRATEGIES:
         raise BadInputError(f"--strategy is {strategy!r}: choose one of {', '.join(STRATEGIES)}")
 

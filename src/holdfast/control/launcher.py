@@ -202,6 +202,7 @@ class Launcher:
                 allow_faults=settings.allow_faults,
                 fault_threshold=settings.fault_threshold,
                 strategy=settings.strategy,
+                rebalance_every=settings.rebalance_every,
                 join_window_s=settings.join_window,
                 static_experts=settings.static_experts,
                 ep_size=settings.ep_size,

@@ -31,7 +31,7 @@ from holdfast.control.shell import RecordKeeper, Shell, SupersededError
 from holdfast.control.status import status_of
 from holdfast.control.stores import open_store
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import JournalTail, Shutdown, Tick
+from holdfast.coordination.inputs import JournalTail, PlanExperts, Planned, Shutdown, Tick
 from holdfast.coordination.messages import MAX_MESSAGE_BYTES
 from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
@@ -159,9 +159,11 @@ class _Server:
             journal,
             Metrics(settings.job),
             now=self._now,
+            on_plan=self._plan,
             on_end=self._end,
             on_failure=self._fail,
         )
+        self._planning: set[asyncio.Task[None]] = set()
         self._requests = NodeRequests()
         self._api = HttpApi(self._shell, self._status, self._requests)
 
@@ -233,6 +235,21 @@ class _Server:
         _log.info("job %s is over: waiting until its events are read to the last", self._settings.job)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._api.read_to_the_end.wait(), FAREWELL_S)
+
+    def _plan(self, order: PlanExperts) -> None:
+        """Compute a placement in a thread: heartbeats and recoveries go on meanwhile."""
+        task = asyncio.get_running_loop().create_task(self._planned(order))
+        self._planning.add(task)
+        task.add_done_callback(self._planning.discard)
+
+    async def _planned(self, order: PlanExperts) -> None:
+        try:
+            experts = await asyncio.to_thread(order.solve)
+        except Exception:  # noqa: BLE001
+            # Training goes on with the placement that there is.
+            _log.exception("no new placement of the experts could be computed")
+            experts = None
+        self._shell.feed(Planned(order.epoch, experts))
 
     def _end(self, exit_code: int) -> None:
         if not self._over.done():

@@ -13,7 +13,18 @@ from typing import Protocol
 import msgspec
 
 from holdfast.control.store import Store
-from holdfast.coordination.inputs import Close, Disconnected, Emit, EndJob, Input, Instruction, Persist, Received, Send
+from holdfast.coordination.inputs import (
+    Close,
+    Disconnected,
+    Emit,
+    EndJob,
+    Input,
+    Instruction,
+    Persist,
+    PlanExperts,
+    Received,
+    Send,
+)
 from holdfast.coordination.messages import Hello
 from holdfast.coordination.record import SCHEMA, KnownCheckpoint, Record
 from holdfast.errors import BadInputError, HoldfastError
@@ -97,6 +108,7 @@ class Shell:
 
     Args:
         now: the time, in unix seconds that never step back.
+        on_plan: called with a placement to compute elsewhere; what comes of it is to be fed.
         on_end: called with the exit code once the machine says that the job is over.
         on_failure: called with what broke the shell; from then on it handles nothing.
     """
@@ -109,6 +121,7 @@ class Shell:
         metrics: Metrics,
         *,
         now: Callable[[], float],
+        on_plan: Callable[[PlanExperts], None],
         on_end: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -118,6 +131,7 @@ class Shell:
         self.connections: dict[int, Connection] = {}
         self._keeper = keeper
         self._now = now
+        self._on_plan = on_plan
         self._on_end = on_end
         self._on_failure = on_failure
         self._stopped = False
@@ -186,6 +200,8 @@ class Shell:
                     connection = self.connections.get(number)
                     if connection is not None:
                         connection.close()
+                case PlanExperts():
+                    self._on_plan(instruction)
                 case EndJob(exit_code, why):
                     _log.info("the job ends with exit code %d: %s", exit_code, why)
                     self._on_end(exit_code)

@@ -27,6 +27,7 @@ from holdfast.coordination.inputs import (
     Input,
     Instruction,
     JournalTail,
+    Planned,
     Received,
     Tick,
 )
@@ -34,9 +35,10 @@ from holdfast.coordination.joining import Joining
 from holdfast.coordination.ledger import DivergedError, StepLedger
 from holdfast.coordination.loads import LoadBook
 from holdfast.coordination.membership import Membership, Node, WorkerInfo
-from holdfast.coordination.messages import DecisionKind, node_of
+from holdfast.coordination.messages import DecisionKind, EpochPlan, node_of
 from holdfast.coordination.planner import first_assignment, held_experts, lacks_slots, lost_of, make_plan
 from holdfast.coordination.progress import Progress, continued
+from holdfast.coordination.rebalancing import Rebalancing
 from holdfast.coordination.record import SCHEMA, KnownCheckpoint, Record
 from holdfast.coordination.rendezvous import pass_on
 from holdfast.coordination.renewing import Renewing
@@ -60,6 +62,7 @@ class Coordinator:
         self.progress = Progress(self.turn, tail)
         self.loads = LoadBook(self.turn)
         self.joining = Joining(self.turn, config, self.loads)
+        self.rebalancing = Rebalancing(self.turn, config, self.loads, tail.step)
         self.checkpoints = CheckpointBook(self.turn)
         self.ending = Ending(self.turn)
         self.renewing = Renewing(self.turn)
@@ -138,6 +141,8 @@ class Coordinator:
             self._disconnected(event.connection)
         elif isinstance(event, Tick):
             self._tick()
+        elif isinstance(event, Planned):
+            self._planned(event)
         elif isinstance(event, FailNode):
             self.turn.send(*injection(self.config, self.members, event))
         else:
@@ -335,16 +340,7 @@ class Coordinator:
         elif not isinstance(message, msg.Begun):
             self._from_member(info, message)
 
-    def _from_member(
-        self,
-        info: WorkerInfo,
-        message: msg.Prepared
-        | msg.Finished
-        | msg.Loads
-        | msg.CheckpointWritten
-        | msg.CheckpointKept
-        | msg.CheckpointDamaged,
-    ) -> None:
+    def _from_member(self, info: WorkerInfo, message: msg.MemberMessage) -> None:
         if isinstance(message, msg.Prepared):
             info.prepared = max(info.prepared, message.epoch)
             if self.stopping.stop is None:
@@ -533,26 +529,34 @@ class Coordinator:
             return
         complete = [node for node in self.members.nodes.values() if node.complete]
         needed = self.config.start_nodes if self.record.epoch == 0 else 1
-        if (
-            self.renewing.awaited
-            or len(complete) < needed
-            or (self.record.epoch and lacks_slots(self.turn, self.config))
-        ):
+        lacking = self.record.epoch and lacks_slots(self.turn, self.config)
+        if self.renewing.awaited or len(complete) < needed or lacking:
             return
         workers = [info.id for info in self.members.workers()]
         known, anew = self.record.checkpoints, self.config.on_failure == RESTART
         self._carry_out(without_state(self.ledger.committed, known, workers, anew=anew), workers)
 
     def _maybe_prepare(self) -> None:
-        plan = self.record.plan
-        if plan is None or self.record.pending is not None or self.over is not None:
-            return
-        if self.stopping.stop is not None or self._absent or not self.members.entered(self.record.plan):
+        plan = self._settled
+        if plan is None:
             pass
         elif self.config.on_failure != RESTART:
             self.joining.prepare(plan)
         elif self.joining.newcomers(plan):
             self._break()  # only a restart lets them in
+
+    @property
+    def _settled(self) -> EpochPlan | None:
+        """The plan in force, where nothing is about to change it; else None."""
+        plan = self.record.plan
+        calm = self.stopping.stop is None and self.record.pending is None and self.over is None and not self._absent
+        return plan if calm and self.members.entered(plan) else None
+
+    def _planned(self, planned: Planned) -> None:
+        plan = self._settled
+        experts = self.rebalancing.weigh(planned, plan, self.progress.costs)
+        if plan is not None and experts is not None:
+            self.joining.rearrange(plan, experts)
 
     def _undo_pending(self, failed_at: float) -> None:
         """A joiner is gone or stuck. Once armed, some may have swapped already: only Stop is safe then."""
@@ -565,13 +569,8 @@ class Coordinator:
 
     def _promote(self, step: int) -> None:
         """`step` passed with every swap flag up: the pending epoch is the job's from here on."""
-        pending = self.record.pending
-        if pending is None or self.stopping.stop is not None:
-            return  # a failure voids a pending swap, whoever has passed it
-        self.progress.joined(step, pending)
-        decision = msg.Decision(kind=DecisionKind.REDO, applied=step)
-        self.turn.change(plan=pending, pending=None, decision=decision)
-        announce_epoch(self.turn, pending, "join")
+        if self.stopping.stop is None:  # a failure voids a pending swap, whoever has passed it
+            self.joining.promote(step, self.progress)
 
     # ---- progress ----
 
@@ -583,15 +582,13 @@ class Coordinator:
         self.progress.release(plan)
         self.checkpoints.accept(self.ledger.committed)
         self._maybe_finish()
+        settled = self._settled
+        if settled is not None:
+            self.rebalancing.ask(settled, self.ledger.committed)
 
     def _maybe_finish(self) -> None:
         plan = self.record.plan
         if plan is None or self.stopping.stop is not None or self.over is not None:
             return
-        infos = [self.members.worker(worker) for worker in plan.workers]
-        reached = [self.ledger.applied_by(worker) for worker in plan.workers]
-        if not all(info is not None and info.finished for info in infos):
-            return
-        if any(step != self.ledger.committed for step in reached):
-            return
-        self.ending.done(self.progress)
+        if self.progress.finished(plan):
+            self.ending.done(self.progress)

@@ -129,6 +129,34 @@ class JobWaiting(Event, frozen=True, kw_only=True, tag_field="event", tag="job_w
     why: str
 
 
+class RebalanceDecided(Event, frozen=True, kw_only=True, tag_field="event", tag="rebalance_decided"):
+    """A new placement of the experts was computed for the loads after `step`, and `adopted` or not.
+
+    `gain_s`: predicted for the steps until the next one; `cost_s`: of the migration; `moves`: replicas that travel.
+    `why`: the reason, with its numbers.
+    """
+
+    step: int
+    adopted: bool
+    gain_s: float
+    cost_s: float
+    moves: int
+    why: str
+
+
+class Rebalanced(Event, frozen=True, kw_only=True, tag_field="event", tag="rebalanced"):
+    """The first step on the new placement is committed; `down_s` runs from the commit before it, that step included.
+
+    `transfer_s`: of the member whose experts took longest to come.
+    """
+
+    step: int
+    bytes_moved: int
+    experts_moved: int
+    transfer_s: float
+    down_s: float
+
+
 class RolledBack(Event, frozen=True, kw_only=True, tag_field="event", tag="rolled_back"):
     """Some state had no live copy: the job resumes after `to_step`."""
 
@@ -176,6 +204,8 @@ AnyEvent = (
     | FailureDetected
     | Recovered
     | JobWaiting
+    | RebalanceDecided
+    | Rebalanced
     | RolledBack
     | CheckpointSaved
     | CheckpointRejected

@@ -61,6 +61,15 @@ def lost_experts(shape: ExpertShape, held: Sequence[bytes]) -> list[tuple[int, i
     return [(int(layer), int(expert)) for layer, expert in np.argwhere(live == 0)]
 
 
+def counts_by_node(workers: Sequence[str], blobs: Sequence[bytes], shape: ExpertShape) -> IntArray:
+    """Return replicas per layer, expert and node `[L, E, N]`, nodes in the order of their first workers."""
+    nodes = list(dict.fromkeys(node_of(worker) for worker in workers))
+    counts = np.zeros((shape.layers, shape.experts, len(nodes)), dtype=np.int64)
+    for worker, blob in zip(workers, blobs, strict=True):
+        counts[:, :, nodes.index(node_of(worker))] += decode(blob, shape)
+    return counts
+
+
 def place(
     shape: ExpertShape,
     workers: Sequence[str],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.coordination.events import AnyEvent
-from holdfast.coordination.messages import AgentMessage, CoordinatorMessage
+from holdfast.coordination.messages import AgentMessage, CoordinatorMessage, ExpertPlan
 from holdfast.coordination.record import Record
+from holdfast.planning import Shortage
 
 # ---- inputs; every one is handled as (input, now) ----
 
@@ -50,7 +52,15 @@ class Shutdown:
     why: str
 
 
-Input = Received | Disconnected | Tick | FailNode | Shutdown
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What PlanExperts asked for is computed; None where that failed."""
+
+    epoch: int
+    experts: ExpertPlan | Shortage | None
+
+
+Input = Received | Disconnected | Tick | FailNode | Shutdown | Planned
 
 
 # ---- instructions, to be carried out in order ----
@@ -93,7 +103,15 @@ class EndJob:
     why: str
 
 
-Instruction = Persist | Emit | Send | Close | EndJob
+@dataclass(frozen=True, slots=True)
+class PlanExperts:
+    """Call `solve` beside everything else (it may take seconds) and feed what it returns as Planned, once."""
+
+    epoch: int
+    solve: Callable[[], ExpertPlan | Shortage]
+
+
+Instruction = Persist | Emit | Send | Close | EndJob | PlanExperts
 
 
 # ---- configuration ----
@@ -112,6 +130,7 @@ class CoordinatorConfig:
     static_experts, ep_size: classic expert parallelism instead of elastic experts, over so many ranks (0: the least
     that fits). on_failure: `reconfigure` the job, or `restart` all workers from the newest checkpoint, at joins too.
     emulate_compute: seconds per token that expert computation is made to take, 0 for none; for the record.
+    rebalance_every: steps from one look at the experts' placement to the next, 0 for none.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
     """
@@ -131,6 +150,7 @@ class CoordinatorConfig:
     ep_size: int = 0
     on_failure: str = RECONFIGURE
     emulate_compute: float = 0.0
+    rebalance_every: int = 200
     allow_faults: bool = False
     secret: bytes = b""
     takeover: bool = False

@@ -1,14 +1,18 @@
-"""Takes fresh workers in while the others train: a pending group is built beside the one in use, then swapped.
+"""Changes the epoch at a step boundary: to take fresh workers in while the others train, or to move experts.
+
+A pending group is built beside the one in use, then swapped.
 
 Prepare -> all Prepared -> Arm -> every swap flag up in one commit operation -> the pending plan is in force.
 """
 
 from __future__ import annotations
 
+from holdfast.coordination.announcing import announce_epoch
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.loads import LoadBook
-from holdfast.coordination.messages import Arm, EpochPlan, Prepare, Void
-from holdfast.coordination.planner import make_plan
+from holdfast.coordination.messages import Arm, Decision, DecisionKind, EpochPlan, ExpertPlan, Prepare, Void
+from holdfast.coordination.planner import make_plan, plan_with
+from holdfast.coordination.progress import Progress
 from holdfast.coordination.static_experts import ep_size_of, usable
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
@@ -63,10 +67,30 @@ class Joining:
         workers, loads = [*members, *fresh], self._loads.tokens
         pending = make_plan(turn.record, turn.members, workers, members, held, self._config, loads)
         assert not isinstance(pending, Shortage), "more nodes have more slots"
+        self._propose(pending)
+
+    def rearrange(self, plan: EpochPlan, experts: ExpertPlan) -> None:
+        """Begin a pending plan of the same members with another placement."""
+        turn, workers = self._turn, plan.workers
+        self._propose(plan_with(turn.record, turn.members, workers, workers, experts, self._config))
+
+    def _propose(self, pending: EpochPlan) -> None:
+        turn = self._turn
         turn.change(pending=pending, epoch=pending.epoch)
         self.armed, self._since = False, turn.now
         for worker in pending.workers:
             turn.order(worker, Prepare(plan=pending))
+
+    def promote(self, step: int, progress: Progress) -> None:
+        """`step` passed with every swap flag up: the pending plan is in force from here on."""
+        turn = self._turn
+        before, pending = turn.record.plan, turn.record.pending
+        if pending is None:
+            return
+        joins = before is None or set(pending.workers) != set(before.workers)
+        progress.swapped(step, pending, "grow" if joins else "rebalance")
+        turn.change(plan=pending, pending=None, decision=Decision(kind=DecisionKind.REDO, applied=step))
+        announce_epoch(turn, pending, "join" if joins else "rebalance")
 
     def arm(self) -> None:
         """Let the swap flags go up once all have built the pending group."""

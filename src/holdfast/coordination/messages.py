@@ -294,6 +294,8 @@ class Post(Struct, frozen=True, kw_only=True):
     value: Blob
 
 
+#: what is of interest only from a member of the epoch
+MemberMessage = Prepared | Finished | Loads | CheckpointWritten | CheckpointKept | CheckpointDamaged
 WorkerMessage = (
     Attach
     | Begun

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from holdfast.coordination.assignment import keep_held
 from holdfast.coordination.decisions import NothingLeft, Verdict
@@ -46,7 +47,6 @@ def make_plan(
     Returns:
         The plan, or why there is none: too few slots for the experts.
     """
-    epoch = record.epoch + 1
     ordered = [w for w in workers if w in holders] + [w for w in workers if w not in holders]
     if config.static_experts:
         placed = _place_statically(record, ordered, held_experts, config)
@@ -54,10 +54,24 @@ def make_plan(
             return placed
         ordered, experts = placed
         holders = [worker for worker in holders if worker in ordered]
-    else:
-        experts = _place_experts(record, members, ordered, held_experts, config, loads)
-        if isinstance(experts, Shortage):
-            return experts
+        return plan_with(record, members, ordered, holders, experts, config)
+    place_experts = placing(record, members, ordered, held_experts, config, loads)
+    experts = place_experts() if place_experts is not None else None
+    if isinstance(experts, Shortage):
+        return experts
+    return plan_with(record, members, ordered, holders, experts, config)
+
+
+def plan_with(
+    record: Record,
+    members: Membership,
+    ordered: Sequence[str],
+    holders: Sequence[str],
+    experts: ExpertPlan | None,
+    config: CoordinatorConfig,
+) -> EpochPlan:
+    """Return the next epoch's plan for these workers by rank, and a placement of their experts."""
+    epoch = record.epoch + 1
     receivers = [worker for worker in ordered if worker not in holders] if holders else []
     return EpochPlan(
         term=record.term,
@@ -69,21 +83,26 @@ def make_plan(
     )
 
 
-def _place_experts(
+def placing(
     record: Record,
     members: Membership,
     workers: Sequence[str],
     held: Mapping[str, bytes],
     config: CoordinatorConfig,
     loads: FloatArray | None,
-) -> ExpertPlan | Shortage | None:
+) -> Callable[[], ExpertPlan | Shortage] | None:
+    """Return what places the experts of these workers, in rank order; None for a model without experts.
+
+    It shares nothing with the job: it may be called later, in another thread.
+    """
     shape = record.experts
     if shape is None:
         return None
-    return place(
+    return partial(
+        place,
         shape,
-        workers,
-        held,
+        tuple(workers),
+        dict(held),
         slots=list(_slots_by_node(members, workers, shape).values()),
         loads=loads,
         fault_threshold=config.fault_threshold,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holdfast.coordination.events import AnyEvent, EpochStarted, Recovered, RolledBack, StepCommitted
+from holdfast.coordination.costs import MeasuredCosts
+from holdfast.coordination.events import AnyEvent, EpochStarted, Rebalanced, Recovered, RolledBack, StepCommitted
 from holdfast.coordination.inputs import JournalTail
 from holdfast.coordination.ledger import CommittedStep, StepLedger
 from holdfast.coordination.messages import Committed, Decision, DecisionKind, EpochPlan
@@ -37,6 +38,7 @@ class Progress:
         self.loss = tail.loss
         self.committed_at = tail.step_time
         self.recovery: Recovery | None = None
+        self.costs = MeasuredCosts()
         self._turn = turn
         self._told = tail.step
 
@@ -50,6 +52,12 @@ class Progress:
         for done in self.ledger.release(plan.workers):
             self._announce(done)
             self._recovered(done)
+
+    def finished(self, plan: EpochPlan) -> bool:
+        """Tell whether all members of `plan` have ended their loops, at the step that is committed."""
+        infos = [self._turn.members.worker(worker) for worker in plan.workers]
+        reached = {self.ledger.applied_by(worker) for worker in plan.workers}
+        return all(info is not None and info.finished for info in infos) and reached == {self.ledger.committed}
 
     def tell(self) -> None:
         """Let the agents forget what is in the journal."""
@@ -74,11 +82,11 @@ class Progress:
             recovery.action, recovery.restart = "restart", True
             recovery.after_step = max(recovery.after_step, self.ledger.committed)
 
-    def joined(self, step: int, plan: EpochPlan) -> None:
-        """A join takes effect after `step`; what it costs counts from the commit before."""
+    def swapped(self, step: int, plan: EpochPlan, action: str) -> None:
+        """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
         since = self.committed_at or self._turn.now
         self.recovery = Recovery(
-            failed=since, detected=since, action="grow", source="replica", after_step=step, swap=True
+            failed=since, detected=since, action=action, source="replica", after_step=step, swap=True
         )
         self.recovery.experts_moved = plan.experts.moves if plan.experts else 0
 
@@ -112,6 +120,7 @@ class Progress:
         time = max(done.time or self._turn.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
         self.committed_at = time
+        self.costs.step(seconds)
         if self.recovery is not None:
             self.recovery.swapped_at(done.step, time)
         self._turn.emit_at(
@@ -129,5 +138,10 @@ class Progress:
         recovery = self.recovery
         if recovery is None or not recovery.regrouped or done.step <= recovery.after_step:
             return
-        self._turn.emit(Recovered, **recovery.costs(self.committed_at))
-        self.recovery = None
+        self.costs.switched(recovery, self.committed_at)
+        self.recovery, costs = None, recovery.costs(self.committed_at)
+        if recovery.action == "rebalance":
+            told = {name: costs[name] for name in ("bytes_moved", "experts_moved", "transfer_s", "down_s")}
+            self._turn.emit(Rebalanced, step=done.step, **told)
+        else:
+            self._turn.emit(Recovered, **costs)

@@ -1,4 +1,4 @@
-"""What a recovery costs, from the failure to the first step committed after it."""
+"""What a recovery (or a join, or a rebalance) costs, from the failure to the first step committed after it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ class Recovery:
     bytes_moved: int = 0
     transfer_s: float = 0.0
     experts_moved: int = 0
+    #: that one member has received
+    most_bytes: int = 0
 
     def swapped_at(self, step: int, time: float) -> None:
         """A step is committed; a join costs from the one on whose boundary it took effect."""
@@ -33,6 +35,7 @@ class Recovery:
     def moved(self, received_bytes: int, transfer_s: float) -> None:
         """One member has received its state."""
         self.bytes_moved += received_bytes
+        self.most_bytes = max(self.most_bytes, received_bytes)
         self.transfer_s = max(self.transfer_s, transfer_s)
 
     def costs(self, committed: float) -> dict[str, float | int | str]:

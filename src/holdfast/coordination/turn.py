@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.coordination.events import AnyEvent, Event
-from holdfast.coordination.inputs import Close, Emit, EndJob, Instruction, Persist, Send
+from holdfast.coordination.inputs import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.coordination.membership import Membership
 from holdfast.coordination.messages import CoordinatorMessage, Fault, Order, ToWorker, node_of
 from holdfast.coordination.record import Record
@@ -89,6 +89,10 @@ class Turn:
     def end(self, job: EndJob) -> None:
         """End the job."""
         self._sends.append(job)
+
+    def compute(self, order: PlanExperts) -> None:
+        """Have a placement computed."""
+        self._sends.append(order)
 
     def flush(self) -> list[Instruction]:
         """Return everything gathered, in order, and start anew."""

@@ -105,6 +105,8 @@ def decide_rebalance(
     """
     saved = model.token_s * (busiest_tokens(current, loads) - busiest_tokens(migration.counts, loads)).sum()
     gain, cost = float(saved) * steps, migration_seconds(migration, model)
+    if (migration.counts != current).any():
+        cost = max(cost, model.pause_s)  # copies on one node are worth a switch, too, though nothing travels
     if migration.lost:
         layer, expert = migration.lost[0]
         return _decided(False, gain, cost, f"expert {expert} of layer {layer} has no live copy to move")

@@ -49,6 +49,7 @@ class Timing:
             "retry": (0.005, 0.02),
             "checkpoint": (0.02, 0.2),
             "rename": (0.001, 0.01),
+            "plan": (0.001, 0.15),
         }
     )
 
@@ -99,6 +100,8 @@ class Cluster:
             static_experts=plan.ep_size > 0,
             ep_size=plan.ep_size,
             on_failure="restart" if plan.restart else "reconfigure",
+            strategy="mro",
+            rebalance_every=plan.rebalance_every,
         )
         self.store = self.parts.store()
         self.journal = self.parts.journal()

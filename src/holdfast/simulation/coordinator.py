@@ -13,11 +13,14 @@ from holdfast.coordination.inputs import (
     Input,
     Instruction,
     Persist,
+    PlanExperts,
+    Planned,
     Received,
     Send,
     Tick,
 )
 from holdfast.simulation.durable import SupersededError
+from holdfast.simulation.experts import FreeMoves
 from holdfast.simulation.network import Connection
 from holdfast.simulation.process import Process
 
@@ -38,6 +41,8 @@ class CoordinatorShell(Process):
         self._length = len(cluster.journal.events)
         config = replace(cluster.config, takeover=cluster.store.version > 0)
         self.machine = cluster.parts.coordinator(config, cluster.journal.tail(), cluster.store.record)
+        if cluster.plan.experts:
+            self.machine.progress.costs = FreeMoves()
 
     def boot(self) -> None:
         """Open the term."""
@@ -114,6 +119,8 @@ class CoordinatorShell(Process):
                 connection = self.connections.get(number)
                 if connection is not None:
                     connection.close_from_above()
+            case PlanExperts(epoch, solve):
+                cluster.after("plan", self, self.feed, Planned(epoch, solve()))
             case EndJob(exit_code, why):
                 self.ended = True
                 cluster.job_ended(exit_code, why)

@@ -46,9 +46,10 @@ class FaultPlan:
     """A job and all that goes wrong in it.
 
     crashes: the coordinator dies before its n-th writes (records, events and messages count; 1-based);
-    crashes_after_strike: the same, counted from the first fault on.
     ep_size: the world is a multiple of it, other nodes wait; 0: no such rule. restart: all workers are started again at
     every change.
+    crashes_after_strike: the same, counted from the first fault on. experts: per MoE layer, 0 for a dense model;
+    rebalance_every: steps.
     """
 
     seed: int
@@ -62,6 +63,8 @@ class FaultPlan:
     ep_size: int = 0
     restart: bool = False
     start_spread: float = 0.05
+    experts: int = 0
+    rebalance_every: int = 0
     faults: tuple[Fault, ...] = ()
     crashes: tuple[int, ...] = ()
     crashes_after_strike: tuple[int, ...] = ()
@@ -103,6 +106,8 @@ _AT_BOUNDARY = (
     FaultKind.CUT,
     FaultKind.CRASH_COORDINATOR,
 )
+#: the share of the plans whose model has experts
+_WITH_EXPERTS = 0.15
 _SIZES = (1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 8, 12, 16)
 
 
@@ -115,6 +120,9 @@ def random_plan(seed: int) -> FaultPlan:
     faults: list[Fault] = []
     for _ in range(rng.choice((1, 1, 2, 2, 3, 4, 6))):
         faults += _random_faults(rng, nodes, steps, rng.uniform(0.0, span))
+    # Drawn apart, so that the dense schedules stay what they were.
+    apart = Random(seed + 1_000_003)
+    experts = apart.randint(2, 5) if apart.random() < _WITH_EXPERTS else 0
     crashes = tuple(sorted(rng.randint(1, 40 * nodes) for _ in range(rng.choice((0, 0, 0, 1, 1, 2)))))
     return FaultPlan(
         seed=seed,
@@ -125,6 +133,8 @@ def random_plan(seed: int) -> FaultPlan:
         micro_batches=rng.randint(1, 10),
         checkpoint_every=rng.choice((0, 0, 1, 2, 3)),
         start_spread=rng.choice((0.0, 0.05, 1.0)),
+        experts=experts,
+        rebalance_every=apart.randint(1, 3) if experts else 0,
         faults=tuple(faults),
         crashes=crashes,
         crash_down_s=rng.choice((0.01, 0.2, 1.5)),
@@ -142,6 +152,7 @@ def baseline_plan(seed: int) -> FaultPlan:
         start_nodes=max(plan.start_nodes, ep_size),
         workers_per_node=1 if ep_size else plan.workers_per_node,
         ep_size=ep_size,
+        experts=0,
         restart=ep_size == 0 or rng.random() < 0.5,
     )
 

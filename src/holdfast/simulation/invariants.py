@@ -16,6 +16,7 @@ from holdfast.coordination.messages import Commit, DecisionKind
 from holdfast.coordination.record import Record
 from holdfast.errors import EXIT_DONE
 from holdfast.simulation import training
+from holdfast.simulation.experts import broken_guarantee, shape_of
 
 if TYPE_CHECKING:
     from holdfast.simulation.agent import SimAgent
@@ -105,6 +106,10 @@ class Checker:
         if self._truth.setdefault(step, worker.state) != worker.state:
             self._fail(f"{worker.id} has another state of step {step} than the lineage")
 
+    def lacks_experts(self, worker: SimWorker, plan: msg.EpochPlan, why: str) -> NoReturn:
+        """A worker cannot take up the placement that it is given."""
+        self._fail(f"{worker.id} lacks experts in epoch {plan.epoch}: {why}")
+
     def _keeps_promise(self, worker: SimWorker, what: str) -> None:
         if worker.id in self._promised:
             self._fail(f"{worker.id} {what} after its report and before the next Begin")
@@ -133,6 +138,8 @@ class Checker:
         before, self._record = self._record, record
         if before is None or (before.plan is record.plan and before.pending is record.pending):
             return
+        for plan in (record.plan, record.pending):
+            self._guarantees(plan)
         if record.epoch < before.epoch or record.lineage < before.lineage:
             self._fail(f"epoch or lineage went back: {before} {record}")
         after = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
@@ -142,6 +149,13 @@ class Checker:
         promoted = record.plan is not None and before.pending is not None and record.plan.epoch == before.pending.epoch
         if record.decision is not before.decision and not promoted:
             self._decided(record)
+
+    def _guarantees(self, plan: msg.EpochPlan | None) -> None:
+        """Every expert lives on as many distinct nodes as the plan says, and as are possible."""
+        shape = shape_of(self._cluster.plan)
+        wrong = broken_guarantee(plan, shape) if plan is not None and shape is not None else ""
+        if plan is not None and wrong:
+            self._fail(f"epoch {plan.epoch}: {wrong}")
 
     def _taken_in_again(self, workers: set[str]) -> None:
         """Expelled workers are members again: only right for one that never heard that it was in an epoch."""
@@ -270,7 +284,9 @@ class Checker:
             self._fail(f"the job failed: {why}")
         for info in shell.machine.members.workers():
             process = self._cluster.worker(info.id)
-            if process is not None and process.whole and (process.machine.applied or 0) >= self._committed > 0:
+            if process is None or process.experts is not None:
+                continue  # its dense state alone is not enough
+            if process.whole and (process.machine.applied or 0) >= self._committed > 0:
                 self._fail(f"the job failed although {info.id} holds step {process.machine.applied}: {why}")
         for name in self._saved:
             if not self._cluster.checkpoints.files[name].damaged:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.coordination.messages import DecisionKind
+
 if TYPE_CHECKING:
     from holdfast.simulation.worker import SimWorker
 
@@ -67,6 +69,9 @@ class Pusher:
             return
         if peer.machine.received(self._epoch, worker.machine.passed, step):
             peer.state, peer.whole = state, True
+            start = peer.machine.decision is not None and peer.machine.decision.kind is DecisionKind.START
+            if not start:
+                peer.machine.experts = b""  # those that are here are of another state
             peer.pusher.received, peer.pusher.received_s = 1, 0.01
             cluster.checker.holds(peer)
         self._open.discard(target)

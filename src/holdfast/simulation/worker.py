@@ -14,6 +14,7 @@ from holdfast.coordination import worker as wm
 from holdfast.coordination.messages import Phase
 from holdfast.simulation import training
 from holdfast.simulation.collectives import Group, Operation
+from holdfast.simulation.experts import LOADS_EVERY, HeldExperts, shape_of
 from holdfast.simulation.process import Process
 from holdfast.simulation.transfer import Pusher
 
@@ -46,6 +47,10 @@ class SimWorker(Process):
         self.agent = agent
         self.cluster = cluster
         self.machine = cluster.parts.worker(worker, micro_batches=cluster.plan.micro_batches)
+        shape = shape_of(cluster.plan)
+        self.experts = HeldExperts(shape) if shape else None
+        self.machine.experts = self.experts.blob if self.experts else b""
+        self._left_move = 0
         #: the model's state; garbage while it is being written
         self.state = training.initial_state(pid)
         self.whole = True
@@ -74,6 +79,7 @@ class SimWorker(Process):
                 digest="config",
                 global_batch=plan.micro_batches * plan.micro_batch,
                 micro_batches=plan.micro_batches,
+                experts=self.experts.shape if self.experts else None,
             )
         )
 
@@ -157,7 +163,7 @@ class SimWorker(Process):
         """Leave collectives and transfers; the commit operation is looked at once more."""
         self.pusher.abort()
         operation = self.operation
-        if self._busy == "reduce" and operation is not None:
+        if self._busy in ("reduce", "move") and operation is not None:
             self.operation, self._busy = None, ""
             self._group().abandon(self, operation)
         elif self._busy == "vote" and operation is not None:
@@ -256,13 +262,41 @@ class SimWorker(Process):
             self._busy = "load"
             self.cluster.after("load", self, self._loaded, task)
             return
-        if machine.applied is None:
-            return  # the state is on its way, or will be
+        if machine.applied is None or self._left_move == task.plan.epoch:
+            return  # the state is on its way, or will be; or the experts could not move
         if self._boundary("entering"):
             return
         received, seconds = self.pusher.received, self.pusher.received_s
         self.pusher.begin(task.plan.epoch, task.send_to)
+        if self._move_experts(task.plan):
+            return
         self.obey(machine.entered(received_bytes=received, transfer_s=seconds))
+        if not self._boundary("entered"):
+            self.advance()
+
+    def _move_experts(self, plan: msg.EpochPlan) -> bool:
+        """Take up a placement; True where experts travel: then the epoch is entered once they are here."""
+        experts, machine = self.experts, self.machine
+        if experts is None or plan.experts is None:
+            return False
+        decision = machine.decision.kind if machine.decision else None
+        if not experts.enter(plan, machine.rank, decision):
+            self.cluster.checker.lacks_experts(self, plan, "the plan says held what is not here")
+        machine.experts = experts.blob
+        if not plan.experts.moves:
+            return False
+        self._issue("move", experts.blob, experts.offers)
+        self._boundary("moving")
+        return True
+
+    def _moved(self, offers: Any) -> None:
+        experts, plan = self.experts, self.machine.plan
+        assert experts is not None
+        assert plan is not None
+        if not experts.brought(offers):
+            self.cluster.checker.lacks_experts(self, plan, "nobody had what is wanted here")
+        self.machine.experts = experts.blob
+        self.obey(self.machine.entered())
         if not self._boundary("entered"):
             self.advance()
 
@@ -279,6 +313,9 @@ class SimWorker(Process):
             return
         if self.machine.loaded(task.plan.epoch, file.step):
             self.state, self.whole = file.state, True
+            if self.experts is not None:
+                self.experts.load(task.plan, self.machine.rank)
+                self.machine.experts = self.experts.blob
             self.cluster.checker.holds(self)
         self.advance()
 
@@ -337,7 +374,10 @@ class SimWorker(Process):
                 if not self._boundary("reduced"):
                     self.cluster.after("pause", self, self._vote)
             return
-        self._busy = ""
+        kind, self._busy = self._busy, ""
+        if kind == "move":
+            self._moved(value)
+            return
         self.cluster.checker.passes(self)
         self.obey(self.machine.vote_passed(value))
         if not self._boundary("passed"):
@@ -348,6 +388,8 @@ class SimWorker(Process):
         if operation is not self.operation:
             return
         kind, self.operation, self._busy = self._busy, None, ""
+        if kind == "move":
+            self._left_move = self.machine.epoch
         if kind == "vote":
             self.obey(self.machine.vote_abandoned())
         self.obey(self.machine.fault(self.machine.epoch, f"{kind}: a peer is gone"))
@@ -387,13 +429,22 @@ class SimWorker(Process):
             reduced = training.Reduced((self.cluster.garbage(),), self.cluster.garbage())
         assert commit is not None
         self.state, self.whole = training.next_state(before, reduced, commit), True
+        if self.experts is not None:
+            self.experts.passed()
+            self.machine.experts = self.experts.blob
         instructions = self.machine.applied_step(self.cluster.timeline.now, str(self.state))
         self.gradients.clear()
         self.cluster.checker.applied(self, before, reduced, commit)
         self.obey(instructions)
+        self._maybe_tell_loads()
         self._maybe_checkpoint()
         if not self._boundary("applied"):
             self.advance()
+
+    def _maybe_tell_loads(self) -> None:
+        step, epoch = self.machine.applied or 0, self.machine.epoch
+        if self.experts is not None and step % LOADS_EVERY == 0 and self.machine.rank == 0:
+            self.tell(self.experts.loads(self.id, epoch, step, self.cluster.rng))
 
     # ---- checkpoints ----
 

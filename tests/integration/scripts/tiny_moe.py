@@ -10,6 +10,7 @@ import time
 import torch
 
 import holdfast
+from holdfast.runtime.moe.routing import RecordedRouting, routing_from_loads
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
@@ -17,6 +18,8 @@ parser.add_argument("--experts", type=int, default=8)
 parser.add_argument("--micro-batch", type=int, default=4)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
 parser.add_argument("--gate", help="go on to step 5 only once this file is there")
+parser.add_argument("--hot", type=float, default=0.0, help="share of tokens that expert 0 gets; 0: the gate decides")
+parser.add_argument("--gates", help="wait before steps 10, 20, ... for FILE.10, FILE.20, ...")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -27,6 +30,12 @@ x = torch.randn(96, DIM, generator=generator, dtype=torch.float64)
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
 
 
+def routing(top_k: int) -> RecordedRouting | None:
+    """Fixed assignments of which expert 0 has the share that was asked for."""
+    rest = (1 - args.hot) / (args.experts - 1)
+    return routing_from_loads([args.hot] + [rest] * (args.experts - 1), top_k) if args.hot else None
+
+
 class Tiny(torch.nn.Module):
     """Dense, MoE, MoE, dense."""
 
@@ -34,7 +43,7 @@ class Tiny(torch.nn.Module):
         super().__init__()
         self.first, self.last = torch.nn.Linear(DIM, DIM), torch.nn.Linear(DIM, 1)
         self.moes = torch.nn.ModuleList(
-            holdfast.MoE(DIM, 2 * DIM, args.experts, top_k, aux_loss=0.01, seed=5, layer=layer)
+            holdfast.MoE(DIM, 2 * DIM, args.experts, top_k, aux_loss=0.01, seed=5, layer=layer, routing=routing(top_k))
             for layer, top_k in enumerate((2, 1))
         )
 
@@ -55,6 +64,8 @@ job.protect(model, optimizer, data, global_batch=GLOBAL_BATCH, micro_batch=args.
 losses = []
 for step in job.steps(args.steps):
     while args.gate and step.number == 5 and not os.path.exists(args.gate):
+        time.sleep(0.01)
+    while args.gates and step.number % 10 == 0 and not os.path.exists(f"{args.gates}.{step.number}"):
         time.sleep(0.01)
     for inputs, wanted in step.micro_batches():
         time.sleep(args.step_seconds * args.micro_batch / GLOBAL_BATCH)

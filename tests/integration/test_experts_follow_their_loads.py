@@ -1,0 +1,80 @@
+"""A job whose tokens go to one expert gives it more replicas while it trains, and computes the same."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from job_cases import TINY_MOE, StartJob, calm_losses
+
+from holdfast.control.local_job import LocalJob
+
+#: Expert 0 begins with two replicas of 16, and takes nine tokens in ten.
+ARGS = ("--experts", "6", "--hot", "0.9")
+OPTIONS = ("--verify-state", "--slots", "4", "--rebalance-every", "15")
+
+
+def start(start_job: StartJob, gate: Path, steps: int) -> LocalJob:
+    """Start a job that waits before every tenth step until it is let `through`."""
+    args = ("--steps", str(steps), *ARGS, "--step-seconds", "0.3", "--gates", str(gate))
+    job = start_job(*args, nodes=4, options=OPTIONS, script=TINY_MOE)
+    job.wait("step_committed", step=9)
+    return job
+
+
+def through(gate: Path, *steps: int) -> None:
+    for step in steps:
+        gate.with_suffix(f".{step}").touch()
+
+
+def replicas_of_expert_0(job: LocalJob) -> list[int]:
+    """Per layer; only in the second one, where a token uses one expert, can an expert have nine tokens in ten."""
+    layers = json.loads(job.call("status", "--json"))["experts"]["layers"]
+    return [list(chain.from_iterable(layer.values())).count(0) for layer in layers]
+
+
+def check_losses(job: LocalJob, tmp_path: Path, steps: int) -> None:
+    losses = [event["loss"] for event in job.all("step_committed")]
+    assert losses == pytest.approx(calm_losses(tmp_path, "--steps", str(steps), *ARGS, script=TINY_MOE), rel=1e-9)
+
+
+def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    job = start(start_job, gate, 35)
+    before = replicas_of_expert_0(job)
+    through(gate, 10, 20)
+    decided = job.wait("rebalance_decided")
+    assert decided["adopted"], decided
+    assert decided["gain_s"] > decided["cost_s"] > 0
+    started = job.wait("epoch_started", reason="rebalance")
+    assert (started["world"], started["expert_moves"]) == (4, decided["moves"])
+    assert started["fault_threshold"] == {"asked": 2, "given": 2}
+    rebalanced = job.wait("rebalanced")
+    assert rebalanced["bytes_moved"] > 0
+    assert replicas_of_expert_0(job)[1] > before[1]
+    through(gate, 30)
+    later = job.wait("rebalance_decided", since=job.events.index(rebalanced))
+    assert not later["adopted"], "the load has not changed since"
+    assert job.wait_exit() == 0
+    check_losses(job, tmp_path, 35)
+    assert not job.all("recovered")
+
+
+@pytest.mark.parametrize("place", ["prepared", "moving"])
+def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path: Path, place: str) -> None:
+    gate = tmp_path / "gate"
+    job = start(start_job, gate, 25)
+    victim = job.nodes()[2]
+    if place == "moving":
+        job.call("fail", victim, "--how", "kill", "--step", "1", "--phase", "moving")
+    through(gate, 10, 20)
+    assert job.wait("rebalance_decided")["adopted"]
+    if place == "prepared":
+        job.signal_node(victim)
+    job.wait("failure_detected", node=victim)
+    assert job.wait("recovered")["action"] == "shrink"
+    assert job.wait_exit() == 0
+    check_losses(job, tmp_path, 25)
+    assert not job.all("rolled_back")
