@@ -38,6 +38,8 @@ class Allocation:
 
     #: `[L, E]`, each row summing to the cluster's slots, each entry at least `fault_threshold.given`.
     replicas: IntArray
+    #: `[L, E]` the tokens that they follow, each row's sum above 0.
+    tokens: IntArray
     fault_threshold: FaultThreshold
     #: Layers without any load, planned as if all experts had the same.
     uniform_layers: tuple[int, ...]
@@ -80,6 +82,7 @@ def allocate(loads: ArrayLike, slots: IntArray, *, fault_threshold: int) -> Allo
     given = min(fault_threshold, _largest_threshold(experts, slots))
     return Allocation(
         replicas=_equation_1(tokens, total, given),
+        tokens=tokens,
         fault_threshold=FaultThreshold(asked=fault_threshold, given=given),
         uniform_layers=tuple(int(layer) for layer in np.flatnonzero(empty)),
     )

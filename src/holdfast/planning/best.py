@@ -3,7 +3,8 @@
 It looks for one pattern of hosts that fits every layer (`pattern.py`): node groups in every arrangement worth a try
 and, where the experts do not fill whole groups (there MRO is not optimal: ERRATA, Lazarus 1), patterns improved by
 hill climbing (`search.py`). Each layer then maps its experts to the pattern's rows, and what replicas are left fill the
-free slots. MRO and spread compete on equal terms.
+free slots. MRO and spread compete on equal terms. Among patterns that survive alike, the one is taken that gives the
+nodes the most even work (`even.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, put_rows, stable_order
+from holdfast.planning.even import even_rows, idleness
 from holdfast.planning.fill import deal
 from holdfast.planning.keep import deal_keeping, rows_for_experts
 from holdfast.planning.migration import assign_roles, node_kinds
@@ -54,7 +56,10 @@ class Best:
         pattern, value = _best_pattern(problem, rivals, objective, losses, bound)
         if problem.racks is not None:
             pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
-        own = build(problem, trim(pattern, problem.fault_threshold))
+        pattern = trim(pattern, problem.fault_threshold)
+        if problem.loads is not None:
+            pattern = even_rows(pattern, idleness(problem.loads, problem.replicas), problem.slots)
+        own = build(problem, pattern)
         if problem.racks is not None:
             # Racks come before nodes, and the rivals know none.
             return own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from holdfast.errors import BadInputError
@@ -78,6 +79,7 @@ def make_plan(
         racks=racks,
         previous=held,
         failure_weights=failure_weights,
+        loads=allocation.tokens.astype(np.float64),
     )
     counts = strategy.place(problem)
     migration = None if held is None else plan_migration(held, counts, kinds=node_kinds(slots, racks))

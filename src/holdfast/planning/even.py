@@ -1,0 +1,66 @@
+"""Evening out the nodes' work without touching what survives.
+
+Where f forces more replicas on cold experts than their tokens ask for, a node full of them idles while the hot experts'
+few nodes work. A pattern survives a loss if each of its host sets keeps a node: which expert has which of the sets does
+not matter. So cold and hot experts can be shared evenly among host sets of one size, at no cost in recovery.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, stable_order, take_rows
+
+
+def idleness(loads: FloatArray, replicas: IntArray) -> FloatArray:
+    """Return by how much a replica of the expert of each rank has less work than the average slot, `[E]`.
+
+    1: none at all; 0: as much; below 0: more. The mean over the layers, from loads and replicas `[L, E]`.
+    """
+    order = stable_order(replicas)
+    per_replica = take_rows(loads / replicas, order)
+    average = loads.sum(axis=1) / replicas.sum(axis=1)
+    return 1.0 - (per_replica / average[:, None]).mean(axis=0)
+
+
+def even_rows(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
+    """Return *pattern* `[E, N]` with its rows' host sets exchanged so that idleness `[E]` is even over the nodes.
+
+    Only sets of the same size change hands, and no node gets more rows than *slots* `[N]`. Where that leads nowhere the
+    pattern comes back as it was.
+    """
+    sets, set_of = np.unique(pattern, axis=0, return_inverse=True)
+    set_of = set_of.reshape(-1)
+    sizes = sets.sum(axis=1)
+    evened = pattern
+    for size in np.unique(sizes):
+        choices = np.flatnonzero(sizes == size)
+        rows = np.flatnonzero(np.isin(set_of, choices))
+        if choices.size > 1:
+            evened = _share(evened, rows, sets[choices], idle, slots)
+    return evened if _unevenness(evened, idle) < _unevenness(pattern, idle) else pattern
+
+
+def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
+    """Deal the *sets* anew to the *rows*, the idlest row first, each to where the least idleness is so far."""
+    shared = pattern.copy()
+    shared[rows] = False
+    free = slots - shared.sum(axis=0)
+    so_far = idle @ shared
+    sizes = sets.sum(axis=1)
+    for row in rows[np.argsort(-idle[rows], kind="stable")]:
+        fits = np.flatnonzero((sets <= (free > 0)).all(axis=1))
+        if not fits.size:
+            return pattern
+        # A row that works more than the average goes to where the most idleness is.
+        worth = idle[row] * (sets[fits] @ so_far) / sizes[fits]
+        chosen = sets[fits[int(worth.argmin())]]
+        shared[row] = chosen
+        free -= chosen
+        so_far += idle[row] * chosen
+    return shared
+
+
+def _unevenness(pattern: BoolArray, idle: FloatArray) -> float:
+    by_node = idle @ pattern
+    return float(np.ptp(by_node).round(9))
