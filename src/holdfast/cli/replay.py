@@ -8,7 +8,7 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -19,10 +19,11 @@ from holdfast.cli.run import OnEvent, run_shown, say, show_tails, tell_failure, 
 from holdfast.clock import SystemClock
 from holdfast.control.launch_settings import LaunchSettings
 from holdfast.control.launcher import launch
-from holdfast.control.replay import Replay
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED, BadInputError
 from holdfast.observability.replay_summary import ReplaySummary, summarise_replay
-from holdfast.planning.availability import Window, parse_trace, window_of
+
+if TYPE_CHECKING:
+    from holdfast.planning.availability import Window
 
 #: for how many seconds of the trace arrivals are gathered (Lazarus, section 6.4)
 _JOIN_WINDOW_S = 120.0
@@ -86,6 +87,8 @@ def replay(
     The job starts with the nodes that are there at the trace's begin; the trace's clock starts with the first committed
     step. Ends with 0 when the trace is over or the job is done, 1 when it failed, 2 for bad input.
     """
+    from holdfast.control.replay import Replay  # with numpy and scipy, which no other command needs
+
     if not (math.isfinite(speed) and speed > 0):
         raise BadInputError(f"--speed is {speed:g}: it must be above 0")
     window = read_window(trace, begin, until)
@@ -127,6 +130,8 @@ def read_window(trace: Path, begin: float, until: float | None) -> Window:
     Raises:
         BadInputError: the file cannot be read, or a line breaks a rule, or no node is there at the begin.
     """
+    from holdfast.planning.availability import parse_trace, window_of
+
     for option, value in (("--from", begin), ("--until", until)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise BadInputError(f"{option} is {value:g}: it must be a second of the trace, 0 or more")

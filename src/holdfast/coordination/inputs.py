@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.coordination.events import AnyEvent
 from holdfast.coordination.messages import AgentMessage, CoordinatorMessage, ExpertPlan
 from holdfast.coordination.record import Record
-from holdfast.planning import Shortage
+
+if TYPE_CHECKING:
+    from holdfast.planning import Shortage  # its imports take half a second that no command needs
 
 # ---- inputs; every one is handled as (input, now) ----
 
