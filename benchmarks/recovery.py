@@ -91,7 +91,7 @@ class Bench:
         since = len(self.job.events)
         step = self._last_step() + 3
         self.killed.add(victim)
-        self.job.call("fail", victim, "--how", "kill", "--step", str(step), "--phase", phase)
+        self.job.fail(victim, "kill", step=step, phase=phase)
         failure = self.job.wait("failure_detected", node=victim, since=since)
         self.measure(f"phase {phase}", failure["time"] - failure["after_s"], since, lost=1)
 
@@ -135,7 +135,7 @@ class Bench:
         since = len(self.job.events)
         victim = self.job.nodes()[0]
         self.killed.add(victim)
-        self.job.call("fail", victim, "--how", "kill", "--phase", "transfer")
+        self.job.fail(victim, "kill", phase="transfer")
         self.job.call("add-node")
         failure = self.job.wait("failure_detected", node=victim, since=since)
         self.measure("during a transfer", failure["time"] - failure["after_s"], since, lost=0)

@@ -68,7 +68,7 @@ def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob, tmp_pat
     job = start_job("--steps", "40", "--step-seconds", "0.3", nodes=4, options=options, script=TINY_MOE)
     job.wait("step_committed", step=2)
     victim = job.nodes()[1]
-    job.call("fail", victim, "--how", "kill", "--step", "10", "--phase", phase)
+    job.fail(victim, "kill", step=10, phase=phase)
     job.wait("failure_detected", node=victim)
     assert job.wait_exit() == 0
     check_losses(job, tmp_path, 40)
@@ -81,7 +81,7 @@ def test_a_node_dies_while_experts_move(start_job: StartJob, tmp_path: Path) -> 
     job.wait("step_committed", step=3)
     assert job.wait("epoch_started")["fault_threshold"]["asked"] == 3, "options reach the coordinator"
     first, second = job.nodes()[1], job.nodes()[3]
-    job.call("fail", second, "--how", "kill", "--step", "1", "--phase", "moving")
+    job.fail(second, "kill", step=1, phase="moving")
     job.signal_node(first)
     job.wait("failure_detected", node=second)
     assert job.wait_exit() == 0

@@ -68,7 +68,7 @@ def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path:
     job = start(start_job, gate, 25)
     victim = job.nodes()[2]
     if place == "moving":
-        job.call("fail", victim, "--how", "kill", "--step", "1", "--phase", "moving")
+        job.fail(victim, "kill", step=1, phase="moving")
     through(gate, 10, 20)
     assert job.wait("rebalance_decided")["adopted"]
     if place == "prepared":

@@ -34,7 +34,7 @@ def test_a_kill_at_a_phase_boundary_loses_nothing(start_job: StartJob, tmp_path:
     job = start_job("--steps", "24", "--step-seconds", "0.1", options=("--verify-state",))
     job.wait("step_committed", step=2)
     victim = job.nodes()[1]
-    job.call("fail", victim, "--how", "kill", "--step", "10", "--phase", phase)
+    job.fail(victim, "kill", step=10, phase=phase)
     failure = job.wait("failure_detected", node=victim)
     assert failure["kind"] == "connection_lost"
     assert job.wait_exit() == 0
@@ -62,7 +62,7 @@ def test_a_worker_that_dies_is_replaced(start_job: StartJob) -> None:
     _, before = job.pids(node)
     for number, (how, kind) in enumerate([("exit", "process_exit"), ("raise", "exception")]):
         since = len(job.events)
-        job.call("fail", node, "--how", how, "--worker", "0")
+        job.fail(node, how, worker=0)
         assert job.wait("failure_detected", node=node, since=since)["kind"] == kind
         job.wait("workers_changed", node=node, since=since)
         job.wait("epoch_started", reason="join", since=since)

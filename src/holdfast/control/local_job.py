@@ -223,6 +223,11 @@ class LocalJob(EventLog):
         """Return a way to this job's coordinator that costs no process: a context manager."""
         return CoordinatorClient(find_job(registry_directory(self.environment), self.url))
 
+    def fail(self, node: str, how: str, *, worker: int | None = None, step: int | None = None, phase: str = "") -> None:
+        """Inject a fault, within milliseconds."""
+        with self.client() as client:
+            client.fail(node, how, worker=worker, step=step, phase=phase)
+
     @property
     def url(self) -> str:
         """The coordinator's address."""

@@ -474,6 +474,7 @@ class Coordinator:
         if not workers:
             # Nobody is there; whoever comes first begins from what this verdict says.
             self.turn.change(plan=None, pending=None, decision=verdict.decision)
+            self.stopping.reports = {}
             return
         decision = verdict.decision
         reason = "failure" if self.record.plan else "start"
@@ -513,7 +514,8 @@ class Coordinator:
             epoch=plan.epoch, plan=plan, pending=None, decision=decision, lineage=plan.epoch if anew else record.lineage
         )
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
-        idle = [node_of(worker) for worker in self.stopping.reports if plan.rank(worker) is None]
+        rest = [worker for worker in self.stopping.reports if plan.rank(worker) is None]
+        idle = [node_of(worker) for worker in rest if self.members.worker(worker) is not None]
         self.renewing.renew(idle, "the node waits for its turn")
         self.stopping.reports = {}
         for info in self.members.workers():
