@@ -88,3 +88,13 @@ def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: St
     assert job.wait_exit() == 0
     losses = [event["loss"] for event in job.all("step_committed")]
     assert losses == pytest.approx(calm_losses(tmp_path, "--steps", "90"), rel=1e-9)
+
+
+def test_arrivals_within_the_join_window_are_taken_in_together(start_job: StartJob) -> None:
+    job = start_job("--steps", "1000000", "--step-seconds", "0.05", nodes=1, options=("--join-window", "5"))
+    job.wait("step_committed", step=2)
+    for node in ("node-1", "node-2"):
+        job.call("add-node")
+        job.wait("node_joined", node=node)  # the second comes well after the first, and within the window
+    job.wait("epoch_started", reason="join")
+    assert [event["world"] for event in job.all("epoch_started")] == [1, 3]
