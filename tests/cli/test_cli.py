@@ -76,6 +76,7 @@ OPTIONS = {
         "--workers",
         "--host",
         "--cafile",
+        "--rack",
         "--checkpoint",
         "--checkpoint-every",
         "--slots",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from machinery import Job, attach, hello, w
 
 from holdfast.coordination.experts import decode, encode, experts_by_layer, lost_experts, place
 from holdfast.coordination.messages import ExpertPlan, ExpertShape
@@ -46,6 +48,37 @@ def placed(workers: list[str], held: dict[str, bytes], slots: int = 6) -> Expert
     plan = place(SHAPE, workers, held, slots=[slots] * len(nodes), loads=None, fault_threshold=2, strategy="mro")
     assert not isinstance(plan, Shortage)
     return plan
+
+
+def test_replicas_are_spread_over_racks_before_nodes() -> None:
+    workers = [f"n{number}/0/a" for number in range(4)]
+    loads = np.full((3, 8), 10.0)
+    for racks in ([0, 0, 1, 1], [0, 1, 1, 0]):
+        plan = place(SHAPE, workers, {}, slots=[6] * 4, loads=loads, fault_threshold=2, strategy="best", racks=racks)
+        assert isinstance(plan, ExpertPlan)
+        for lost in (0, 1):
+            left = [blob for rack, blob in zip(racks, plan.placement, strict=True) if rack != lost]
+            assert lost_experts(SHAPE, left) == []
+
+
+@pytest.mark.parametrize("racks", [("a", "a", "b", "b"), ("a", "b", "b", ""), ("", "", "", "")])
+def test_nodes_say_their_racks(racks: tuple[str, ...]) -> None:
+    job = Job(nodes=len(racks)).boot()
+    for number, rack in enumerate(racks):
+        job.connect(msgspec.structs.replace(hello(f"n{number}"), rack=rack))
+        job.say(attach(w(f"n{number}"), experts=SHAPE))
+    plan = job.records[-1].plan
+    assert plan is not None
+    assert plan.experts is not None
+    assert plan.experts.given == 2
+    rack_of = {f"n{number}": rack or f"n{number}" for number, rack in enumerate(racks)}
+    for lost in set(rack_of.values()):
+        left = [
+            blob
+            for member, blob in zip(plan.members, plan.experts.placement, strict=True)
+            if rack_of[member.node] != lost
+        ]
+        assert lost_experts(SHAPE, left) == []
 
 
 def test_a_lost_node_leaves_a_copy_of_everything_and_only_the_missing_moves() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -29,6 +30,7 @@ from holdfast.control.launch_settings import (
 from holdfast.control.registry import JobEntry, find_job, registry_directory
 from holdfast.control.settings import ServerSettings
 from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.messages import RACK_PATTERN
 from holdfast.errors import EXIT_FAILED, BadInputError
 
 Token = Annotated[
@@ -138,6 +140,9 @@ def agent(
     checkpoint: Annotated[Path | None, typer.Option(help="Keep checkpoints in this (shared) folder.")] = None,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
     slots: Slots = 6,
+    rack: Annotated[
+        str, typer.Option(help="Nodes that may fail together name the same rack.", show_default="a rack of its own")
+    ] = "",
 ) -> None:
     """Run one node of a job: an agent with its workers. Ends with the node's part in the job.
 
@@ -149,6 +154,8 @@ def agent(
     if not 1 <= workers <= 1024:
         raise BadInputError(f"--workers is {workers}: it must lie between 1 and 1024")
     check_expert_options(slots)
+    if not re.match(RACK_PATTERN, rack):
+        raise BadInputError(f"--rack is {rack!r}: use letters, digits, dots, dashes, at most 64")
     if checkpoint is not None:
         check_creatable_folder("--checkpoint", checkpoint)
     entry = find_job(registry_directory(os.environ), coordinator, token, cafile)
@@ -171,6 +178,7 @@ def agent(
             checkpoint_dir=str(checkpoint.absolute()) if checkpoint else "",
             checkpoint_every=checkpoint_every,
             slots=slots,
+            rack=rack,
             cafile=entry.cafile,
         )
         code = run_agent(settings, warn)

@@ -129,6 +129,7 @@ class Agent:
             agent_pid=os.getpid(),
             workers=settings.workers,
             digest=settings.digest,
+            rack=settings.rack,
             kept=kept,
         )
         channel.send(hello)

@@ -16,7 +16,7 @@ class AgentSettings:
     of its own. log_folder: for the workers' output, "" to inherit. cafile: certificates to trust, "" for the system's.
     parent: pid of the process to end with, 0 for none. slots: the node's room for expert replicas, per MoE layer.
     emulate_compute: seconds per token that expert computation is made to take, 0 for none. quiet: another process tells
-    the user why the job ended.
+    the user why the job ended. rack: nodes that may fail together have the same; "" for one of its own.
     """
 
     coordinator: str
@@ -42,3 +42,4 @@ class AgentSettings:
     cafile: str = ""
     parent: int = 0
     quiet: bool = False
+    rack: str = ""

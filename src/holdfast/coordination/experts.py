@@ -79,6 +79,7 @@ def place(
     loads: FloatArray | None,
     fault_threshold: int,
     strategy: str,
+    racks: Sequence[int] | None = None,
 ) -> ExpertPlan | Shortage:
     """Place all experts on the workers' nodes such that few of them move, and spread each node's over its workers.
 
@@ -87,6 +88,7 @@ def place(
         slots: room per layer on each node, in the order of the nodes' first workers.
         loads: tokens per step, layer and expert `[L, E]`; None: uniform.
         fault_threshold: f, on how many distinct nodes each expert is wanted.
+        racks: of each node, as 0, 1, ...; None where no two share one, or all do.
 
     Returns:
         The plan, or why there is none: fewer slots than experts.
@@ -102,6 +104,7 @@ def place(
         fault_threshold=fault_threshold,
         strategy=strategy_named(strategy),
         held=held_by_node if held_by_node.any() else None,
+        racks=None if racks is None else np.array(racks),
     )
     if isinstance(plan, Shortage):
         return plan

@@ -35,6 +35,7 @@ class Node:
     seen: float
     workers: dict[str, WorkerInfo] = field(default_factory=dict[str, WorkerInfo])
     announced: tuple[int, ...] = ()
+    rack: str = ""
     #: known from before this coordinator's start
     returning: bool = False
 
@@ -65,6 +66,7 @@ class Membership:
             connection=connection,
             agent_pid=hello.agent_pid,
             expected=hello.workers,
+            rack=hello.rack,
             seen=now,
         )
         self.nodes[node.name] = node

@@ -17,8 +17,10 @@ PROTOCOL = 1
 MAX_MESSAGE_BYTES = 1 << 20
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+RACK_PATTERN = r"^[A-Za-z0-9._-]{0,64}$"
 WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[0-9]{1,4}/[0-9a-f]{1,32}$")]
 Text = Annotated[str, Meta(max_length=8192)]
+Rack = Annotated[str, Meta(pattern=RACK_PATTERN)]
 Count = Annotated[int, Meta(ge=0)]
 Blob = Annotated[bytes, Meta(max_length=65536)]
 #: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
@@ -416,6 +418,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     agent_pid: Count
     workers: Annotated[int, Meta(ge=1, le=1024)]  # workers per node
     digest: Text  # of script and arguments
+    rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
     kept: tuple[WorkerMessage, ...] = ()
 
 

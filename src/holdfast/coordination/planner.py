@@ -107,6 +107,7 @@ def placing(
         loads=loads,
         fault_threshold=config.fault_threshold,
         strategy=config.strategy,
+        racks=_racks_by_node(members, workers),
     )
 
 
@@ -131,6 +132,15 @@ def _place_statically(
     if shape is None:
         return ordered, None
     return ordered, place_static(shape, ordered, held, chunks, asked=config.fault_threshold)
+
+
+def _racks_by_node(members: Membership, workers: Sequence[str]) -> list[int] | None:
+    """Number the nodes' racks in the order of their first workers; None where racks tell no node from another."""
+    nodes = dict.fromkeys(node_of(worker) for worker in workers)
+    # A node that names no rack shares its fate with nobody: no rack's name has a slash.
+    names = [members.nodes[node].rack or f"/{node}" for node in nodes]
+    known = list(dict.fromkeys(names))
+    return [known.index(name) for name in names] if 1 < len(known) < len(names) else None
 
 
 def _slots_by_node(members: Membership, workers: Sequence[str], shape: ExpertShape) -> dict[str, int]:
