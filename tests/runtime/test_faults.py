@@ -49,6 +49,14 @@ def test_a_hold_waits_in_the_training_thread_alone() -> None:
     assert held == [True]
 
 
+def test_a_hold_that_came_too_late_is_void() -> None:
+    faults, held = Faults(none), []
+    faults.on_hold(lambda: held.append(True))
+    faults.order(Inject(how="hold", step=2, phase="passed"))
+    faults.at("passed", 3)
+    assert held == []
+
+
 def test_an_exception_now_waits_for_the_training_thread() -> None:
     faults = Faults(none)
     faults.order(Inject(how="raise"))

@@ -96,5 +96,9 @@ class Faults:
 
 
 def _due(inject: Inject, phase: str, step: int) -> bool:
-    """A fault without a phase strikes at the next one; a step that is past already strikes as well."""
-    return inject.phase in ("", phase) and (inject.step is None or step >= inject.step)
+    """A fault without a phase strikes at the next one; a step that is past already strikes as well.
+
+    Only `hold` is for its own step alone: one that an earlier halt made needless would stop the job for nothing.
+    """
+    late = inject.step is None or step == inject.step or (step > inject.step and inject.how != "hold")
+    return inject.phase in ("", phase) and late
