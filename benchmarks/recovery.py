@@ -98,7 +98,7 @@ class Bench:
     def kill_two(self) -> None:
         """Two nodes at once."""
         since = len(self.job.events)
-        victims = self.rng.sample(self.job.nodes(), 2)
+        victims = self._two_nodes()
         at = self.kill(victims[0])
         self.kill(victims[1])
         self.measure("two nodes at once", at, since, lost=2)
@@ -106,7 +106,7 @@ class Bench:
     def kill_while_recovering(self) -> None:
         """A second node as soon as the first one's failure is known."""
         since = len(self.job.events)
-        first, second = self.rng.sample(self.job.nodes(), 2)
+        first, second = self._two_nodes()
         at = self.kill(first)
         self.job.wait("failure_detected", since=since)
         self.kill(second)
@@ -118,7 +118,8 @@ class Bench:
         The others have passed too, but do not apply before they are stopped: else no FORWARD would be needed.
         """
         since = len(self.job.events)
-        first, second, *others = self.rng.sample(self.job.nodes(), len(self.job.nodes()))
+        first, second = self._two_nodes()
+        others = [node for node in self.job.nodes() if node not in (first, second)]
         step = self._last_step() + FORWARD_AHEAD
         self.killed |= {first, second}
         with self.job.client() as client:
@@ -139,6 +140,17 @@ class Bench:
         self.job.call("add-node")
         failure = self.job.wait("failure_detected", node=victim, since=since)
         self.measure("during a transfer", failure["time"] - failure["after_s"], since, lost=0)
+
+    def _two_nodes(self) -> list[str]:
+        """Return two random nodes; of a model with experts two whose loss leaves a copy of each.
+
+        f = 2 promises that for one lost node; whether for two depends on the pair.
+        """
+        pairs = [list(pair) for pair in itertools.combinations(self.job.nodes(), 2)]
+        with self.job.client() as client:
+            experts = client.status()["experts"]
+        layers = experts["layers"] if experts else []
+        return self.rng.choice([pair for pair in pairs if all(_leaves_all(layer, pair) for layer in layers)])
 
     # ---- measuring ----
 
@@ -225,6 +237,12 @@ class Bench:
             if e["node"] not in self.killed
         ]
         return wrong
+
+
+def _leaves_all(layer: dict[str, list[int]], lost: list[str]) -> bool:
+    """Say whether every expert of a layer has a copy on a node that is not lost."""
+    everywhere = {expert for held in layer.values() for expert in held}
+    return everywhere == {expert for node, held in layer.items() if node not in lost for expert in held}
 
 
 def spread(values: list[float]) -> str:
