@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,14 +33,15 @@ def check_journal(job: LocalJob) -> None:
     assert len(samples) <= 1
 
 
-def calm_losses(tmp_path: Path, *args: str, script: Path = TINY) -> list[float]:
-    """Return the losses of a script run alone, undisturbed, in one process."""
-    file = tmp_path / "calm.json"
+@functools.cache
+def calm_losses(*args: str, script: Path = TINY) -> list[float]:
+    """Return the losses of a script run alone, undisturbed, in one process; the same run serves many tests."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [sys.executable, str(script), *args, "--losses", str(file)], check=True, env=environment, timeout=120
-    )
-    return json.loads(file.read_text())["losses"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "calm.json"
+        command = [sys.executable, str(script), *args, "--losses", str(file)]
+        subprocess.run(command, check=True, env=environment, timeout=120)
+        return json.loads(file.read_text())["losses"]
 
 
 def alive(pid: int) -> bool:

@@ -23,8 +23,8 @@ def check_losses(job: LocalJob, calm: list[float]) -> None:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return calm_losses(tmp_path_factory.mktemp("calm"), "--steps", str(STEPS), script=TINY_MOE)
+def calm() -> list[float]:
+    return calm_losses("--steps", str(STEPS), script=TINY_MOE)
 
 
 def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob, calm: list[float]) -> None:

@@ -18,12 +18,12 @@ from holdfast.control.local_job import LocalJob
 VERIFY = ("--verify-state",)
 
 
-def check_losses(job: LocalJob, tmp_path: Path, steps: int, *args: str) -> None:
+def check_losses(job: LocalJob, steps: int, *args: str) -> None:
     losses = [event["loss"] for event in job.all("step_committed")]
-    assert losses == pytest.approx(calm_losses(tmp_path, "--steps", str(steps), *args, script=TINY_MOE), rel=1e-9)
+    assert losses == pytest.approx(calm_losses("--steps", str(steps), *args, script=TINY_MOE), rel=1e-9)
 
 
-def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJob) -> None:
     # Three nodes have room for exactly two copies of each of six experts: whoever is lost, copies must be made.
     options, args = (*VERIFY, "--slots", "4"), ("--steps", "70", "--experts", "6")
     job = start_job(*args, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
@@ -41,11 +41,11 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
     job.signal_node(second)
     assert job.wait_exit() == 0
     assert "workers_changed" not in {event["event"] for event in job.events}, "survivors go on in the same processes"
-    check_losses(job, tmp_path, 70, "--experts", "6")
+    check_losses(job, 70, "--experts", "6")
     assert not job.all("rolled_back")
 
 
-def test_down_to_one_node_and_up_to_three(start_job: StartJob, tmp_path: Path) -> None:
+def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
     options = (*VERIFY, "--slots", "8")
     job = start_job("--steps", "80", "--step-seconds", "0.2", nodes=3, options=options, script=TINY_MOE)
     for step in (5, 15):
@@ -58,23 +58,23 @@ def test_down_to_one_node_and_up_to_three(start_job: StartJob, tmp_path: Path) -
     job.call("add-node", "--count", "2")
     job.wait("epoch_started", reason="join", world=3, since=since)
     assert job.wait_exit() == 0
-    check_losses(job, tmp_path, 80)
+    check_losses(job, 80)
     assert not job.all("rolled_back")
 
 
 @pytest.mark.parametrize("phase", ["compute", "reducing", "ready", "voted", "passed", "applying"])
-def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob, tmp_path: Path, phase: str) -> None:
+def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob, phase: str) -> None:
     options = (*VERIFY, "--slots", "4")
-    job = start_job("--steps", "40", "--step-seconds", "0.3", nodes=4, options=options, script=TINY_MOE)
+    job = start_job("--steps", "40", "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
     job.wait("step_committed", step=2)
     victim = job.nodes()[1]
     job.fail(victim, "kill", step=10, phase=phase)
     job.wait("failure_detected", node=victim)
     assert job.wait_exit() == 0
-    check_losses(job, tmp_path, 40)
+    check_losses(job, 40)
 
 
-def test_a_node_dies_while_experts_move(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
     """The migration is broken off, and nothing that was to be dropped is missing: three owners of each expert."""
     options = (*VERIFY, "--slots", "5", "--fault-threshold", "3")
     job = start_job("--steps", "40", "--step-seconds", "0.1", nodes=5, options=options, script=TINY_MOE)
@@ -85,7 +85,7 @@ def test_a_node_dies_while_experts_move(start_job: StartJob, tmp_path: Path) -> 
     job.signal_node(first)
     job.wait("failure_detected", node=second)
     assert job.wait_exit() == 0
-    check_losses(job, tmp_path, 40)
+    check_losses(job, 40)
     assert not job.all("rolled_back")
 
 
@@ -115,7 +115,7 @@ def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_pa
     assert "expert" in rolled_back["why"], rolled_back
     assert job.wait_exit() == 0
     last = {event["step"]: event["loss"] for event in job.all("step_committed")}
-    calm = calm_losses(tmp_path, "--steps", "40", script=TINY_MOE)
+    calm = calm_losses("--steps", "40", script=TINY_MOE)
     assert [last[step] for step in range(1, 41)] == pytest.approx(calm, rel=1e-9)
 
 
@@ -126,18 +126,18 @@ def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tm
     again = start_job("--steps", "30", nodes=2, options=options, script=TINY_MOE)
     assert again.wait_exit() == 0
     assert again.all("rolled_back")[0]["to_step"] == 20
-    calm = calm_losses(tmp_path, "--steps", "30", script=TINY_MOE)
+    calm = calm_losses("--steps", "30", script=TINY_MOE)
     assert [event["loss"] for event in again.all("step_committed")] == pytest.approx(calm[20:], rel=1e-9)
 
 
-def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: StartJob, tmp_path: Path) -> None:
+def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: StartJob) -> None:
     """24 samples in micro-batches of 4: six for eight workers, two of which only serve."""
     options = (*VERIFY, "--workers-per-node", "2", "--slots", "4")
     job = start_job("--steps", "30", "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
     job.wait("step_committed", step=5)
     job.signal_node(job.nodes()[1])
     assert job.wait_exit() == 0
-    check_losses(job, tmp_path, 30)
+    check_losses(job, 30)
     assert {event["world"] for event in job.all("step_committed")} == {8, 6}
 
 
@@ -154,7 +154,7 @@ def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_pa
         job.wait("step_committed", world=3)
         job.signal_node("other")
         assert job.wait_exit() == 0
-    check_losses(job, tmp_path, 40)
+    check_losses(job, 40)
     assert {event["world"] for event in job.all("step_committed")} == {2, 3}
     assert not job.all("rolled_back")
 

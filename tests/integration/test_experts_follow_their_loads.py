@@ -35,9 +35,9 @@ def replicas_of_expert_0(job: LocalJob) -> list[int]:
     return [list(chain.from_iterable(layer.values())).count(0) for layer in layers]
 
 
-def check_losses(job: LocalJob, tmp_path: Path, steps: int) -> None:
+def check_losses(job: LocalJob, steps: int) -> None:
     losses = [event["loss"] for event in job.all("step_committed")]
-    assert losses == pytest.approx(calm_losses(tmp_path, "--steps", str(steps), *ARGS, script=TINY_MOE), rel=1e-9)
+    assert losses == pytest.approx(calm_losses("--steps", str(steps), *ARGS, script=TINY_MOE), rel=1e-9)
 
 
 def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     later = job.wait("rebalance_decided", since=job.events.index(rebalanced))
     assert not later["adopted"], "the load has not changed since"
     assert job.wait_exit() == 0
-    check_losses(job, tmp_path, 35)
+    check_losses(job, 35)
     assert not job.all("recovered")
 
 
@@ -76,5 +76,5 @@ def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path:
     job.wait("failure_detected", node=victim)
     assert job.wait("recovered")["action"] == "shrink"
     assert job.wait_exit() == 0
-    check_losses(job, tmp_path, 25)
+    check_losses(job, 25)
     assert not job.all("rolled_back")

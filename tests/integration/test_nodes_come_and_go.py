@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 from job_cases import StartJob, calm_losses
 
 
-def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob) -> None:
     args = ("--steps", "60", "--step-seconds", "0.15")
     job = start_job(*args, options=("--verify-state",))
     job.wait("step_committed", step=8)
@@ -23,14 +22,14 @@ def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob,
     assert job.wait_exit() == 0
     assert "workers_changed" not in {event["event"] for event in job.events}, "survivors go on in the same processes"
     losses = [event["loss"] for event in job.all("step_committed")]
-    assert losses == pytest.approx(calm_losses(tmp_path, "--steps", "60"), rel=1e-9)
+    assert losses == pytest.approx(calm_losses("--steps", "60"), rel=1e-9)
     assert {event["world"] for event in job.all("step_committed")} >= {2, 3}
     assert not job.all("rolled_back")
     assert {e["node"] for e in job.all("failure_detected")} == {first, second}
 
 
 @pytest.mark.parametrize("phase", ["compute", "reducing", "ready", "voted", "passed", "applying"])
-def test_a_kill_at_a_phase_boundary_loses_nothing(start_job: StartJob, tmp_path: Path, phase: str) -> None:
+def test_a_kill_at_a_phase_boundary_loses_nothing(start_job: StartJob, phase: str) -> None:
     job = start_job("--steps", "24", "--step-seconds", "0.1", options=("--verify-state",))
     job.wait("step_committed", step=2)
     victim = job.nodes()[1]
@@ -39,7 +38,7 @@ def test_a_kill_at_a_phase_boundary_loses_nothing(start_job: StartJob, tmp_path:
     assert failure["kind"] == "connection_lost"
     assert job.wait_exit() == 0
     losses = [event["loss"] for event in job.all("step_committed")]
-    assert losses == pytest.approx(calm_losses(tmp_path, "--steps", "24"), rel=1e-9)
+    assert losses == pytest.approx(calm_losses("--steps", "24"), rel=1e-9)
 
 
 def test_two_nodes_at_once_and_one_while_recovering(start_job: StartJob) -> None:
@@ -71,7 +70,7 @@ def test_a_worker_that_dies_is_replaced(start_job: StartJob) -> None:
     assert job.wait_exit() == 0
 
 
-def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: StartJob) -> None:
     job = start_job("--steps", "90", "--step-seconds", "0.15", options=("--verify-state",))
     job.wait("step_committed", step=5)
     victim = job.nodes()[2]
@@ -87,7 +86,7 @@ def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: St
     assert job.pids(victim)[1] != old
     assert job.wait_exit() == 0
     losses = [event["loss"] for event in job.all("step_committed")]
-    assert losses == pytest.approx(calm_losses(tmp_path, "--steps", "90"), rel=1e-9)
+    assert losses == pytest.approx(calm_losses("--steps", "90"), rel=1e-9)
 
 
 def test_arrivals_within_the_join_window_are_taken_in_together(start_job: StartJob) -> None:

@@ -51,7 +51,7 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     assert "waiting for 2 nodes with 6 more expert slots: no node is left" in job.output()
     assert {event["state_source"] for event in job.all("recovered")} >= {"checkpoint"}
     losses = [step["loss"] for step in committed_steps(job.events)]
-    assert losses == pytest.approx(calm_losses(tmp_path, *args[:4], script=TINY_MOE), rel=1e-9)
+    assert losses == pytest.approx(calm_losses(*args[:4], script=TINY_MOE), rel=1e-9)
     assert "job done" in job.output()
 
 
