@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import TensorDataset
@@ -23,7 +23,6 @@ DATA = TensorDataset(X, X.sum(1, keepdim=True))
 CPU = torch.device("cpu")
 
 
-@settings(deadline=None)  # the first optimizer imports seconds' worth of torch
 @given(
     skipped=st.lists(st.booleans(), max_size=30),
     scale=st.sampled_from([2.0**16, 3e38, 1.1, 2.0**-140]),
