@@ -9,7 +9,7 @@ from test_loads import loads, moe_job, replicas
 
 from holdfast.coordination import events as ev
 from holdfast.coordination import messages as msg
-from holdfast.coordination.costs import DEFAULT_BANDWIDTH, DEFAULT_PAUSE_S, MeasuredCosts
+from holdfast.coordination.costs import DEFAULT_BANDWIDTH, LEAST_PAUSE_S, MeasuredCosts
 from holdfast.coordination.inputs import PlanExperts, Planned
 from holdfast.coordination.recovery import Recovery
 from holdfast.planning import Shortage
@@ -191,7 +191,7 @@ def test_a_coordinator_that_takes_over_looks_at_the_next_multiple() -> None:
 def test_costs_are_those_measured_last() -> None:
     costs = MeasuredCosts()
     assert costs.step_s == 0
-    assert (costs.bandwidth, costs.pause_s) == (DEFAULT_BANDWIDTH, DEFAULT_PAUSE_S)
+    assert (costs.bandwidth, costs.pause_s) == (DEFAULT_BANDWIDTH, LEAST_PAUSE_S)
     for seconds in (0.0, 1.0, 1.0, 9.0):
         costs.step(seconds)
     assert costs.step_s == 1.0
@@ -201,6 +201,8 @@ def test_costs_are_those_measured_last() -> None:
     costs.switched(moved, 11.75)
     assert costs.bandwidth == (1 << 25)
     assert costs.pause_s == pytest.approx(0.25), "a step and the transfer aside"
+    costs.switched(Recovery(failed=10.0, detected=10.0, action="rebalance", swap=True), 10.5)
+    assert costs.pause_s == LEAST_PAUSE_S, "no switch is free, whatever noise says"
     join = Recovery(failed=10.0, detected=10.0, action="grow", swap=True)
     join.moved(1 << 24, 5.0)
     costs.switched(join, 20.0)

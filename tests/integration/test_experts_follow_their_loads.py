@@ -56,7 +56,8 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     assert replicas_of_expert_0(job)[1] > before[1]
     through(gate, 30)
     later = job.wait("rebalance_decided", since=job.events.index(rebalanced))
-    assert not later["adopted"], "the load has not changed since"
+    # The load has not changed since; what little there is to gain is weighed against what the first switch took.
+    assert later["adopted"] == (later["gain_s"] > later["cost_s"])
     assert job.wait_exit() == 0
     check_losses(job, 35)
     assert not job.all("recovered")

@@ -9,9 +9,11 @@ from holdfast.coordination.recovery import Recovery
 from holdfast.planning import CostModel, busiest_tokens
 from holdfast.planning.arrays import FloatArray, IntArray
 
-#: Until something was measured: bytes per second of a 10 Gbit/s network, and what a switch takes beside the transfers.
+#: Until something was measured: bytes per second of a 10 Gbit/s network.
 DEFAULT_BANDWIDTH = 1e9
-DEFAULT_PAUSE_S = 0.1
+#: What a switch takes beside the transfers, at the least: measured as a difference of two steps it may come out as
+#: nothing, and then every trifle would be worth a switch.
+LEAST_PAUSE_S = 0.1
 #: Smaller transfers measure latency.
 _LEAST_BYTES = 1 << 20
 _STEPS = 64
@@ -22,7 +24,7 @@ class MeasuredCosts:
 
     def __init__(self) -> None:
         self.bandwidth = DEFAULT_BANDWIDTH
-        self.pause_s = DEFAULT_PAUSE_S
+        self.pause_s = LEAST_PAUSE_S
         self._seconds: deque[float] = deque(maxlen=_STEPS)
 
     @property
@@ -46,7 +48,8 @@ class MeasuredCosts:
         if bytes_moved >= _LEAST_BYTES and seconds > 0:
             self.bandwidth = bytes_moved / seconds
         if recovery.action == "rebalance":
-            self.pause_s = max(0.0, committed - recovery.failed - self.step_s - bytes_moved / self.bandwidth)
+            pause_s = committed - recovery.failed - self.step_s - bytes_moved / self.bandwidth
+            self.pause_s = max(LEAST_PAUSE_S, pause_s)
 
     def model(self, current: IntArray, loads: FloatArray, expert_bytes: int) -> CostModel:
         """Return the model for replicas *current* `[L, E, N]` and *loads* `[L, E]` tokens per step.
