@@ -62,7 +62,8 @@ def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
     assert not job.all("rolled_back")
 
 
-@pytest.mark.parametrize("phase", ["compute", "reducing", "ready", "voted", "passed", "applying"])
+# (A dense job is killed at every boundary; these are the ones at which experts' gradients and rows are in between.)
+@pytest.mark.parametrize("phase", ["reducing", "voted", "applying"])
 def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob, phase: str) -> None:
     options = (*VERIFY, "--slots", "4")
     job = start_job("--steps", "40", "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
