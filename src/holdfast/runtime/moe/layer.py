@@ -122,8 +122,6 @@ class MoE(nn.Module):
         self.experts = Experts(dim, hidden, experts, activation, seed=seed, layer=layer)
         #: The load-balancing loss of the last forward, a scalar; 0 without a coefficient.
         self.aux_loss = torch.zeros(())
-        #: Assignments per expert since `take_loads`, of all ranks, `(E,)`.
-        self.loads: IntArray = np.zeros(experts, dtype=np.int64)
         self.binding = Binding(
             channel=Channel(comm=LocalCommunicator(), state=StepState()),
             index=0,
@@ -162,11 +160,6 @@ class MoE(nn.Module):
         self.binding = Binding(
             channel=channel, index=index, replicas=replicas, scheme=scheme or self.scheme, kernels=kernels
         )
-
-    def take_loads(self) -> IntArray:
-        """Return the assignments per expert since the last call, `(E,)`, the same on every rank."""
-        loads, self.loads = self.loads, np.zeros_like(self.loads)
-        return loads
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the experts' weighted outputs, `(..., D)` like the tokens.
@@ -212,7 +205,6 @@ class MoE(nn.Module):
         agreement = self._agree(torch.bincount(assigned_A, minlength=self.gate.experts), dtype)
         if agreement is None:
             return None
-        self.loads += agreement.loads
         self.binding.channel.state.count(self.binding.index, agreement.loads)
         binding, experts = self.binding, self.experts
         kernels = binding.kernels or kernels_for(tokens_TD.device, agreement.dtype)
