@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from holdfast.control.local_job import LocalJob
 
 TINY = Path(__file__).parent / "scripts" / "tiny.py"
@@ -42,6 +44,12 @@ def calm_losses(*args: str, script: Path = TINY) -> list[float]:
         command = [sys.executable, str(script), *args, "--losses", str(file)]
         subprocess.run(command, check=True, env=environment, timeout=120)
         return json.loads(file.read_text())["losses"]
+
+
+def check_losses(job: LocalJob, steps: int, *args: str) -> None:
+    """A job of TINY_MOE has committed exactly these steps, with the losses of an undisturbed run."""
+    losses = [event["loss"] for event in job.all("step_committed")]
+    assert losses == pytest.approx(calm_losses("--steps", str(steps), *args, script=TINY_MOE), rel=1e-9)
 
 
 def alive(pid: int) -> bool:

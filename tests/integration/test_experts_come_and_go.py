@@ -11,16 +11,11 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from job_cases import TINY_MOE, StartJob, calm_losses
+from job_cases import TINY_MOE, StartJob, calm_losses, check_losses
 
 from holdfast.control.local_job import LocalJob
 
 VERIFY = ("--verify-state",)
-
-
-def check_losses(job: LocalJob, steps: int, *args: str) -> None:
-    losses = [event["loss"] for event in job.all("step_committed")]
-    assert losses == pytest.approx(calm_losses("--steps", str(steps), *args, script=TINY_MOE), rel=1e-9)
 
 
 def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJob) -> None:

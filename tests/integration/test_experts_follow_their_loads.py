@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from job_cases import TINY_MOE, StartJob, calm_losses
+from job_cases import TINY_MOE, StartJob, check_losses
 
 from holdfast.control.local_job import LocalJob
 
@@ -35,11 +35,6 @@ def replicas_of_expert_0(job: LocalJob) -> list[int]:
     return [list(chain.from_iterable(layer.values())).count(0) for layer in layers]
 
 
-def check_losses(job: LocalJob, steps: int) -> None:
-    losses = [event["loss"] for event in job.all("step_committed")]
-    assert losses == pytest.approx(calm_losses("--steps", str(steps), *ARGS, script=TINY_MOE), rel=1e-9)
-
-
 def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     job = start(start_job, gate, 35)
@@ -59,7 +54,7 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     # The load has not changed since; what little there is to gain is weighed against what the first switch took.
     assert later["adopted"] == (later["gain_s"] > later["cost_s"])
     assert job.wait_exit() == 0
-    check_losses(job, 35)
+    check_losses(job, 35, *ARGS)
     assert not job.all("recovered")
 
 
@@ -77,5 +72,5 @@ def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path:
     job.wait("failure_detected", node=victim)
     assert job.wait("recovered")["action"] == "shrink"
     assert job.wait_exit() == 0
-    check_losses(job, 25)
+    check_losses(job, 25, *ARGS)
     assert not job.all("rolled_back")

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
 
-from holdfast.runtime.communicator import FIRST_SLEEP_S, Communicator, HaltCheck, HaltedError, PeerLostError, Pending
+from holdfast.runtime.communicator import FIRST_SLEEP_S, HaltCheck, HaltedError, Operation, PeerLostError, Pending
 from holdfast.runtime.graveyard import Graveyard
+from holdfast.runtime.group_communicator import GroupCommunicator
 from holdfast.runtime.rendezvous import Board, BoardStore
 from holdfast.runtime.severing import GroupSockets, find_group_sockets, socket_inodes
 
@@ -80,7 +80,7 @@ class _GlooRemains:
         self._group = None
 
 
-class GlooCommunicator(Communicator):
+class GlooCommunicator(GroupCommunicator):
     """All-to-all and all-gather on a process group of gloo's. Made by `build_gloo`."""
 
     def __init__(
@@ -93,32 +93,14 @@ class GlooCommunicator(Communicator):
         halt: threading.Event | HaltCheck | None,
         graveyard: Graveyard,
     ) -> None:
-        super().__init__(rank=group.rank(), size=group.size(), epoch=epoch, halt=halt)
-        self._group: Any = group
-        self._timeout = timedelta(seconds=timeout_s)
-        self._graveyard = graveyard
+        super().__init__(group, epoch=epoch, timeout_s=timeout_s, halt=halt, graveyard=graveyard)
         self._under_way: list[Pending] = []
         self.sockets = sockets
 
-    def start_all_to_all(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_splits: Sequence[int] | None = None,
-        input_splits: Sequence[int] | None = None,
-    ) -> Pending:
-        options = dist.AllToAllOptions()
-        options.timeout = self._timeout
-        work = self._open().alltoall_base(output, input, list(output_splits or ()), list(input_splits or ()), options)
-        return self._started("all_to_all", [work], output, input)
-
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
-        if input.nbytes >= BROADCAST_BYTES:
-            return self._gather_in_place(output, input)
-        options = AllgatherOptions()
-        options.timeout = self._timeout
-        work = self._open()._allgather_base(output, input, options)
-        return self._started("all_gather", [work], output, input)
+        if input.nbytes < BROADCAST_BYTES:
+            return super().start_all_gather(output, input)
+        return self._gather_in_place(output, input)
 
     def _gather_in_place(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         """One broadcast per rank: gloo's own all-gather would go through a fresh copy of the whole output."""
@@ -141,7 +123,7 @@ class GlooCommunicator(Communicator):
         self.sockets.sever()
 
     def retire(self, *, sever: bool = True) -> None:
-        group, self._group = self._group, None
+        group = self._give_up()
         if group is None:
             return
         if sever:
@@ -149,13 +131,11 @@ class GlooCommunicator(Communicator):
         under_way, self._under_way = self._under_way, []
         self._graveyard.bury(_GlooRemains(group, under_way), linger_s=0.0 if sever else LINGER_S)
 
-    def _open(self) -> Any:
-        if self._group is None:
-            raise HaltedError(f"the group of epoch {self.epoch} is retired")
-        return self._group
+    def _operation(self, works: Sequence[dist.Work]) -> Operation:
+        return _GlooOperation(works)
 
     def _started(self, what: str, works: Sequence[dist.Work], *tensors: torch.Tensor) -> Pending:
-        pending = Pending(what, _GlooOperation(works), tensors)
+        pending = super()._started(what, works, *tensors)
         self._under_way.append(pending)
         return pending
 

@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
 
 from holdfast.runtime.communicator import (
     Communicator,
     HaltCheck,
     HaltedError,
     LocalCommunicator,
+    Operation,
     PeerLostError,
-    Pending,
     halt_check,
 )
 from holdfast.runtime.gloo import build_gloo
 from holdfast.runtime.graveyard import Graveyard
+from holdfast.runtime.group_communicator import GroupCommunicator
 from holdfast.runtime.rendezvous import Board, BoardStore
 
 #: Nothing wakes a thread at the end of a CUDA kernel without a thread that polls.
@@ -67,41 +67,8 @@ class _NcclRemains:
         self._group = None
 
 
-class NcclCommunicator(Communicator):
+class NcclCommunicator(GroupCommunicator):
     """All-to-all and all-gather on a raw NCCL process group. Made by `build_nccl`."""
-
-    def __init__(
-        self,
-        group: Any,
-        *,
-        epoch: int,
-        timeout_s: float,
-        halt: threading.Event | HaltCheck | None,
-        graveyard: Graveyard,
-    ) -> None:
-        super().__init__(rank=group.rank(), size=group.size(), epoch=epoch, halt=halt)
-        self._group: Any = group
-        self._timeout = timedelta(seconds=timeout_s)
-        self._graveyard = graveyard
-
-    def start_all_to_all(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_splits: Sequence[int] | None = None,
-        input_splits: Sequence[int] | None = None,
-    ) -> Pending:
-        options = dist.AllToAllOptions()
-        options.timeout = self._timeout
-        work = self._open().alltoall_base(output, input, list(output_splits or ()), list(input_splits or ()), options)
-        return Pending("all_to_all", _NcclOperation(work), (output, input))
-
-    def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
-        options = AllgatherOptions()
-        options.timeout = self._timeout
-        return Pending(
-            "all_gather", _NcclOperation(self._open()._allgather_base(output, input, options)), (output, input)
-        )
 
     def sever(self) -> None:
         group = self._group
@@ -109,14 +76,13 @@ class NcclCommunicator(Communicator):
             group.abort()
 
     def retire(self, *, sever: bool = True) -> None:
-        group, self._group = self._group, None
+        group = self._give_up()
         if group is not None:
             self._graveyard.bury(_NcclRemains(group))
 
-    def _open(self) -> Any:
-        if self._group is None:
-            raise HaltedError(f"the group of epoch {self.epoch} is retired")
-        return self._group
+    def _operation(self, works: Sequence[dist.Work]) -> Operation:
+        (work,) = works
+        return _NcclOperation(work)
 
 
 def build_nccl(

@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from moe_cases import EXPERTS, random_placement
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.moe.dispatch import inverse
 from holdfast.runtime.moe.gate import Gate
-from holdfast.runtime.moe.placement import replicas_of
+from holdfast.runtime.moe.placement import Placement, replicas_of
 from holdfast.runtime.moe.routing import RecordedRouting, routing_from_loads
 from holdfast.runtime.moe.saving import savers
 from holdfast.runtime.moe.shares import families
@@ -19,17 +20,7 @@ from holdfast.runtime.moe.shares import families
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=60)
 
 
-@st.composite
-def worlds(draw: st.DrawFn) -> tuple[list[list[int]], list[np.ndarray], int]:
-    """A placement of one layer, and each rank's assignments."""
-    ranks, experts = draw(st.integers(1, 5)), draw(st.integers(1, 6))
-    held: list[list[int]] = [[] for _ in range(ranks)]
-    for expert in range(experts):
-        for rank in draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=2 * ranks)):
-            held[rank].append(expert)
-    lists = st.lists(st.integers(0, experts - 1), max_size=12)
-    assigned = [np.array(draw(lists), dtype=np.int64) for _ in range(ranks)]
-    return held, assigned, experts
+PLACEMENTS = st.builds(random_placement, st.integers(0, 2**32 - 1).map(np.random.default_rng), st.integers(1, 5))
 
 
 @PROPERTY
@@ -40,17 +31,19 @@ def test_inverse_undoes_an_order(order) -> None:  # type: ignore[no-untyped-def]
 
 
 @PROPERTY
-@given(worlds(), st.integers(1, 200))
-def test_every_gradient_element_has_one_owner_among_the_hosts(world, numel: int) -> None:  # type: ignore[no-untyped-def]
-    held, _, experts = world
-    found = families([held], [{"w1": numel, "w2": 16}])
-    assert sorted({(item.expert, item.weight) for family in found for item in family.items}) == [
-        (expert, weight) for expert in range(experts) for weight in ("w1", "w2")
+@given(PLACEMENTS, st.integers(1, 200))
+def test_every_gradient_element_has_one_owner_among_the_hosts(placement: Placement, numel: int) -> None:
+    found = families(placement, [{"w1": numel, "w2": 16}] * len(placement))
+    assert sorted({(item.layer, item.expert, item.weight) for family in found for item in family.items}) == [
+        (layer, expert, weight)
+        for layer, experts in enumerate(EXPERTS)
+        for expert in range(experts)
+        for weight in ("w1", "w2")
     ]
     for family in found:
         for item in family.items:
-            assert all(item.expert in held[rank] for rank in family.hosts)
-            assert all(item.expert not in held[rank] for rank in set(range(len(held))) - set(family.hosts))
+            hosts = [rank for rank, mine in enumerate(placement[item.layer]) if item.expert in mine]
+            assert list(family.hosts) == hosts
             covered = [place for rank in family.hosts for place in range(item.numel)[family.shard(item, rank)]]
             assert covered == list(range(item.numel))
         lengths = sum(family.shard_length(rank) for rank in family.hosts)
@@ -58,13 +51,12 @@ def test_every_gradient_element_has_one_owner_among_the_hosts(world, numel: int)
 
 
 @PROPERTY
-@given(worlds())
-def test_every_expert_is_saved_once_by_a_host(world) -> None:  # type: ignore[no-untyped-def]
-    held, _, experts = world
-    saved = savers([held, held], (experts, experts))
+@given(PLACEMENTS)
+def test_every_expert_is_saved_once_by_a_host(placement: Placement) -> None:
+    saved = savers(placement, EXPERTS)
     pairs = [pair for mine in saved for pair in mine]
-    assert sorted(pairs) == [(layer, expert) for layer in range(2) for expert in range(experts)]
-    assert all(expert in held[rank] for rank, mine in enumerate(saved) for _, expert in mine)
+    assert sorted(pairs) == [(layer, expert) for layer, experts in enumerate(EXPERTS) for expert in range(experts)]
+    assert all(expert in placement[layer][rank] for rank, mine in enumerate(saved) for layer, expert in mine)
 
 
 def test_savers_share_the_work_evenly() -> None:

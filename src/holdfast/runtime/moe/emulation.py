@@ -46,7 +46,8 @@ class Emulation:
         """Compute, forward now and backward later, no faster than stated."""
         started = self.now()
         watch = _Watch(self, self.seconds_per_token * BACKWARD_FACTOR * tokens_AD.shape[0])
-        out_AD = _Begin.apply(compute(_Finish.apply(tokens_AD, watch)), watch)  # type: ignore[arg-type]
+        # The backward pass comes by behind the experts first.
+        out_AD = _AtBackward.apply(compute(_AtBackward.apply(tokens_AD, watch.stop)), watch.start)  # type: ignore[arg-type]
         self.rest(started, self.seconds_per_token * tokens_AD.shape[0])
         return out_AD  # type: ignore[return-value]
 
@@ -72,29 +73,15 @@ class _Watch:
         self._emulation.rest(self.started, self._seconds)
 
 
-class _Begin(torch.autograd.Function):
-    """Behind the experts: in the backward pass it comes first."""
+class _AtBackward(torch.autograd.Function):
+    """Passes rows on, and calls something when the backward pass comes by."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, watch: _Watch) -> torch.Tensor:  # type: ignore[override]
-        ctx.watch = watch
+    def forward(ctx: Any, rows: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:  # type: ignore[override]
+        ctx.call = call
         return rows.view_as(rows)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        ctx.watch.start()
-        return grad, None
-
-
-class _Finish(torch.autograd.Function):
-    """Before the experts: in the backward pass it comes last."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, watch: _Watch) -> torch.Tensor:  # type: ignore[override]
-        ctx.watch = watch
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        ctx.watch.stop()
+        ctx.call()
         return grad, None
