@@ -37,7 +37,8 @@ def test_what_survives_stays_the_same(case: tuple[np.ndarray, np.ndarray, np.nda
 def test_idleness_is_what_a_replica_lacks_of_the_average() -> None:
     loads, replicas = np.array([[10.0, 30.0, 40.0], [10.0, 30.0, 40.0]]), np.array([[2, 2, 4], [4, 2, 2]])
     # Tokens per replica by rank: 5, 15, 10 and (ties by number) 15, 20, 2.5; on average 10 in both layers.
-    np.testing.assert_allclose(idleness(loads, replicas), [1 - 10 / 10, 1 - 17.5 / 10, 1 - 6.25 / 10])
+    by_rank = np.array([[0, 1, 2], [1, 2, 0]])
+    np.testing.assert_allclose(idleness(loads, replicas, by_rank), [1 - 10 / 10, 1 - 17.5 / 10, 1 - 6.25 / 10])
 
 
 def test_cold_experts_are_shared_among_the_nodes() -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, put_rows, stable_order
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, put_rows
 from holdfast.planning.even import even_rows, idleness
 from holdfast.planning.fill import deal
 from holdfast.planning.keep import deal_keeping, rows_for_experts
 from holdfast.planning.migration import assign_roles, node_kinds
 from holdfast.planning.mro import Mro
 from holdfast.planning.objective import Objective, default_weights
-from holdfast.planning.pattern import Room, common_pattern, complete, group_patterns, profile_of, trim
+from holdfast.planning.pattern import Room, common_pattern, complete, group_patterns, trim
 from holdfast.planning.placement import PlacementProblem
 from holdfast.planning.racks import over_racks
 from holdfast.planning.recovery import RecoveryCurve, recovery_curve
@@ -58,7 +58,7 @@ class Best:
             pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
         pattern = trim(pattern, problem.fault_threshold)
         if problem.loads is not None:
-            pattern = even_rows(pattern, idleness(problem.loads, problem.replicas), problem.slots)
+            pattern = even_rows(pattern, idleness(problem.loads, problem.replicas, problem.by_rank), problem.slots)
         own = build(problem, pattern)
         if problem.racks is not None:
             # Racks come before nodes, and the rivals know none.
@@ -89,11 +89,11 @@ def _best_pattern(
     problem: PlacementProblem, rivals: list[IntArray], objective: Objective, losses: Losses | None, bound: FloatArray
 ) -> tuple[BoolArray, float]:
     """Return the pattern `[E, N]` of the highest value, rows by rank, and that value; no recovery exceeds *bound*."""
-    profile = np.minimum(profile_of(problem.replicas), problem.nodes)
+    profile = np.minimum(problem.ranked_replicas.min(axis=0), problem.nodes)
     room = Room(most=profile, threshold=problem.fault_threshold, slots=problem.slots)
     curve_of = _pattern_curve if losses is None else losses.curve_of
     # MRO comes first: among equals it stays.
-    starts = [common_pattern(counts, problem.replicas) for counts in rivals] + group_patterns(profile, problem.slots)
+    starts = [common_pattern(counts, problem.by_rank) for counts in rivals] + group_patterns(profile, problem.slots)
     whole = [complete(start, room) for start in starts]
     valued = [(objective.value(curve_of(pattern)), pattern) for pattern in whole if pattern is not None]
     valued.sort(key=lambda pair: -pair[0])
@@ -125,7 +125,7 @@ def _upper_bound(problem: PlacementProblem, losses: Losses) -> FloatArray:
     full = problem.replicas.shape[1] // slots * slots
     if not full or (problem.slots != slots).any():
         return np.ones(problem.nodes + 1)
-    rarest = np.unique(np.sort(problem.replicas, axis=1)[:, :full:slots], axis=0)
+    rarest = np.unique(problem.ranked_replicas[:, :full:slots], axis=0)
     ends = np.cumsum(rarest, axis=1)[:, :, None]
     position = indices(problem.nodes)
     patterns = (position >= ends - rarest[:, :, None]) & (position < ends)
@@ -140,7 +140,7 @@ def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     """
     layers = problem.replicas.shape[0]
     counts = np.empty((layers, *pattern.shape), dtype=np.int64)
-    put_rows(counts, stable_order(problem.replicas), pattern)
+    put_rows(counts, problem.by_rank, pattern)
     if problem.previous is None:
         return deal(counts, problem.replicas, problem.slots)
     kinds = node_kinds(problem.slots, problem.racks)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, stable_order, take_rows
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, take_rows
 
 
-def idleness(loads: FloatArray, replicas: IntArray) -> FloatArray:
+def idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -> FloatArray:
     """Return by how much a replica of the expert of each rank has less work than the average slot, `[E]`.
 
-    1: none at all; 0: as much; below 0: more. The mean over the layers, from loads and replicas `[L, E]`.
+    1: none at all; 0: as much; below 0: more. The mean over the layers, from loads, replicas and the experts *by_rank*,
+    `[L, E]` each.
     """
-    order = stable_order(replicas)
-    per_replica = take_rows(loads / replicas, order)
+    per_replica = take_rows(loads / replicas, by_rank)
     average = loads.sum(axis=1) / replicas.sum(axis=1)
     return 1.0 - (per_replica / average[:, None]).mean(axis=0)
 

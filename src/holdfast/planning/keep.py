@@ -12,6 +12,7 @@ from holdfast.planning.arrays import (
     stable_order,
     sum_over_nodes,
     take_rows,
+    true_places,
 )
 from holdfast.planning.fill import deal
 from holdfast.planning.solvers import best_assignment
@@ -38,8 +39,7 @@ def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: IntArray) -> 
     np.copyto(kept, _IMPOSSIBLE, where=replicas[:, :, None] < needed)
     if replicas.size * replicas.shape[1] <= _OPTIMAL_UP_TO:
         return np.stack([best_assignment(gain[:, kind_of]) for gain in kept])
-    settled = _settle(kept == needed, kind_of)
-    rows = np.stack([_assign_others(gain, kind_of, rows) for gain, rows in zip(kept, settled, strict=True)])
+    rows = _assign_others(kept, kind_of, _settle(kept == needed, kind_of))
     gains = np.take_along_axis(kept, kind_of[rows][:, :, None], axis=2)
     for layer in np.flatnonzero(gains.min(axis=(1, 2)) <= _IMPOSSIBLE):
         rows[layer] = best_assignment(kept[layer][:, kind_of])
@@ -59,16 +59,27 @@ def _settle(content: BoolArray, kind_of: IntArray) -> IntArray:
 
 
 def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArray) -> IntArray:
-    """Give the experts without a row the rows that are left."""
-    is_open = np.ones(settled.size, dtype=np.bool_)
-    is_open[settled[settled >= 0]] = False
-    open_rows, experts = np.flatnonzero(is_open), np.flatnonzero(settled < 0)
+    """Give the experts without a row, -1 in *settled* `[L, E]`, the rows that are left."""
+    waiting = settled < 0
+    # One place more: that of those who have none yet.
+    taken = np.zeros((settled.shape[0], settled.shape[1] + 1), dtype=np.bool_)
+    np.put_along_axis(taken, settled, True, axis=1)
+    left = ~taken[:, :-1]
     rows = settled.copy()
-    if experts.size:
-        gain = kept[experts].take(kind_of[open_rows], axis=1)
-        # Where it is all the same, as for experts that nobody holds any more, every assignment is as good.
-        rows[experts] = open_rows if gain.min() == gain.max() else open_rows[best_assignment(gain)]
+    # Where it is all the same, as for experts that nobody holds any more, every assignment is as good.
+    rows[waiting] = true_places(left)[1]
+    for layer in np.flatnonzero(_differ(kept, waiting)):
+        experts, open_rows = np.flatnonzero(waiting[layer]), np.flatnonzero(left[layer])
+        gain = kept[layer][experts].take(kind_of[open_rows], axis=1)
+        rows[layer, experts] = open_rows[best_assignment(gain)]
     return rows
+
+
+def _differ(kept: NDArray[np.float32], waiting: BoolArray) -> BoolArray:
+    """Return for which layers the gains *kept* `[L, E, kinds]` of the *waiting* `[L, E]` experts are not all one."""
+    low = kept.min(axis=(1, 2), initial=np.inf, where=waiting[:, :, None])
+    high = kept.max(axis=(1, 2), initial=-np.inf, where=waiting[:, :, None])
+    return low < high
 
 
 def deal_keeping(counts: IntArray, replicas: IntArray, slots: IntArray, held: IntArray) -> IntArray:

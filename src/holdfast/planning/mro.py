@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import IntArray, indices, put_rows, stable_order
+from holdfast.planning.arrays import IntArray, indices, put_rows
 from holdfast.planning.fill import deal
 from holdfast.planning.guarantee import with_guarantee
 from holdfast.planning.placement import PlacementProblem
@@ -32,7 +32,7 @@ class Mro:
     def place(self, problem: PlacementProblem) -> IntArray:
         """See `Strategy.place`."""
         width = self.width or default_width(problem.slots)
-        counts = place_groups(problem, width, group_sizes(problem.replicas, width, int((problem.slots >= width).sum())))
+        counts = place_groups(problem, width, group_sizes(problem, width))
         counts = deal(counts, problem.replicas, problem.slots)
         return with_guarantee(counts, problem.slots, problem.fault_threshold)
 
@@ -44,9 +44,10 @@ def default_width(slots: IntArray) -> int:
     return int(widths[int(np.argmax(areas))])
 
 
-def group_sizes(replicas: IntArray, width: int, nodes: int) -> IntArray:
+def group_sizes(problem: PlacementProblem, width: int) -> IntArray:
     """Return nodes per group and layer, `[L, G]`: the replicas of each group's rarest expert, while nodes last."""
-    rarest = np.sort(replicas, axis=1)[:, ::width]
+    nodes = int((problem.slots >= width).sum())
+    rarest = problem.ranked_replicas[:, ::width]
     before = np.cumsum(rarest, axis=1) - rarest
     return np.clip(nodes - before, 0, rarest)
 
@@ -67,7 +68,7 @@ def place_groups(problem: PlacementProblem, width: int, sizes: IntArray) -> IntA
         inside = core | ((position >= start) & (position < stop))
         by_rank[:, group * width : (group + 1) * width, :] = inside[:, None, :]
     counts = np.empty_like(by_rank)
-    put_rows(counts, stable_order(problem.replicas), by_rank)
+    put_rows(counts, problem.by_rank, by_rank)
     if (problem.slots >= width).all():
         return counts
     # Position p of the pattern is a node with at least `width` slots, for all positions in use.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, IntArray, stable_order, take_rows
+from holdfast.planning.arrays import BoolArray, IntArray, take_rows
 from holdfast.planning.hitting import smallest_sets
 
 
@@ -25,11 +25,6 @@ class Room:
     threshold: int
     #: `[N]` most experts per node.
     slots: IntArray
-
-
-def profile_of(replicas: IntArray) -> IntArray:
-    """Return the replicas that every layer has at the least, by rank, ascending `[E]`, from `[L, E]`."""
-    return np.sort(replicas, axis=1).min(axis=0)
 
 
 def group_patterns(profile: IntArray, slots: IntArray) -> list[BoolArray]:
@@ -80,9 +75,12 @@ def _share_nodes(wanted: IntArray, nodes: int) -> IntArray:
     return sizes
 
 
-def common_pattern(counts: IntArray, replicas: IntArray) -> BoolArray:
-    """Return the hosts `[E, N]` that the expert of each rank has in every layer of a placement `[L, E, N]`."""
-    return np.logical_and.reduce(take_rows(counts > 0, stable_order(replicas)), axis=0)
+def common_pattern(counts: IntArray, by_rank: IntArray) -> BoolArray:
+    """Return the hosts `[E, N]` that the expert of each rank has in every layer of a placement `[L, E, N]`.
+
+    *by_rank* `[L, E]`: the experts of each layer in the order of their ranks.
+    """
+    return np.logical_and.reduce(take_rows(counts > 0, by_rank), axis=0)
 
 
 def complete(pattern: BoolArray, room: Room) -> BoolArray | None:

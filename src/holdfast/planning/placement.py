@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, stable_order, take_rows
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what is derived is kept
 class PlacementProblem:
     """Where to put which number of replicas.
 
@@ -36,6 +37,16 @@ class PlacementProblem:
     @property
     def nodes(self) -> int:
         return self.slots.size
+
+    @cached_property
+    def by_rank(self) -> IntArray:
+        """The experts of each layer, those with the fewest replicas first, `[L, E]`."""
+        return stable_order(self.replicas)
+
+    @cached_property
+    def ranked_replicas(self) -> IntArray:
+        """The replicas of the expert of each rank, ascending, `[L, E]`."""
+        return take_rows(self.replicas, self.by_rank)
 
 
 class Strategy(Protocol):

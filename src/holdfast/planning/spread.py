@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import IntArray, put_rows, stable_order, take_rows
+from holdfast.planning.arrays import IntArray, put_rows, take_rows
 from holdfast.planning.fill import deal
 from holdfast.planning.guarantee import with_guarantee
 from holdfast.planning.placement import PlacementProblem
@@ -23,7 +23,7 @@ class Spread:
         """See `Strategy.place`."""
         layers, experts = problem.replicas.shape
         empty = np.zeros((layers, experts, problem.nodes), dtype=np.int64)
-        order = stable_order(problem.replicas)
+        order = problem.by_rank
         in_order = deal(empty, take_rows(problem.replicas, order), problem.slots)
         counts = np.empty_like(in_order)
         put_rows(counts, order, in_order)
