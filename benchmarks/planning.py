@@ -6,7 +6,8 @@
 3. The dispatch schemes: how long a rank's share takes, and how evenly the ranks are loaded.
 4. The assignment of roles to nodes: optimal against greedy, and which is used.
 
-Times are processor time of this process: on a shared machine the wall clock measures the neighbours.
+Times are processor time of this process: on a shared machine the wall clock measures the neighbours. The calibration
+that comes first never changes: figures of different machines, or of one machine's good and bad hours, compare by it.
 
     OMP_NUM_THREADS=1 python benchmarks/planning.py [--runs 11] [--json FILE]
 """
@@ -60,6 +61,29 @@ def line(name: str, times: list[float], asked: float | None, notes: str = "") ->
     return {"name": name, "median_ms": middle, "min_ms": low, "max_ms": high, "runs": len(times), "asked_ms": asked}
 
 
+def calibration(runs: int) -> list[dict[str, Any]]:
+    """Time work that has nothing to do with planning: what this machine gives just now."""
+    numbers = np.random.default_rng(0).integers(0, 1 << 40, (1024, 1024))
+    rows = numbers[:64]
+
+    def count() -> int:
+        total = 0
+        for number in range(100_000):
+            total += number & 7
+        return total
+
+    print("Calibration, fixed work:")
+    return [
+        line("numpy: sum of 8 MiB of int64", time_runs(numbers.sum, runs), None),
+        line(
+            "numpy: stable order of 64 x 1,024 int64",
+            time_runs(lambda: rows.argsort(axis=1, kind="stable"), runs),
+            None,
+        ),
+        line("Python: 100,000 rounds of a loop", time_runs(count, runs), None),
+    ]
+
+
 def skewed_loads(layers: int, experts: int, seed: int) -> np.ndarray:
     """Return token counts as skewed as the recorded ones: a few hot experts, many cold."""
     rng = np.random.default_rng(seed)
@@ -81,10 +105,15 @@ def planning(nodes: int, slots: int, experts: int, layers: int, strategy: str, r
         return allocation
 
     def place(allocation: Allocation, held: np.ndarray | None) -> np.ndarray:
-        threshold = allocation.fault_threshold.given
-        return placer.place(
-            PlacementProblem(replicas=allocation.replicas, slots=per_node, fault_threshold=threshold, previous=held)
+        # As `make_plan` asks for it.
+        problem = PlacementProblem(
+            replicas=allocation.replicas,
+            slots=per_node,
+            fault_threshold=allocation.fault_threshold.given,
+            previous=held,
+            loads=allocation.tokens.astype(np.float64),
         )
+        return placer.place(problem)
 
     held = place(allot(before), None)
     held[:, :, [0, nodes // 2]] = 0
@@ -186,7 +215,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=11)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {"calibration": calibration(options.runs)}
     for strategy in ("mro", "best"):
         for size in ((128, 32, 256, 58), (10, 32, 256, 58), (10, 6, 16, 12)):
             results[f"{strategy} {size}"] = planning(*size, strategy, options.runs)
