@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from holdfast.planning import (
     minmax_capacities,
     replica_capacities,
 )
+from holdfast.planning import dispatch as dispatch_module
 
 
 @st.composite
@@ -36,10 +38,7 @@ def cases(draw, most_ranks=8, most_tokens=30):
 
 
 def schemes(ranks):
-    yield Interval()
-    yield Proportional()
-    yield NodeInterval(np.arange(ranks) // 2)
-    yield MinMax()
+    return Interval(), Proportional(), NodeInterval(np.arange(ranks) // 2), MinMax()
 
 
 def matrix(schedule, ranks):
@@ -56,6 +55,35 @@ def test_every_token_is_sent_once_and_rows_meet_columns(case):
         sent = matrix(schedule, ranks)
         got = np.stack([schedule.receive_column(rank) for rank in range(ranks)], axis=2)
         np.testing.assert_array_equal(sent, got)
+        assert (sent >= 0).all()
+        np.testing.assert_array_equal(sent.sum(axis=2), tokens)
+        np.testing.assert_array_equal(sent.sum(axis=1), schedule.capacities)
+
+
+@PROPERTY
+@given(cases())
+def test_wide_tables_and_blocks_of_experts_change_nothing(case):
+    tokens, replicas = case
+    ranks = tokens.shape[1]
+    for scheme in schemes(ranks):
+        schedule = dispatch_schedule(tokens, replicas, scheme)
+        with patch.multiple(dispatch_module, _MOST_IN_32_BITS=-1, _BLOCK=2 * ranks):
+            other = dispatch_schedule(tokens, replicas, scheme)
+        assert other.capacities.dtype == np.int64
+        np.testing.assert_array_equal(schedule.capacities, other.capacities)
+        for rank in range(ranks):
+            np.testing.assert_array_equal(schedule.send_row(rank), other.send_row(rank))
+            np.testing.assert_array_equal(schedule.receive_column(rank), other.receive_column(rank))
+
+
+@PROPERTY
+@given(cases(), st.integers((1 << 29) - 100, (1 << 31) + 100))
+def test_numbers_around_32_bits_are_exact(case, many):
+    tokens, replicas = case
+    tokens = tokens + (tokens > 15) * many
+    for scheme in schemes(tokens.shape[1])[:3]:
+        schedule = dispatch_schedule(tokens, replicas, scheme)
+        sent = matrix(schedule, tokens.shape[1])
         assert (sent >= 0).all()
         np.testing.assert_array_equal(sent.sum(axis=2), tokens)
         np.testing.assert_array_equal(sent.sum(axis=1), schedule.capacities)

@@ -2,17 +2,27 @@
 
 `T` tokens routed per expert and source rank, `R` replicas per expert and rank, both `[E, N]`; N is the number of ranks.
 All numbers are integers and the same on every rank, so no rank needs to be told what the others do.
+
+For many ranks the tables outgrow the caches, and fresh memory costs more than what is computed in it. So tables are
+kept row by row, in 32 bits where all sums fit, changed in place, and what is only passed through is made for a block of
+experts at a time: each expert has a line of its own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import IntArray, indices
+
+#: No row of a table in 32 bits sums to more; some sums go twice as high.
+_MOST_IN_32_BITS = (1 << 30) - 1
+#: Numbers in a block: small enough to be made where the last block's were.
+_BLOCK = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,25 +65,34 @@ class DispatchScheme(ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchSchedule:
-    """The schedule of one layer and step."""
+    """The schedule of one layer and step; its tables may be in 32 bits, its rows and columns are in 64."""
 
-    #: `[E, N]` tokens that stay where they are.
-    local: IntArray
+    #: `[E, N]` as given.
+    tokens: IntArray
     #: `[E, N]` tokens each rank computes.
     capacities: IntArray
-    match: Match
+    #: The matches of the blocks of experts.
+    matches: tuple[tuple[slice, Match], ...]
 
     def send_row(self, rank: int) -> IntArray:
         """Return how many tokens per expert *rank* sends to each rank (itself included), `[E, N]`."""
-        row = self.match.send_row(rank)
-        row[:, rank] += self.local[:, rank]
+        row = np.empty(self.tokens.shape, dtype=np.int64)
+        for block, match in self.matches:
+            row[block] = match.send_row(rank)
+        row[:, rank] += self._local(rank)
         return row
 
     def receive_column(self, rank: int) -> IntArray:
         """Return how many tokens per expert *rank* gets from each rank (itself included), `[E, N]`."""
-        column = self.match.receive_column(rank)
-        column[:, rank] += self.local[:, rank]
+        column = np.empty(self.tokens.shape, dtype=np.int64)
+        for block, match in self.matches:
+            column[block] = match.receive_column(rank)
+        column[:, rank] += self._local(rank)
         return column
+
+    def _local(self, rank: int) -> IntArray:
+        """Return the rank's own tokens that it computes itself, `[E]`."""
+        return np.minimum(self.tokens[:, rank], self.capacities[:, rank])
 
 
 def dispatch_schedule(tokens: IntArray, replicas: IntArray, scheme: DispatchScheme) -> DispatchSchedule:
@@ -83,11 +102,22 @@ def dispatch_schedule(tokens: IntArray, replicas: IntArray, scheme: DispatchSche
 
     Raises `BadInputError` where shapes differ, numbers are negative, or an expert with tokens has no replica.
     """
-    _check(tokens, replicas)
+    tokens, replicas = _checked(tokens, replicas)
     capacities = scheme.capacities(tokens, replicas)
+    matches = [(block, scheme.match(_surplus(tokens[block], capacities[block]))) for block in _blocks(*tokens.shape)]
+    return DispatchSchedule(tokens=tokens, capacities=capacities, matches=tuple(matches))
+
+
+def _blocks(experts: int, ranks: int) -> list[slice]:
+    """Return the blocks that the experts are planned in, one after the other."""
+    step = max(_BLOCK // max(ranks, 1), 1)
+    return [slice(start, min(start + step, experts)) for start in range(0, experts, step)]
+
+
+def _surplus(tokens: IntArray, capacities: IntArray) -> Surplus:
+    """Let local tokens `[E, N]` take local capacity `[E, N]`, and return what is left of both."""
     local = np.minimum(tokens, capacities)
-    surplus = Surplus(tokens=tokens - local, free=capacities - local)
-    return DispatchSchedule(local=local, capacities=capacities, match=scheme.match(surplus))
+    return Surplus(tokens=tokens - local, free=np.subtract(capacities, local, out=local))
 
 
 def replica_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
@@ -96,40 +126,81 @@ def replica_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
     Each replica computes floor(t / r) tokens, and t mod r of them one more: first those whose rank has a local token
     for it, then in rank order starting at a different rank for each expert, so that no rank collects all of them.
     """
-    total = tokens.sum(axis=1, keepdims=True)
-    number = np.maximum(replicas.sum(axis=1, keepdims=True), 1)
+    capacities = np.empty(tokens.shape, dtype=tokens.dtype)
+    start = indices(tokens.shape[0]) % max(tokens.shape[1], 1)
+    for block in _blocks(*tokens.shape):
+        capacities[block] = _even_over_replicas(tokens[block], replicas[block], start[block])
+    return capacities
+
+
+def _even_over_replicas(tokens: IntArray, replicas: IntArray, start: IntArray) -> IntArray:
+    """See `replica_capacities`; *start* `[E]` is the rank whose turn is first."""
+    total, number = row_sums(tokens), np.maximum(row_sums(replicas), 1)
     each, over = np.divmod(total, number)
     capacities = each * replicas
     if not over.any():
         return capacities
-    start = indices(replicas.shape[0]) % replicas.shape[1]
-    granted = _grant(np.clip(tokens - capacities, 0, replicas), over, start)
+    near = tokens - capacities
+    np.minimum(np.maximum(near, 0, out=near), replicas, out=near)
+    granted = _grant(near, over, start)
     capacities += granted
-    over = over - granted.sum(axis=1, keepdims=True)
-    return capacities + _grant(replicas - granted, over, start) if over.any() else capacities
+    over -= row_sums(granted)
+    if over.any():
+        capacities += _grant(replicas - granted, over, start)
+    return capacities
+
+
+def row_sums(table: IntArray) -> IntArray:
+    """Return the sums `[E, 1]` of the rows of *table* `[E, N]`, in its own width."""
+    return np.add.reduce(table, axis=1, keepdims=True, dtype=table.dtype)
+
+
+def row_ends(table: IntArray) -> IntArray:
+    """Return where each stretch ends on the line of its row, `[E, N]`, in the width of *table* `[E, N]`."""
+    return np.add.accumulate(table, axis=1, dtype=table.dtype)
+
+
+def stretches(ends: IntArray, begin: IntArray | int) -> IntArray:
+    """Return how long each stretch of a line is, `[E, N]`, from its *ends* `[E, N]` and where it begins (`[E, 1]`)."""
+    lengths = np.empty_like(ends)
+    lengths[:, :1] = ends[:, :1] - begin
+    np.subtract(ends[:, 1:], ends[:, :-1], out=lengths[:, 1:])
+    return lengths
 
 
 def _grant(wanted: IntArray, supply: IntArray, start: IntArray) -> IntArray:
     """Serve *wanted* `[E, N]` from *supply* `[E, 1]`, rank by rank from rank start[e] round to it again."""
-    upto = np.cumsum(wanted, axis=1)
-    before = upto - wanted
-    experts = indices(wanted.shape[0])
-    skipped = before[experts, start][:, None]
-    wrapped = indices(wanted.shape[1])[None, :] < start[:, None]
-    before -= skipped
-    before += wrapped * upto[:, -1:]
-    return np.minimum(np.maximum(supply - before, 0), wanted)
+    if (row_sums(wanted) <= supply).all():
+        return wanted
+    ends = row_ends(wanted)
+    total = ends[:, -1:].copy()
+    before = np.subtract(ends, wanted, out=ends)
+    skipped = before[indices(wanted.shape[0]), start][:, None]
+    left = np.subtract(supply + skipped, before, out=before)
+    # Ranks before the start come last.
+    turn = indices(int(start.max()))
+    left[:, : turn.size] -= (turn < start[:, None]) * total
+    return np.minimum(np.maximum(left, 0, out=left), wanted, out=left)
 
 
-def _check(tokens: IntArray, replicas: IntArray) -> None:
-    """Raise where no schedule can exist."""
+def _checked(tokens: IntArray, replicas: IntArray) -> tuple[IntArray, IntArray]:
+    """Return both tables row by row, in 32 bits where all sums fit; raise where no schedule can exist."""
     if tokens.ndim != 2 or tokens.shape != replicas.shape:
         raise BadInputError(
             f"tokens have shape {tokens.shape}, replicas {replicas.shape}: both must be [experts, ranks]"
         )
     if int(tokens.min(initial=0)) < 0 or int(replicas.min(initial=0)) < 0:
         raise BadInputError("tokens and replicas must be >= 0")
-    homeless = tokens.any(axis=1) & ~replicas.any(axis=1)
+    total, number = tokens.sum(axis=1), replicas.sum(axis=1)
+    homeless = (total > 0) & (number == 0)
     if homeless.any():
         expert = int(np.flatnonzero(homeless)[0])
-        raise BadInputError(f"expert {expert} has {int(tokens[expert].sum())} tokens but no replica: place it first")
+        raise BadInputError(f"expert {expert} has {int(total[expert])} tokens but no replica: place it first")
+    fits = max(int(total.max(initial=0)), int(number.max(initial=0))) <= _MOST_IN_32_BITS
+    return _by_rows(tokens, fits), _by_rows(replicas, fits)
+
+
+def _by_rows(table: IntArray, fits: bool) -> IntArray:
+    """Return *table* `[E, N]` row by row, in 32 bits if it *fits*: whatever the width, it counts as integers."""
+    # Gathered counts come column by column: narrowed first, there is less to turn.
+    return np.ascontiguousarray(cast(IntArray, table.astype(np.int32)) if fits else table)

@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import IntArray
-from holdfast.planning.dispatch import DispatchScheme, Match, Surplus
+from holdfast.planning.dispatch import DispatchScheme, Match, Surplus, row_ends, row_sums, stretches
 
 
 class Interval(DispatchScheme):
@@ -78,29 +78,30 @@ class _NodeLines(Match):
 
 def _overlap(mine: IntArray, rank: int, others: IntArray) -> IntArray:
     """Return how much of my stretch of one line lies opposite each rank's stretch of the other, `[E, N]`."""
-    begin = mine[:, :rank].sum(axis=1, keepdims=True)
+    begin = row_sums(mine[:, :rank])
     end = begin + mine[:, rank : rank + 1]
-    stop = np.cumsum(others, axis=1)
     # Length of [begin, end) below a point, differenced over the other line's points.
-    below = np.minimum(np.maximum(stop, begin), end)
-    return np.diff(below, axis=1, prepend=begin)
+    below = row_ends(others)
+    np.minimum(np.maximum(below, begin, out=below), end, out=below)
+    return stretches(below, begin)
 
 
 def _within_nodes(surplus: Surplus, node_of: IntArray) -> Surplus:
     """Return the part of tokens and of capacity that each node settles itself, `[E, N]` both."""
     starts = np.flatnonzero(np.r_[True, node_of[1:] != node_of[:-1]])
     sizes = np.diff(np.r_[starts, node_of.size])
-    settled = np.minimum(np.add.reduceat(surplus.tokens, starts, axis=1), np.add.reduceat(surplus.free, starts, axis=1))
-    limit = np.repeat(settled, sizes, axis=1)
+    last = starts + sizes - 1
+    token_ends, free_ends = row_ends(surplus.tokens), row_ends(surplus.free)
+    settled = np.minimum(stretches(token_ends[:, last], 0), stretches(free_ends[:, last], 0))
     return Surplus(
-        tokens=_first_within(surplus.tokens, limit, starts, sizes),
-        free=_first_within(surplus.free, limit, starts, sizes),
+        tokens=_first_within(surplus.tokens, token_ends, settled, starts, sizes),
+        free=_first_within(surplus.free, free_ends, settled, starts, sizes),
     )
 
 
-def _first_within(amounts: IntArray, limit: IntArray, starts: IntArray, sizes: IntArray) -> IntArray:
-    """Return the first *limit* units of each node, as shares of its ranks' *amounts*."""
-    upto = np.cumsum(amounts, axis=1)
-    before = upto - amounts
-    before -= np.repeat(before[:, starts], sizes, axis=1)
-    return np.minimum(np.maximum(limit - before, 0), amounts)
+def _first_within(amounts: IntArray, ends: IntArray, settled: IntArray, starts: IntArray, sizes: IntArray) -> IntArray:
+    """Return the first *settled* `[E, nodes]` units of each node, as shares of its ranks' *amounts* `[E, N]`."""
+    before = ends - amounts
+    left = np.repeat(settled + before[:, starts], sizes, axis=1)
+    left -= before
+    return np.minimum(np.maximum(left, 0, out=left), amounts, out=left)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.planning.arrays import IntArray
-from holdfast.planning.dispatch import DispatchScheme, Match, Surplus
+from holdfast.planning.dispatch import DispatchScheme, Match, Surplus, row_ends, stretches
 
 
 class Proportional(DispatchScheme):
@@ -25,9 +25,9 @@ class Proportional(DispatchScheme):
     def match(self, surplus: Surplus) -> Match:
         """See `DispatchScheme.match`."""
         return _Piles(
-            token_ends=np.cumsum(surplus.tokens, axis=1),
-            free_ends=np.cumsum(surplus.free, axis=1),
-            piles=np.maximum((surplus.free > 0).sum(axis=1, keepdims=True), 1),
+            token_ends=row_ends(surplus.tokens),
+            free_ends=row_ends(surplus.free),
+            piles=np.maximum((surplus.free > 0).sum(axis=1, keepdims=True, dtype=surplus.free.dtype), 1),
         )
 
 
@@ -43,14 +43,14 @@ class _Piles(Match):
         start, stop = _stretch(self.token_ends, rank)
         cut = _cut(self.free_ends, self.token_ends[:, -1:], self.piles)
         below = _below(_deal(stop, self.piles), cut) - _below(_deal(start, self.piles), cut)
-        return np.diff(below, axis=1, prepend=0)
+        return stretches(below, 0)
 
     def receive_column(self, rank: int) -> IntArray:
         start, stop = _stretch(self.free_ends, rank)
         total = self.token_ends[:, -1:]
         dealt = _deal(self.token_ends, self.piles)
         below = _below(dealt, _cut(stop, total, self.piles)) - _below(dealt, _cut(start, total, self.piles))
-        return np.diff(below, axis=1, prepend=0)
+        return stretches(below, 0)
 
 
 def _stretch(ends: IntArray, rank: int) -> tuple[IntArray, IntArray]:
@@ -72,13 +72,15 @@ def _cut(target: IntArray, total: IntArray, piles: IntArray) -> tuple[IntArray, 
     The piles' heights differ by at most one: pile v < total % piles has one token more.
     """
     low, tall = np.divmod(total, piles)
-    past_tall = target - tall * (low + 1)
-    in_tall = past_tall < 0
+    in_tall_piles = tall * (low + 1)
+    in_tall = target < in_tall_piles
+    rest = target - ~in_tall * in_tall_piles
     # One division by the height of the piles that the cut is in.
-    rest = np.where(in_tall, target, past_tall)
-    height = np.where(in_tall, low + 1, np.maximum(low, 1))
+    height = np.maximum(low + in_tall, 1)
     full = rest // height
-    return full + np.where(in_tall, 0, tall), rest - full * height
+    rest -= full * height
+    full += ~in_tall * tall
+    return full, rest
 
 
 def _below(dealt: tuple[IntArray, IntArray], cut: tuple[IntArray, IntArray]) -> IntArray:
