@@ -34,6 +34,19 @@ def sum_over_nodes(counts: IntArray) -> IntArray:
     return np.einsum("len->le", counts)
 
 
+def count_true(hosts: BoolArray) -> IntArray:
+    """Return `hosts.sum(axis=2)` `[L, E]` of *hosts* `[L, E, N]`; sums of ones are exact in float32 up to 2**24."""
+    return (hosts.astype(np.float32) @ np.ones(hosts.shape[2], dtype=np.float32)).astype(np.int64)
+
+
+def distinct_rows(rows: BoolArray) -> tuple[BoolArray, IntArray]:
+    """Return `np.unique(rows, axis=0, return_inverse=True)` of *rows* `[E, N]`; their packed bits sort much faster."""
+    packed = np.ascontiguousarray(np.packbits(rows, axis=1))
+    keys = packed.view(f"S{packed.shape[1]}").reshape(-1)
+    _, first, kind_of = np.unique(keys, return_index=True, return_inverse=True)
+    return rows[first], kind_of
+
+
 def take_rows(table: NDArray[Row], order: IntArray) -> NDArray[Row]:
     """Return *table* `[L, E, ...]` with the rows of each layer in *order* `[L, E]` (as `take_along_axis`, faster)."""
     return table.reshape(-1, *table.shape[2:])[_flat(order, table.shape[1])]

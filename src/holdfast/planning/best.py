@@ -138,17 +138,17 @@ def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     Where nodes hold experts already, the pattern's columns go to the nodes, and its rows to the experts, that
     have to move the fewest.
     """
-    layers = problem.replicas.shape[0]
-    counts = np.empty((layers, *pattern.shape), dtype=np.int64)
-    put_rows(counts, problem.by_rank, pattern)
-    if problem.previous is None:
-        return deal(counts, problem.replicas, problem.slots)
+    hosts = np.empty((problem.replicas.shape[0], *pattern.shape), dtype=np.bool_)
+    put_rows(hosts, problem.by_rank, pattern)
+    held = problem.previous_hosts
+    if held is None:
+        return deal(hosts.astype(np.int64), problem.replicas, problem.slots)
     kinds = node_kinds(problem.slots, problem.racks)
-    for attempt in range(2):
-        roles = assign_roles(problem.previous, counts, kinds=kinds)
-        if attempt and (roles == indices(problem.nodes)).all():
-            break
-        pattern = pattern[:, roles]
-        rows = rows_for_experts(pattern, problem.replicas, problem.previous)
-        counts = pattern[rows].astype(np.int64)
-    return deal_keeping(counts, problem.replicas, problem.slots, problem.previous)
+    roles = assign_roles(held, hosts, kinds=kinds)
+    pattern = np.take(pattern, roles, axis=1)
+    rows = rows_for_experts(pattern, problem.replicas, held)
+    roles = assign_roles(held, pattern[rows], kinds=kinds)
+    if (roles != indices(problem.nodes)).any():
+        pattern = np.take(pattern, roles, axis=1)
+        rows = rows_for_experts(pattern, problem.replicas, held)
+    return deal_keeping(pattern, rows, problem.replicas, problem.slots, held)

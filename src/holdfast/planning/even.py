@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, take_rows
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_rows, take_rows
 
 
 def idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -> FloatArray:
@@ -29,8 +29,7 @@ def even_rows(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArra
     Only sets of the same size change hands, and no node gets more rows than *slots* `[N]`. Where that leads nowhere the
     pattern comes back as it was.
     """
-    sets, set_of = np.unique(pattern, axis=0, return_inverse=True)
-    set_of = set_of.reshape(-1)
+    sets, set_of = distinct_rows(pattern)
     sizes = sets.sum(axis=1)
     evened = pattern
     for size in np.unique(sizes):
@@ -42,23 +41,33 @@ def even_rows(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArra
 
 
 def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
-    """Deal the *sets* anew to the *rows*, the idlest row first, each to where the least idleness is so far."""
+    """Deal the *sets*, all of one size, anew to the *rows*, the idlest row first, each to where the least idleness is
+    so far."""
     shared = pattern.copy()
     shared[rows] = False
-    free = slots - shared.sum(axis=0)
+    free = (slots - shared.sum(axis=0)).tolist()
     so_far = idle @ shared
-    sizes = sets.sum(axis=1)
+    members, nodes_of = sets.astype(np.float64), [np.flatnonzero(nodes).tolist() for nodes in sets]
+    size = len(nodes_of[0])
+    fits = _fitting(sets, free)
     for row in rows[np.argsort(-idle[rows], kind="stable")]:
-        fits = np.flatnonzero((sets <= (free > 0)).all(axis=1))
         if not fits.size:
             return pattern
         # A row that works more than the average goes to where the most idleness is.
-        worth = idle[row] * (sets[fits] @ so_far) / sizes[fits]
-        chosen = sets[fits[int(worth.argmin())]]
-        shared[row] = chosen
-        free -= chosen
-        so_far += idle[row] * chosen
+        worth = idle[row] * (members[fits] @ so_far) / size
+        chosen = int(fits[worth.argmin()])
+        shared[row] = sets[chosen]
+        so_far += idle[row] * members[chosen]
+        for node in nodes_of[chosen]:
+            free[node] -= 1
+        if not all(free[node] for node in nodes_of[chosen]):
+            fits = _fitting(sets, free)
     return shared
+
+
+def _fitting(sets: BoolArray, free: list[int]) -> IntArray:
+    """Return which of the *sets* `[S, N]` have only nodes with *free* slots."""
+    return np.flatnonzero((sets <= (np.array(free) > 0)).all(axis=1))
 
 
 def _unevenness(pattern: BoolArray, idle: FloatArray) -> float:

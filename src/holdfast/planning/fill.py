@@ -8,32 +8,31 @@ from holdfast.planning.arrays import IntArray, indices, sum_over_nodes, true_pla
 
 
 def deal(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntArray:
-    """Return *counts* `[L, E, N]` completed to *replicas* `[L, E]` and *slots* `[N]`, in all layers at once.
+    """Complete *counts* `[L, E, N]`, contiguous, to *replicas* `[L, E]` and *slots* `[N]`, in place; return them.
 
     Free slots are taken round by round over the nodes, replicas expert by expert: so the replicas of one expert fall on
     as many nodes as a round has.
     """
-    layers, experts = replicas.shape
-    in_hand = replicas - sum_over_nodes(counts)
-    free = slots - counts.sum(axis=1)
+    deal_rest(counts, replicas - sum_over_nodes(counts), slots - counts.sum(axis=1))
+    return counts
+
+
+def deal_rest(counts: IntArray, in_hand: IntArray, free: IntArray) -> None:
+    """Add the replicas *in_hand* `[L, E]` to *counts* `[L, E, N]`, in place, as `deal`; *free* `[L, N]` slots."""
     if not in_hand.any():
-        return counts
+        return
+    layers, experts, nodes = counts.shape
     rounds = indices(int(free.max()))[None, :, None] < free[:, None, :]
-    layer, _, node = true_places(rounds)
-    expert = np.repeat(np.tile(indices(experts), layers), in_hand.ravel())
-    return counts + _tally(layer, expert, node, counts.shape)
+    node = true_places(rounds)[2]
+    # Both go layer by layer, and each layer has as many free slots as replicas in hand.
+    row = np.repeat(indices(layers * experts), in_hand.ravel())
+    np.add.at(counts.reshape(-1), row * nodes + node, 1)
 
 
 def pack(replicas: IntArray, slots: IntArray) -> IntArray:
     """Return replicas `[L, E, N]` with node after node filled to the brim, expert by expert."""
     layers, experts = replicas.shape
     node = np.tile(np.repeat(indices(slots.size), slots), layers)
-    layer = np.repeat(indices(layers), int(slots.sum()))
-    expert = np.repeat(np.tile(indices(experts), layers), replicas.ravel())
-    return _tally(layer, expert, node, (layers, experts, slots.size))
-
-
-def _tally(layer: IntArray, expert: IntArray, node: IntArray, shape: tuple[int, ...]) -> IntArray:
-    """Count how often each (layer, expert, node) occurs."""
-    flat = (layer * shape[1] + expert) * shape[2] + node
-    return np.bincount(flat, minlength=int(np.prod(shape))).reshape(shape)
+    row = np.repeat(indices(layers * experts), replicas.ravel())
+    size = layers * experts * slots.size
+    return np.bincount(row * slots.size + node, minlength=size).reshape(layers, experts, slots.size)

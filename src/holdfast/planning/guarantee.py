@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import IntArray, sum_over_nodes
+from holdfast.planning.arrays import IntArray, count_true
 from holdfast.planning.fill import deal
 
 
@@ -19,7 +19,7 @@ def with_guarantee(counts: IntArray, slots: IntArray, threshold: int) -> IntArra
     the same slots (a node that holds one expert twice has fewer distinct ones than any node without doubles);
     otherwise a layer where they do not is placed anew.
     """
-    hosts = sum_over_nodes((counts > 0).astype(np.int64))
+    hosts = count_true(counts > 0)
     broken = np.flatnonzero((hosts < threshold).any(axis=1))
     if not broken.size:
         return counts

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from holdfast.planning.arrays import (
     BoolArray,
     IntArray,
+    distinct_rows,
     put_rows,
     stable_order,
-    sum_over_nodes,
     take_rows,
     true_places,
 )
-from holdfast.planning.fill import deal
+from holdfast.planning.fill import deal_rest
 from holdfast.planning.solvers import best_assignment
 
 #: Gain of giving an expert a row that it has too few replicas for.
@@ -23,18 +23,17 @@ _IMPOSSIBLE = -1e6
 _OPTIMAL_UP_TO = 1_000_000
 
 
-def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: IntArray) -> IntArray:
+def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: BoolArray) -> IntArray:
     """Return which row of the *pattern* `[E, N]` each expert takes, `[L, E]`, so that few experts move.
 
-    An expert takes a row only if it has replicas `[L, E]` for all its hosts; by rank every expert can. Experts that all
-    hosts of some row hold already settle there first where one optimal assignment of all would take too long; the
-    others are assigned so that the fewest move.
+    *held* `[L, E, N]` says which nodes hold which experts. An expert takes a row only if it has replicas `[L, E]` for
+    all its hosts; by rank every expert can. Experts that all hosts of some row hold already settle there first where
+    one optimal assignment of all would take too long; the others are assigned so that the fewest move.
     """
-    kinds, kind_of = np.unique(pattern, axis=0, return_inverse=True)
-    kind_of = kind_of.reshape(-1)
+    kinds, kind_of = distinct_rows(pattern)
     needed = kinds.sum(axis=1)
     # [L, E, kinds of rows]: how many hosts of such a row hold the expert.
-    having = (held > 0).reshape(-1, held.shape[2]).astype(np.float32)
+    having = held.reshape(-1, held.shape[2]).astype(np.float32)
     kept = (having @ kinds.T.astype(np.float32)).reshape(*replicas.shape, len(kinds))
     np.copyto(kept, _IMPOSSIBLE, where=replicas[:, :, None] < needed)
     if replicas.size * replicas.shape[1] <= _OPTIMAL_UP_TO:
@@ -52,7 +51,7 @@ def _settle(content: BoolArray, kind_of: IntArray) -> IntArray:
     for kind in range(content.shape[2]):
         rows = np.flatnonzero(kind_of == kind)
         waiting = content[:, :, kind] & (settled < 0)
-        place = np.cumsum(waiting, axis=1) - 1
+        place = np.cumsum(waiting, axis=1, dtype=np.int32) - 1
         taken = waiting & (place < rows.size)
         settled[taken] = rows[place[taken]]
     return settled
@@ -82,35 +81,40 @@ def _differ(kept: NDArray[np.float32], waiting: BoolArray) -> BoolArray:
     return low < high
 
 
-def deal_keeping(counts: IntArray, replicas: IntArray, slots: IntArray, held: IntArray) -> IntArray:
-    """Return *counts* `[L, E, N]` completed to *replicas* `[L, E]` and *slots* `[N]`, moving few experts.
+def deal_keeping(pattern: BoolArray, rows: IntArray, replicas: IntArray, slots: IntArray, held: BoolArray) -> IntArray:
+    """Return a placement `[L, E, N]` of *replicas* `[L, E]` in *slots* `[N]`, moving few experts.
 
-    First copies that nodes hold, then doubles on nodes that host the expert anyway (which cost no move), then the rest.
-    Experts with the most replicas in hand choose first.
+    Each expert has the hosts that its one of the *rows* `[L, E]` of the *pattern* `[E, N]` says. What replicas are left
+    first become copies that nodes hold (*held* `[L, E, N]`), then doubles on nodes that host the expert anyway (which
+    cost no move), then they fill the rest. Experts with the most replicas in hand choose first.
     """
-    excess = sum_over_nodes(counts) - replicas
+    excess = pattern.sum(axis=1)[rows] - replicas
     # Only experts with replicas in hand take part: the first of each layer, [L, M].
     order = stable_order(excess)[:, : int((excess < 0).sum(axis=1).max())]
-    in_hand = -take_rows(excess, order)
-    # One contiguous table [L, M] per node.
-    by_node = np.ascontiguousarray(take_rows(counts, order).transpose(2, 0, 1))
-    had = np.ascontiguousarray((take_rows(held, order) > 0).transpose(2, 0, 1))
-    free = slots[:, None] - counts.sum(axis=1).T
+    in_hand = -take_rows(excess, order).astype(np.int32)
+    # One contiguous table [L, M] per node, [N, L, M]: in 32 bits, as nobody has 2**31 slots.
+    by_node = pattern.T[:, take_rows(rows, order)].astype(np.int32)
+    had = np.ascontiguousarray(take_rows(held, order).transpose(2, 0, 1))
+    free = np.repeat((slots - pattern.sum(axis=0))[:, None], len(rows), axis=1)
     for doubles in (False, True):
         for node, here in enumerate(by_node):
             wanted = np.where(here > 0, in_hand, 0) if doubles else (had[node] & (here == 0) & (in_hand > 0))
             if not wanted.any():
                 continue
-            put = _first(wanted.astype(np.int64), free[node])
+            put = _first(wanted.astype(np.int32), free[node])
             here += put
             in_hand -= put
             free[node] -= put.sum(axis=1)
-    kept = counts.copy()
-    put_rows(kept, order, by_node.transpose(1, 2, 0))
-    return deal(kept, replicas, slots)
+    counts = pattern[rows].astype(np.int64)
+    put_rows(counts, order, by_node.transpose(1, 2, 0))
+    left = np.zeros_like(replicas)
+    put_rows(left, order, in_hand)
+    deal_rest(counts, left, free.T)
+    return counts
 
 
-def _first(wanted: IntArray, free: IntArray) -> IntArray:
+def _first(wanted: NDArray[np.int32], free: IntArray) -> NDArray[np.int32]:
     """Return the first *free* `[L]` units of *wanted* `[L, E]`."""
-    before = np.cumsum(wanted, axis=1) - wanted
-    return np.minimum(np.maximum(free[:, None] - before, 0), wanted)
+    before = np.cumsum(wanted, axis=1, dtype=np.int32) - wanted
+    room = free.astype(np.int32)[:, None] - before
+    return np.minimum(np.maximum(room, 0, out=room), wanted, out=room)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
 from holdfast.planning.solvers import best_assignment
 from holdfast.planning.transfers import Transfers, plan_transfers
 
@@ -40,16 +40,22 @@ def plan_migration(held: IntArray, planned: IntArray, *, kinds: IntArray | None 
     *planned* `[L, E, N]`; *kinds* `[N]`: a role may only go to a node of the same kind as the node at the role's own
     index (slots, racks); None where all nodes are alike.
     """
-    roles = assign_roles(held, planned, kinds=kinds)
-    counts = planned[:, :, roles]
-    transfers, lost = plan_transfers(held, counts)
+    have, want = held > 0, planned > 0
+    roles = assign_roles(have, want, kinds=kinds)
+    counts = planned
+    if (roles != indices(roles.size)).any():
+        # Unlike an index, `take` gives them in the usual order in memory.
+        counts, want = np.take(planned, roles, axis=2), np.take(want, roles, axis=2)
+    transfers, lost = plan_transfers(have, want)
     return Migration(counts=counts, roles=roles, transfers=transfers, lost=lost)
 
 
-def assign_roles(held: IntArray, planned: IntArray, *, kinds: IntArray | None = None) -> IntArray:
+def assign_roles(
+    held: IntArray | BoolArray, planned: IntArray | BoolArray, *, kinds: IntArray | None = None
+) -> IntArray:
     """Return each node's role `[N]`: the assignment that moves the fewest experts (ERRATA, Lazarus 7).
 
-    Optimal up to `OPTIMAL_UP_TO_NODES` nodes, greedy beyond. Arguments as for `plan_migration`.
+    Optimal up to `OPTIMAL_UP_TO_NODES` nodes, greedy beyond. Arguments as for `plan_migration`, or only who holds what.
     """
     kept = _kept_copies(held, planned)
     if kinds is not None:
@@ -61,13 +67,11 @@ def assign_roles(held: IntArray, planned: IntArray, *, kinds: IntArray | None = 
     return greedy_roles(kept)
 
 
-def _kept_copies(held: IntArray, planned: IntArray) -> FloatArray:
+def _kept_copies(held: IntArray | BoolArray, planned: IntArray | BoolArray) -> FloatArray:
     """Return `[N nodes, N roles]`: how many of the role's experts the node holds already."""
-    nodes = held.shape[2]
-    have = (held > 0).reshape(-1, nodes).astype(np.float32)
-    want = (planned > 0).reshape(-1, nodes).astype(np.float32)
+    have, want = (table.astype(np.bool_, copy=False).reshape(-1, table.shape[2]) for table in (held, planned))
     # Sums of 0 and 1 are exact in float32 up to 2**24 experts over all layers.
-    return (have.T @ want).astype(np.float64)
+    return (have.astype(np.float32).T @ want.astype(np.float32)).astype(np.float64)
 
 
 def greedy_roles(kept: FloatArray) -> IntArray:

@@ -61,14 +61,15 @@ def place_groups(problem: PlacementProblem, width: int, sizes: IntArray) -> IntA
     extra = sizes - cores
     extra_start = int(cores.sum()) + np.cumsum(extra, axis=1) - extra
     position = indices(problem.nodes)
-    by_rank = np.zeros((layers, experts, problem.nodes), dtype=np.int64)
+    by_rank = np.zeros((layers, experts, problem.nodes), dtype=np.bool_)
     for group in range(sizes.shape[1]):
         core = (position >= core_start[group]) & (position < core_start[group] + cores[group])
         start, stop = extra_start[:, group, None], (extra_start + extra)[:, group, None]
         inside = core | ((position >= start) & (position < stop))
         by_rank[:, group * width : (group + 1) * width, :] = inside[:, None, :]
-    counts = np.empty_like(by_rank)
-    put_rows(counts, problem.by_rank, by_rank)
+    hosts = np.empty_like(by_rank)
+    put_rows(hosts, problem.by_rank, by_rank)
+    counts = hosts.astype(np.int64)
     if (problem.slots >= width).all():
         return counts
     # Position p of the pattern is a node with at least `width` slots, for all positions in use.

@@ -48,6 +48,11 @@ class PlacementProblem:
         """The replicas of the expert of each rank, ascending, `[L, E]`."""
         return take_rows(self.replicas, self.by_rank)
 
+    @cached_property
+    def previous_hosts(self) -> BoolArray | None:
+        """Which nodes hold which experts now, `[L, E, N]`; None for a first placement."""
+        return None if self.previous is None else hosts_of(self.previous)
+
 
 class Strategy(Protocol):
     """One way to place replicas; pure, deterministic."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, IntArray, indices, sum_over_nodes, true_places
+from holdfast.planning.arrays import BoolArray, IntArray, indices, true_places
 
 #: Up to this many transfers senders are chosen one by one and then evened out to the optimum; above, in chunks.
 _EXACT_UP_TO_TRANSFERS = 2048
@@ -34,25 +34,27 @@ class Transfers:
 
 
 def plan_transfers(
-    held: IntArray, wanted: IntArray, *, node_of: IntArray | None = None
+    held: IntArray | BoolArray, wanted: IntArray | BoolArray, *, node_of: IntArray | None = None
 ) -> tuple[Transfers, tuple[tuple[int, int], ...]]:
-    """Return the transfers from *held* to *wanted* (both `[L, E, N]`), and the (layer, expert) pairs nobody holds.
+    """Return the transfers from *held* to *wanted*, and the (layer, expert) pairs nobody holds.
 
+    Both `[L, E, N]`, replicas or only who holds what.
     The busiest sender sends as little as possible (exactly so for up to 2048 transfers). With *node_of* `[N]` the
     columns are workers and a worker is served from its own node wherever that has a copy.
     """
-    have = held > 0
-    missing = (wanted > 0) & ~have
-    live = sum_over_nodes(have.astype(np.int64))
+    have = held.astype(np.bool_, copy=False)
+    missing = wanted.astype(np.bool_, copy=False) & ~have
     layer, expert, destination = true_places(missing)
-    alive = live[layer, expert] > 0
+    owners = have[layer, expert]
+    live = owners.sum(axis=1)
+    alive = live > 0
     lost = tuple(dict.fromkeys(zip(layer[~alive].tolist(), expert[~alive].tolist(), strict=True)))
-    layer, expert, destination = layer[alive], expert[alive], destination[alive]
+    layer, expert, destination, live = layer[alive], expert[alive], destination[alive], live[alive]
     nth = _nth_request(layer, expert)
     # Endangered experts first, and of each expert the first missing copy before its second one.
-    order = np.lexsort((nth, live[layer, expert] + nth))
+    order = np.lexsort((nth, live + nth))
     layer, expert, destination = layer[order], expert[order], destination[order]
-    owners = have[layer, expert]
+    owners = owners[alive][order]
     if node_of is not None:
         near = owners & (node_of[None, :] == node_of[destination, None])
         owners = np.where(near.any(axis=1, keepdims=True), near, owners)
