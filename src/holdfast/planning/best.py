@@ -22,7 +22,7 @@ from holdfast.planning.pattern import Room, common_pattern, complete, group_patt
 from holdfast.planning.placement import PlacementProblem
 from holdfast.planning.racks import over_racks
 from holdfast.planning.recovery import RecoveryCurve, recovery_curve
-from holdfast.planning.search import SEARCH_UP_TO_NODES, Climber, Losses
+from holdfast.planning.search import SEARCH_UP_TO_NODES, Climber, Losses, as_masks, as_pattern
 from holdfast.planning.spread import Spread
 
 #: Patterns tried per search (few on larger clusters, to stay near 10 ms), patterns it starts from, and restarts.
@@ -102,13 +102,13 @@ def _best_pattern(
         return pattern, value
     budget = _BUDGET_SMALL if problem.nodes <= _SMALL_NODES else _BUDGET
     climber = Climber(losses, objective, room, budget)
-    climbed = [climber.climb(start) for _, start in valued[:_STARTS]]
+    climbed = [climber.climb(as_masks(start)) for _, start in valued[:_STARTS]]
     best = max(climbed, key=lambda pair: pair[1])
-    pattern, value = climber.explore(*best, kicks=_KICKS)
+    masks, value = climber.explore(*best, kicks=_KICKS)
     if value < 0:
         # Below a rival where it matters (seen with uneven slots only): worth the time of a longer search.
-        pattern, value = Climber(losses, objective, room, _BUDGET_SMALL).explore(pattern, value, kicks=10 * _KICKS)
-    return pattern, value
+        masks, value = Climber(losses, objective, room, _BUDGET_SMALL).explore(masks, value, kicks=10 * _KICKS)
+    return as_pattern(masks, problem.nodes), value
 
 
 def _pattern_curve(pattern: BoolArray) -> FloatArray:

@@ -50,18 +50,23 @@ def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray
     members, nodes_of = sets.astype(np.float64), [np.flatnonzero(nodes).tolist() for nodes in sets]
     size = len(nodes_of[0])
     fits = _fitting(sets, free)
-    for row in rows[np.argsort(-idle[rows], kind="stable")]:
+    fitting = members[fits]
+    chosen: list[int] = []
+    order = rows[np.argsort(-idle[rows], kind="stable")]
+    for idle_row in idle[order].tolist():
         if not fits.size:
             return pattern
         # A row that works more than the average goes to where the most idleness is.
-        worth = idle[row] * (members[fits] @ so_far) / size
-        chosen = int(fits[worth.argmin()])
-        shared[row] = sets[chosen]
-        so_far += idle[row] * members[chosen]
-        for node in nodes_of[chosen]:
+        worth = idle_row * (fitting @ so_far) / size
+        taken = int(fits[worth.argmin()])
+        chosen.append(taken)
+        so_far += idle_row * members[taken]
+        for node in nodes_of[taken]:
             free[node] -= 1
-        if not all(free[node] for node in nodes_of[chosen]):
+        if not all(free[node] for node in nodes_of[taken]):
             fits = _fitting(sets, free)
+            fitting = members[fits]
+    shared[order] = sets[chosen]
     return shared
 
 

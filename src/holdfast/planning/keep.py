@@ -48,12 +48,15 @@ def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: BoolArray) ->
 def _settle(content: BoolArray, kind_of: IntArray) -> IntArray:
     """Return a row `[L, E]` for each expert that is *content* `[L, E, kinds]` with its kind of row, else -1."""
     settled = np.full(content.shape[:2], -1, dtype=np.int64)
+    still_open = np.ones(content.shape[:2], dtype=np.bool_)
     for kind in range(content.shape[2]):
         rows = np.flatnonzero(kind_of == kind)
-        waiting = content[:, :, kind] & (settled < 0)
-        place = np.cumsum(waiting, axis=1, dtype=np.int32) - 1
-        taken = waiting & (place < rows.size)
-        settled[taken] = rows[place[taken]]
+        waiting = content[:, :, kind] & still_open
+        place = np.cumsum(waiting, axis=1, dtype=np.int32)
+        taken = waiting & (place <= rows.size)
+        experts = np.flatnonzero(taken)
+        settled.reshape(-1)[experts] = rows[place.reshape(-1)[experts] - 1]
+        still_open ^= taken
     return settled
 
 

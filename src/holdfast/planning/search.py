@@ -1,7 +1,8 @@
 """Hill climbing on one pattern of hosts, for clusters small enough to look at every loss of nodes.
 
 A loss of nodes is a bit of one long integer (2**N bits): a host set is fatal for the losses that contain it,
-a pattern for those that are fatal for any of its experts. So trying an exchange costs a few operations on integers.
+a pattern for those that are fatal for any of its experts. Host sets are bits of integers, too. So trying an exchange
+costs a few operations on integers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from holdfast.planning.pattern import Room
 
 #: 2**12 losses are 512 bytes an expert.
 SEARCH_UP_TO_NODES = 12
+
+#: A pattern, as one number per expert: its hosts as bits.
+Masks = tuple[int, ...]
 
 
 class Losses:
@@ -43,13 +47,31 @@ class Losses:
             self._fatal[hosts] = known
         return known
 
-    def curve_of(self, pattern: BoolArray) -> FloatArray:
-        """Return the recovery curve `[N + 1]` of a *pattern* `[E, N]`."""
+    def fatal_of(self, masks: Masks) -> int:
+        """Return the losses that take all hosts of any expert."""
         fatal = 0
-        for hosts in set((pattern @ (1 << indices(self._nodes))).tolist()):
+        for hosts in set(masks):
             fatal |= self.fatal(hosts)
+        return fatal
+
+    def curve(self, fatal: int) -> FloatArray:
+        """Return the recovery curve `[N + 1]` where these losses are *fatal*."""
         dead = [(fatal & bits).bit_count() for bits in self._of_size]
         return np.array([1.0 - number / of for number, of in zip(dead, self._number, strict=True)])
+
+    def curve_of(self, pattern: BoolArray) -> FloatArray:
+        """Return the recovery curve `[N + 1]` of a *pattern* `[E, N]`."""
+        return self.curve(self.fatal_of(as_masks(pattern)))
+
+
+def as_masks(pattern: BoolArray) -> Masks:
+    """Return the hosts of each expert of a *pattern* `[E, N]`, node n as bit n."""
+    return tuple((pattern @ (1 << indices(pattern.shape[1]))).tolist())
+
+
+def as_pattern(masks: Masks, nodes: int) -> BoolArray:
+    """Return the pattern `[E, N]` of these hosts."""
+    return (np.array(masks, dtype=np.int64)[:, None] >> indices(nodes)) & 1 == 1
 
 
 def _as_bits(flags: BoolArray) -> int:
@@ -58,7 +80,7 @@ def _as_bits(flags: BoolArray) -> int:
 
 
 class Climber:
-    """Improves one pattern `[E, N]` step by step within its room, until its budget of patterns tried is spent.
+    """Improves one pattern step by step within its room, until its budget of patterns tried is spent.
 
     A step moves one expert's host to another node, into a free slot or in exchange with another expert; or adds a host,
     in place of another expert's where there is no free slot.
@@ -67,75 +89,77 @@ class Climber:
     def __init__(self, losses: Losses, objective: Objective, room: Room, budget: int) -> None:
         self._losses = losses
         self._objective = objective
-        self._room = room
+        self._most: list[int] = room.most.tolist()
+        self._slots: list[int] = room.slots.tolist()
+        self._threshold = room.threshold
         self._budget = budget
+        #: Values by what is fatal: many exchanges change nothing about that.
+        self._values: dict[int, float] = {}
 
-    def climb(self, pattern: BoolArray) -> tuple[BoolArray, float]:
+    def climb(self, masks: Masks) -> tuple[Masks, float]:
         """Return the best pattern found and its value, within the budget of patterns tried."""
-        pattern = pattern.copy()
-        value = self._value(pattern)
+        value = self._value(masks)
         improved = True
         while improved:
             improved = False
-            for candidate in self._neighbours(pattern):
+            for candidate in self._neighbours(masks):
                 if self._budget <= 0:
-                    return pattern, value
+                    return masks, value
                 found = self._value(candidate)
                 if found > value + 1e-12:
-                    pattern, value, improved = candidate, found, True
+                    masks, value, improved = candidate, found, True
                     break
-        return pattern, value
+        return masks, value
 
-    def explore(self, pattern: BoolArray, value: float, *, kicks: int) -> tuple[BoolArray, float]:
+    def explore(self, masks: Masks, value: float, *, kicks: int) -> tuple[Masks, float]:
         """Leave a local optimum: *kicks* times, take random steps from the best pattern so far and climb again."""
         rng = np.random.default_rng(0)
         for kick in range(kicks):
             if self._budget <= 0:
                 break
-            start = pattern
+            start = masks
             for _ in range(1 + kick % 3):
                 steps = list(self._neighbours(start))
                 start = steps[int(rng.integers(len(steps)))] if steps else start
             candidate, found = self.climb(start)
             if found > value + 1e-12:
-                pattern, value = candidate, found
-        return pattern, value
+                masks, value = candidate, found
+        return masks, value
 
-    def _value(self, pattern: BoolArray) -> float:
+    def _value(self, masks: Masks) -> float:
         self._budget -= 1
-        return self._objective.value(self._losses.curve_of(pattern))
+        fatal = self._losses.fatal_of(masks)
+        known = self._values.get(fatal)
+        if known is None:
+            known = self._values[fatal] = self._objective.value(self._losses.curve(fatal))
+        return known
 
-    def _neighbours(self, pattern: BoolArray) -> Iterator[BoolArray]:
+    def _neighbours(self, masks: Masks) -> Iterator[Masks]:
         """Yield all patterns one step away, those that touch the rarest experts first."""
-        hosts = pattern.sum(axis=1)
-        free = self._room.slots > pattern.sum(axis=0)
-        for expert in np.argsort(hosts, kind="stable"):
-            for target in np.flatnonzero(~pattern[expert]):
-                # An expert with hosts to spare may also grow: at the price of another's host.
-                sources: list[int | None] = [int(source) for source in np.flatnonzero(pattern[expert])]
-                if hosts[expert] < self._room.most[expert]:
-                    sources.append(None)
-                for source in sources:
-                    yield from self._steps(pattern, int(expert), source, int(target), bool(free[target]))
+        hosts = [mask.bit_count() for mask in masks]
+        nodes = range(len(self._slots))
+        full = [sum(mask >> node & 1 for mask in masks) >= self._slots[node] for node in nodes]
+        for expert in sorted(range(len(masks)), key=hosts.__getitem__):
+            mask = masks[expert]
+            sources = [1 << node for node in nodes if mask >> node & 1]
+            # An expert with hosts to spare may also grow: at the price of another's host.
+            if hosts[expert] < self._most[expert]:
+                sources.append(0)
+            for target in nodes:
+                if not mask >> target & 1:
+                    for source in sources:
+                        yield from self._steps(masks, expert, source, 1 << target, full[target])
 
-    def _steps(
-        self, pattern: BoolArray, expert: int, source: int | None, target: int, has_room: bool
-    ) -> Iterator[BoolArray]:
-        """Yield the ways to move *expert* from *source* (None: from nowhere) to *target*."""
-        moved = pattern.copy()
-        moved[expert, target] = True
-        if source is not None:
-            moved[expert, source] = False
-        if has_room:
-            yield moved
+    def _steps(self, masks: Masks, expert: int, source: int, target: int, full: bool) -> Iterator[Masks]:
+        """Yield the ways to move *expert* from *source* (0: from nowhere) to *target*, a bit each."""
+        moved = list(masks)
+        moved[expert] ^= source | target
+        if not full:
+            yield tuple(moved)
             return
-        if source is None:
-            gives = pattern[:, target] & (pattern.sum(axis=1) > self._room.threshold)
-        else:
-            gives = pattern[:, target] & ~pattern[:, source]
-        for other in np.flatnonzero(gives):
-            exchanged = moved.copy()
-            exchanged[other, target] = False
-            if source is not None:
-                exchanged[other, source] = True
-            yield exchanged
+        for other, mask in enumerate(masks):
+            may_leave = not mask & source if source else mask.bit_count() > self._threshold
+            if mask & target and may_leave:
+                exchanged = moved.copy()
+                exchanged[other] ^= source | target
+                yield tuple(exchanged)
