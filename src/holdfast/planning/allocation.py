@@ -105,9 +105,11 @@ def _equation_1(tokens: IntArray, total: int, minimum: int) -> IntArray:
     tails = np.cumsum(ascending[::-1], axis=0)[::-1]
     left = np.full(tokens.shape[0], total, dtype=np.int64)
     share = np.empty_like(ascending)
-    for expert in range(ascending.shape[0]):
-        replicas = np.maximum(ascending[expert] * left // tails[expert], minimum)
-        share[expert] = replicas
+    fewest = np.array(minimum)
+    for load, tail, replicas in zip(ascending, tails, share, strict=True):
+        np.multiply(load, left, out=replicas)
+        np.floor_divide(replicas, tail, out=replicas)
+        np.maximum(replicas, fewest, out=replicas)
         left -= replicas
     replicas = np.empty_like(tokens)
     np.put_along_axis(replicas, order, share.T, axis=1)
