@@ -272,7 +272,19 @@ def test_the_pieces_on_their_own(environment: dict[str, str], tmp_path: Path) ->
         url = f"http://127.0.0.1:{port}"
         events = tmp_path / "events.jsonl"
         agent = subprocess.Popen(
-            [*command, "agent", "--coordinator", url, "--node", "far", "--", str(TRAINING), "--steps", "5"],
+            [
+                *command,
+                "agent",
+                "--coordinator",
+                url,
+                "--node",
+                "far",
+                "--verify-state",
+                "--",
+                str(TRAINING),
+                "--steps",
+                "5",
+            ],
             env=token,
             stdout=log,
             stderr=subprocess.PIPE,

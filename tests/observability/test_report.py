@@ -54,6 +54,22 @@ def test_adds_up_steps_and_recoveries() -> None:
     assert (recovery.nodes, recovery.down_s, recovery.extra_s) == (("b",), 1.25, 0.25)
 
 
+def test_counts_skipped_steps_rebalances_and_waits() -> None:
+    events = [
+        {"event": "job_started", "time": 0.0, "job": "j"},
+        step(1, 1.0),
+        {"event": "rebalanced", "time": 1.5},
+        step(2, 2.0, skipped=True),
+        {"event": "job_waiting", "time": 3.0},
+        {"event": "job_waiting", "time": 4.0},
+        {"event": "epoch_started", "time": 7.0, "reason": "join"},
+        {"event": "job_waiting", "time": 8.0},
+        {"event": "node_joined", "time": 8.5, "node": "a"},
+    ]
+    report = make_report(events)
+    assert (report.skipped, report.rebalances, report.waiting_s) == (1, 1, 4.5)
+
+
 def test_steps_undone_by_a_roll_back_do_not_count() -> None:
     events = [*[step(n, float(n)) for n in (1, 2, 3)], {"event": "rolled_back", "to_step": 1, "time": 4.0}]
     events += [step(2, 5.0), step(3, 6.0)]

@@ -15,7 +15,15 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.launch_options import FaultThreshold, JoinWindow, RebalanceEvery, Slots, Strategy, worker_environment
+from holdfast.cli.launch_options import (
+    FaultThreshold,
+    JoinWindow,
+    RebalanceEvery,
+    Slots,
+    Strategy,
+    VerifyState,
+    worker_environment,
+)
 from holdfast.cli.run import warn
 from holdfast.control.agent import TAIL_FAILED, run_agent
 from holdfast.control.agent_settings import AgentSettings
@@ -143,6 +151,7 @@ def agent(
     rack: Annotated[
         str, typer.Option(help="Nodes that may fail together name the same rack.", show_default="a rack of its own")
     ] = "",
+    verify_state: VerifyState = False,
 ) -> None:
     """Run one node of a job: an agent with its workers. Ends with the node's part in the job.
 
@@ -179,6 +188,7 @@ def agent(
             checkpoint_every=checkpoint_every,
             slots=slots,
             rack=rack,
+            verify_state=verify_state,
             cafile=entry.cafile,
         )
         code = run_agent(settings, warn)

@@ -53,6 +53,9 @@ OnFailure = Annotated[
 EmulateCompute = Annotated[
     float, typer.Option(help="Emulate an accelerator: expert computation takes this many seconds per token.")
 ]
+VerifyState = Annotated[
+    bool, typer.Option("--verify-state", help="Compare the hashes of all replicas after every step (slow).")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +97,7 @@ class LaunchOptions:
         ),
     ] = ",".join(PRELOAD)
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines, also in a terminal.")] = False
-    verify_state: Annotated[
-        bool, typer.Option("--verify-state", help="Compare the hashes of all replicas after every step (slow).")
-    ] = False
+    verify_state: VerifyState = False
 
     def settings(self, script: Path, args: list[str] | None) -> LaunchSettings:
         """Return what the launcher is told; which nodes there are is the command's own business."""

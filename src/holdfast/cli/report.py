@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -47,16 +48,13 @@ def print_report(summary: Report, console: Console) -> None:
         f"{summary.samples} samples{loss}",
         highlight=False,
     )
-    if summary.emulate_compute:
-        console.print(
-            f"expert computation was EMULATED: {summary.emulate_compute:g} s per token forward, twice that backward",
-            highlight=False,
-        )
     exact = "every step once, none missing" if not summary.gaps else f"{summary.gaps} steps missing or doubled"
     console.print(
         f"usual step {summary.median_step_s * 1e3:.0f} ms, {summary.productive:.1%} of the time productive; {exact}",
         highlight=False,
     )
+    for note in _notes(summary):
+        console.print(note, highlight=False)
     if not summary.recoveries:
         console.print("nothing failed, nobody joined", highlight=False)
         return
@@ -72,3 +70,15 @@ def print_report(summary: Report, console: Console) -> None:
             f"{recovery.extra_s:+.3f} s",
         )
     console.print(table)
+
+
+def _notes(summary: Report) -> Iterator[str]:
+    """Say what not every job has."""
+    if summary.emulate_compute:
+        yield f"expert computation was EMULATED: {summary.emulate_compute:g} s per token forward, twice that backward"
+    if summary.skipped:
+        yield f"{summary.skipped} of the steps were skipped by the loss scale: some gradient was not finite"
+    if summary.rebalances:
+        yield f"experts moved after their loads {summary.rebalances} times"
+    if summary.waiting_s:
+        yield f"waited {summary.waiting_s:.1f} s for nodes"

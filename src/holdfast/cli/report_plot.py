@@ -95,4 +95,8 @@ def _label(event: JsonEvent) -> tuple[str | None, str]:
         return f"back to step {event['to_step']}", _LOST
     if kind == "coordinator_restarted":
         return "coordinator restarted", _OTHER
+    if kind == "rebalanced":
+        return "experts moved", _OTHER
+    if kind == "job_waiting":
+        return "waits for nodes", _LOST
     return None, _OTHER

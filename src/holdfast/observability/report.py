@@ -13,9 +13,6 @@ from holdfast.errors import BadInputError
 
 JsonEvent = dict[str, Any]
 
-#: what is worth a line in a summary and a mark in a plot
-NOTABLE = ("node_joined", "node_left", "failure_detected", "recovered", "rolled_back", "coordinator_restarted")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recovery:
@@ -51,6 +48,12 @@ class Report:
     productive: float
     recoveries: tuple[Recovery, ...]
     gaps: int
+    #: of the steps, those at which the loss scale had the optimizer left alone
+    skipped: int = 0
+    #: placements of the experts that were switched to because of their loads
+    rebalances: int = 0
+    #: how long too few nodes were there
+    waiting_s: float = 0.0
     emulate_compute: float = 0.0
 
 
@@ -108,9 +111,23 @@ def make_report(events: Sequence[JsonEvent]) -> Report:
         median_step_s=usual,
         productive=min(1.0, usual * (len(steps) - 1) / training) if training > 0 else 0.0,
         recoveries=tuple(_recoveries(events, usual)),
+        skipped=sum(step.get("skipped", False) for step in steps),
+        rebalances=sum(event["event"] == "rebalanced" for event in events),
+        waiting_s=_waiting_s(events),
         emulate_compute=events[0].get("emulate_compute", 0.0),
         gaps=sum(number != place for place, number in enumerate(numbers, numbers[0] if numbers else 1)),
     )
+
+
+def _waiting_s(events: Sequence[JsonEvent]) -> float:
+    """Return for how long the job stood still for want of nodes, up to the last event."""
+    total, since = 0.0, None
+    for event in events:
+        if event["event"] == "job_waiting" and since is None:
+            since = event["time"]
+        elif event["event"] == "epoch_started" and since is not None:
+            total, since = total + event["time"] - since, None
+    return total if since is None else total + events[-1]["time"] - since
 
 
 def _recoveries(events: Sequence[JsonEvent], usual: float) -> list[Recovery]:
