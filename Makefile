@@ -92,6 +92,6 @@ bench-sparing: install
 bench-layer: install
 	$(BIN)/python benchmarks/layer_throughput.py
 
-# samples trained through a spot trace and through single failures, against restarts and static experts: about an hour
+# samples trained through a spot trace and through single failures, against restarts and static experts: about an hour and a half
 bench-spot: install
 	$(BIN)/python benchmarks/spot.py
