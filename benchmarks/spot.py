@@ -238,11 +238,11 @@ def main() -> int:
             return 2
     with tempfile.TemporaryDirectory(prefix="holdfast-spot-") as folder:
         for model in models:
-            run(Bench(options, model, Path(folder)), trace)
+            run_model(Bench(options, model, Path(folder)), trace)
     return 0
 
 
-def run(bench: Bench, trace: Path) -> None:
+def run_model(bench: Bench, trace: Path) -> None:
     """Run all that was asked for with one model."""
     options = bench.options
     if options.quick:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from machinery import Job, applied, attach, commit, hello, w
@@ -20,13 +21,13 @@ SHAPE = msg.ExpertShape(layers=2, experts=6, slots=4)
 SKEWED = np.array([[90.0, 2, 2, 2, 2, 2], [90.0, 3, 3, 3, 3, 3]])
 
 
-def train(job: Job, first: int, last: int, *, epoch: int = 1, seconds: float = 1.0) -> None:
-    """Let all members apply steps; their clock says how long each took."""
+def train(job: Job, first: int, last: int, *, epoch: int = 1) -> None:
+    """Let all members apply steps, one per second."""
     plan = job.records[-1].plan
     assert plan is not None
     for step in range(first, last + 1):
         for worker in plan.workers:
-            time = 100.0 + seconds * step
+            time = 100.0 + step
             job.say(
                 msg.Applied(worker=worker, epoch=epoch, step=step, commit=commit(), world=len(plan.members), time=time)
             )
@@ -98,14 +99,34 @@ def test_even_loads_are_no_reason_to_move() -> None:
 
 def test_a_gain_below_the_cost_is_refused_with_both_numbers() -> None:
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
-    job.say(loads(SKEWED))
-    train(job, 1, 10, seconds=0.001)
+    job.say(loads(SKEWED, token_s=1e-6))
+    train(job, 1, 10)
     (order,) = asked(job)
     job.feed(Planned(order.epoch, order.solve()))
     (decided,) = job.said(ev.RebalanceDecided)
     assert not decided.adopted
     assert 0 < decided.gain_s < decided.cost_s
     assert "to move" in decided.why
+
+
+def test_workers_of_a_node_share_its_tokens() -> None:
+    gains = []
+    for workers in (1, 2):
+        job = Job(nodes=4, config={"rebalance_every": EVERY}).boot()
+        names = [msg.worker_id(f"n{node}", worker, "a") for node in range(4) for worker in range(workers)]
+        for node in range(4):
+            job.connect(msgspec.structs.replace(hello(f"n{node}"), workers=workers))
+        for name in names:
+            job.say(attach(name, experts=SHAPE))
+        for name in names:
+            job.say(msg.Entered(worker=name, epoch=1, applied=0))
+        job.say(loads(SKEWED))
+        train(job, 1, 10)
+        (order,) = asked(job)
+        job.feed(Planned(order.epoch, order.solve()))
+        (decided,) = job.said(ev.RebalanceDecided)
+        gains.append(decided.gain_s)
+    assert gains[1] == pytest.approx(gains[0] / 2)
 
 
 @pytest.mark.parametrize("every", [0, 1000])

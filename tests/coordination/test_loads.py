@@ -40,14 +40,25 @@ def moe_job(nodes: int = 3, shape: msg.ExpertShape = SHAPE, **config: object) ->
     return job
 
 
-def loads(tokens: FloatArray = SKEWED, *, node: str = "n0", step: int = 10, epoch: int = 1) -> msg.Loads:
-    return msg.Loads(worker=w(node), epoch=epoch, step=step, tokens=encode_loads(tokens), expert_bytes=100)
+def loads(
+    tokens: FloatArray = SKEWED, *, node: str = "n0", step: int = 10, epoch: int = 1, token_s: float = 0.01
+) -> msg.Loads:
+    blob = encode_loads(tokens)
+    return msg.Loads(worker=w(node), epoch=epoch, step=step, tokens=blob, expert_bytes=100, token_s=token_s)
 
 
 def replicas(plan: msg.EpochPlan, shape: msg.ExpertShape = SHAPE) -> list[list[int]]:
     """Replicas per layer and expert."""
     assert plan.experts is not None
     return sum(decode(blob, shape) for blob in plan.experts.placement).tolist()  # type: ignore[union-attr]
+
+
+def test_a_time_without_end_is_refused() -> None:
+    book = moe_job().machine.loads
+    assert not book.take(loads(np.ones((2, 4)), token_s=np.inf))
+    assert book.tokens is None
+    assert book.take(loads(np.ones((2, 4)), token_s=0.5))
+    assert book.token_s == 0.5
 
 
 def test_a_placement_after_a_failure_follows_the_loads() -> None:

@@ -13,7 +13,7 @@ from holdfast.control.local_job import LocalJob
 
 #: Expert 0 begins with two replicas of 16, and takes nine tokens in ten.
 ARGS = ("--experts", "6", "--hot", "0.9")
-OPTIONS = ("--verify-state", "--slots", "4", "--rebalance-every", "15")
+OPTIONS = ("--verify-state", "--slots", "4", "--rebalance-every", "15", "--emulate-compute", "0.002")
 
 
 def start(start_job: StartJob, gate: Path, steps: int) -> LocalJob:

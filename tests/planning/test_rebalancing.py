@@ -13,13 +13,13 @@ from holdfast.planning import (
     CostModel,
     LoadAverage,
     Plan,
-    busiest_tokens,
     decide_rebalance,
     make_plan,
     migration_seconds,
     plan_migration,
     strategy_named,
 )
+from holdfast.planning.rebalancing import busiest_tokens
 
 MODEL = CostModel(token_s=1e-5, expert_bytes=10**7, bandwidth=1e9, pause_s=0.05)
 

@@ -6,8 +6,7 @@ from collections import deque
 from statistics import median
 
 from holdfast.coordination.recovery import Recovery
-from holdfast.planning import CostModel, busiest_tokens
-from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.planning import CostModel
 
 #: Until something was measured: bytes per second of a 10 Gbit/s network.
 DEFAULT_BANDWIDTH = 1e9
@@ -51,15 +50,6 @@ class MeasuredCosts:
             pause_s = committed - recovery.failed - self.step_s - bytes_moved / self.bandwidth
             self.pause_s = max(LEAST_PAUSE_S, pause_s)
 
-    def model(self, current: IntArray, loads: FloatArray, expert_bytes: int) -> CostModel:
-        """Return the model for replicas *current* `[L, E, N]` and *loads* `[L, E]` tokens per step.
-
-        The whole step is taken for the experts' work on the busiest node, so that the gain is an upper bound.
-        """
-        busiest = float(busiest_tokens(current, loads).sum())
-        return CostModel(
-            token_s=self.step_s / busiest if busiest else 0.0,
-            expert_bytes=expert_bytes,
-            bandwidth=self.bandwidth,
-            pause_s=self.pause_s,
-        )
+    def model(self, *, token_s: float, expert_bytes: int) -> CostModel:
+        """Return the model for experts that take so long for a token on a node, and have so many bytes."""
+        return CostModel(token_s=token_s, expert_bytes=expert_bytes, bandwidth=self.bandwidth, pause_s=self.pause_s)

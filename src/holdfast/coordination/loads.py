@@ -7,6 +7,8 @@ tokens per step as little-endian 32-bit floats, layer by layer.
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 
 from holdfast.coordination.messages import ExpertShape, Loads
@@ -43,15 +45,20 @@ class LoadBook:
         self.tokens: FloatArray | None = None
         #: what one expert of one layer has in parameters and optimizer state
         self.expert_bytes = 0
+        #: seconds that one expert's work for one token takes, forward and backward
+        self.token_s = 0.0
 
     def take(self, message: Loads) -> bool:
         """Take in a member's report, unless it is older than what is known; False where it is no such thing."""
         shape, told = self._turn.record.experts, (message.epoch, message.step)
         if shape is None or told <= self._told:
             return True
+        if not isfinite(message.token_s):
+            return False
         try:
             tokens = decode_loads(message.tokens, shape)
         except ValueError:
             return False
-        self.tokens, self.expert_bytes, self._told = tokens, message.expert_bytes, told
+        self.tokens, self.expert_bytes, self.token_s = tokens, message.expert_bytes, message.token_s
+        self._told = told
         return True

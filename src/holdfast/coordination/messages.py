@@ -277,7 +277,8 @@ class CheckpointDamaged(Struct, frozen=True, kw_only=True):
 class Loads(Struct, frozen=True, kw_only=True):
     """The experts' loads after `step`, as rank 0 knows them (see coordination.loads). The agent keeps the newest.
 
-    `expert_bytes`: parameters and optimizer state of the largest expert.
+    `expert_bytes`: parameters and optimizer state of the largest expert. `token_s`: seconds that one expert's work for
+    one token took there, forward and backward.
     """
 
     worker: WorkerId
@@ -285,6 +286,7 @@ class Loads(Struct, frozen=True, kw_only=True):
     step: Count
     tokens: Annotated[bytes, Meta(max_length=4 * MAX_LOADS)]
     expert_bytes: Count
+    token_s: Annotated[float, Meta(ge=0.0)]
 
 
 class Post(Struct, frozen=True, kw_only=True):

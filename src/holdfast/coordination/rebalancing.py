@@ -60,13 +60,15 @@ class Rebalancing:
         if found is None or isinstance(found, Shortage) or loads.tokens is None:
             return None
         current = counts_by_node(plan.workers, plan.experts.placement, shape)
+        # A node's workers share its tokens.
+        token_s = loads.token_s * current.shape[2] / len(plan.workers)
         decision = decide_rebalance(
             loads.tokens,
             current,
             _migration(plan.workers, found, shape),
             threshold=plan.experts.asked,
             steps=self._config.rebalance_every,
-            model=costs.model(current, loads.tokens, loads.expert_bytes),
+            model=costs.model(token_s=token_s, expert_bytes=loads.expert_bytes),
         )
         self._announce(decision, found)
         return found if decision.adopt else None

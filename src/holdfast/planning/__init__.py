@@ -34,7 +34,6 @@ from holdfast.planning.racks import spread_over_racks as spread_over_racks
 from holdfast.planning.rebalancing import CostModel as CostModel
 from holdfast.planning.rebalancing import LoadAverage as LoadAverage
 from holdfast.planning.rebalancing import RebalanceDecision as RebalanceDecision
-from holdfast.planning.rebalancing import busiest_tokens as busiest_tokens
 from holdfast.planning.rebalancing import decide_rebalance as decide_rebalance
 from holdfast.planning.rebalancing import migration_seconds as migration_seconds
 from holdfast.planning.recovery import RecoveryCurve as RecoveryCurve

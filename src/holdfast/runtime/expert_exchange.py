@@ -103,6 +103,7 @@ class ExpertExchange:
             step=step,
             tokens=encode_loads(loads),
             expert_bytes=self._experts.expert_bytes,
+            token_s=self._experts.token_s,
         )
         with self._shared.changed:
             self._shared.carry_out([Tell(report)])

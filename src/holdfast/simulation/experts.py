@@ -13,7 +13,7 @@ from holdfast.coordination.experts import counts_by_node, decode, encode
 from holdfast.coordination.loads import encode_loads
 from holdfast.coordination.messages import DecisionKind, EpochPlan, ExpertShape, Loads
 from holdfast.planning import CostModel
-from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.planning.arrays import IntArray
 
 if TYPE_CHECKING:
     from holdfast.simulation.faults import FaultPlan
@@ -24,8 +24,8 @@ LOADS_EVERY = 2
 class FreeMoves(MeasuredCosts):
     """Simulated steps are too short for any migration to pay: here nothing costs anything, so that some happen."""
 
-    def model(self, current: IntArray, loads: FloatArray, expert_bytes: int) -> CostModel:
-        return CostModel(token_s=1.0, expert_bytes=1, bandwidth=1e12, pause_s=0.0)
+    def model(self, *, token_s: float, expert_bytes: int) -> CostModel:
+        return CostModel(token_s=token_s, expert_bytes=expert_bytes, bandwidth=1e12, pause_s=0.0)
 
 
 def shape_of(plan: FaultPlan) -> ExpertShape | None:
@@ -79,7 +79,7 @@ class HeldExperts:
     def loads(self, worker: str, epoch: int, step: int, rng: Random) -> Loads:
         """Return a report of loads that drift."""
         tokens = np.array([[rng.expovariate(1.0) for _ in range(self.shape.experts)] for _ in range(self.shape.layers)])
-        return Loads(worker=worker, epoch=epoch, step=step, tokens=encode_loads(tokens), expert_bytes=1)
+        return Loads(worker=worker, epoch=epoch, step=step, tokens=encode_loads(tokens), expert_bytes=1, token_s=1.0)
 
     def _column(self, plan: EpochPlan, rank: int) -> IntArray:
         assert plan.experts is not None

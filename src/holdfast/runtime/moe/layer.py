@@ -21,6 +21,7 @@ from holdfast.runtime.communicator import LocalCommunicator
 from holdfast.runtime.moe import exchange
 from holdfast.runtime.moe.emulation import Emulation
 from holdfast.runtime.moe.exchange import Channel
+from holdfast.runtime.moe.expert_clock import ExpertClock
 from holdfast.runtime.moe.experts import Activation, Experts
 from holdfast.runtime.moe.gate import Gate
 from holdfast.runtime.moe.kernels import Movement, Question, TokenKernels, kernels_for
@@ -117,6 +118,8 @@ class MoE(nn.Module):
         self.scheme = scheme_named(dispatch)
         #: An emulated accelerator; None: expert computation takes as long as it takes.
         self.emulation: Emulation | None = None
+        #: Measures the experts' computation; None: nobody asks.
+        self.clock: ExpertClock | None = None
         gate_seed = torch.Generator().manual_seed((seed * 1_000_003 + layer) % (1 << 63))
         self.gate = Gate(dim, experts, top_k, aux_loss, gate_seed)
         self.experts = Experts(dim, hidden, experts, activation, seed=seed, layer=layer)
@@ -234,9 +237,15 @@ class MoE(nn.Module):
         return exchange.all_to_all(done_AD, channel, move.receive, move.send)
 
     def _compute(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-        if self.emulation is None or self.binding.channel.state.void is not None:
-            return self.experts(tokens_AD, row_ends_R)
-        return self.emulation.run(lambda rows_AD: self.experts(rows_AD, row_ends_R), tokens_AD)
+        def experts(rows_AD: torch.Tensor) -> torch.Tensor:
+            return self.experts(rows_AD, row_ends_R)
+
+        def accelerator(rows_AD: torch.Tensor) -> torch.Tensor:
+            return experts(rows_AD) if self.emulation is None else self.emulation.run(experts, rows_AD)
+
+        if self.binding.channel.state.void is not None:
+            return experts(tokens_AD)
+        return accelerator(tokens_AD) if self.clock is None else self.clock.run(accelerator, tokens_AD)
 
     def _agree(self, counts_E: torch.Tensor, dtype: torch.dtype | None) -> _Agreement | None:
         """Gather the counts, with what must be the same on all ranks; None where the step is void."""

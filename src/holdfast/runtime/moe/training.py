@@ -21,6 +21,7 @@ from holdfast.planning import LoadAverage
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.runtime.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.moe.binding import bind_layers
+from holdfast.runtime.moe.expert_clock import ExpertClock
 from holdfast.runtime.moe.gradients import ExpertGradients
 from holdfast.runtime.moe.layer import MoE, moe_layers, serve_round
 from holdfast.runtime.moe.migrate import plan_moves, stage
@@ -57,6 +58,9 @@ class JobExperts:
         self._counts = np.ones((len(layers), self.experts), dtype=np.int64)
         self._placed = self._counts
         self._placement: Placement = ()
+        self._clock = ExpertClock()
+        for layer in layers:
+            layer.clock = self._clock
         self._loads = LoadAverage.empty(len(layers), self.experts)
         self._bind(LocalCommunicator(), everywhere([self.experts] * len(layers), 1))
 
@@ -215,6 +219,11 @@ class JobExperts:
     def loads(self) -> FloatArray:
         """Tokens per step, layer and expert `(L, E)`, of all ranks; recent steps count most."""
         return self._loads.per_step()
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that an expert takes for a token here, forward and backward; 0 before anything was measured."""
+        return self._clock.token_s
 
     @property
     def expert_bytes(self) -> int:
