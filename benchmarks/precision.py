@@ -92,9 +92,10 @@ def run(script: Path, args: list[str], steps: int, *, faults: int, seed: int) ->
         since = 0
         for number in range(faults):
             job.wait("step_committed", step=(number + 1) * steps // (faults + 2))
-            if number:  # one after the other, and never one of two: those have no room for two copies of each expert
-                job.wait("recovered", since=since)
-                job.wait_for(lambda e: e["event"] == "epoch_started" and e["world"] > 2, since=since, what="joiners")
+            if number:  # one after the other, and never one of two: those have no room for two copies of each expert,
+                # nor one of three while the third is only about to get them
+                place = job.events.index(job.wait("recovered", since=since))
+                job.wait_for(lambda e: e["event"] == "step_committed" and e["world"] > 2, since=place, what="joiners")
             since = len(job.events)
             job.signal_node(rng.choice(job.nodes()))
             if number % 2:
