@@ -61,7 +61,8 @@ class ExpertExchange:
             room.moving_s += self._clock.monotonic() - started
         self._experts.state.on_void = lambda error: self._void(room, error)
         with self._shared.changed:
-            machine.experts = self._experts.blob
+            # Without the rest of the state they are of no use to anybody, and not reported.
+            machine.experts = b"" if machine.applied is None else self._experts.blob
         return True
 
     def after_step(

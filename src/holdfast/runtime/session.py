@@ -294,9 +294,11 @@ class Session:
         self._await(epoch, lambda: room.communicator is not None)
         if task.checkpoint:
             self._load(task.plan, task.checkpoint)
+        elif room.communicator is None or not self._enter_experts(room, task.plan):
+            return
         elif task.receive:
-            self._receive(room)
-        elif room.communicator is not None and self._enter_experts(room, task.plan):
+            self._receive(room)  # the others' experts have not waited for that
+        else:
             self._entered(room)
 
     def _refuse_torn_start(self, task: Enter) -> None:
@@ -305,9 +307,10 @@ class Session:
             raise JobFailedError("the transfer of the initial state was broken off: this worker has none any more")
 
     def _enter_experts(self, room: Room, plan: msg.EpochPlan) -> bool:
-        if self._experts is None or room.communicator is None:
+        if self._experts is None or room.communicator is None or room.experts_here:
             return True
         if self._experts.enter(room, plan, room.communicator):
+            room.experts_here = True
             return True
         self._await(room.epoch, lambda: False)
         return False
@@ -363,9 +366,8 @@ class Session:
             return
         with self._changed:
             self.last_applied = None
-            decision = self._machine.decision
-            if decision is None or decision.kind is not msg.DecisionKind.START:
-                self._machine.experts = b""  # those that are here are of another state than what was received
+            if self.workload.experts is not None:
+                self._machine.experts = self.workload.experts.blob  # they came with this epoch
             if self._machine.received(room.epoch, header.passed, header.step):
                 self._exchange.settle()
 
