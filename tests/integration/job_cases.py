@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,9 +16,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.local_job import LocalJob
+from holdfast.observability.report import committed_steps
 
 TINY = Path(__file__).parent / "scripts" / "tiny.py"
 TINY_MOE = TINY.with_name("tiny_moe.py")
+#: for a job that its test ends
+FOREVER = ("--steps", "1000000")
 
 StartJob = Callable[..., LocalJob]
 
@@ -35,21 +40,41 @@ def check_journal(job: LocalJob) -> None:
     assert len(samples) <= 1
 
 
+def goes_on(job: LocalJob, steps: int = 3) -> None:
+    """Wait until a job has committed further steps."""
+    since = len(job.events)
+    last = job.all("step_committed")[-1]["step"]
+    job.wait("step_committed", step=last + steps, since=since)
+
+
+def goes_on_until_interrupted(job: LocalJob, steps: int = 3) -> None:
+    """Wait until a job has committed further steps; Ctrl-C then ends it cleanly."""
+    goes_on(job, steps)
+    assert job.process is not None
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait_exit(30) == 130, job.story()
+
+
 @functools.cache
-def calm_losses(*args: str, script: Path = TINY) -> list[float]:
+def calm_losses(hundreds: int, *args: str, script: Path) -> list[float]:
     """Return the losses of a script run alone, undisturbed, in one process; the same run serves many tests."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "calm.json"
-        command = [sys.executable, str(script), *args, "--losses", str(file)]
-        subprocess.run(command, check=True, env=environment, timeout=120)
+        command = [sys.executable, str(script), *args, "--steps", str(hundreds * 100), "--losses", str(file)]
+        subprocess.run(command, check=True, env=environment, timeout=300)
         return json.loads(file.read_text())["losses"]
 
 
-def check_losses(job: LocalJob, steps: int, *args: str) -> None:
-    """A job of TINY_MOE has committed exactly these steps, with the losses of an undisturbed run."""
-    losses = [event["loss"] for event in job.all("step_committed")]
-    assert losses == pytest.approx(calm_losses("--steps", str(steps), *args, script=TINY_MOE), rel=1e-9)
+def check_losses(job: LocalJob, *args: str, script: Path, least: int) -> None:
+    """Each step that a job has committed has an undisturbed run's loss; there are `least` such steps or more.
+
+    Only the newest commit of a step counts where the job was rolled back; that none is missing, `check_journal` checks.
+    """
+    steps = committed_steps(list(job.events))
+    assert len(steps) >= least, job.story()
+    calm = calm_losses(math.ceil(steps[-1]["step"] / 100), *args, script=script)
+    assert [step["loss"] for step in steps] == pytest.approx([calm[step["step"] - 1] for step in steps], rel=1e-9)
 
 
 def alive(pid: int) -> bool:

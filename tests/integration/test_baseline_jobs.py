@@ -6,30 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from job_cases import TINY_MOE, StartJob, calm_losses
+from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_interrupted
 
-from holdfast.control.local_job import LocalJob
-from holdfast.observability.report import committed_steps, make_report, read_events
-
-STEPS = 24
+from holdfast.observability.report import make_report, read_events
 
 
-def check_losses(job: LocalJob, calm: list[float]) -> None:
-    """Wait until as many steps are committed as an undisturbed run has made, and compare."""
-    rolled_back = [place for place, event in enumerate(job.events) if event["event"] == "rolled_back"]
-    job.wait("step_committed", step=STEPS, since=max(rolled_back, default=0))
-    losses = [event["loss"] for event in committed_steps(job.events)]
-    assert losses[:STEPS] == pytest.approx(calm, rel=1e-9)
-
-
-@pytest.fixture(scope="module")
-def calm() -> list[float]:
-    return calm_losses("--steps", str(STEPS), script=TINY_MOE)
-
-
-def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob, calm: list[float]) -> None:
+def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob) -> None:
     options = ("--static-experts", "--emulate-compute", "0.0005")
-    job = start_job("--steps", "1000000", "--step-seconds", "0.2", nodes=5, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=5, options=options, script=TINY_MOE)
     started = job.wait("epoch_started")
     assert started["world"] == 4  # 8 experts, 6 slots a node: 2 nodes hold one replica of each
     job.wait("step_committed", step=3)
@@ -42,15 +26,14 @@ def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: 
     assert again["world"] == 4
     assert idle[0] in again["members"]
     assert job.wait("recovered")["state_source"] == "replica"
-    check_losses(job, calm)
+    goes_on_until_interrupted(job)
+    check_losses(job, script=TINY_MOE, least=6)
 
 
-def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(
-    start_job: StartJob, calm: list[float], tmp_path: Path
-) -> None:
+def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--on-failure", "restart", "--static-experts", "--emulate-compute", "0.0002")
     options = (*options, "--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "4")
-    job = start_job("--steps", "1000000", "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
     job.wait("checkpoint_saved", step=4)
     job.wait("step_committed", step=7)
     job.signal_node(job.nodes()[1])
@@ -62,7 +45,8 @@ def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(
     assert recovered["redo_s"] > 0
     again = job.wait("epoch_started", reason="rollback")
     assert again["world"] == 2
-    check_losses(job, calm)
+    goes_on_until_interrupted(job, 6)
+    check_losses(job, script=TINY_MOE, least=10)
     assert len({pid for event in job.all("workers_changed") for pid in event["worker_pids"]}) >= 2
     assert "EMULATED: 0.0002 s per token" in job.output()
     assert make_report(read_events(job.events_file)).emulate_compute == 0.0002

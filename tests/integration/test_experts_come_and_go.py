@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-import pytest
-from job_cases import TINY_MOE, StartJob, calm_losses, check_losses
+from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on, goes_on_until_interrupted
 
 from holdfast.control.local_job import LocalJob
 
@@ -20,8 +19,8 @@ VERIFY = ("--verify-state",)
 
 def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJob) -> None:
     # Three nodes have room for exactly two copies of each of six experts: whoever is lost, copies must be made.
-    options, args = (*VERIFY, "--slots", "4"), ("--steps", "70", "--experts", "6")
-    job = start_job(*args, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
+    options, experts = (*VERIFY, "--slots", "4"), ("--experts", "6")
+    job = start_job(*FOREVER, *experts, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
     job.wait("step_committed", step=5)
     assert job.wait("epoch_started")["fault_threshold"] == {"asked": 2, "given": 2}
     first, second = job.nodes()[:2]
@@ -33,47 +32,59 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
     job.call("add-node", "--count", "2")
     job.wait("epoch_started", reason="join", world=5, since=since)
     job.wait("recovered", action="grow", since=since)
+    since = len(job.events)
     job.signal_node(second)
-    assert job.wait_exit() == 0
+    job.wait("recovered", action="shrink", since=since)
+    goes_on_until_interrupted(job)
     assert "workers_changed" not in {event["event"] for event in job.events}, "survivors go on in the same processes"
-    check_losses(job, 70, "--experts", "6")
+    check_losses(job, *experts, script=TINY_MOE, least=8)
     assert not job.all("rolled_back")
 
 
 def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
     options = (*VERIFY, "--slots", "8")
-    job = start_job("--steps", "80", "--step-seconds", "0.2", nodes=3, options=options, script=TINY_MOE)
-    for step in (5, 15):
-        job.wait("step_committed", step=step)
+    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=3, options=options, script=TINY_MOE)
+    job.wait("step_committed", step=5)
+    for _ in range(2):
         since = len(job.events)
         job.signal_node(job.nodes()[-1])
         job.wait("recovered", since=since)
+        goes_on(job)
     since = len(job.events)
     assert job.wait("epoch_started", world=1)["fault_threshold"] == {"asked": 2, "given": 1}
     job.call("add-node", "--count", "2")
     job.wait("epoch_started", reason="join", world=3, since=since)
-    assert job.wait_exit() == 0
-    check_losses(job, 80)
+    goes_on_until_interrupted(job)
+    check_losses(job, script=TINY_MOE, least=14)
     assert not job.all("rolled_back")
 
 
 # (A dense job is killed at every boundary; these are the ones at which experts' gradients and rows are in between.)
-@pytest.mark.parametrize("phase", ["reducing", "voted", "applying"])
-def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob, phase: str) -> None:
+def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None:
+    """Four nodes have room for exactly two copies of each of eight experts, so one is added before the next kill."""
     options = (*VERIFY, "--slots", "4")
-    job = start_job("--steps", "40", "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
-    job.wait("step_committed", step=2)
-    victim = job.nodes()[1]
-    job.fail(victim, "kill", step=10, phase=phase)
-    job.wait("failure_detected", node=victim)
-    assert job.wait_exit() == 0
-    check_losses(job, 40)
+    job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
+    job.wait("step_committed")
+    for phase in ("reducing", "voted", "applying"):
+        goes_on(job)
+        since = len(job.events)
+        victim = job.nodes()[1]
+        job.fail(victim, "kill", phase=phase)
+        job.wait("failure_detected", node=victim, since=since)
+        job.wait("recovered", action="shrink", since=since)
+        job.call("add-node")
+        job.wait("epoch_started", reason="join", world=4, since=since)
+        job.wait("recovered", action="grow", since=since)
+    goes_on_until_interrupted(job)
+    assert len(job.all("failure_detected")) == 3
+    assert not job.all("rolled_back")
+    check_losses(job, script=TINY_MOE, least=13)
 
 
 def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
     """The migration is broken off, and nothing that was to be dropped is missing: three owners of each expert."""
     options = (*VERIFY, "--slots", "5", "--fault-threshold", "3")
-    job = start_job("--steps", "40", "--step-seconds", "0.1", nodes=5, options=options, script=TINY_MOE)
+    job = start_job("--steps", "24", "--step-seconds", "0.1", nodes=5, options=options, script=TINY_MOE)
     job.wait("step_committed", step=3)
     assert job.wait("epoch_started")["fault_threshold"]["asked"] == 3, "options reach the coordinator"
     first, second = job.nodes()[1], job.nodes()[3]
@@ -81,14 +92,14 @@ def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
     job.signal_node(first)
     job.wait("failure_detected", node=second)
     assert job.wait_exit() == 0
-    check_losses(job, 40)
+    check_losses(job, script=TINY_MOE, least=24)
     assert not job.all("rolled_back")
 
 
 def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: StartJob) -> None:
     """Every expert has one copy; without the lost node there is no room for all, so the job waits for another."""
     options = ("--slots", "4", "--fault-threshold", "1")
-    job = start_job("--steps", "100000", "--step-seconds", "0.2", nodes=2, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=2, options=options, script=TINY_MOE)
     job.wait("step_committed", step=5)
     job.signal_node(job.nodes()[0])
     job.call("add-node")
@@ -102,17 +113,15 @@ def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: S
 def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--slots", "4", "--fault-threshold", "1", "--checkpoint", str(tmp_path / "kept"))
     options = (*options, "--checkpoint-every", "5", *VERIFY)
-    job = start_job("--steps", "40", "--step-seconds", "0.3", nodes=2, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, "--step-seconds", "0.3", nodes=2, options=options, script=TINY_MOE)
     job.wait("checkpoint_saved")
     since = len(job.events)
     job.signal_node(job.nodes()[0])
     job.call("add-node")
     rolled_back = job.wait("rolled_back", since=since)
     assert "expert" in rolled_back["why"], rolled_back
-    assert job.wait_exit() == 0
-    last = {event["step"]: event["loss"] for event in job.all("step_committed")}
-    calm = calm_losses("--steps", "40", script=TINY_MOE)
-    assert [last[step] for step in range(1, 41)] == pytest.approx(calm, rel=1e-9)
+    goes_on_until_interrupted(job)
+    check_losses(job, script=TINY_MOE, least=8)
 
 
 def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tmp_path: Path) -> None:
@@ -122,24 +131,25 @@ def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tm
     again = start_job("--steps", "30", nodes=2, options=options, script=TINY_MOE)
     assert again.wait_exit() == 0
     assert again.all("rolled_back")[0]["to_step"] == 20
-    calm = calm_losses("--steps", "30", script=TINY_MOE)
-    assert [event["loss"] for event in again.all("step_committed")] == pytest.approx(calm[20:], rel=1e-9)
+    assert [event["step"] for event in again.all("step_committed")] == list(range(21, 31))
+    check_losses(again, script=TINY_MOE, least=10)
 
 
 def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: StartJob) -> None:
     """24 samples in micro-batches of 4: six for eight workers, two of which only serve."""
     options = (*VERIFY, "--workers-per-node", "2", "--slots", "4")
-    job = start_job("--steps", "30", "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
     job.wait("step_committed", step=5)
     job.signal_node(job.nodes()[1])
-    assert job.wait_exit() == 0
-    check_losses(job, 30)
+    job.wait("recovered", action="shrink")
+    goes_on_until_interrupted(job)
+    check_losses(job, script=TINY_MOE, least=8)
     assert {event["world"] for event in job.all("step_committed")} == {8, 6}
 
 
 def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_path: Path) -> None:
     """Two workers on one node, one on another: each node hosts every expert once, however many share the work."""
-    args = ("--steps", "40", "--step-seconds", "0.2", "--gate", str(tmp_path / "go"))
+    args = ("--steps", "25", "--step-seconds", "0.2", "--gate", str(tmp_path / "go"))
     job = start_job(*args, nodes=1, options=("--workers-per-node", "2", "--slots", "8"), script=TINY_MOE)
     job.wait("step_committed", step=4)
     with second_agent(job, "--workers", "1", "--slots", "8", str(TINY_MOE), *args):
@@ -150,7 +160,7 @@ def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_pa
         job.wait("step_committed", world=3)
         job.signal_node("other")
         assert job.wait_exit() == 0
-    check_losses(job, 40)
+    check_losses(job, script=TINY_MOE, least=25)
     assert {event["world"] for event in job.all("step_committed")} == {2, 3}
     assert not job.all("rolled_back")
 
@@ -175,7 +185,7 @@ def test_too_few_slots_for_the_experts_are_bad_input(start_job: StartJob) -> Non
 
 
 def test_status_shows_where_each_expert_lives(start_job: StartJob) -> None:
-    job = start_job("--steps", "100000", "--step-seconds", "0.2", nodes=2, options=("--slots", "5"), script=TINY_MOE)
+    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=2, options=("--slots", "5"), script=TINY_MOE)
     job.wait("step_committed", step=2)
     experts = json.loads(job.call("status", "--json"))["experts"]
     assert experts["fault_threshold"] == {"asked": 2, "given": 1}

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from job_cases import TINY_MOE, StartJob, check_losses
+from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_interrupted
 
 from holdfast.control.local_job import LocalJob
 
@@ -16,9 +16,9 @@ ARGS = ("--experts", "6", "--hot", "0.9")
 OPTIONS = ("--verify-state", "--slots", "4", "--rebalance-every", "15", "--emulate-compute", "0.002")
 
 
-def start(start_job: StartJob, gate: Path, steps: int) -> LocalJob:
+def start(start_job: StartJob, gate: Path, *steps: str) -> LocalJob:
     """Start a job that waits before every tenth step until it is let `through`."""
-    args = ("--steps", str(steps), *ARGS, "--step-seconds", "0.3", "--gates", str(gate))
+    args = (*steps, *ARGS, "--step-seconds", "0.3", "--gates", str(gate))
     job = start_job(*args, nodes=4, options=OPTIONS, script=TINY_MOE)
     job.wait("step_committed", step=9)
     return job
@@ -37,7 +37,7 @@ def replicas_of_expert_0(job: LocalJob) -> list[int]:
 
 def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    job = start(start_job, gate, 35)
+    job = start(start_job, gate, "--steps", "35")
     before = replicas_of_expert_0(job)
     through(gate, 10, 20)
     decided = job.wait("rebalance_decided")
@@ -54,23 +54,23 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     # The load has not changed since; what little there is to gain is weighed against what the first switch took.
     assert later["adopted"] == (later["gain_s"] > later["cost_s"])
     assert job.wait_exit() == 0
-    check_losses(job, 35, *ARGS)
+    check_losses(job, *ARGS, script=TINY_MOE, least=35)
     assert not job.all("recovered")
 
 
 @pytest.mark.parametrize("place", ["prepared", "moving"])
 def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path: Path, place: str) -> None:
     gate = tmp_path / "gate"
-    job = start(start_job, gate, 25)
+    job = start(start_job, gate, *FOREVER)
     victim = job.nodes()[2]
     if place == "moving":
         job.fail(victim, "kill", step=1, phase="moving")
-    through(gate, 10, 20)
+    through(gate, 10, 20, 30, 40)
     assert job.wait("rebalance_decided")["adopted"]
     if place == "prepared":
         job.signal_node(victim)
     job.wait("failure_detected", node=victim)
     assert job.wait("recovered")["action"] == "shrink"
-    assert job.wait_exit() == 0
-    check_losses(job, 25, *ARGS)
+    goes_on_until_interrupted(job)
+    check_losses(job, *ARGS, script=TINY_MOE, least=15)
     assert not job.all("rolled_back")
