@@ -140,7 +140,7 @@ def busy_port() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["run", "MISSING.py"], "there is no script"),
+        (["run", "MISSING.py"], "there is no script MISSING.py"),
         (["run", "--nodes", "0", "SCRIPT"], "--nodes is 0"),
         (["run", "--workers-per-node", "0", "SCRIPT"], "--workers-per-node is 0"),
         (["run", "--checkpoint-every", "0", "SCRIPT"], "--checkpoint-every is 0"),

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import job_cases
 import pytest
 from job_cases import TINY, StartJob, check_journal
 
 from holdfast.control.local_job import LocalJob
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _share_calm_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An undisturbed run serves all processes of pytest: below their common folder each has one of its own."""
+    folder = tmp_path_factory.getbasetemp()
+    job_cases.calm_folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+import fcntl
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,9 @@ TINY = Path(__file__).parent / "scripts" / "tiny.py"
 TINY_MOE = TINY.with_name("tiny_moe.py")
 #: for a job that its test ends
 FOREVER = ("--steps", "1000000")
+
+#: where undisturbed runs are kept while pytest runs; set by conftest.py
+calm_folder = Path()
 
 StartJob = Callable[..., LocalJob]
 
@@ -55,15 +57,15 @@ def goes_on_until_interrupted(job: LocalJob, steps: int = 3) -> None:
     assert job.wait_exit(30) == 130, job.story()
 
 
-@functools.cache
-def calm_losses(hundreds: int, *args: str, script: Path) -> list[float]:
+def calm_losses(*args: str, script: Path) -> list[float]:
     """Return the losses of a script run alone, undisturbed, in one process; the same run serves many tests."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "calm.json"
-        command = [sys.executable, str(script), *args, "--steps", str(hundreds * 100), "--losses", str(file)]
-        subprocess.run(command, check=True, env=environment, timeout=300)
-        return json.loads(file.read_text())["losses"]
+    file = calm_folder / f"{'_'.join((script.stem, *args))}.json"
+    command = [sys.executable, str(script), *args, "--losses", str(file)]
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of pytest may be at it
+        if not file.exists():
+            subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
+    return json.loads(file.read_text())["losses"]
 
 
 def check_losses(job: LocalJob, *args: str, script: Path, least: int) -> None:
@@ -73,7 +75,8 @@ def check_losses(job: LocalJob, *args: str, script: Path, least: int) -> None:
     """
     steps = committed_steps(list(job.events))
     assert len(steps) >= least, job.story()
-    calm = calm_losses(math.ceil(steps[-1]["step"] / 100), *args, script=script)
+    enough = 100 * math.ceil(steps[-1]["step"] / 100)  # (most jobs make do with the same hundred)
+    calm = calm_losses("--steps", str(enough), *args, script=script)
     assert [step["loss"] for step in steps] == pytest.approx([calm[step["step"] - 1] for step in steps], rel=1e-9)
 
 
