@@ -1,6 +1,6 @@
 """Samples trained through a spot trace: holdfast against DS(FT) and DS, in the same runtime (Lazarus, 6.2 and 6.4).
 
-    make bench-spot                                     the 80-minute trace at 10x and 60x, and single failures at 60x,
+    make bench-spot                                     the 80-minute trace at 10x and 60x, and single failures at 20x,
                                                         for GPT-L (16 experts, EP size 4) and GPT-S (8, EP size 2)
     python benchmarks/spot.py --model L --speed 60      a part of it
     python benchmarks/spot.py --quick --no-loss         13 minutes of the trace at 60x: a try of a few minutes
@@ -37,6 +37,8 @@ from holdfast.observability.report import JsonEvent, committed_steps, read_event
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
 PAPER_STEP_S = 0.9
+#: of the single failures: at 60x only two steps lie between two of them
+SINGLE_SPEED = 20.0
 #: what a step takes here with ten nodes, about; three quarters of it are emulated
 STEP_S = 2.0
 MODELS = {"S": ("lazarus_gpt_S_12L8E.npz", 8), "L": ("lazarus_gpt_L_12L16E.npz", 16)}
@@ -81,7 +83,9 @@ def account(events: Sequence[JsonEvent], until: float) -> Lived:
     times = [step["time"] for step in new] + [until]
     disturbances = [e["time"] for e in events if e["event"] in ("failure_detected", "rolled_back", "epoch_started")]
     gaps = [(a, b, any(a < at <= b for at in disturbances)) for a, b in itertools.pairwise(times)]
-    usual = statistics.median(b - a for a, b, disturbed in gaps if not disturbed)
+    whole = gaps[:-1]  # the last step was still under way
+    calm = [b - a for a, b, disturbed in whole if not disturbed]
+    usual = statistics.median(calm or [b - a for a, b, _ in whole] or [0.0])
     lost = [(b, b - a - usual) for a, b, disturbed in gaps if disturbed and b - a > usual]
     total, idle = _node_seconds(events, begin, until)
     down = sum(seconds * _world(events, at) for at, seconds in lost)
@@ -250,7 +254,7 @@ def run_model(bench: Bench, trace: Path) -> None:
         return
     for speed in () if options.single else options.speed or (10.0, 60.0):
         bench.compare("spot", trace, speed, ("--until", "4800"))
-    speed = options.speed[-1] if options.speed else 60.0
+    speed = options.speed[-1] if options.speed else SINGLE_SPEED
     if not options.spot:
         bench.compare("single failures", single_failures(bench.folder), speed, ("--until", "1800"))
 

@@ -53,6 +53,11 @@ def test_time_is_counted_as_down_idle_or_busy(spot: ModuleType) -> None:
     assert parts["restarts"] == pytest.approx(rate * 3.0 / 30)
 
 
+def test_a_run_in_which_every_step_was_disturbed_has_a_usual_one_too(spot: ModuleType) -> None:
+    lived = spot.account(events((1.0, 1), (6.0, 2), restart=False), 7.0)
+    assert (lived.steps, lived.down) == (2, 0.0)
+
+
 def test_data_that_is_not_there_is_said(spot: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, sys.argv = sys.argv, ["spot.py", "--data", str(tmp_path)]
     try:
