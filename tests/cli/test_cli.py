@@ -80,6 +80,7 @@ OPTIONS = {
         "--checkpoint",
         "--checkpoint-every",
         "--slots",
+        "--verify-state",
     },
     "status": {"--coordinator", "--token", "--cafile", "--json"},
     "events": {"--coordinator", "--token", "--cafile", "--follow", "--after", "--json"},
