@@ -228,6 +228,7 @@ def main() -> int:
     parser.add_argument("--speed", type=float, action="append", help="10 and 60 by default")
     parser.add_argument("--model", choices=sorted(MODELS), action="append", help="whose experts and loads; both")
     parser.add_argument("--seconds-per-token", type=float, default=2e-3)
+    parser.add_argument("--until", type=float, default=4800.0, help="leave the trace after so many of its seconds")
     parser.add_argument("--no-loss", action="store_true", help="do not compare with an undisturbed run")
     parser.add_argument("--quick", action="store_true", help="only 13 minutes of the trace, at 60x")
     parts = parser.add_mutually_exclusive_group()
@@ -253,7 +254,7 @@ def run_model(bench: Bench, trace: Path) -> None:
         bench.compare("spot", trace, 60.0, ("--from", "1900", "--until", "2700"))
         return
     for speed in () if options.single else options.speed or (10.0, 60.0):
-        bench.compare("spot", trace, speed, ("--until", "4800"))
+        bench.compare("spot", trace, speed, ("--until", str(options.until)))
     speed = options.speed[-1] if options.speed else SINGLE_SPEED
     if not options.spot:
         bench.compare("single failures", single_failures(bench.folder), speed, ("--until", "1800"))
