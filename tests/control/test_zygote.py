@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from agent_harness import DEADLINE, alive
 
 from holdfast.control.supervisor import ChildProcess
+from holdfast.control.zygote import remove
 from holdfast.control.zygote_client import ZygoteClient, ZygoteLostError, start_zygote
 
 
@@ -244,6 +246,24 @@ sys.exit(0 if loaded else 1)
         assert len(os.listdir(f"/proc/{zygote.pid}/task")) == 1
 
     play(tmp_path, story, preload=PRELOAD)
+
+
+def test_a_folder_goes_although_others_still_write_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    real, times = shutil.rmtree, 0
+
+    def while_another_process_ends(path: Path, *, ignore_errors: bool) -> None:
+        nonlocal times
+        real(path, ignore_errors=ignore_errors)
+        times += 1
+        if times < 3:
+            (folder / "store").mkdir(parents=True)  # as its last breath
+
+    monkeypatch.setattr(shutil, "rmtree", while_another_process_ends)
+    remove(folder)
+    assert times == 3
+    assert not folder.exists()
 
 
 def test_control_does_not_import_torch() -> None:

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,6 +39,9 @@ PRELOAD = (
     "torch.utils.data",
     "holdfast.runtime.job",
 )
+#: whoever started the zygote and the others is killed: they end at the same time as it, and some a little later
+_REMOVE_TRIES = 50
+_REMOVE_PAUSE_S = 0.1
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -244,8 +248,17 @@ def main() -> int:
         become(fork)
         leave(run_script(fork.script))
     if options.remove:
-        shutil.rmtree(options.remove, ignore_errors=True)
+        remove(Path(options.remove))
     return 0
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder in which processes that are about to end may still make files, for some seconds at the most."""
+    for _ in range(_REMOVE_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_REMOVE_PAUSE_S)
 
 
 def leave(code: int) -> NoReturn:
