@@ -159,7 +159,7 @@ def busy_port() -> Iterator[int]:
         (["run", "--port", "BUSY", "SCRIPT"], "Address already in use"),
         (["run", "--port", "70000", "SCRIPT"], "--port is 70000"),
         (["run", "--job", "a b", "SCRIPT"], "the job's name is 'a b'"),
-        (["run", "--store", "etcetera:x", "--preload", "", "--nodes", "1", "SCRIPT"], "etcetera:x"),
+        (["run", "--store", "etcetera:x", "SCRIPT"], "etcetera:x"),
         (["coordinator", "--port", "BUSY"], "Address already in use"),
         (["coordinator", "--start-nodes", "0"], "--start-nodes is 0"),
         (["coordinator", "--host", "0.0.0.0"], "--token"),

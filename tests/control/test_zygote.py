@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import zlib
@@ -15,8 +17,9 @@ from pathlib import Path
 import pytest
 from agent_harness import DEADLINE, alive
 
+from holdfast.control.framing import encode_frame
 from holdfast.control.supervisor import ChildProcess
-from holdfast.control.zygote import remove
+from holdfast.control.zygote import Fork, remove
 from holdfast.control.zygote_client import ZygoteClient, ZygoteLostError, start_zygote
 
 
@@ -216,6 +219,22 @@ def test_garbage_closes_the_connection_and_harms_nobody(tmp_path: Path) -> None:
         assert await owner.exit_of(await fork(client, folder, "raise SystemExit(3)")) == 3
 
     play(tmp_path, story)
+
+
+def test_a_requester_that_dies_with_an_answer_unread_is_no_news(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        script = str(script_of(folder, "import time; time.sleep(1000)"))
+        request = Fork(request=1, script=script, args=(), env={}, cwd=str(folder), output=str(folder / "output"))
+        with socket.socket(socket.AF_UNIX) as requester:
+            requester.connect(str(folder / "zygote.sock"))
+            requester.sendall(encode_frame(request))
+            assert select.select([requester], [], [], DEADLINE)[0]
+        assert await owner.exit_of(await fork(client, folder, "raise SystemExit(3)")) == 3
+
+    play(tmp_path, story)
+    assert capfd.readouterr().err == ""
 
 
 def test_what_cannot_be_preloaded_is_left_to_the_scripts(tmp_path: Path) -> None:

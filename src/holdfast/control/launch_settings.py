@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.control.stores import check_store
 from holdfast.control.zygote import PRELOAD
 from holdfast.coordination.inputs import RECONFIGURE, RESTART
 from holdfast.errors import BadInputError
@@ -91,6 +92,8 @@ class LaunchSettings:
             raise BadInputError(f"the job's name is {self.job_name!r}: use letters, digits, dots, dashes, at most 64")
         if not 0 <= self.port <= 65535:
             raise BadInputError(f"--port is {self.port}: it must lie between 0 (a free one) and 65535")
+        if self.store:
+            check_store(self.store)
         if self.events is not None:
             check_writable_file("--events", self.events)
         for option, folder in (("--checkpoint", self.checkpoint_dir), ("--job-dir", self.job_dir)):

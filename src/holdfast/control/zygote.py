@@ -128,6 +128,8 @@ class Zygote:
         try:
             data = requester.connection.recv(1 << 16)
             forks = requester.decoder.feed(data) if data else []
+        except ConnectionResetError:
+            data, forks = b"", []  # it died before it had read all that was sent to it
         except (OSError, FrameError) as error:
             print(f"holdfast zygote: a requester's connection is broken: {error}", file=sys.stderr, flush=True)
             data, forks = b"", []
