@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from holdfast.runtime.communicator import Communicator, HaltCheck, HaltedError, 
 from holdfast.runtime.graveyard import Graveyard
 
 
-class GroupCommunicator(Communicator):
+class GroupCommunicator(Communicator, ABC):
     """All-to-all and all-gather on a raw process group, until it is retired; a transport says what an operation is."""
 
     def __init__(
@@ -56,9 +57,9 @@ class GroupCommunicator(Communicator):
         work = self._open()._allgather_base(output, input, options)
         return self._started("all_gather", [work], output, input)
 
+    @abstractmethod
     def _operation(self, works: Sequence[dist.Work]) -> Operation:
         """Return one operation of this transport, made of these works."""
-        raise NotImplementedError
 
     def _started(self, what: str, works: Sequence[dist.Work], *tensors: torch.Tensor) -> Pending:
         return Pending(what, self._operation(works), tensors)

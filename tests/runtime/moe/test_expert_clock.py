@@ -17,9 +17,9 @@ class Hand:
     def __init__(self) -> None:
         self.at = 0.0
 
-    def working(self, seconds_per_token: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def working(self, seconds_per_token: float, before: float = 0.0) -> Callable[[torch.Tensor], torch.Tensor]:
         def work(tokens: torch.Tensor) -> torch.Tensor:
-            self.at += seconds_per_token * tokens.shape[0]
+            self.at += before + seconds_per_token * tokens.shape[0]
             return tokens * 2
 
         return work
@@ -32,7 +32,7 @@ def test_the_backward_pass_counts_twice_the_forward() -> None:
     out = clock.run(hand.working(0.25), torch.ones(4, 2))
     assert out.tolist() == [[2.0, 2.0]] * 4
     assert clock.token_s == pytest.approx(0.75)
-    clock.run(hand.working(1.0), torch.ones(0, 2))
+    clock.run(hand.working(1.0, before=5.0), torch.ones(0, 2))
     assert clock.token_s == pytest.approx(0.75), "no token, no news"
 
 

@@ -36,7 +36,9 @@ class ExpertClock:
         return (1.0 + BACKWARD_FACTOR) * self._seconds / self._tokens if self._tokens else 0.0
 
     def run(self, compute: Callable[[torch.Tensor], torch.Tensor], tokens_AD: torch.Tensor) -> torch.Tensor:
-        """Compute, and note how long it took."""
+        """Compute, and note how long it took; without tokens it is no experts' work."""
+        if not tokens_AD.shape[0]:
+            return compute(tokens_AD)
         if tokens_AD.device.type == "cuda":
             return self._run_on_device(compute, tokens_AD)
         started = self._now()
