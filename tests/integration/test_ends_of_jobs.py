@@ -77,7 +77,7 @@ def test_bad_input_to_the_script_is_told_without_a_traceback_and_exit_code_2(tmp
     """What the command line itself refuses, tests/cli has."""
     done = run("run", "--nodes", "2", str(TINY), "--global-batch", "10", "--micro-batch", "4", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "10" in done.stderr + done.stdout
+    assert "global_batch is 10 and micro_batch is 4: " in done.stderr + done.stdout
     assert "Traceback" not in done.stderr + done.stdout
 
 
