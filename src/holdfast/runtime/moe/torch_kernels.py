@@ -61,8 +61,7 @@ class TorchKernels(TokenKernels):
         dtype: torch.dtype,
     ) -> torch.Tensor:
         """See `TokenKernels.combine`."""
-        out_TKD = self.reorder(rows_AD, inverse_A, order_A).view(*weights_TK.shape, rows_AD.shape[1])
-        return (out_TKD * weights_TK.unsqueeze(-1)).sum(1).to(dtype)
+        return _Combine.apply(rows_AD, weights_TK, order_A, inverse_A).to(dtype)  # type: ignore[union-attr]
 
 
 class _Reorder(torch.autograd.Function):
@@ -98,4 +97,32 @@ class _Spread(torch.autograd.Function):
         by_choice_AD = grad_AD.index_select(0, inverse_A)
         if ctx.top_k == 1:
             return by_choice_AD, None, None, None
-        return by_choice_AD.view(-1, ctx.top_k, grad_AD.shape[1]).sum(1), None, None, None
+        return _sum_choices(by_choice_AD.view(-1, ctx.top_k, grad_AD.shape[1])), None, None, None
+
+
+class _Combine(torch.autograd.Function):
+    """Gather, weigh and sum in one node; in the wider dtype of the rows' and the weights'."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, rows_AD: torch.Tensor, weights_TK: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor
+    ) -> torch.Tensor:
+        by_choice_TKD = rows_AD.index_select(0, inverse_A).view(*weights_TK.shape, rows_AD.shape[1])
+        ctx.save_for_backward(by_choice_TKD, weights_TK, order_A)
+        return _sum_choices(by_choice_TKD * weights_TK.unsqueeze(-1))
+
+    @staticmethod
+    def backward(ctx: Any, grad_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:  # type: ignore[override]
+        by_choice_TKD, weights_TK, order_A = ctx.saved_tensors
+        grad_T1D = grad_TD.unsqueeze(1)
+        grad_TKD = (grad_T1D * weights_TK.unsqueeze(-1)).to(by_choice_TKD.dtype)
+        grad_AD = grad_TKD.view(-1, grad_TD.shape[1]).index_select(0, order_A)
+        return grad_AD, (grad_T1D * by_choice_TKD).sum(-1).to(weights_TK.dtype), None, None
+
+
+def _sum_choices(by_choice_TKD: torch.Tensor) -> torch.Tensor:
+    """Return the sums over the choices, `(T, D)`, first to last: for the few there are, faster than one reduction."""
+    total_TD = by_choice_TKD[:, 0].clone()
+    for choice in range(1, by_choice_TKD.shape[1]):
+        total_TD += by_choice_TKD[:, choice]
+    return total_TD
