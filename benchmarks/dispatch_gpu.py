@@ -83,30 +83,22 @@ def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> li
 def kernel_runs(kernels: TokenKernels, args: argparse.Namespace) -> dict[str, tuple[Callable[[], object], int]]:
     """Return each kernel's run, and the bytes that it must move."""
     device, dtype, top_k = args.device, args.dtype, args.top_k
-    order = torch.randperm(args.tokens, device=device)
-    inverse = torch.argsort(order)
-    tokens = torch.randn(args.tokens, args.dim, device=device, dtype=dtype, requires_grad=True)
     few = args.tokens // top_k
-    few_tokens = tokens.detach()[:few].clone().requires_grad_()
-    rows = torch.randn(few * top_k, args.dim, device=device, dtype=dtype, requires_grad=True)
-    weights = torch.rand(few, top_k, device=device, requires_grad=True)
-    shuffled = order[order < few * top_k]
-    back = torch.argsort(shuffled)
-    spread = kernels.spread(few_tokens, shuffled, back, top_k)
-    combined = kernels.combine(rows, weights, shuffled, back, dtype)
-    many, less = rows.detach(), few_tokens.detach()
-
-    def backward(out: torch.Tensor, leaves: list[torch.Tensor], grad: torch.Tensor) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
-
-    row, token = rows.numel() * rows.element_size(), less.numel() * less.element_size()
-    plain, factors = tokens.detach(), weights.detach()
+    order = torch.randperm(few * top_k, device=device)
+    inverse = torch.argsort(order)
+    rows = torch.randn(few * top_k, args.dim, device=device, dtype=dtype)
+    tokens = torch.randn(few, args.dim, device=device, dtype=dtype)
+    weights = torch.rand(few, top_k, device=device)
+    all_tokens, all_rows = tokens.nbytes, rows.nbytes
     return {
-        "reorder": (lambda: kernels.reorder(plain, order, inverse), 2 * plain.nbytes),
-        f"spread, top {top_k}": (lambda: kernels.spread(less, shuffled, back, top_k), row + token),
-        "spread, backward": (backward(spread, [few_tokens], many), row + token),
-        f"combine, top {top_k}": (lambda: kernels.combine(many, factors, shuffled, back, dtype), row + token),
-        "combine, backward": (backward(combined, [rows, weights], less), 2 * row + token),
+        "reorder": (lambda: kernels.gather(rows, order), 2 * all_rows),
+        f"spread, top {top_k}": (lambda: kernels.gather(tokens, order, top_k), all_rows + all_tokens),
+        "spread, backward": (lambda: kernels.gather_sum(rows, inverse, top_k), all_rows + all_tokens),
+        f"combine, top {top_k}": (lambda: kernels.combine(rows, weights, inverse, dtype), all_rows + all_tokens),
+        "combine, backward": (
+            lambda: kernels.combine_backward(tokens, rows, weights, order, inverse),
+            2 * all_rows + all_tokens,
+        ),
     }
 
 

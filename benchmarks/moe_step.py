@@ -133,6 +133,11 @@ class Sizes:
     steps: int
 
 
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of all sides. Fused: on a CPU the default takes four times as long."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
 class PlainSide:
     """Static expert parallelism."""
 
@@ -143,7 +148,7 @@ class PlainSide:
         self.dense = [p for p in self.model.parameters() if all(p is not expert for expert in experts)]
         self.flat = torch.zeros(sum(p.numel() for p in self.dense))
         self.experts, self.scale = experts, 1.0 / (sizes.micro_batches * RANKS)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.optimizer = adamw(self.model)
 
     def zero(self) -> None:
         self.flat.zero_()
@@ -184,7 +189,7 @@ class OurSide:
         self.state = bind_layers(layers, comm, placement)
         self.gradients = ExpertGradients(layers, placement, comm)
         self.buckets = GradientBuckets(dense_parameters(self.model))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.optimizer = adamw(self.model)
         assert len(expert_parameters(self.model)) == 2 * LAYERS
 
     def zero(self) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInputError
 from holdfast.planning import DispatchScheme, Interval, MinMax, NodeInterval, Proportional, dispatch_schedule
 from holdfast.runtime.communicator import LocalCommunicator
-from holdfast.runtime.moe.exchange import Channel
+from holdfast.runtime.moe.exchange import Channel, Route, from_experts, to_experts
 from holdfast.runtime.moe.kernels import Movement, Question, TokenKernels, kernels_for, triton_is_there
 from holdfast.runtime.moe.layer import MoE
 from holdfast.runtime.moe.placement import everywhere, replicas_of
@@ -186,33 +186,52 @@ def test_an_expert_without_a_replica_is_named(kernels: TokenKernels) -> None:
 )
 def test_rows_and_gradients_are_those_of_plain_indexing(kernels, tokens, top_k, dim, dtype, seed) -> None:  # type: ignore[no-untyped-def]
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(tokens * top_k, generator=generator)
-    inverse = torch.argsort(order)
+    number = tokens * top_k
+    order, received = (torch.randperm(number, generator=generator) for _ in range(2))
+    inverse, unreceived = torch.argsort(order), torch.argsort(received)
     tokens_TD = torch.randn(tokens, dim, generator=generator).to(dtype)
     weights_TK = torch.rand(tokens, top_k, generator=generator)
+    move = Movement(
+        send=(number,),
+        receive=(number,),
+        send_order=order,
+        unsend=inverse,
+        receive_order=received,
+        unreceive=unreceived,
+        row_ends=torch.tensor([number], dtype=torch.int32),
+    )
+    channel = Channel(comm=LocalCommunicator(), state=StepState())
+    route = Route(channel=channel, movement=move, kernels=kernels, top_k=top_k)
 
-    def through(spread, reorder, combine):  # type: ignore[no-untyped-def]
+    def through(to_experts, from_experts):  # type: ignore[no-untyped-def]
         leaves = tokens_TD.clone().requires_grad_(), weights_TK.clone().requires_grad_()
-        rows = spread(leaves[0])
-        mixed = combine(reorder(rows.sin()), leaves[1])
+        rows = to_experts(leaves[0])
+        mixed = from_experts(rows.sin(), leaves[1])
         # Twice an expanded gradient, as sum() makes it.
         return [rows, mixed, *torch.autograd.grad([rows.sum(), mixed.sum()], leaves)]
 
     got = through(
-        lambda x: kernels.spread(x, order, inverse, top_k),
-        lambda x: kernels.reorder(kernels.reorder(x, inverse, order), order, inverse),
-        lambda x, weights: kernels.combine(x, weights, order, inverse, dtype),
+        lambda x: to_experts(x, route),
+        lambda x, weights: from_experts(x, weights, route, dtype),
     )
     wanted = through(
-        lambda x: x[order // top_k],
-        lambda x: x,
-        lambda x, weights: (x[inverse].view(tokens, top_k, dim) * weights.unsqueeze(-1)).sum(1).to(dtype),
+        lambda x: x[order // top_k][received],
+        lambda x, weights: (x[unreceived][inverse].view(tokens, top_k, dim) * weights.unsqueeze(-1)).sum(1).to(dtype),
     )
     # One rounding to bfloat16, and sums in another order.
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     for mine, plain in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, plain, **tolerance)
     assert torch.equal(got[0], wanted[0])
+
+
+def test_gradients_of_gradients_are_refused(kernels: TokenKernels) -> None:
+    layer = MoE(8, 16, 2, 1, seed=1)
+    layer.bind(Channel(comm=LocalCommunicator(), state=StepState()), everywhere([2], 1)[0], kernels=kernels)
+    tokens = torch.randn(3, 8, requires_grad=True)
+    (grad,) = torch.autograd.grad(layer(tokens).square().sum(), tokens, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
 
 
 # ---- the layer on top ----

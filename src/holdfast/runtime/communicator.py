@@ -1,7 +1,7 @@
-"""Collectives that never block: start, poll, and leave at once when the epoch is halted.
+"""Collectives that nobody is stuck in: start, wait a little at a time, and leave when the epoch is halted.
 
 A `Communicator` is the group of one epoch. Its operations are out of place and asynchronous; `wait` returns when one
-has completed, raises `HaltedError` as soon as the epoch is halted, and `PeerLostError` where the operation failed.
+has completed, raises `HaltedError` soon after the epoch is halted, and `PeerLostError` where the operation failed.
 After either, the communicator is of no use any more: `retire` it. Its operations, their buffers and the group itself
 then live on in the `Graveyard` until the operations have ended by themselves; never touch those buffers again.
 """

@@ -1,5 +1,7 @@
 """Moving rows of tokens on one device: in front of the exchange, behind it, and back; one interface, two makers.
 
+Nothing here is seen by autograd: `exchange.py` calls it forwards and backwards.
+
 Shape letters: T tokens, D model dimension, K experts per token, A assignments (T*K) or rows that came from the other
 ranks, E experts, N ranks, R rows of stacked weights.
 """
@@ -53,7 +55,10 @@ class Movement:
 
 
 class TokenKernels(ABC):
-    """Plans and moves, differentiably. Orders are permutations, so that every gradient is a gather too."""
+    """Plans and moves. Orders are permutations that come with their inverses, so that all that moves is gathered.
+
+    Token t has the assignments t*K .. t*K + K - 1; sums over them are taken in that order.
+    """
 
     #: What benchmarks call it.
     name: str
@@ -67,35 +72,39 @@ class TokenKernels(ABC):
         """
 
     @abstractmethod
-    def spread(
-        self, tokens_TD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor, top_k: int
-    ) -> torch.Tensor:
-        """Return one row per assignment `(A, D)`: row a is the token of assignment `order[a]`.
+    def gather(self, rows: torch.Tensor, order_A: torch.Tensor, top_k: int = 1) -> torch.Tensor:
+        """Return `rows[order // top_k]`, `(A, D)`: with top_k, row a is the token of assignment `order[a]`."""
 
-        Token t has the assignments t*K .. t*K + K - 1; a token's gradients are added up in that order.
+    @abstractmethod
+    def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
+        """Return the sum of each token's rows, `(T, D)`: what turns the gradient of such a gather back.
+
+        Args:
+            rows_AD: row `inverse[a]` belongs to assignment a.
         """
 
     @abstractmethod
-    def reorder(self, rows_AD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor) -> torch.Tensor:
-        """Return `rows[order]`, `(A, D)`; `inverse` undoes it."""
+    def combine(
+        self, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return the weighted sum of each token's rows, `(T, D)`.
+
+        Args:
+            rows_AD: row `inverse[a]` belongs to assignment a.
+            weights_TK: of the gate; sums are taken in the wider dtype of the rows' and theirs.
+            dtype: of the sums when they are done.
+        """
 
     @abstractmethod
-    def combine(
+    def combine_backward(
         self,
+        grad_TD: torch.Tensor,
         rows_AD: torch.Tensor,
         weights_TK: torch.Tensor,
         order_A: torch.Tensor,
         inverse_A: torch.Tensor,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        """Return each token's weighted sum over its assignments, `(T, D)`.
-
-        Args:
-            rows_AD: the assignments' outputs in the order in which they were sent.
-            weights_TK: of the gate; sums are taken in their dtype.
-            order_A, inverse_A: as given to `spread`.
-            dtype: of the sums when they are done.
-        """
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients of `combine`: of its rows, `(A, D)`, and of its weights, `(T, K)`."""
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> TokenKernels:

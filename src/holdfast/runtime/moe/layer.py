@@ -20,11 +20,11 @@ from holdfast.planning.arrays import IntArray
 from holdfast.runtime.communicator import LocalCommunicator
 from holdfast.runtime.moe import exchange
 from holdfast.runtime.moe.emulation import Emulation
-from holdfast.runtime.moe.exchange import Channel
+from holdfast.runtime.moe.exchange import Channel, Route
 from holdfast.runtime.moe.expert_clock import ExpertClock
 from holdfast.runtime.moe.experts import Activation, Experts
 from holdfast.runtime.moe.gate import Gate
-from holdfast.runtime.moe.kernels import Movement, Question, TokenKernels, kernels_for
+from holdfast.runtime.moe.kernels import Question, TokenKernels, kernels_for
 from holdfast.runtime.moe.placement import LayerPlacement, replicas_of
 from holdfast.runtime.moe.rounds import StepState
 from holdfast.runtime.moe.routing import Routing
@@ -55,15 +55,6 @@ class _Agreement:
     #: The same summed over the sources, on the host, `(E,)`.
     loads: IntArray
     dtype: torch.dtype
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Served:
-    """The assignments' outputs `(A, D)` in the order in which they were sent, and what puts them back in place."""
-
-    back_AD: torch.Tensor
-    movement: Movement
-    kernels: TokenKernels
 
 
 class MoE(nn.Module):
@@ -179,12 +170,8 @@ class MoE(nn.Module):
             chosen_TK = self.routing.assign(state.step, state.micro_batch, tokens_TD.shape[0]).to(tokens.device)
         choice = self.gate(tokens_TD, chosen_TK)
         self.aux_loss = choice.aux_loss
-        served = self._through_experts(tokens_TD, choice.experts, _wire_dtype(tokens))
-        if served is None:
-            return tokens * 0.0
-        orders = served.movement.send_order, served.movement.unsend
-        mixed_TD = served.kernels.combine(served.back_AD, choice.weights, *orders, tokens.dtype)
-        return mixed_TD.view(tokens.shape)
+        mixed_TD = self._through_experts(tokens_TD, choice.experts, choice.weights, _wire_dtype(tokens))
+        return tokens * 0.0 if mixed_TD is None else mixed_TD.view(tokens.shape)
 
     def serve(self) -> torch.Tensor:
         """Take part in a forward of the other ranks without tokens of one's own.
@@ -197,13 +184,13 @@ class MoE(nn.Module):
         none_TK = torch.empty((0, self.top_k), dtype=torch.int64, device=weight.device)
         if self.binding.channel.comm.size > 1:
             self.binding.channel.state.enter(self.binding.index)
-        served = self._through_experts(none_TD, none_TK, None)
-        return none_TD.requires_grad_() if served is None else served.back_AD
+        served_TD = self._through_experts(none_TD, none_TK, none_TK.to(weight.dtype), None)
+        return none_TD.requires_grad_() if served_TD is None else served_TD
 
     def _through_experts(
-        self, tokens_TD: torch.Tensor, chosen_TK: torch.Tensor, dtype: torch.dtype | None
-    ) -> _Served | None:
-        """Let the experts compute each assignment; None where the step is void."""
+        self, tokens_TD: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor, dtype: torch.dtype | None
+    ) -> torch.Tensor | None:
+        """Return the weighted outputs of each token's experts, `(T, D)`; None where the step is void."""
         assigned_A = chosen_TK.reshape(-1)
         agreement = self._agree(torch.bincount(assigned_A, minlength=self.gate.experts), dtype)
         if agreement is None:
@@ -224,17 +211,10 @@ class MoE(nn.Module):
         if torch.is_grad_enabled() and not tokens_TD.requires_grad:
             # The backward exchange must run on every rank, or on none.
             tokens_TD = tokens_TD.detach().requires_grad_()
-        back_AD = self._exchange(tokens_TD.to(agreement.dtype), movement, kernels)
-        return _Served(back_AD=back_AD, movement=movement, kernels=kernels)
-
-    def _exchange(self, tokens_TD: torch.Tensor, move: Movement, kernels: TokenKernels) -> torch.Tensor:
-        """Return the outputs `(A, D)` in the order in which their tokens were sent."""
-        channel = self.binding.channel
-        leaving_AD = kernels.spread(tokens_TD, move.send_order, move.unsend, self.top_k)
-        arrived_AD = exchange.all_to_all(leaving_AD, channel, move.send, move.receive)
-        by_row_AD = kernels.reorder(arrived_AD, move.receive_order, move.unreceive)
-        done_AD = kernels.reorder(self._compute(by_row_AD, move.row_ends), move.unreceive, move.receive_order)
-        return exchange.all_to_all(done_AD, channel, move.receive, move.send)
+        route = Route(channel=binding.channel, movement=movement, kernels=kernels, top_k=self.top_k)
+        by_row_AD = exchange.to_experts(tokens_TD.to(agreement.dtype), route)
+        done_AD = self._compute(by_row_AD, movement.row_ends)
+        return exchange.from_experts(done_AD, weights_TK, route, tokens_TD.dtype)
 
     def _compute(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
         def experts(rows_AD: torch.Tensor) -> torch.Tensor:

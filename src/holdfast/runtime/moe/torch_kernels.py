@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -42,82 +40,37 @@ class TorchKernels(TokenKernels):
             row_ends=there(plan.row_ends).to(torch.int32),
         )
 
-    def spread(
-        self, tokens_TD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor, top_k: int
-    ) -> torch.Tensor:
-        """See `TokenKernels.spread`."""
-        return _Spread.apply(tokens_TD, order_A, inverse_A, top_k)  # type: ignore[return-value]
+    def gather(self, rows: torch.Tensor, order_A: torch.Tensor, top_k: int = 1) -> torch.Tensor:
+        """See `TokenKernels.gather`."""
+        return rows.index_select(0, order_A if top_k == 1 else order_A // top_k)
 
-    def reorder(self, rows_AD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor) -> torch.Tensor:
-        """See `TokenKernels.reorder`."""
-        return _Reorder.apply(rows_AD, order_A, inverse_A)  # type: ignore[return-value]
+    def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
+        """See `TokenKernels.gather_sum`."""
+        by_choice_AD = rows_AD.index_select(0, inverse_A)
+        return by_choice_AD if top_k == 1 else _sum_choices(by_choice_AD.view(-1, top_k, rows_AD.shape[1]))
 
     def combine(
+        self, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """See `TokenKernels.combine`."""
+        by_choice_TKD = rows_AD.index_select(0, inverse_A).view(*weights_TK.shape, rows_AD.shape[1])
+        return _sum_choices(by_choice_TKD * weights_TK.unsqueeze(-1)).to(dtype)
+
+    def combine_backward(
         self,
+        grad_TD: torch.Tensor,
         rows_AD: torch.Tensor,
         weights_TK: torch.Tensor,
         order_A: torch.Tensor,
         inverse_A: torch.Tensor,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        """See `TokenKernels.combine`."""
-        return _Combine.apply(rows_AD, weights_TK, order_A, inverse_A).to(dtype)  # type: ignore[union-attr]
-
-
-class _Reorder(torch.autograd.Function):
-    """`rows[order]` for a permutation; the gradient is a gather too, not a slow and unordered scatter-add."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, rows_AD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.save_for_backward(inverse_A)
-        return rows_AD.index_select(0, order_A)
-
-    @staticmethod
-    def backward(ctx: Any, grad_AD: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        (inverse_A,) = ctx.saved_tensors
-        return grad_AD.index_select(0, inverse_A), None, None
-
-
-class _Spread(torch.autograd.Function):
-    """Copy each token once per assignment, in a given order; gradients are added up in the order of the choices."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, tokens_TD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor, top_k: int
-    ) -> torch.Tensor:
-        ctx.save_for_backward(inverse_A)
-        ctx.top_k = top_k
-        return tokens_TD.index_select(0, order_A if top_k == 1 else order_A // top_k)
-
-    @staticmethod
-    def backward(ctx: Any, grad_AD: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
-        (inverse_A,) = ctx.saved_tensors
-        by_choice_AD = grad_AD.index_select(0, inverse_A)
-        if ctx.top_k == 1:
-            return by_choice_AD, None, None, None
-        return _sum_choices(by_choice_AD.view(-1, ctx.top_k, grad_AD.shape[1])), None, None, None
-
-
-class _Combine(torch.autograd.Function):
-    """Gather, weigh and sum in one node; in the wider dtype of the rows' and the weights'."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, rows_AD: torch.Tensor, weights_TK: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor
-    ) -> torch.Tensor:
-        by_choice_TKD = rows_AD.index_select(0, inverse_A).view(*weights_TK.shape, rows_AD.shape[1])
-        ctx.save_for_backward(by_choice_TKD, weights_TK, order_A)
-        return _sum_choices(by_choice_TKD * weights_TK.unsqueeze(-1))
-
-    @staticmethod
-    def backward(ctx: Any, grad_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:  # type: ignore[override]
-        by_choice_TKD, weights_TK, order_A = ctx.saved_tensors
-        grad_T1D = grad_TD.unsqueeze(1)
-        grad_TKD = (grad_T1D * weights_TK.unsqueeze(-1)).to(by_choice_TKD.dtype)
-        grad_AD = grad_TKD.view(-1, grad_TD.shape[1]).index_select(0, order_A)
-        return grad_AD, (grad_T1D * by_choice_TKD).sum(-1).to(weights_TK.dtype), None, None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `TokenKernels.combine_backward`."""
+        # In the order of the rows, so that they need no gathering again.
+        grad_TD = grad_TD.to(torch.promote_types(rows_AD.dtype, weights_TK.dtype))
+        spread_AD = self.gather(grad_TD, order_A, weights_TK.shape[1])
+        grad_A = (spread_AD * rows_AD).sum(-1)
+        grad_AD = spread_AD.mul_(weights_TK.reshape(-1).index_select(0, order_A).unsqueeze(-1))
+        return grad_AD.to(rows_AD.dtype), grad_A.index_select(0, inverse_A).view_as(weights_TK).to(weights_TK.dtype)
 
 
 def _sum_choices(by_choice_TKD: torch.Tensor) -> torch.Tensor:

@@ -51,75 +51,61 @@ class TritonKernels(TokenKernels):
             row_ends=by_row_RN.sum(1).cumsum(0).to(torch.int32),
         )
 
-    def spread(
-        self, tokens_TD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor, top_k: int
-    ) -> torch.Tensor:
-        """See `TokenKernels.spread`."""
-        return _Spread.apply(tokens_TD, order_A, inverse_A, top_k)  # type: ignore[return-value]
+    def gather(self, rows: torch.Tensor, order_A: torch.Tensor, top_k: int = 1) -> torch.Tensor:
+        """See `TokenKernels.gather`."""
+        rows, number, width = rows.contiguous(), order_A.numel(), rows.shape[1]
+        out = rows.new_empty((number, width))
+        if out.numel():
+            high, wide = _tile(width)
+            grid = (triton.cdiv(number, high), triton.cdiv(width, wide))
+            sizes = {"D": width, "TOP_K": top_k, "BLOCK_A": high, "BLOCK_D": wide}
+            _launch(jit.gather_rows, grid, rows, order_A, out, number, **sizes)
+        return out
 
-    def reorder(self, rows_AD: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor) -> torch.Tensor:
-        """See `TokenKernels.reorder`."""
-        return _Spread.apply(rows_AD, order_A, inverse_A, 1)  # type: ignore[return-value]
+    def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
+        """See `TokenKernels.gather_sum`."""
+        return self.gather(rows_AD, inverse_A) if top_k == 1 else _sum_rows(rows_AD, inverse_A, top_k)
 
     def combine(
+        self, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """See `TokenKernels.combine`."""
+        return _sum_rows(rows_AD, inverse_A, weights_TK.shape[1], weights_TK, dtype)
+
+    def combine_backward(
         self,
+        grad_TD: torch.Tensor,
         rows_AD: torch.Tensor,
         weights_TK: torch.Tensor,
         order_A: torch.Tensor,
         inverse_A: torch.Tensor,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        """See `TokenKernels.combine`."""
-        return _Combine.apply(rows_AD, weights_TK, inverse_A, dtype)  # type: ignore[return-value]
-
-
-class _Spread(torch.autograd.Function):
-    """Rows gathered; their gradients gathered and summed."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, rows: torch.Tensor, order_A: torch.Tensor, inverse_A: torch.Tensor, top_k: int
-    ) -> torch.Tensor:
-        ctx.save_for_backward(order_A, inverse_A)
-        ctx.top_k = top_k
-        return gather(rows, order_A, top_k)
-
-    @staticmethod
-    def backward(ctx: Any, grad_AD: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
-        _, inverse_A = ctx.saved_tensors
-        if ctx.top_k == 1:
-            return gather(grad_AD, inverse_A, 1), None, None, None
-        return gather_sum(grad_AD, inverse_A, ctx.top_k), None, None, None
-
-
-class _Combine(torch.autograd.Function):
-    """Rows gathered, weighted and summed; both gradients in one pass."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        ctx.save_for_backward(rows_AD, weights_TK, inverse_A)
-        return gather_sum(rows_AD, inverse_A, weights_TK.shape[1], weights_TK, dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:  # type: ignore[override]
-        rows_AD, weights_TK, inverse_A = ctx.saved_tensors
-        return *_combine_backward(grad_TD, rows_AD, weights_TK, inverse_A), None, None
-
-
-def gather(rows: torch.Tensor, order_A: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Return `rows[order // top_k]`, `(A, D)`."""
-    rows, number, width = rows.contiguous(), order_A.numel(), rows.shape[1]
-    out = rows.new_empty((number, width))
-    if out.numel():
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `TokenKernels.combine_backward`."""
+        grad_TD, rows_AD, weights_TK = grad_TD.contiguous(), rows_AD.contiguous(), weights_TK.contiguous()
+        number, width = grad_TD.shape
+        grad_rows, grad_weights = torch.empty_like(rows_AD), torch.empty_like(weights_TK)
+        if not grad_rows.numel():
+            return grad_rows, grad_weights.zero_()
         high, wide = _tile(width)
-        grid = (triton.cdiv(number, high), triton.cdiv(width, wide))
-        _launch(jit.gather_rows, grid, rows, order_A, out, number, D=width, TOP_K=top_k, BLOCK_A=high, BLOCK_D=wide)
-    return out
+        _launch(
+            jit.combine_backward,
+            (triton.cdiv(number, high),),
+            grad_TD,
+            rows_AD,
+            inverse_A,
+            weights_TK,
+            grad_rows,
+            grad_weights,
+            number,
+            D=width,
+            TOP_K=weights_TK.shape[1],
+            BLOCK_T=high,
+            BLOCK_D=wide,
+        )
+        return grad_rows, grad_weights
 
 
-def gather_sum(
+def _sum_rows(
     rows: torch.Tensor,
     inverse_A: torch.Tensor,
     top_k: int,
@@ -136,31 +122,6 @@ def gather_sum(
         sizes = {"D": width, "TOP_K": top_k, "BLOCK_T": high, "BLOCK_D": wide}
         _launch(jit.sum_rows, grid, rows, inverse_A, factors, out, number, WEIGHTED=weights is not None, **sizes)
     return out
-
-
-def _combine_backward(
-    grad_TD: torch.Tensor, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_TD, rows_AD, weights_TK = grad_TD.contiguous(), rows_AD.contiguous(), weights_TK.contiguous()
-    number, width = grad_TD.shape
-    grad_rows, grad_weights = torch.empty_like(rows_AD), torch.empty_like(weights_TK)
-    if not grad_rows.numel():
-        return grad_rows, grad_weights.zero_()
-    high, wide = _tile(width)
-    sizes = {"D": width, "TOP_K": weights_TK.shape[1], "BLOCK_T": high, "BLOCK_D": wide}
-    _launch(
-        jit.combine_backward,
-        (triton.cdiv(number, high),),
-        grad_TD,
-        rows_AD,
-        inverse_A,
-        weights_TK,
-        grad_rows,
-        grad_weights,
-        number,
-        **sizes,
-    )
-    return grad_rows, grad_weights
 
 
 def _shares(question: Question) -> tuple[torch.Tensor, torch.Tensor]:
