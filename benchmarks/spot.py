@@ -9,7 +9,7 @@ Expert computation is EMULATED (a stated time per token, the same for all, and l
 ranks' real work: on a machine that does other things at once, give more --seconds-per-token). Workers are forked from a
 zygote under all policies, and what a restart costs is measured, not assumed. Routing follows the recorded loads of the
 model, which run through one iteration in 0.9 s of the paper's time. Checkpoints: DS every 50 of the paper's steps, the
-others every 250.
+others every 250; ours looks at its placement every 200.
 
 DS is `--static-experts --on-failure restart`, DS(FT) `--static-experts` (docs/baselines.md). Where the samples went is
 counted in node-seconds: `down` are gaps between new steps beyond a usual one that a failure, a join or a roll-back lies
@@ -37,6 +37,7 @@ from holdfast.observability.report import JsonEvent, committed_steps, read_event
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
 PAPER_STEP_S = 0.9
+PAPER_REBALANCE_STEPS = 200
 #: of the single failures: at 60x only two steps lie between two of them
 SINGLE_SPEED = 20.0
 #: what a step takes here with ten nodes, about; three quarters of it are emulated
@@ -132,6 +133,11 @@ def shares(ours: Lived, other: Lived) -> dict[str, float]:
     return {name: part / gain for name, part in parts.items()} if gain else dict.fromkeys(parts, 0.0)
 
 
+def steps_here(paper_steps: int, speed: float) -> int:
+    """Return how many steps here take as long as so many of the paper's, at a speed."""
+    return max(1, round(paper_steps * PAPER_STEP_S / speed / STEP_S))
+
+
 class Bench:
     """Runs policies through traces, one after the other."""
 
@@ -156,10 +162,11 @@ class Bench:
     def live(self, trace: Path, speed: float, policy: str, window: Sequence[str] = ()) -> list[JsonEvent]:
         """Let a job of one policy live through a trace; return its events up to the trace's end."""
         options, paper_steps = POLICIES[policy]
-        every = max(1, round(paper_steps * PAPER_STEP_S / speed / STEP_S))
+        every = steps_here(paper_steps, speed)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             events = Path(folder) / "events.jsonl"
-            words = [*options, "--checkpoint", f"{folder}/kept", "--checkpoint-every", str(every), *window]
+            words = [*options, "--rebalance-every", str(steps_here(PAPER_REBALANCE_STEPS, speed))]
+            words += ["--checkpoint", f"{folder}/kept", "--checkpoint-every", str(every), *window]
             words += ["--emulate-compute", str(self.options.seconds_per_token), "--events", str(events), "--json"]
             done = _holdfast("replay", str(trace), "--speed", str(speed), *words, *self.script(speed, 1_000_000))
             if done.returncode:

@@ -129,6 +129,14 @@ def test_workers_of_a_node_share_its_tokens() -> None:
     assert gains[1] == pytest.approx(gains[0] / 2)
 
 
+@pytest.mark.parametrize(("every", "window"), [(EVERY, EVERY), (0, msg.LOADS_WINDOW)])
+def test_workers_are_told_over_how_many_steps_loads_are_taken(every: int, window: int) -> None:
+    plan = moe_job(4, SHAPE, rebalance_every=every).records[-1].plan
+    assert plan is not None
+    assert plan.experts is not None
+    assert plan.experts.window == window
+
+
 @pytest.mark.parametrize("every", [0, 1000])
 def test_without_a_reason_nothing_is_computed(every: int) -> None:
     job = moe_job(4, SHAPE, rebalance_every=every)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from holdfast.coordination.messages import ExpertPlan, ExpertShape, node_of
+from holdfast.coordination.messages import LOADS_WINDOW, ExpertPlan, ExpertShape, node_of
 from holdfast.planning import (
     Shortage,
     as_slots,
@@ -80,6 +80,7 @@ def place(
     fault_threshold: int,
     strategy: str,
     racks: Sequence[int] | None = None,
+    window: int = LOADS_WINDOW,
 ) -> ExpertPlan | Shortage:
     """Place all experts on the workers' nodes such that few of them move, and spread each node's over its workers.
 
@@ -89,6 +90,7 @@ def place(
         loads: tokens per step, layer and expert `[L, E]`; None: uniform.
         fault_threshold: f, on how many distinct nodes each expert is wanted.
         racks: of each node, as 0, 1, ...; None where no two share one, or all do.
+        window: over about so many steps the workers are to take the loads from now on.
 
     Returns:
         The plan, or why there is none: fewer slots than experts.
@@ -121,4 +123,5 @@ def place(
         moves=len(moves) if now.any() else 0,
         asked=plan.fault_threshold.asked,
         given=plan.fault_threshold.given,
+        window=window,
     )

@@ -23,6 +23,8 @@ Text = Annotated[str, Meta(max_length=8192)]
 Rack = Annotated[str, Meta(pattern=RACK_PATTERN)]
 Count = Annotated[int, Meta(ge=0)]
 Blob = Annotated[bytes, Meta(max_length=65536)]
+#: Steps over which loads are taken where nobody ever looks at the placement again (Lazarus, 6.1: looks every 200).
+LOADS_WINDOW = 200
 #: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
 MAX_LOADS = 1 << 17
 
@@ -121,7 +123,8 @@ class ExpertPlan(Struct, frozen=True, kw_only=True):
     """Where every expert replica lives, one blob per rank (see coordination.experts).
 
     `held`: what each rank holds on entering, `placement`: what it is to hold. `asked` and `given`: on how many distinct
-    nodes each expert should live, and does. `moves`: experts that travel between workers.
+    nodes each expert should live, and does. `moves`: experts that travel between workers. `window`: over about so many
+    steps the loads of the next placement are to be taken.
     """
 
     layers: int
@@ -131,6 +134,7 @@ class ExpertPlan(Struct, frozen=True, kw_only=True):
     moves: int
     asked: int
     given: int
+    window: Annotated[int, Meta(ge=1)] = LOADS_WINDOW
 
 
 class EpochPlan(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from holdfast.coordination.experts import lost_experts, place
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.membership import Membership
 from holdfast.coordination.messages import (
+    LOADS_WINDOW,
     Decision,
     DecisionKind,
     EpochPlan,
@@ -108,6 +109,7 @@ def placing(
         fault_threshold=config.fault_threshold,
         strategy=config.strategy,
         racks=_racks_by_node(members, workers),
+        window=config.rebalance_every or LOADS_WINDOW,
     )
 
 

@@ -20,9 +20,6 @@ from holdfast.runtime.state import TrainingState
 
 logger = logging.getLogger(__name__)
 
-#: Steps from one report of the loads to the next.
-LOADS_EVERY = 10
-
 
 class ExpertExchange:
     """Moves, compares and collects the experts of one worker; for the training thread."""
@@ -95,7 +92,7 @@ class ExpertExchange:
         A report is whole in itself: whoever is rank 0 next has counted as well.
         """
         loads = self._experts.loads
-        if step % LOADS_EVERY or loads.size > MAX_LOADS:
+        if step % self._experts.report_every or loads.size > MAX_LOADS:
             return
         worker = self._shared.machine.worker
         report = Loads(

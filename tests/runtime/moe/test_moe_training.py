@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -227,3 +228,26 @@ def test_the_loads_of_a_step_count_once_it_has_passed() -> None:
     experts.passed()
     assert experts.loads.sum(axis=1) == pytest.approx([12.0, 12.0])
     assert experts.expert_bytes == 2 * 4 * 8 * 4
+
+
+@pytest.mark.parametrize(("window", "report_every"), [(200, 10), (50, 2), (3, 1)])
+def test_loads_are_those_of_about_the_window(window: int, report_every: int) -> None:
+    experts = job_experts()
+    whole = msgspec.structs.replace(plan([()], [range(EXPERTS)], moves=0), window=window)
+    experts.enter(LocalCommunicator(), whole, DecisionKind.START)
+    assert experts.report_every == report_every
+
+    def step(tokens: int) -> None:
+        experts.begin()
+        experts.state.begin(1, 0)
+        for layer in experts.layers:
+            layer(torch.ones(tokens, 4))
+        experts.passed()
+
+    for _ in range(window):
+        step(1)
+    before = experts.loads.sum()
+    for _ in range(window):
+        step(3)
+    # All of the last window weighs more than what came before it, and not all there is.
+    assert 0.8 < (experts.loads.sum() - before) / (2 * before) < 0.95

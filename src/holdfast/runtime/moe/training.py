@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.coordination.experts import decode, encode
-from holdfast.coordination.messages import DecisionKind, ExpertPlan, ExpertShape
+from holdfast.coordination.messages import LOADS_WINDOW, DecisionKind, ExpertPlan, ExpertShape
 from holdfast.errors import BadInputError, JobFailedError
 from holdfast.planning import LoadAverage
 from holdfast.planning.arrays import FloatArray, IntArray
@@ -32,8 +32,10 @@ from holdfast.runtime.moe.shards import ExpertShards, LayerSpec
 from holdfast.runtime.moe.verify import verify_replicas
 from holdfast.runtime.reduction import Reduced
 
-#: Steps after which a step's loads count half. Their mean age is then about that in a sum over the last 200 steps.
-LOADS_HALF_LIFE = 70.0
+#: A step's loads count half after this share of the window: their mean age is then that in a sum over the window.
+HALF_LIFE_OF_WINDOW = 0.35
+#: Reports of the loads in a window.
+REPORTS_PER_WINDOW = 20
 
 
 class JobExperts:
@@ -58,6 +60,7 @@ class JobExperts:
         self._counts = np.ones((len(layers), self.experts), dtype=np.int64)
         self._placed = self._counts
         self._placement: Placement = ()
+        self._window = LOADS_WINDOW
         self._clock = ExpertClock()
         for layer in layers:
             layer.clock = self._clock
@@ -120,6 +123,7 @@ class JobExperts:
             if plan.moves:
                 received = self._bring(moving or comm, held, wanted)
         self._placed = wanted[:, :, comm.rank]
+        self._window = plan.window
         self._bind(comm, from_counts(wanted))
         return received
 
@@ -212,13 +216,18 @@ class JobExperts:
         """Add the step that has passed; an attempt that was undone does not count."""
         none = np.zeros(self.experts, dtype=np.int64)
         tokens = np.stack([self.state.loads.get(layer, none) for layer in range(len(self.layers))])
-        self._loads = self._loads.add(tokens, steps=1, half_life=LOADS_HALF_LIFE)
+        self._loads = self._loads.add(tokens, steps=1, half_life=HALF_LIFE_OF_WINDOW * self._window)
         self.state.loads.clear()
 
     @property
     def loads(self) -> FloatArray:
         """Tokens per step, layer and expert `(L, E)`, of all ranks; recent steps count most."""
         return self._loads.per_step()
+
+    @property
+    def report_every(self) -> int:
+        """Steps from one report of the loads to the next."""
+        return max(self._window // REPORTS_PER_WINDOW, 1)
 
     @property
     def token_s(self) -> float:
