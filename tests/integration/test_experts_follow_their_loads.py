@@ -17,10 +17,10 @@ OPTIONS = ("--verify-state", "--slots", "4", "--rebalance-every", "15", "--emula
 
 
 def start(start_job: StartJob, gate: Path, *steps: str) -> LocalJob:
-    """Start a job that waits before every tenth step until it is let `through`."""
+    """Start a job that waits before steps 1, 11, 21, ... until it is let `through`."""
     args = (*steps, *ARGS, "--step-seconds", "0.3", "--gates", str(gate))
     job = start_job(*args, nodes=4, options=OPTIONS, script=TINY_MOE)
-    job.wait("step_committed", step=9)
+    job.wait("epoch_started", world=4)
     return job
 
 
@@ -39,9 +39,10 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     gate = tmp_path / "gate"
     job = start(start_job, gate, "--steps", "35")
     before = replicas_of_expert_0(job)
-    through(gate, 10, 20)
+    through(gate, 1, 11)
     decided = job.wait("rebalance_decided")
     assert decided["adopted"], decided
+    assert decided["step"] < 11, "long before the first multiple, once there are loads"
     assert decided["gain_s"] > decided["cost_s"] > 0
     started = job.wait("epoch_started", reason="rebalance")
     assert (started["world"], started["expert_moves"]) == (4, decided["moves"])
@@ -49,7 +50,7 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     rebalanced = job.wait("rebalanced")
     assert rebalanced["bytes_moved"] > 0
     assert replicas_of_expert_0(job)[1] > before[1]
-    through(gate, 30)
+    through(gate, 21, 31)
     later = job.wait("rebalance_decided", since=job.events.index(rebalanced))
     # The load has not changed since; what little there is to gain is weighed against what the first switch took.
     assert later["adopted"] == (later["gain_s"] > later["cost_s"])
@@ -65,12 +66,12 @@ def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path:
     victim = job.nodes()[2]
     if place == "moving":
         job.fail(victim, "kill", step=1, phase="moving")
-    through(gate, 10, 20, 30, 40)
+    through(gate, 1, 11, 21, 31)
     assert job.wait("rebalance_decided")["adopted"]
     if place == "prepared":
         job.signal_node(victim)
     job.wait("failure_detected", node=victim)
     assert job.wait("recovered")["action"] == "shrink"
     goes_on_until_interrupted(job)
-    check_losses(job, *ARGS, script=TINY_MOE, least=15)
+    check_losses(job, *ARGS, script=TINY_MOE, least=5)
     assert not job.all("rolled_back")

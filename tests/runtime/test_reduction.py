@@ -1,4 +1,4 @@
-"""Gradients: views that survive user code, the sum of all ranks in the same bits everywhere, intact local ones."""
+"""Gradients: local ones that survive user code, the sum of all ranks in the same bits everywhere, intact local ones."""
 
 import hashlib
 import math
@@ -90,6 +90,7 @@ def test_grad_square_is_exact_in_double():
     module = nn.Linear(300, 300, dtype=torch.float64)
     buckets = GradientBuckets(module.parameters())
     module(torch.randn(5, 300, dtype=torch.float64)).square().sum().backward()
+    buckets.collect()
     square = sum(p.grad.square().sum().item() for p in module.parameters() if p.grad is not None)
     assert buckets.reduce(LocalCommunicator(), 1.0).grad_square == pytest.approx(square, rel=1e-13)
 
@@ -122,34 +123,52 @@ def test_parameters_keep_no_gradient_only_in_steps_that_do_not_touch_them():
     for with_half in (False, True, False):
         buckets.zero()
         ours(inputs(0, 0), with_half=with_half).backward()
+        buckets.collect()
         buckets.reduce(LocalCommunicator(), 1.0)
         buckets.use_reduced()
         assert (ours.narrow.weight.grad is not None) == with_half
         assert ours.unused.grad is None
-        buckets.use_local()
-        assert ours.unused.grad is not None
-        assert not ours.unused.grad.any()
 
 
 def test_local_gradients_stay_when_reduced_ones_are_used_and_changed():
     ours = model()
     buckets = GradientBuckets(ours.parameters())
     ours(inputs(0, 0)).backward()
+    buckets.collect()
     before = gradients(ours)
     buckets.reduce(LocalCommunicator(), 1.0)
     buckets.use_reduced()
     buckets.scale_reduced(0.25)
-    assert_close(
-        {k: v for k, v in gradients(ours).items() if k != "unused"},
-        {k: v for k, v in before.items() if k != "unused"},
-        0.25,
-    )
+    assert_close(gradients(ours), before, 0.25)
     buckets.use_local()
-    for name, tensor in gradients(ours).items():
-        expected = before[name]
-        assert tensor is not None
-        assert expected is not None
-        assert tensor.equal(expected)
+    torch.testing.assert_close(gradients(ours), before, rtol=0, atol=0)
+
+
+def test_a_step_begins_from_nothing_whatever_the_buffers_hold():
+    plain, ours = model(), model()
+    buckets = GradientBuckets(ours.parameters())
+    for with_half in (True, False, True):
+        plain.zero_grad()
+        buckets.zero()
+        assert not any(gradient is not None for gradient in gradients(ours).values())
+        plain(inputs(0, 0), with_half=with_half).backward()
+        ours(inputs(0, 0), with_half=with_half).backward()
+        buckets.collect()
+        buckets.reduce(LocalCommunicator(), 1.0)
+        buckets.use_reduced()
+        assert_close(gradients(ours), gradients(plain), 1.0)
+
+
+def test_sparse_gradients_are_summed_densely():
+    plain, ours = (nn.Embedding(6, 2, sparse=sparse, _weight=torch.ones(6, 2)) for sparse in (False, True))
+    buckets = GradientBuckets(ours.parameters())
+    for rows in ([1, 2], [2, 5]):
+        plain(torch.tensor(rows)).square().sum().backward()
+        ours(torch.tensor(rows)).square().sum().backward()
+        buckets.collect()
+    buckets.reduce(LocalCommunicator(), 1.0)
+    buckets.use_reduced()
+    assert_close(gradients(ours), gradients(plain), 1.0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -157,6 +176,7 @@ def test_nonfinite_elements_are_counted(bad: float):
     ours = model()
     buckets = GradientBuckets(ours.parameters())
     ours(inputs(0, 0)).backward()
+    buckets.collect()
     assert ours.first.weight.grad is not None
     ours.first.weight.grad[0, :3] = bad
     assert ours.narrow.weight.grad is not None
@@ -170,6 +190,7 @@ def test_large_finite_doubles_are_not_called_nonfinite():
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     buckets = GradientBuckets([parameter])
     (parameter * 1e200).sum().backward()
+    buckets.collect()
     assert buckets.reduce(LocalCommunicator(), 1.0).nonfinite == 0
 
 
@@ -182,17 +203,6 @@ def test_nothing_to_train_and_too_large_a_world_are_bad_input():
         GradientBuckets([nn.Parameter(torch.zeros(2))]).reduce(communicator, 1.0)
 
 
-def test_closing_lets_go_of_the_parameters():
-    parameter = nn.Parameter(torch.zeros(2))
-    buckets = GradientBuckets([parameter])
-    buckets.close()
-    buckets.zero()
-    parameter.sum().backward()
-    buckets.reduce(LocalCommunicator(), 1.0)
-    buckets.use_reduced()
-    assert parameter.grad is None
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 9), st.integers(1, 400))
 def test_shards_cover_every_bucket_for_every_world(sizes: list[int], world: int, bucket_bytes: int):
@@ -202,7 +212,7 @@ def test_shards_cover_every_bucket_for_every_world(sizes: list[int], world: int,
     assert {id(p) for p in members} == {id(p) for p in parameters}
     assert len(members) == len(parameters)
     for bucket in buckets._buckets:
-        assert bucket.used <= world * bucket.shard_size(world) <= bucket.local.numel()
+        assert bucket.used <= world * bucket.shard_size(world) <= bucket.flat.numel()
 
 
 def digest(module: nn.Module) -> str:
@@ -219,13 +229,10 @@ def reduced_body(seat: Seat, bucket_bytes: int) -> tuple[str, float, dict[str, A
     for step in range(3):
         buckets.zero()
         ours(inputs(seat.rank, step), with_half=seat.rank == 1).backward()
+        buckets.collect()
         local = gradients(ours)
         reduced = buckets.reduce(communicator, 1 / RANKS)
-        for name, tensor in gradients(ours).items():
-            before = local[name]
-            assert tensor is not None
-            assert before is not None
-            assert tensor.equal(before), "the local gradients must stay intact"
+        torch.testing.assert_close(gradients(ours), local, rtol=0, atol=0)  # they must stay intact
     buckets.use_reduced()
     seat.meet()
     communicator.retire(sever=False)
@@ -261,6 +268,7 @@ def redone_body(seat: Seat) -> str:
     module = nn.Linear(500, 500)
     buckets = GradientBuckets(module.parameters(), bucket_bytes=1)
     module(inputs_of(seat.rank)).sum().backward()
+    buckets.collect()
     local = gradients(module)
     if seat.rank < seat.size - 1:
         threading.Timer(0.005, halt.set).start()

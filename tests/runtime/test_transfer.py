@@ -44,6 +44,7 @@ class Side:
     secret: bytes = b"k" * 32
     epoch: int = 4
     receipts: list[Receipt] = field(default_factory=list)
+    opened: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     midway: Callable[[], None] = lambda: None
     late: bool = False
@@ -74,6 +75,7 @@ class Side:
                 self.receipts.append(
                     Receipt(ticket=ticket, prepare=self.state.prepare, on_end=self.on_end, midway=self.midway)
                 )
+                self.opened.set()
             return self.receipts[0]
 
     def on_end(self) -> None:
@@ -215,6 +217,7 @@ def test_both_leave_at_once_when_one_is_halted(sides: Callable[..., Side], who: 
     side = sides(midway=hold if who == "sender" else lambda: None, width=3000)
     pushed, outcome = push(side.plan(), make(0, width=3000), midway=hold if who == "receiver" else lambda: None)
     assert reached.wait(DEADLINE_S)
+    assert side.opened.wait(DEADLINE_S)  # the sender's first chunk may be on its way still
     pushed.abort() if who == "sender" else side.receipts[0].abort()
     release.set()
     assert outcome.get(timeout=DEADLINE_S) != ""

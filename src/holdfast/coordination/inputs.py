@@ -133,7 +133,7 @@ class CoordinatorConfig:
     static_experts, ep_size: classic expert parallelism instead of elastic experts, over so many ranks (0: the least
     that fits). on_failure: `reconfigure` the job, or `restart` all workers from the newest checkpoint, at joins too.
     emulate_compute: seconds per token that expert computation is made to take, 0 for none; for the record.
-    rebalance_every: steps from one look at the experts' placement to the next, 0 for none.
+    rebalance_every: steps from one look at the experts' placement to the next, 0 for none; loads bring the first one.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
     """

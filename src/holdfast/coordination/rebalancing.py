@@ -1,5 +1,7 @@
 """Every so many steps a new placement is computed for the loads of late, and adopted if that pays.
 
+The first one is computed as soon as loads are known: until then all experts count as equally loaded.
+
 The machine asks for the placement (PlanExperts) and goes on; the shell computes it beside everything else and feeds it
 back (Planned). What happened meanwhile may have made it worthless: then it is forgotten.
 """
@@ -21,7 +23,7 @@ from holdfast.planning.arrays import indices
 
 
 class Rebalancing:
-    """Asks for a placement at every multiple of `rebalance_every` steps, and weighs what comes."""
+    """Asks for a placement once loads are known and at multiples of `rebalance_every` steps; weighs what comes."""
 
     def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, step: int) -> None:
         """Begin after `step`."""
@@ -29,6 +31,7 @@ class Rebalancing:
         self._config = config
         self._loads = loads
         self._asked_at = step
+        self._looked = False
         self._waiting = False
 
     def ask(self, plan: EpochPlan, committed: int) -> None:
@@ -36,12 +39,14 @@ class Rebalancing:
         config, turn = self._config, self._turn
         every = 0 if config.static_experts else config.rebalance_every
         self._asked_at = min(self._asked_at, committed)  # after a roll-back
-        if not every or committed // every <= self._asked_at // every:
+        if not every or committed == self._asked_at:
             return
-        self._asked_at = committed
+        if self._looked and committed // every == self._asked_at // every:
+            return
         if self._waiting or self._loads.tokens is None or plan.experts is None:
             return
-        self._waiting = True
+        self._asked_at = committed
+        self._looked = self._waiting = True
         held = dict(zip(plan.workers, plan.experts.placement, strict=True))
         solve = placing(turn.record, turn.members, plan.workers, held, self._config, self._loads.tokens)
         assert solve is not None
@@ -67,11 +72,15 @@ class Rebalancing:
             current,
             _migration(plan.workers, found, shape),
             threshold=plan.experts.asked,
-            steps=self._config.rebalance_every,
+            steps=self._steps_to_next_look(),
             model=costs.model(token_s=token_s, expert_bytes=loads.expert_bytes),
         )
         self._announce(decision, found)
         return found if decision.adopt else None
+
+    def _steps_to_next_look(self) -> int:
+        every = self._config.rebalance_every
+        return every - self._asked_at % every
 
     def _announce(self, decision: RebalanceDecision, found: ExpertPlan) -> None:
         self._turn.emit(

@@ -1,14 +1,15 @@
 """Gradient reduction out of place: the local sums stay intact, the reduced gradients come into buffers of their own.
 
-Each bucket is cut into one shard per rank. An all-to-all brings every rank all versions of its shard; it sums them in
-rank order, scales, and an all-gather spreads the result: each element is summed by one rank, so all have the same
+The local sums are the tensors that autograd makes. For the reduction they are copied into flat buckets, and each bucket
+is cut into one shard per rank. An all-to-all brings every rank all versions of its shard; it sums them in rank order,
+scales, and an all-gather spreads the result over the bucket: each element is summed by one rank, so all have the same
 bits. Local gradients can be reused after a failure, and reduced ones applied later by a FORWARD decision.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +40,9 @@ class Reduced:
 class _Bucket:
     """Flat buffers of some parameters of one dtype and device.
 
-    Behind the `numel` gradient elements lie one flag per parameter (how many ranks touched it) and zeros, so that any
-    world up to MAX_WORLD can cut the buffer into equal shards.
+    `flat` holds this rank's gradients, and the reduced ones once they have been exchanged. Behind the `numel` gradient
+    elements lie one flag per parameter (how many ranks touched it) and zeros, so that any world up to MAX_WORLD can cut
+    the buffer into equal shards.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -48,34 +50,35 @@ class _Bucket:
         self.numel = sum(parameter.numel() for parameter in parameters)
         self.used = self.numel + len(parameters)
         self._capacity = self.used + ALIGNMENT * MAX_WORLD
-        self.local = self._buffer()
-        self.local_views = self._views(self.local)
-        self.received = self._buffer()
-        self.reduced = self._buffer()
-        self.reduced_views = self._views(self.reduced)
+        self.renew()
 
     def renew(self) -> None:
-        """Replace the buffers that abandoned operations may still write to."""
+        """Make buffers, in the place of those that abandoned operations may still read and write."""
         self.received = self._buffer()
-        self.reduced = self._buffer()
-        self.reduced_views = self._views(self.reduced)
+        self.flat = self._buffer()
+        self.views = self._views(self.flat)
 
     def shard_size(self, world: int) -> int:
         return -(-self.used // (world * ALIGNMENT)) * ALIGNMENT
 
-    def flag(self, touched: set[torch.nn.Parameter]) -> None:
-        """Write down which parameters got a gradient here."""
-        flags = [float(parameter in touched) for parameter in self.parameters]
-        self.local[self.numel : self.used] = torch.tensor(flags)
+    def fill(self, local: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
+        """Copy this rank's gradients into `flat`, and write down which parameters have one."""
+        present = [parameter in local for parameter in self.parameters]
+        self.flat[self.numel : self.used] = torch.tensor(present, dtype=self.flat.dtype)
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter in local:
+                view.copy_(local[parameter])
+            else:
+                view.zero_()
 
     def sum_shard(self, rank: int, world: int, scale: float) -> tuple[float, int]:
-        """Sum this rank's shard over all ranks into its place in `reduced`.
+        """Sum this rank's shard over all ranks into its place in `flat`.
 
         Returns:
             Its squared norm, and how many of its elements are not finite.
         """
         size = self.shard_size(world)
-        shard = self.reduced[rank * size : (rank + 1) * size]
+        shard = self.flat[rank * size : (rank + 1) * size]
         versions = self.received[: world * size].view(world, size)
         gradients = min(max(self.numel - rank * size, 0), size)
         square = 0.0
@@ -83,8 +86,7 @@ class _Bucket:
             part = shard[start : start + CHUNK]
             torch.sum(versions[:, start : start + CHUNK], dim=0, out=part)
             part.mul_(scale)
-            counted = part[: max(gradients - start, 0)].double()
-            square += float(torch.dot(counted, counted))
+            square += squared_norm(part[: max(gradients - start, 0)])
         nonfinite = 0 if math.isfinite(square) else int((~shard[:gradients].isfinite()).sum())
         return square, nonfinite
 
@@ -103,7 +105,7 @@ class _Bucket:
 class GradientBuckets:
     """The local and the reduced gradients of a model, independent of the world's size.
 
-    While local gradients are in use, every `p.grad` is a view into a flat buffer and is accumulated in place.
+    Local gradients are those that plain PyTorch would have: autograd's own tensors, None where there is none.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -116,9 +118,7 @@ class GradientBuckets:
         if not trained:
             raise BadInputError("the model has no parameter that requires a gradient: there is nothing to train")
         self._buckets = [_Bucket(group) for group in _grouped(trained, bucket_bytes)]
-        self._touched: set[torch.nn.Parameter] = set()
-        # A parameter that no rank touched keeps no gradient at all, as in plain PyTorch: optimizers skip it.
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._touched.add) for parameter in trained]
+        self._local: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.use_local()
 
     @property
@@ -127,41 +127,42 @@ class GradientBuckets:
         return sum(bucket.numel for bucket in self._buckets)
 
     def zero(self) -> None:
-        """Begin a step: no gradient yet, and `p.grad` are the local views, whatever they were."""
-        for bucket in self._buckets:
-            bucket.local.zero_()
-        self._touched.clear()
+        """Begin a step: no gradient yet, whatever there was."""
+        self._local.clear()
         self.use_local()
 
+    @torch.no_grad()
     def collect(self) -> None:
-        """After each backward: take in gradients that went elsewhere because user code had reset `p.grad`."""
-        with torch.no_grad():
-            for bucket in self._buckets:
-                for parameter, view in zip(bucket.parameters, bucket.local_views, strict=True):
-                    if parameter.grad is view:
-                        continue
-                    if parameter.grad is not None:
-                        view.add_(parameter.grad)
-                        self._touched.add(parameter)
-                    parameter.grad = view
+        """After each backward: take in the gradients, and put back what user code has reset."""
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                made, known = parameter.grad, self._local.get(parameter)
+                if known is None and made is not None:
+                    self._local[parameter] = made.to_dense() if made.is_sparse else made
+                elif known is not None and made is not None and made is not known:
+                    known.add_(made)
+        self.use_local()
 
     def use_local(self) -> None:
-        """Let every `p.grad` be this rank's own sum."""
+        """Let every `p.grad` be this rank's own sum, None where it has none."""
         for bucket in self._buckets:
-            for parameter, view in zip(bucket.parameters, bucket.local_views, strict=True):
-                parameter.grad = view
+            for parameter in bucket.parameters:
+                parameter.grad = self._local.get(parameter)
 
     def use_reduced(self) -> None:
-        """Let every `p.grad` be the reduced gradient, None where no rank touched the parameter."""
+        """Let every `p.grad` be the reduced gradient.
+
+        A parameter that no rank touched has none at all, as in plain PyTorch: optimizers skip it.
+        """
         for bucket in self._buckets:
-            flags = bucket.reduced[bucket.numel : bucket.used].tolist()
-            for parameter, view, flag in zip(bucket.parameters, bucket.reduced_views, flags, strict=True):
+            flags = bucket.flat[bucket.numel : bucket.used].tolist()
+            for parameter, view, flag in zip(bucket.parameters, bucket.views, flags, strict=True):
                 parameter.grad = view if flag else None
 
     def scale_reduced(self, factor: float) -> None:
         """Multiply the reduced gradients, to clip them."""
         for bucket in self._buckets:
-            bucket.reduced[: bucket.numel].mul_(factor)
+            bucket.flat[: bucket.numel].mul_(factor)
 
     def reduce(self, comm: Communicator, scale: float) -> Reduced:
         """Sum the local gradients of all ranks, times `scale`, into the reduced ones. All ranks must call it.
@@ -174,33 +175,36 @@ class GradientBuckets:
         try:
             return self._reduce(comm, scale)
         except (HaltedError, PeerLostError):
-            # The graveyard holds the old buffers: what was under way may still write to them.
+            # The graveyard holds the old buffers: what was under way still uses them.
             for bucket in self._buckets:
                 bucket.renew()
             raise
 
-    def close(self) -> None:
-        """Let go of the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-
+    @torch.no_grad()
     def _reduce(self, comm: Communicator, scale: float) -> Reduced:
         scatters = []
         for bucket in self._buckets:
-            bucket.flag(self._touched)
+            bucket.fill(self._local)
             length = comm.size * bucket.shard_size(comm.size)
-            scatters.append(comm.start_all_to_all(bucket.received[:length], bucket.local[:length]))
+            scatters.append(comm.start_all_to_all(bucket.received[:length], bucket.flat[:length]))
         square, nonfinite, gathers = 0.0, 0, []
         for bucket, scatter in zip(self._buckets, scatters, strict=True):
             comm.wait(scatter)
+            # All shards have left `flat`: it takes the sums from here on.
             part_square, part_nonfinite = bucket.sum_shard(comm.rank, comm.size, scale)
             square, nonfinite = square + part_square, nonfinite + part_nonfinite
             size = bucket.shard_size(comm.size)
-            output = bucket.reduced[: comm.size * size]
+            output = bucket.flat[: comm.size * size]
             gathers.append(comm.start_all_gather(output, output[comm.rank * size : (comm.rank + 1) * size]))
         for gather in gathers:
             comm.wait(gather)
         return Reduced(grad_square=square, nonfinite=nonfinite)
+
+
+def squared_norm(part: torch.Tensor) -> float:
+    """Return a vector's squared norm, summed in float64."""
+    norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))
+    return norm * norm  # `norm**2` would raise where this is inf
 
 
 def _grouped(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:

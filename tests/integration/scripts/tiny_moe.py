@@ -19,7 +19,7 @@ parser.add_argument("--micro-batch", type=int, default=4)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
 parser.add_argument("--gate", help="go on to step 5 only once this file is there")
 parser.add_argument("--hot", type=float, default=0.0, help="share of tokens that expert 0 gets; 0: the gate decides")
-parser.add_argument("--gates", help="wait before steps 10, 20, ... for FILE.10, FILE.20, ...")
+parser.add_argument("--gates", help="wait before steps 1, 11, 21, ... for FILE.1, FILE.11, FILE.21, ...")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -65,7 +65,7 @@ losses = []
 for step in job.steps(args.steps):
     while args.gate and step.number == 5 and not os.path.exists(args.gate):
         time.sleep(0.01)
-    while args.gates and step.number % 10 == 0 and not os.path.exists(f"{args.gates}.{step.number}"):
+    while args.gates and step.number % 10 == 1 and not os.path.exists(f"{args.gates}.{step.number}"):
         time.sleep(0.01)
     for inputs, wanted in step.micro_batches():
         time.sleep(args.step_seconds * args.micro_batch / GLOBAL_BATCH)

@@ -17,7 +17,7 @@ from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostErr
 from holdfast.runtime.moe.layer import MoE
 from holdfast.runtime.moe.placement import Placement
 from holdfast.runtime.moe.shares import Family, Item, families
-from holdfast.runtime.reduction import CHUNK, Reduced
+from holdfast.runtime.reduction import CHUNK, Reduced, squared_norm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,6 +256,5 @@ def _measure(part: torch.Tensor) -> tuple[float, int]:
     """Return the squared norm in float64, and how many elements are not finite."""
     square = 0.0
     for start in range(0, part.numel(), CHUNK):
-        counted = part[start : start + CHUNK].double()
-        square += float(torch.dot(counted, counted))
+        square += squared_norm(part[start : start + CHUNK])
     return square, 0 if math.isfinite(square) else int((~part.isfinite()).sum())
