@@ -28,6 +28,8 @@ PHASES = ("compute", "reducing", "ready", "voted", "passed", "applying")
 SETTLE_STEPS = 4
 #: Steps until a fault that several nodes must have been told of.
 FORWARD_AHEAD = 10
+#: a joiner that holds the others up for longer, in seconds, is shown with the job's last events
+LONG_STALL_S = 2.0
 
 
 @dataclass
@@ -190,6 +192,8 @@ class Bench:
         self.settle(since=self.job.events.index(epoch), steps=2)
         steps = [e for e in self.job.events[self.job.events.index(joined) :] if e["event"] == "step_committed"]
         self.stalls.append(max(e["seconds"] for e in steps) - self.median_step())
+        if self.stalls[-1] > LONG_STALL_S:
+            print(f"{node} held the others up for {self.stalls[-1]:.3f} s:\n{self.job.story()}", flush=True)
 
     def settle(self, *, since: int, steps: int) -> None:
         """Wait for so many steps."""
