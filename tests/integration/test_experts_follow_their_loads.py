@@ -72,6 +72,7 @@ def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path:
         job.signal_node(victim)
     job.wait("failure_detected", node=victim)
     assert job.wait("recovered")["action"] == "shrink"
+    job.wait("step_committed", step=15)
     goes_on_until_interrupted(job)
-    check_losses(job, *ARGS, script=TINY_MOE, least=5)
+    check_losses(job, *ARGS, script=TINY_MOE, least=15)
     assert not job.all("rolled_back")
