@@ -124,6 +124,14 @@ def test_a_redone_micro_batch_draws_the_same(seed: int, step: int, micro_batch: 
     assert draw() == first
 
 
+@given(st.integers(), st.integers(1, 1000), st.integers(0, 1000))
+def test_torch_is_seeded_as_by_its_own_function(seed: int, step: int, micro_batch: int) -> None:
+    torch.manual_seed(stream_seed(seed, step, micro_batch))
+    expected = torch.rand(3)
+    seed_micro_batch(seed, step, micro_batch)
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_streams_are_distinct() -> None:
     seeds = {stream_seed(seed, step, part) for seed in range(5) for step in range(1, 20) for part in range(10)}
     assert len(seeds) == 5 * 19 * 10

@@ -1,8 +1,14 @@
-"""The bytes of tensors, for sockets and hashes."""
+"""Memory of tensors: as bytes for sockets and hashes, and in huge pages for large exchanges."""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+
 import torch
+
+#: On x86-64, and on ARM with pages of 4 KiB.
+HUGE_PAGE = 2 << 20
 
 
 def directly_readable(tensor: torch.Tensor) -> bool:
@@ -14,3 +20,19 @@ def host_bytes(tensor: torch.Tensor) -> memoryview:
     """Return a tensor's bytes: its own memory where `directly_readable`, else a copy."""
     host = tensor.detach() if directly_readable(tensor) else tensor.detach().cpu().contiguous()
     return memoryview(host.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def large_zeros(numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros, `(numel,)`; in host memory in huge pages where the system gives any.
+
+    A buffer of megabytes that goes through sockets in every step is walked through by the kernel page by page.
+    """
+    nbytes = numel * dtype.itemsize
+    if device.type != "cpu" or nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(numel, dtype=dtype, device=device)
+    region = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        region.madvise(mmap.MADV_HUGEPAGE)
+    space = torch.frombuffer(region, dtype=torch.uint8)
+    start = -space.data_ptr() % HUGE_PAGE
+    return space[start : start + nbytes].view(dtype)

@@ -9,13 +9,14 @@ bits. Local gradients can be reused after a failure, and reduced ones applied la
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.runtime.memory import large_zeros
 
 BUCKET_BYTES = 25 << 20
 #: Shards begin at multiples of this many elements, so that every shard is aligned.
@@ -40,6 +41,7 @@ class Reduced:
 class _Bucket:
     """Flat buffers of some parameters of one dtype and device.
 
+    `local` has this rank's gradients as autograd made them, None where there is none.
     `flat` holds this rank's gradients, and the reduced ones once they have been exchanged. Behind the `numel` gradient
     elements lie one flag per parameter (how many ranks touched it) and zeros, so that any world up to MAX_WORLD can cut
     the buffer into equal shards.
@@ -47,6 +49,7 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = tuple(parameters)
+        self.local: list[torch.Tensor | None] = [None] * len(self.parameters)
         self.numel = sum(parameter.numel() for parameter in parameters)
         self.used = self.numel + len(parameters)
         self._capacity = self.used + ALIGNMENT * MAX_WORLD
@@ -61,13 +64,13 @@ class _Bucket:
     def shard_size(self, world: int) -> int:
         return -(-self.used // (world * ALIGNMENT)) * ALIGNMENT
 
-    def fill(self, local: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
+    def fill(self) -> None:
         """Copy this rank's gradients into `flat`, and write down which parameters have one."""
-        present = [parameter in local for parameter in self.parameters]
+        present = [gradient is not None for gradient in self.local]
         self.flat[self.numel : self.used] = torch.tensor(present, dtype=self.flat.dtype)
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter in local:
-                view.copy_(local[parameter])
+        for gradient, view in zip(self.local, self.views, strict=True):
+            if gradient is not None:
+                view.copy_(gradient)
             else:
                 view.zero_()
 
@@ -92,7 +95,7 @@ class _Bucket:
 
     def _buffer(self) -> torch.Tensor:
         first = self.parameters[0]
-        return torch.zeros(self._capacity, dtype=first.dtype, device=first.device)
+        return large_zeros(self._capacity, dtype=first.dtype, device=first.device)
 
     def _views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         views, offset = [], 0
@@ -118,7 +121,6 @@ class GradientBuckets:
         if not trained:
             raise BadInputError("the model has no parameter that requires a gradient: there is nothing to train")
         self._buckets = [_Bucket(group) for group in _grouped(trained, bucket_bytes)]
-        self._local: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.use_local()
 
     @property
@@ -128,26 +130,29 @@ class GradientBuckets:
 
     def zero(self) -> None:
         """Begin a step: no gradient yet, whatever there was."""
-        self._local.clear()
+        for bucket in self._buckets:
+            bucket.local = [None] * len(bucket.parameters)
         self.use_local()
 
     @torch.no_grad()
     def collect(self) -> None:
         """After each backward: take in the gradients, and put back what user code has reset."""
         for bucket in self._buckets:
-            for parameter in bucket.parameters:
-                made, known = parameter.grad, self._local.get(parameter)
+            for place, (parameter, known) in enumerate(zip(bucket.parameters, bucket.local, strict=True)):
+                made = parameter.grad
+                if made is known:
+                    continue
                 if known is None and made is not None:
-                    self._local[parameter] = made.to_dense() if made.is_sparse else made
-                elif known is not None and made is not None and made is not known:
+                    known = bucket.local[place] = made.to_dense() if made.is_sparse else made
+                elif known is not None and made is not None:
                     known.add_(made)
-        self.use_local()
+                parameter.grad = known
 
     def use_local(self) -> None:
         """Let every `p.grad` be this rank's own sum, None where it has none."""
         for bucket in self._buckets:
-            for parameter in bucket.parameters:
-                parameter.grad = self._local.get(parameter)
+            for parameter, gradient in zip(bucket.parameters, bucket.local, strict=True):
+                parameter.grad = gradient
 
     def use_reduced(self) -> None:
         """Let every `p.grad` be the reduced gradient.
@@ -184,7 +189,7 @@ class GradientBuckets:
     def _reduce(self, comm: Communicator, scale: float) -> Reduced:
         scatters = []
         for bucket in self._buckets:
-            bucket.fill(self._local)
+            bucket.fill()
             length = comm.size * bucket.shard_size(comm.size)
             scatters.append(comm.start_all_to_all(bucket.received[:length], bucket.flat[:length]))
         square, nonfinite, gathers = 0.0, 0, []

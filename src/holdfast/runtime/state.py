@@ -84,7 +84,8 @@ class TrainingState:
                 raise BadInputError(
                     f"extra[{name!r}] is a {type(thing).__name__}: it needs state_dict() and load_state_dict()"
                 )
-        for name, module in model.named_modules():
+        self._modules = tuple(model.named_modules())
+        for name, module in self._modules:
             if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
                 raise BadInputError(f"module {name!r} has extra state: pass an object that saves it as extra={{...}}")
         self._apart = {id(parameter) for parameter in apart}
@@ -167,7 +168,12 @@ class TrainingState:
 
     def buffer_versions(self) -> dict[str, tuple[int, int]]:
         """Return what changes when a buffer is written to or replaced: (identity, torch's version counter)."""
-        return {name: (id(buffer), buffer._version) for name, buffer in self._buffers().items()}
+        return {
+            f"{prefix}.{name}" if prefix else name: (id(buffer), buffer._version)
+            for prefix, module in self._modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        }
 
     # ---- inside ----
 
