@@ -127,6 +127,12 @@ def test_the_launcher_hears_of_wishes_for_nodes(coordinator: CoordinatorProcess)
         assert launcher.node_requests(0, wait_s=0) == [(first, 2), (second, 1)]
 
 
+def test_a_launcher_need_not_have_asked_yet(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.client() as client:
+        number = client.add_node()
+        assert client.node_requests(0, wait_s=0) == [(number, 1)]
+
+
 def test_several_who_wait_for_nodes_all_hear(coordinator: CoordinatorProcess) -> None:
     heard: list[list[tuple[int, int]]] = []
 

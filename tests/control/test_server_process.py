@@ -157,7 +157,7 @@ def test_agents_that_stay_are_not_waited_for_for_ever(tmp_path: Path) -> None:
 
 def test_whoever_follows_hears_the_end_however_late(tmp_path: Path) -> None:
     """A job may be over before its launcher has asked for the first event."""
-    with CoordinatorProcess(tmp_path, followed=True) as coordinator, coordinator.client() as client:
+    with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.client() as client:
         client.shutdown(7, "enough")
         coordinator.until_log("read to the last")
         assert [event["event"] for event in client.events()] == ["job_started"]

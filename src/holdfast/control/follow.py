@@ -1,4 +1,4 @@
-"""Long polls of a coordinator from an event loop: they outlive its restarts, and end when they are cancelled."""
+"""A coordinator's news for an event loop: following outlives its restarts, and ends when it is cancelled."""
 
 from __future__ import annotations
 
@@ -36,15 +36,18 @@ class Follower:
     async def events(self, after: int = 0) -> AsyncIterator[dict[str, Any]]:
         """Yield the events above number `after` until none can follow."""
         while True:
-            answer = await self._get(f"/events?after={after}&wait={_WAIT_S}")
-            if answer is None:
-                continue
-            for line in answer.content.splitlines():
-                event = msgspec.json.decode(line)
-                after = event["seq"]
-                yield event
-            if answer.headers.get(END_HEADER) == "1":
-                return
+            try:
+                # A request for each step's event would cost both sides more than all else that they do in a step.
+                path = f"/events?after={after}&wait={_WAIT_S}&stream=1"
+                async with self._http.stream("GET", path) as answer:
+                    async for line in _lines(answer.raise_for_status()):
+                        event = msgspec.json.decode(line)
+                        after = event["seq"]
+                        yield event
+                    if answer.headers.get(END_HEADER) == "1":
+                        return
+            except (httpx.TransportError, httpx.HTTPStatusError):
+                await asyncio.sleep(_PAUSE_S)  # it is being (re)started
 
     async def node_requests(self) -> AsyncIterator[int]:
         """Yield how many nodes users ask for."""
@@ -78,3 +81,12 @@ class Follower:
             await asyncio.sleep(_PAUSE_S)
             return None
         return answer
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield whole lines as they come. (httpx's own would cut at Unicode's line separators too.)"""
+    rest = b""
+    async for data in answer.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line

@@ -6,13 +6,13 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,13 +32,15 @@ from holdfast.observability.metrics import CONTENT_TYPE
 
 _log = logging.getLogger("holdfast.coordinator")
 T = TypeVar("T")
+_JSON_LINES = "application/x-ndjson"
 
 
 class NodeRequests:
     """Wishes for more nodes, for the launcher that starts them; their numbers grow across coordinators."""
 
-    def __init__(self) -> None:
-        self.launcher_seen = False
+    def __init__(self, *, launched: bool) -> None:
+        """Have none; without a launcher that is known to be there, one is as soon as it asks."""
+        self.launcher_seen = launched
         self._requests: list[tuple[int, int]] = []
         self._last = 0
         self._new = asyncio.Event()
@@ -124,15 +126,35 @@ class HttpApi:
         return Response(self._shell.metrics.exposition(), media_type=CONTENT_TYPE)
 
     async def events(self, request: Request) -> Response:
-        """Events above `after`, as JSON lines; where there are none yet, wait up to `wait` seconds for one."""
-        after, wait_s = _number(request, "after", 0), _number(request, "wait", 0.0)
+        """Events above `after`, as JSON lines; where there are none yet, wait up to `wait` seconds for one.
+
+        With `stream=1` the answer goes on with those that follow, for `wait` seconds more.
+        """
+        after, wait_s = int(_number(request, "after", 0)), min(_number(request, "wait", 0.0), MAX_WAIT_S)
+        stream = _number(request, "stream", 0) > 0
         journal = self._shell.journal
-        await journal.wait_beyond(int(after), min(wait_s, MAX_WAIT_S))
-        lines = journal.read(int(after))
+        await journal.wait_beyond(after, wait_s)
+        lines = journal.read(after)
         ended = journal.closed and (not lines or _last_seq(lines) == journal.last_seq)
         if ended:
             self.read_to_the_end.set()
-        return Response(b"".join(lines), media_type="application/x-ndjson", headers={END_HEADER: "1" if ended else "0"})
+        headers = {END_HEADER: "1" if ended else "0"}
+        if stream and not ended:
+            return StreamingResponse(self._stream(after, wait_s), media_type=_JSON_LINES, headers=headers)
+        return Response(b"".join(lines), media_type=_JSON_LINES, headers=headers)
+
+    async def _stream(self, after: int, seconds: float) -> AsyncIterator[bytes]:
+        """Yield the events above `after` as they come, for a time; less where none can follow."""
+        loop, journal = asyncio.get_running_loop(), self._shell.journal
+        until = loop.time() + seconds
+        while True:
+            lines = journal.read(after)
+            if lines:
+                after = _last_seq(lines)
+                yield b"".join(lines)
+            elif journal.closed or loop.time() >= until:
+                return
+            await journal.wait_beyond(after, max(until - loop.time(), 0.0))
 
     async def fail(self, request: Request) -> Response:
         """Inject a fault."""

@@ -217,7 +217,7 @@ class Launcher:
             events=settings.events.absolute() if settings.events else None,
             registry=settings.registry,
             checkpoints=self._checkpoints,
-            followed=True,
+            launched=True,
         )
         return spawn(CoordinatorOrder(settings=server, parent=os.getpid()), settings.environment)
 

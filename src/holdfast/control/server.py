@@ -164,7 +164,7 @@ class _Server:
             on_failure=self._fail,
         )
         self._planning: set[asyncio.Task[None]] = set()
-        self._requests = NodeRequests()
+        self._requests = NodeRequests(launched=settings.launched)
         self._api = HttpApi(self._shell, self._status, self._requests)
 
     @contextlib.contextmanager
@@ -200,7 +200,7 @@ class _Server:
             self._shell.stop()
             self._journal.close()
             self._requests.wake()
-            if self._settings.followed and not serving.done():
+            if self._settings.launched and not serving.done():
                 await self._last_events_read()
             web.should_exit = True
             ticking.cancel()

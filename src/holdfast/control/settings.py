@@ -21,7 +21,7 @@ class ServerSettings:
     `memory:`. events: the journal's file; None puts it beside a SQLite store (PATH.events.jsonl), so that a restarted
     coordinator knows where it stopped, and into memory otherwise. certfile, keyfile: serve TLS. registry: where the
     job is listed for the commands of this machine; None for nowhere. checkpoints: intact ones that lie there already.
-    followed: whoever started this coordinator reads its events, and must not miss the last ones.
+    launched: whoever started this coordinator reads its events, must not miss the last ones, and starts further nodes.
     """
 
     config: CoordinatorConfig
@@ -34,7 +34,7 @@ class ServerSettings:
     keyfile: Path | None = None
     registry: Path | None = None
     checkpoints: tuple[KnownCheckpoint, ...] = ()
-    followed: bool = False
+    launched: bool = False
 
     @property
     def job(self) -> str:
