@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from standstill import Watch
 
 from holdfast.runtime.commit import finish, start_commit
 from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
@@ -218,20 +219,25 @@ def main() -> None:
     parser.add_argument("--reconfigurations", type=int, default=50)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     arguments = parser.parse_args()
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the start; times in ms")
     print(
         "ranks kind                rounds  halted lost done  leave median/max    > 50  retire max  buried  emptied in"
     )
+    print("(times in ms)")
     for ranks in arguments.ranks:
-        for kind in KINDS:
-            print_abandonments(ranks, kind, arguments.rounds)
-        for rank, (first, last) in enumerate(run_world(ranks, reconfigurations, arguments.reconfigurations)):
-            print(
-                f"{ranks} ranks, {arguments.reconfigurations} reconfigurations, rank {rank}: "
-                f"descriptors {first.descriptors} -> {last.descriptors}, threads {first.threads} -> {last.threads}, "
-                f"resident {first.resident / 2**20:.1f} -> {last.resident / 2**20:.1f} MiB"
-            )
-    print(f"load average {os.getloadavg()[0]:.1f} at the end")
+        with Watch() as watch:
+            for kind in KINDS:
+                print_abandonments(ranks, kind, arguments.rounds)
+            print_reconfigurations(ranks, arguments.reconfigurations)
+            print(f"{ranks} ranks: {watch.report()}")
+
+
+def print_reconfigurations(ranks: int, count: int) -> None:
+    for rank, (first, last) in enumerate(run_world(ranks, reconfigurations, count)):
+        print(
+            f"{ranks} ranks, {count} reconfigurations, rank {rank}: "
+            f"descriptors {first.descriptors} -> {last.descriptors}, threads {first.threads} -> {last.threads}, "
+            f"resident {first.resident / 2**20:.1f} -> {last.resident / 2**20:.1f} MiB"
+        )
 
 
 def print_abandonments(ranks: int, kind: str, rounds: int) -> None:

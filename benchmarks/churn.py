@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from recovery import SETTLE_STEPS, Bench, spread
+from standstill import Watch
 
 from holdfast.control.local_job import LocalJob
 
@@ -32,8 +33,8 @@ def main() -> int:
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     options = parser.parse_args()
     settings = ("--nodes", str(options.most), "--slots", str(options.slots), "--allow-faults")
-    with LocalJob(MOE, options.args or MOE_ARGS, options=settings) as job:
-        bench = Bench(job, random.Random(options.seed))
+    with Watch() as watch, LocalJob(MOE, options.args or MOE_ARGS, options=settings) as job:
+        bench = Bench(job, watch, random.Random(options.seed))
         bench.settle(since=0, steps=10)
         go_down(bench)
         for _ in range(options.most - 1):
@@ -62,6 +63,7 @@ def report(bench: Bench) -> int:
     print(f"experts moved: {' '.join(str(epoch['expert_moves']) for epoch in epochs)}")
     print("down less the median step, seconds: " + spread([v for t in bench.tallies.values() for v in t.down]))
     print("a joiner's stall, seconds: " + spread(bench.stalls))
+    print(bench.watch.report())
     print(f"times an expert had no live copy: {lost_experts}")
     print("lost: " + ("nothing (steps 0, samples 0, experts 0)" if not wrong else "; ".join(wrong)))
     return 1 if wrong or lost_experts else 0

@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from standstill import Watch
+
 from holdfast.control.local_job import JsonEvent, LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,8 +45,9 @@ class Tally:
 def main() -> int:
     """Run the benchmark and print its tables; 1 if anything was lost."""
     options = _options()
-    with LocalJob(options.script, options.args or DENSE_ARGS, options=("--nodes", "4", "--allow-faults")) as job:
-        bench = Bench(job, random.Random(options.seed))
+    run = LocalJob(options.script, options.args or DENSE_ARGS, options=("--nodes", "4", "--allow-faults"))
+    with Watch() as watch, run as job:
+        bench = Bench(job, watch, random.Random(options.seed))
         bench.settle(since=0, steps=20)
         for number in range(options.kills):
             bench.kill_at_random(number)
@@ -71,8 +74,9 @@ def _options() -> argparse.Namespace:
 class Bench:
     """One job, harmed and healed again and again."""
 
-    def __init__(self, job: LocalJob, rng: random.Random) -> None:
+    def __init__(self, job: LocalJob, watch: Watch, rng: random.Random) -> None:
         self.job = job
+        self.watch = watch
         self.rng = rng
         self.tallies: dict[str, Tally] = {}
         self.stalls: list[float] = []
@@ -193,7 +197,9 @@ class Bench:
         steps = [e for e in self.job.events[self.job.events.index(joined) :] if e["event"] == "step_committed"]
         self.stalls.append(max(e["seconds"] for e in steps) - self.median_step())
         if self.stalls[-1] > LONG_STALL_S:
-            print(f"{node} held the others up for {self.stalls[-1]:.3f} s:\n{self.job.story()}", flush=True)
+            still = self.watch.gaps(since=joined["time"])
+            print(f"{node} held the others up for {self.stalls[-1]:.3f} s; the machine stood still for {still} s")
+            print(self.job.story(), flush=True)
 
     def settle(self, *, since: int, steps: int) -> None:
         """Wait for so many steps."""
@@ -223,6 +229,7 @@ class Bench:
             print(f"  {kind:20s} {spread(tally.down)}")
         print(f"  {'all':20s} {spread(everything)}")
         print(f"  joiner's stall       {spread(self.stalls)}")
+        print(self.watch.report())
         wrong = self.losses()
         print("lost: " + ("nothing (steps 0, samples 0, survivors 0)" if not wrong else "; ".join(wrong)))
         return 1 if wrong else 0

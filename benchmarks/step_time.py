@@ -35,20 +35,25 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     options = parser.parse_args()
 
+    from standstill import Watch
+
     from holdfast.control.local_job import LocalJob
 
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
         folder = Path(name)
         worker_args = ("--worker", str(folder), "--blocks", str(options.blocks), "--world", str(options.nodes))
-        with LocalJob(__file__, worker_args, options=("--nodes", str(options.nodes)), folder=folder) as job:
+        run = LocalJob(__file__, worker_args, options=("--nodes", str(options.nodes)), folder=folder)
+        with Watch() as watch, run as job:
             if job.wait_exit(timeout=900) != 0:
                 raise SystemExit(job.story())
+            seen = watch.report()
         times = json.loads((folder / "times.json").read_text())
     for what, sides in times.items():
         for kind, values in sides.items():
             print(f"{what}, {kind:9s} {spread(values, scale=1e3)} ms a step, {len(values)} blocks of {BLOCK}")
         ratios = [ours / theirs for ours, theirs in zip(sides["holdfast"], sides["ddp"], strict=True)]
         print(f"{what}, holdfast / DDP, block by block: {spread(ratios)}")
+    print(seen)
     return 0
 
 
