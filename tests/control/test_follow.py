@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -79,10 +80,16 @@ def test_a_lost_connection_costs_no_event_and_doubles_none() -> None:
     assert coordinator.asked == ["0", "2", "2", "3"]
 
 
-def test_a_coordinator_says_what_happens_in_one_answer(tmp_path: Any) -> None:
+def test_a_coordinator_says_all_that_happens_in_one_answer(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def ask(request: httpx.Request) -> None:
+        asked.append(request.url.path)
+
     async def follow(coordinator: CoordinatorProcess) -> list[str]:
         seen: list[str] = []
         async with Follower(coordinator.entry.url, coordinator.entry.token) as follower:
+            follower._http.event_hooks["request"] = [ask]
             async for event in follower.events():
                 seen.append(event["event"])
                 if event["event"] == "job_started":
@@ -91,10 +98,11 @@ def test_a_coordinator_says_what_happens_in_one_answer(tmp_path: Any) -> None:
                     assert await follower.shutdown(0, "enough")
         return seen
 
-    with CoordinatorProcess(tmp_path, config={"start_nodes": 9}) as coordinator:
+    with CoordinatorProcess(tmp_path, config={"start_nodes": 9}, launched=True) as coordinator:
         seen = asyncio.run(asyncio.wait_for(follow(coordinator), PATIENCE_S))
         assert coordinator.wait() == 0
     assert seen == ["job_started", "failure_detected", "node_left"]
+    assert asked == ["/events", "/shutdown", "/events"]  # the last one is told that none will follow
 
 
 def _come_and_go(coordinator: CoordinatorProcess) -> None:
