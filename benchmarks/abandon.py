@@ -219,10 +219,10 @@ def main() -> None:
     parser.add_argument("--reconfigurations", type=int, default=50)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     arguments = parser.parse_args()
+    print("times in ms")
     print(
         "ranks kind                rounds  halted lost done  leave median/max    > 50  retire max  buried  emptied in"
     )
-    print("(times in ms)")
     for ranks in arguments.ranks:
         with Watch() as watch:
             for kind in KINDS:

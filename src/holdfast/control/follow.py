@@ -37,7 +37,7 @@ class Follower:
         """Yield the events above number `after` until none can follow."""
         while True:
             try:
-                # A request for each step's event would cost both sides more than all else that they do in a step.
+                # One answer for many events: a request for each step's would cost both sides milliseconds.
                 path = f"/events?after={after}&wait={_WAIT_S}&stream=1"
                 async with self._http.stream("GET", path) as answer:
                     async for line in _lines(answer.raise_for_status()):

@@ -167,7 +167,10 @@ class TrainingState:
             raise StateMismatchError(f"{type(error).__name__}: {error}") from error
 
     def buffer_versions(self) -> dict[str, tuple[int, int]]:
-        """Return what changes when a buffer is written to or replaced: (identity, torch's version counter)."""
+        """Return what changes when a buffer is written to or replaced: (identity, torch's version counter).
+
+        Of the modules that the model had when this was made, like the parameters.
+        """
         return {
             f"{prefix}.{name}" if prefix else name: (id(buffer), buffer._version)
             for prefix, module in self._modules
