@@ -35,7 +35,7 @@ from holdfast.runtime.moe.gradients import ExpertGradients
 from holdfast.runtime.moe.layer import MoE, expert_parameters, moe_layers
 from holdfast.runtime.moe.placement import Placement, from_counts
 from holdfast.runtime.moe.shards import ExpertShards
-from holdfast.runtime.reduction import GradientBuckets
+from holdfast.runtime.reduction import GradientBuckets, reduce_gradients
 
 RANKS, EXPERTS, TOP_K, LAYERS, HEADS, CONTEXT, SAMPLES = 4, 8, 2, 4, 4, 64, 4
 WARM_UP = 5
@@ -205,8 +205,7 @@ class OurSide:
         return float(loss.detach())
 
     def sync(self) -> None:
-        self.buckets.reduce(self.comm, self.scale)
-        self.gradients.reduce(self.comm, self.scale)
+        reduce_gradients((self.buckets, self.gradients), self.comm, self.scale)
         self.buckets.use_reduced()
         self.gradients.use_reduced()
 

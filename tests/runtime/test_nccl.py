@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from holdfast.runtime.commit import start_commit
 from holdfast.runtime.communicator import HaltedError, LocalCommunicator, PeerLostError
 from holdfast.runtime.gloo import GlooCommunicator
 from holdfast.runtime.graveyard import Graveyard
@@ -31,6 +32,7 @@ class FakeGroup:
     def __init__(self, work: FakeWork) -> None:
         self.work = work
         self.calls: list[str] = []
+        self.devices: set[str] = set()
 
     def rank(self) -> int:
         return 1
@@ -44,6 +46,7 @@ class FakeGroup:
 
     def _allgather_base(self, output, source, options) -> FakeWork:
         self.calls.append("all_gather")
+        self.devices = {output.device.type, source.device.type}
         return self.work
 
     def abort(self) -> None:
@@ -51,7 +54,9 @@ class FakeGroup:
 
 
 def communicator_of(group: FakeGroup, graveyard: Graveyard, *, halted: bool = False) -> NcclCommunicator:
-    return NcclCommunicator(group, epoch=6, timeout_s=7.0, halt=lambda: halted, graveyard=graveyard)
+    return NcclCommunicator(
+        group, device=torch.device("meta"), epoch=6, timeout_s=7.0, halt=lambda: halted, graveyard=graveyard
+    )
 
 
 def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
@@ -62,6 +67,13 @@ def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
     communicator.wait(communicator.start_all_to_all(torch.zeros(3), torch.zeros(3), [1, 2], [0, 3]))
     communicator.wait(communicator.start_all_gather(torch.zeros(2), torch.zeros(1)))
     assert group.calls == ["all_to_all [] [] 7", "all_to_all [1, 2] [0, 3] 7", "all_gather"]
+
+
+def test_the_commit_operation_lies_where_the_group_works():
+    group = FakeGroup(FakeWork(ended=True))
+    # (NCCL refuses tensors in host memory)
+    start_commit(communicator_of(group, Graveyard()), grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0, swap=0)
+    assert group.devices == {"meta"}
 
 
 def test_a_failed_operation_is_a_lost_peer():

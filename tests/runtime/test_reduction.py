@@ -5,6 +5,7 @@ import math
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from torch import nn
 from holdfast.errors import BadInputError
 from holdfast.runtime.communicator import HaltedError, LocalCommunicator
 from holdfast.runtime.local_world import Seat, run_world
-from holdfast.runtime.reduction import MAX_WORLD, GradientBuckets
+from holdfast.runtime.reduction import MAX_WORLD, GradientBuckets, add_up, reduce_gradients
 
 RANKS = 3
 
@@ -77,7 +78,7 @@ def test_alone_the_reduced_gradients_are_the_scaled_sums(bucket_bytes: int):
             plain(inputs(0, micro_batch)).backward()
             ours(inputs(0, micro_batch)).backward()
             buckets.collect()
-        reduced = buckets.reduce(LocalCommunicator(), 0.5)
+        reduced = reduce_gradients([buckets], LocalCommunicator(), 0.5)
         buckets.use_reduced()
         assert_close(gradients(ours), gradients(plain), 0.5)
         square = sum(p.grad.double().square().sum().item() for p in plain.parameters() if p.grad is not None) / 4
@@ -92,7 +93,7 @@ def test_grad_square_is_exact_in_double():
     module(torch.randn(5, 300, dtype=torch.float64)).square().sum().backward()
     buckets.collect()
     square = sum(p.grad.square().sum().item() for p in module.parameters() if p.grad is not None)
-    assert buckets.reduce(LocalCommunicator(), 1.0).grad_square == pytest.approx(square, rel=1e-13)
+    assert reduce_gradients([buckets], LocalCommunicator(), 1.0).grad_square == pytest.approx(square, rel=1e-13)
 
 
 @pytest.mark.parametrize("reset", ["none", "zero_grad", "own tensor"])
@@ -112,7 +113,7 @@ def test_user_code_that_resets_gradients_does_no_harm(reset: str):
         plain(inputs(0, micro_batch)).backward()
         ours(inputs(0, micro_batch)).backward()
         buckets.collect()
-    buckets.reduce(LocalCommunicator(), 1.0)
+    reduce_gradients([buckets], LocalCommunicator(), 1.0)
     buckets.use_reduced()
     assert_close(gradients(ours), gradients(plain), 1.0)
 
@@ -124,7 +125,7 @@ def test_parameters_keep_no_gradient_only_in_steps_that_do_not_touch_them():
         buckets.zero()
         ours(inputs(0, 0), with_half=with_half).backward()
         buckets.collect()
-        buckets.reduce(LocalCommunicator(), 1.0)
+        reduce_gradients([buckets], LocalCommunicator(), 1.0)
         buckets.use_reduced()
         assert (ours.narrow.weight.grad is not None) == with_half
         assert ours.unused.grad is None
@@ -136,9 +137,9 @@ def test_local_gradients_stay_when_reduced_ones_are_used_and_changed():
     ours(inputs(0, 0)).backward()
     buckets.collect()
     before = gradients(ours)
-    buckets.reduce(LocalCommunicator(), 1.0)
+    norm = reduce_gradients([buckets], LocalCommunicator(), 1.0).grad_square ** 0.5
+    reduce_gradients([buckets], LocalCommunicator(), 1.0, max_norm=0.25 * norm)
     buckets.use_reduced()
-    buckets.scale_reduced(0.25)
     assert_close(gradients(ours), before, 0.25)
     buckets.use_local()
     torch.testing.assert_close(gradients(ours), before, rtol=0, atol=0)
@@ -154,7 +155,7 @@ def test_a_step_begins_from_nothing_whatever_the_buffers_hold():
         plain(inputs(0, 0), with_half=with_half).backward()
         ours(inputs(0, 0), with_half=with_half).backward()
         buckets.collect()
-        buckets.reduce(LocalCommunicator(), 1.0)
+        reduce_gradients([buckets], LocalCommunicator(), 1.0)
         buckets.use_reduced()
         assert_close(gradients(ours), gradients(plain), 1.0)
 
@@ -166,7 +167,7 @@ def test_sparse_gradients_are_summed_densely():
         plain(torch.tensor(rows)).square().sum().backward()
         ours(torch.tensor(rows)).square().sum().backward()
         buckets.collect()
-    buckets.reduce(LocalCommunicator(), 1.0)
+    reduce_gradients([buckets], LocalCommunicator(), 1.0)
     buckets.use_reduced()
     assert_close(gradients(ours), gradients(plain), 1.0)
 
@@ -181,7 +182,7 @@ def test_nonfinite_elements_are_counted(bad: float):
     ours.first.weight.grad[0, :3] = bad
     assert ours.narrow.weight.grad is not None
     ours.narrow.weight.grad[1, 1] = bad
-    reduced = buckets.reduce(LocalCommunicator(), 1.0)
+    reduced = reduce_gradients([buckets], LocalCommunicator(), 1.0)
     assert reduced.nonfinite == 4
     assert not math.isfinite(reduced.grad_square)
 
@@ -191,7 +192,7 @@ def test_large_finite_doubles_are_not_called_nonfinite():
     buckets = GradientBuckets([parameter])
     (parameter * 1e200).sum().backward()
     buckets.collect()
-    assert buckets.reduce(LocalCommunicator(), 1.0).nonfinite == 0
+    assert reduce_gradients([buckets], LocalCommunicator(), 1.0).nonfinite == 0
 
 
 def test_nothing_to_train_and_too_large_a_world_are_bad_input():
@@ -200,7 +201,7 @@ def test_nothing_to_train_and_too_large_a_world_are_bad_input():
     communicator = LocalCommunicator()
     communicator.size = MAX_WORLD + 1
     with pytest.raises(BadInputError, match="at most 1024"):
-        GradientBuckets([nn.Parameter(torch.zeros(2))]).reduce(communicator, 1.0)
+        reduce_gradients([GradientBuckets([nn.Parameter(torch.zeros(2))])], communicator, 1.0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -231,7 +232,7 @@ def reduced_body(seat: Seat, bucket_bytes: int) -> tuple[str, float, dict[str, A
         ours(inputs(seat.rank, step), with_half=seat.rank == 1).backward()
         buckets.collect()
         local = gradients(ours)
-        reduced = buckets.reduce(communicator, 1 / RANKS)
+        reduced = reduce_gradients([buckets], communicator, 1 / RANKS)
         torch.testing.assert_close(gradients(ours), local, rtol=0, atol=0)  # they must stay intact
     buckets.use_reduced()
     seat.meet()
@@ -261,6 +262,58 @@ def test_all_ranks_get_the_mean_in_the_same_bits(bucket_bytes: int):
     assert sum(part for _, part, _ in outcomes) == pytest.approx(square, rel=1e-2)
 
 
+def clipped_body(seat: Seat, max_norm: float) -> tuple[str, float, list[np.ndarray]]:
+    communicator = seat.connect(1)
+    ours = nn.Sequential(nn.Linear(70, 90), nn.Linear(90, 3))
+    torch.manual_seed(0)
+    for parameter in ours.parameters():
+        nn.init.normal_(parameter)
+    buckets = GradientBuckets(ours.parameters(), bucket_bytes=10_000)
+    ours(inputs_of(seat.rank)[:, :70]).square().sum().backward()
+    buckets.collect()
+    local = [p.grad.clone() for p in ours.parameters() if p.grad is not None]
+    square = reduce_gradients([buckets], communicator, 1 / RANKS, max_norm).grad_square
+    for parameter, gradient in zip(ours.parameters(), local, strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradient)
+    buckets.use_reduced()
+    bits = digest(ours)
+    seat.meet()
+    communicator.retire(sever=False)
+    assert seat.graveyard.wait_empty(60)
+    return bits, square, [gradient.numpy() for gradient in local]
+
+
+@pytest.mark.parametrize("share", [0.3, 2.0])
+def test_gradients_are_clipped_by_the_norm_over_all_ranks_as_torch_does(share: float):
+    free = run_world(RANKS, clipped_body, math.inf)
+    norm = sum(square for _, square, _ in free) ** 0.5
+    outcomes = run_world(RANKS, clipped_body, share * norm)
+    assert len({bits for bits, _, _ in outcomes}) == 1
+    plain = nn.Sequential(nn.Linear(70, 90), nn.Linear(90, 3))
+    for place, parameter in enumerate(plain.parameters()):
+        parameter.grad = torch.zeros_like(parameter)
+        for _, _, local in outcomes:  # in rank order, as ours
+            parameter.grad += torch.from_numpy(local[place])
+        parameter.grad.mul_(1 / RANKS)
+    if share < 1:
+        total = torch.tensor(norm)
+        torch.nn.utils.clip_grads_with_norm_(plain.parameters(), share * norm, total)
+        clipped = sum(p.grad.double().square().sum().item() for p in plain.parameters() if p.grad is not None) ** 0.5
+        assert clipped == pytest.approx(share * norm, rel=1e-5)
+    assert outcomes[0][1:2] == free[0][1:2]  # the norm that is told is the one before clipping
+    assert outcomes[0][0] == digest(plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype):
+    # Rounded after each addition, the small ones would all be lost.
+    versions = [torch.tensor([256.0], dtype=dtype), *(torch.tensor([0.5], dtype=dtype) for _ in range(8))]
+    out = torch.empty(1, dtype=dtype)
+    add_up(versions, out)
+    assert out.item() == 260.0
+
+
 def redone_body(seat: Seat) -> str:
     """The last rank is missing in the first reduction; the others reduce the same gradients again without it."""
     halt = threading.Event()
@@ -273,13 +326,13 @@ def redone_body(seat: Seat) -> str:
     if seat.rank < seat.size - 1:
         threading.Timer(0.005, halt.set).start()
         with pytest.raises(HaltedError):
-            buckets.reduce(communicator, 1.0)
+            reduce_gradients([buckets], communicator, 1.0)
     seat.meet()
     communicator.retire()
     outcome = "left out"
     if seat.rank < seat.size - 1:
         second = seat.connect(2, rank=seat.rank, size=seat.size - 1)
-        buckets.reduce(second, 1.0)
+        reduce_gradients([buckets], second, 1.0)
         buckets.use_reduced()
         expected = nn.Linear(500, 500)
         for rank in range(seat.size - 1):

@@ -116,6 +116,9 @@ class Communicator:
     Not thread-safe: one thread (the training thread) starts and waits. Only `sever` may be called from another one.
     """
 
+    #: Where the tensors of its operations must lie.
+    device = torch.device("cpu")
+
     def __init__(
         self, *, rank: int = 0, size: int = 1, epoch: int = 0, halt: threading.Event | HaltCheck | None = None
     ) -> None:

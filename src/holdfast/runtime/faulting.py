@@ -15,6 +15,7 @@ class FaultingCommunicator(Communicator):
 
     def __init__(self, inner: Communicator, faults: Faults, step: int, phase: str) -> None:
         super().__init__(rank=inner.rank, size=inner.size, epoch=inner.epoch, halt=inner.halted)
+        self.device = inner.device
         self._inner = inner
         self._faults = faults
         self._step = step

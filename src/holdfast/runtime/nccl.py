@@ -70,6 +70,19 @@ class _NcclRemains:
 class NcclCommunicator(GroupCommunicator):
     """All-to-all and all-gather on a raw NCCL process group. Made by `build_nccl`."""
 
+    def __init__(
+        self,
+        group: Any,
+        *,
+        device: torch.device,
+        epoch: int,
+        timeout_s: float,
+        halt: threading.Event | HaltCheck | None,
+        graveyard: Graveyard,
+    ) -> None:
+        super().__init__(group, epoch=epoch, timeout_s=timeout_s, halt=halt, graveyard=graveyard)
+        self.device = device
+
     def sever(self) -> None:
         group = self._group
         if group is not None:
@@ -107,7 +120,9 @@ def build_nccl(
         group.eager_connect_single_device(device)
     except (RuntimeError, TimeoutError) as error:
         raise PeerLostError(f"the group of epoch {epoch} could not be built: {error}") from None
-    communicator = NcclCommunicator(group, epoch=epoch, timeout_s=timeout_s, halt=halt, graveyard=graveyard)
+    communicator = NcclCommunicator(
+        group, device=device, epoch=epoch, timeout_s=timeout_s, halt=halt, graveyard=graveyard
+    )
     if halt_check(halt)():
         communicator.retire()
         raise HaltedError(f"epoch {epoch} was halted while its group was built")

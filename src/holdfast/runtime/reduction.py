@@ -2,21 +2,27 @@
 
 The local sums are the tensors that autograd makes. For the reduction they are copied into flat buckets, and each bucket
 is cut into one shard per rank. An all-to-all brings every rank all versions of its shard; it sums them in rank order,
-scales, and an all-gather spreads the result over the bucket: each element is summed by one rank, so all have the same
-bits. Local gradients can be reused after a failure, and reduced ones applied later by a FORWARD decision.
+scales and clips, and an all-gather spreads the result over the bucket: each element is summed by one rank, so all have
+the same bits. Local gradients can be reused after a failure, and reduced ones applied later by a FORWARD decision.
+
+Clipping comes before the all-gather, for the price of one tiny collective more: each rank then multiplies its shard
+instead of everything, and nothing is read from memory once more behind the exchange.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.memory import large_zeros
+from holdfast.runtime.sums import finish_sums, start_sums
 
 BUCKET_BYTES = 25 << 20
 #: Shards begin at multiples of this many elements, so that every shard is aligned.
@@ -24,6 +30,8 @@ ALIGNMENT = 16
 MAX_WORLD = 1024
 #: Elements that are summed, scaled and squared at a time, while they are in the cache.
 CHUNK = 1 << 16
+#: What torch.nn.utils.clip_grad_norm_ adds to the norm.
+CLIP_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +44,80 @@ class Reduced:
 
     grad_square: float
     nonfinite: int
+
+
+class Reducible(Protocol):
+    """Gradients of a model, or of a part of it, that all ranks reduce shard by shard.
+
+    Both calls raise HaltedError or PeerLostError where they are left: the local gradients are intact then, the reduced
+    ones lost.
+    """
+
+    def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
+        """Sum this rank's shards over all ranks, times `scale`. All ranks must call it."""
+        ...
+
+    def all_gather(self, comm: Communicator, factor: float) -> None:
+        """Multiply the shards by `factor` and bring them to whoever needs them. All ranks must call it."""
+        ...
+
+
+def reduce_gradients(
+    parts: Sequence[Reducible], comm: Communicator, scale: float, max_norm: float | None = None
+) -> Reduced:
+    """Bring the gradients' sums over all ranks, times `scale`, to all ranks. All ranks must call it.
+
+    Args:
+        parts: together they are all gradients of the job.
+        scale: 1 / (M * loss scale), with M micro-batches in the whole step.
+        max_norm: clip to this norm, by torch.nn.utils.clip_grad_norm_'s own formula; None for no clipping.
+
+    Returns:
+        This rank's part of the squared norm before clipping, and of the non-finite count.
+
+    Raises:
+        HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
+    """
+    shares = [part.reduce_scatter(comm, scale) for part in parts]
+    reduced = Reduced(
+        grad_square=sum(share.grad_square for share in shares), nonfinite=sum(share.nonfinite for share in shares)
+    )
+    factor = 1.0
+    if max_norm is not None:
+        (square,) = finish_sums(start_sums(comm, [reduced.grad_square], "gradient norm"))
+        norm = math.sqrt(square) + CLIP_EPSILON
+        factor = max_norm / norm if norm > max_norm else 1.0  # 1 where it is no number: the step changes nothing then
+    for part in parts:
+        part.all_gather(comm, factor)
+    return reduced
+
+
+@contextlib.contextmanager
+def replacing(buffers: Callable[[], None]) -> Iterator[None]:
+    """Where what happens inside is left, make buffers anew: the graveyard holds the old ones, which are still used."""
+    try:
+        yield
+    except (HaltedError, PeerLostError):
+        buffers()
+        raise
+
+
+def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Sum in this order, in float32 at least; half precision is rounded once.
+
+    One addition after the other takes half the time of torch.sum over the rows of a matrix.
+    """
+    if out.dtype.itemsize < torch.float32.itemsize:
+        total = versions[0].float()
+        for version in versions[1:]:
+            total.add_(version)
+        out.copy_(total)
+    elif len(versions) == 1:
+        out.copy_(versions[0])
+    else:
+        torch.add(versions[0], versions[1], out=out)
+        for version in versions[2:]:
+            out.add_(version)
 
 
 class _Bucket:
@@ -81,17 +163,32 @@ class _Bucket:
             Its squared norm, and how many of its elements are not finite.
         """
         size = self.shard_size(world)
-        shard = self.flat[rank * size : (rank + 1) * size]
+        shard = self.shard(rank, world)
         versions = self.received[: world * size].view(world, size)
-        gradients = min(max(self.numel - rank * size, 0), size)
+        gradients = self._gradients_in(rank, world)
+        # (on a GPU no cache is to be stayed in, and each chunk would be a wait for the device)
+        chunk = CHUNK if shard.device.type == "cpu" else size
         square = 0.0
-        for start in range(0, size, CHUNK):
-            part = shard[start : start + CHUNK]
-            torch.sum(versions[:, start : start + CHUNK], dim=0, out=part)
+        for start in range(0, size, chunk):
+            part = shard[start : start + chunk]
+            add_up(versions[:, start : start + chunk].unbind(0), part)
             part.mul_(scale)
             square += squared_norm(part[: max(gradients - start, 0)])
         nonfinite = 0 if math.isfinite(square) else int((~shard[:gradients].isfinite()).sum())
         return square, nonfinite
+
+    def shard(self, rank: int, world: int) -> torch.Tensor:
+        """Return a rank's part of `flat`."""
+        size = self.shard_size(world)
+        return self.flat[rank * size : (rank + 1) * size]
+
+    def scale_shard(self, rank: int, world: int, factor: float) -> None:
+        """Multiply the gradients in a rank's shard; the flags behind them are none."""
+        self.shard(rank, world)[: self._gradients_in(rank, world)].mul_(factor)
+
+    def _gradients_in(self, rank: int, world: int) -> int:
+        size = self.shard_size(world)
+        return min(max(self.numel - rank * size, 0), size)
 
     def _buffer(self) -> torch.Tensor:
         first = self.parameters[0]
@@ -164,46 +261,48 @@ class GradientBuckets:
             for parameter, view, flag in zip(bucket.parameters, bucket.views, flags, strict=True):
                 parameter.grad = view if flag else None
 
-    def scale_reduced(self, factor: float) -> None:
-        """Multiply the reduced gradients, to clip them."""
-        for bucket in self._buckets:
-            bucket.flat[: bucket.numel].mul_(factor)
-
-    def reduce(self, comm: Communicator, scale: float) -> Reduced:
-        """Sum the local gradients of all ranks, times `scale`, into the reduced ones. All ranks must call it.
+    def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
+        """Sum this rank's shards of the gradients over all ranks, times `scale`. All ranks must call it.
 
         Raises:
+            BadInputError: the world is too large.
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
         if comm.size > MAX_WORLD:
             raise BadInputError(f"a world of {comm.size} workers is too large: at most {MAX_WORLD}")
-        try:
-            return self._reduce(comm, scale)
-        except (HaltedError, PeerLostError):
-            # The graveyard holds the old buffers: what was under way still uses them.
+        with replacing(self._renew), torch.no_grad():
+            scatters = []
             for bucket in self._buckets:
-                bucket.renew()
-            raise
-
-    @torch.no_grad()
-    def _reduce(self, comm: Communicator, scale: float) -> Reduced:
-        scatters = []
-        for bucket in self._buckets:
-            bucket.fill()
-            length = comm.size * bucket.shard_size(comm.size)
-            scatters.append(comm.start_all_to_all(bucket.received[:length], bucket.flat[:length]))
-        square, nonfinite, gathers = 0.0, 0, []
-        for bucket, scatter in zip(self._buckets, scatters, strict=True):
-            comm.wait(scatter)
-            # All shards have left `flat`: it takes the sums from here on.
-            part_square, part_nonfinite = bucket.sum_shard(comm.rank, comm.size, scale)
-            square, nonfinite = square + part_square, nonfinite + part_nonfinite
-            size = bucket.shard_size(comm.size)
-            output = bucket.flat[: comm.size * size]
-            gathers.append(comm.start_all_gather(output, output[comm.rank * size : (comm.rank + 1) * size]))
-        for gather in gathers:
-            comm.wait(gather)
+                bucket.fill()
+                length = comm.size * bucket.shard_size(comm.size)
+                scatters.append(comm.start_all_to_all(bucket.received[:length], bucket.flat[:length]))
+            square, nonfinite = 0.0, 0
+            for bucket, scatter in zip(self._buckets, scatters, strict=True):
+                comm.wait(scatter)
+                # All shards have left `flat`: it takes the sums from here on.
+                part_square, part_nonfinite = bucket.sum_shard(comm.rank, comm.size, scale)
+                square, nonfinite = square + part_square, nonfinite + part_nonfinite
         return Reduced(grad_square=square, nonfinite=nonfinite)
+
+    def all_gather(self, comm: Communicator, factor: float) -> None:
+        """Multiply this rank's shards by `factor`, and bring all shards to all ranks. All ranks must call it.
+
+        Raises:
+            HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
+        """
+        with replacing(self._renew), torch.no_grad():
+            gathers = []
+            for bucket in self._buckets:
+                if factor != 1.0:
+                    bucket.scale_shard(comm.rank, comm.size, factor)
+                output = bucket.flat[: comm.size * bucket.shard_size(comm.size)]
+                gathers.append(comm.start_all_gather(output, bucket.shard(comm.rank, comm.size)))
+            for gather in gathers:
+                comm.wait(gather)
+
+    def _renew(self) -> None:
+        for bucket in self._buckets:
+            bucket.renew()
 
 
 def squared_norm(part: torch.Tensor) -> float:

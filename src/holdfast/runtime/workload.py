@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,12 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.loss_scale import LossScale
 from holdfast.runtime.moe.binding import dense_parameters
+from holdfast.runtime.moe.gradients import ExpertGradients
 from holdfast.runtime.moe.training import JobExperts
 from holdfast.runtime.randomness import seed_micro_batch
-from holdfast.runtime.reduction import GradientBuckets, Reduced
+from holdfast.runtime.reduction import GradientBuckets, Reduced, reduce_gradients
 from holdfast.runtime.sampling import MicroBatchLoader
 from holdfast.runtime.state import TrainingState
-
-CLIP_EPSILON = 1e-6
 
 
 @dataclass(kw_only=True, slots=True)
@@ -132,7 +131,7 @@ class Workload:
         self.sums.samples += samples
 
     def reduce(self, comm: Communicator) -> Reduced:
-        """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale.
+        """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale, and clip them.
 
         Returns:
             This rank's part of v.
@@ -141,13 +140,7 @@ class Workload:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact.
         """
         scale = 1.0 / (self.micro_batches * self.loss_scale.value)
-        dense = self.buckets.reduce(comm, scale)
-        if self.experts is None:
-            return dense
-        experts = self.experts.reduce(comm, scale)
-        return Reduced(
-            grad_square=dense.grad_square + experts.grad_square, nonfinite=dense.nonfinite + experts.nonfinite
-        )
+        return reduce_gradients(self._gradients, comm, scale, self.max_grad_norm)
 
     def apply(self, commit: Commit) -> None:
         """Change the state by the reduced gradients: the same on every rank, in every bit.
@@ -155,17 +148,12 @@ class Workload:
         A step with gradients that are not finite changes nothing but schedule and loss scale; all ranks see the same
         count.
         """
-        parts = (self.buckets,) if self.experts is None else (self.buckets, self.experts.gradients)
+        parts = self._gradients
         if self.experts is not None:
             self.experts.passed()
         if commit.nonfinite == 0:
             for part in parts:
                 part.use_reduced()
-            norm = math.sqrt(commit.grad_square)
-            # torch.nn.utils.clip_grad_norm_'s own formula, with the norm that the commit operation brought along.
-            if self.max_grad_norm is not None and norm + CLIP_EPSILON > self.max_grad_norm:
-                for part in parts:
-                    part.scale_reduced(self.max_grad_norm / (norm + CLIP_EPSILON))
             self.optimizer.step()
         for part in parts:
             part.use_local()
@@ -173,6 +161,11 @@ class Workload:
         for thing in self.state.extra.values():
             if isinstance(thing, LRScheduler):
                 _advance(thing)
+
+    @property
+    def _gradients(self) -> Sequence[GradientBuckets | ExpertGradients]:
+        """All gradients of the job, by kind; the experts' are others in each epoch."""
+        return (self.buckets,) if self.experts is None else (self.buckets, self.experts.gradients)
 
 
 def _advance(scheduler: LRScheduler) -> None:

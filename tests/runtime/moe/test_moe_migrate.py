@@ -18,6 +18,7 @@ from holdfast.runtime.moe.layer import expert_parameters, moe_layers
 from holdfast.runtime.moe.migrate import CorruptExpertError, LostExpertsError, plan_moves, stage
 from holdfast.runtime.moe.placement import Placement, everywhere
 from holdfast.runtime.moe.shards import ExpertShards
+from holdfast.runtime.reduction import reduce_gradients
 
 MICRO_BATCHES = 4
 LR = 0.01
@@ -45,7 +46,7 @@ def train_step(
         everyones = torch.empty(comm.size * parameter.numel(), dtype=parameter.dtype)
         comm.wait(comm.start_all_gather(everyones, parameter.grad.reshape(-1)))
         parameter.grad = everyones.view(comm.size, *parameter.shape).sum(0) / MICRO_BATCHES
-    gradients.reduce(comm, 1.0 / MICRO_BATCHES)
+    reduce_gradients([gradients], comm, 1.0 / MICRO_BATCHES)
     gradients.use_reduced()
     optimizer.step()
     gradients.use_local()

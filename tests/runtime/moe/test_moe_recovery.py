@@ -23,6 +23,7 @@ from holdfast.runtime.moe.migrate import plan_moves, stage
 from holdfast.runtime.moe.placement import Placement
 from holdfast.runtime.moe.shards import ExpertShards
 from holdfast.runtime.moe.verify import ReplicasDifferError, verify_replicas
+from holdfast.runtime.reduction import reduce_gradients
 
 MICRO_BATCHES = 6
 VICTIM = 2
@@ -52,7 +53,7 @@ def survive(seat: Seat, first: Placement, second: Placement, die_after: int, fla
     failed = state.void
     if failed is None:
         try:
-            gradients.reduce(comm, 1.0 / MICRO_BATCHES)
+            reduce_gradients([gradients], comm, 1.0 / MICRO_BATCHES)
         except (HaltedError, PeerLostError) as error:
             failed = error.with_traceback(None)
     comm.retire()
@@ -69,7 +70,7 @@ def survive(seat: Seat, first: Placement, second: Placement, die_after: int, fla
     state, gradients = bind_layers(layers, comm, second), ExpertGradients(layers, second, comm)
     verify_replicas(comm, shards)
     loss = run_rounds(comm, model, state, gradients, 1, MICRO_BATCHES)
-    gradients.reduce(comm, 1.0 / MICRO_BATCHES)
+    reduce_gradients([gradients], comm, 1.0 / MICRO_BATCHES)
     gradients.use_reduced()
     comm.retire(sever=False)
     return {"failed": type(failed).__name__, "loss": loss, "grads": expert_tensors(layers, "grad"), "void": state.void}

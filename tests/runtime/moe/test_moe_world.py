@@ -15,6 +15,8 @@ from holdfast.runtime.local_world import Seat, run_world
 from holdfast.runtime.moe.binding import bind_layers
 from holdfast.runtime.moe.layer import moe_layers
 from holdfast.runtime.moe.placement import Placement, everywhere
+from holdfast.runtime.reduction import reduce_gradients
+from holdfast.runtime.sums import finish_sums, start_sums
 
 TOLERANCE = 1e-12
 
@@ -29,7 +31,7 @@ def one_step(seat: Seat, placements: list[Placement], micro_batches: int) -> lis
         loss = run_rounds(comm, model, state, gradients, 1, micro_batches)
         dense = model.dense.weight.grad
         gates = [layer.gate.weight.grad for layer in moe_layers(model)]
-        reduced = gradients.reduce(comm, 1.0 / micro_batches)
+        reduced = reduce_gradients([gradients], comm, 1.0 / micro_batches)
         local = expert_tensors(moe_layers(model), "grad")
         gradients.use_reduced()
         results.append(
@@ -124,9 +126,17 @@ def local_gradients_survive(seat: Seat, placement: Placement) -> bool:
     state, gradients = bound(comm, model, placement)
     run_rounds(comm, model, state, gradients, 1, 4)
     before = expert_tensors(moe_layers(model), "grad")
-    gradients.reduce(comm, 0.25)
+    reduce_gradients([gradients], comm, 0.25)
     gradients.use_reduced()
-    gradients.scale_reduced(0.5)
+    free = expert_tensors(moe_layers(model), "grad")
+    # Clipped a second time: from the same local gradients.
+    square = reduce_gradients([gradients], comm, 0.25).grad_square
+    (norm,) = finish_sums(start_sums(comm, [square], "norm"))
+    reduce_gradients([gradients], comm, 0.25, max_norm=0.5 * norm**0.5)
+    gradients.use_reduced()
+    for key, gradient in expert_tensors(moe_layers(model), "grad").items():
+        # (torch's formula adds 1e-6 to the norm)
+        np.testing.assert_allclose(gradient, free[key] * 0.5 * norm**0.5 / (norm**0.5 + 1e-6), rtol=1e-12)
     gradients.use_local()
     after = expert_tensors(moe_layers(model), "grad")
     comm.retire(sever=False)
@@ -158,7 +168,7 @@ def train(seat: Seat, placement: Placement, scheme_name: str, dtype: torch.dtype
                 loss = loss_of(model, batch(step, state.micro_batch, torch.float32))
             loss.backward()
             total += float(loss.detach())
-        gradients.reduce(comm, 1.0 / (2 * comm.size))
+        reduce_gradients([gradients], comm, 1.0 / (2 * comm.size))
         gradients.use_reduced()
         optimizer.step()
         gradients.use_local()

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError, Pending
+from holdfast.runtime.communicator import Communicator, Pending
 from holdfast.runtime.moe.layer import MoE
 from holdfast.runtime.moe.placement import Placement
 from holdfast.runtime.moe.shares import Family, Item, families
-from holdfast.runtime.reduction import CHUNK, Reduced, squared_norm
+from holdfast.runtime.reduction import CHUNK, Reduced, add_up, replacing, squared_norm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,18 +97,13 @@ class ExpertGradients:
         """Let every `grad` be the reduced gradient."""
         self._use(self._reduced)
 
-    def scale_reduced(self, factor: float) -> None:
-        """Multiply the reduced gradients, to clip them."""
-        for buffers in self._reduced:
-            for buffer in buffers.values():
-                buffer.mul_(factor)
-
-    def reduce(self, comm: Communicator, scale: float) -> Reduced:
-        """Sum each expert's gradients over its hosts, times `scale`, into the reduced ones. All ranks must call it.
+    @torch.no_grad()
+    def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
+        """Sum this rank's shards of each expert's gradients over its hosts, times `scale`. All ranks must call it.
 
         Args:
             comm: the group of the placement, or a wrapper of it.
-            scale: 1 / M, with M micro-batches in the whole step.
+            scale: 1 / (M * loss scale), with M micro-batches in the whole step.
 
         Returns:
             This rank's part of the squared norm and of the non-finite count: every expert counts once in the job.
@@ -116,24 +111,30 @@ class ExpertGradients:
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
-        try:
-            return self._reduce(comm, scale)
-        except (HaltedError, PeerLostError):
-            # What was under way may still write to the old buffers: the graveyard keeps them.
-            self._renew()
-            raise
+        with replacing(self._renew):
+            scatter = self._start(comm, self._scatter) if self._exchanges else None
+            counts = [self._reduce_alone(item, scale) for family in self._alone for item in family.items]
+            if scatter is not None:
+                comm.wait(scatter)
+                counts += [self._sum(family, scale) for family in self._shared]
+        return Reduced(grad_square=sum(count[0] for count in counts), nonfinite=sum(count[1] for count in counts))
 
     @torch.no_grad()
-    def _reduce(self, comm: Communicator, scale: float) -> Reduced:
-        scatter = self._start(comm, self._scatter) if self._exchanges else None
-        counts = [self._reduce_alone(item, scale) for family in self._alone for item in family.items]
-        if scatter is not None:
-            comm.wait(scatter)
-            counts += [self._sum(family, scale) for family in self._shared]
-            comm.wait(self._start(comm, self._gather))
+    def all_gather(self, comm: Communicator, factor: float) -> None:
+        """Multiply the shards by `factor`, and bring each to all hosts of its expert. All ranks must call it.
+
+        Raises:
+            HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
+        """
+        if factor != 1.0:
+            alone = [self._flat(self._reduced, item) for family in self._alone for item in family.items]
+            for part in (*alone, *self._owned.values()):
+                part.mul_(factor)
+        with replacing(self._renew):
+            if self._exchanges:
+                comm.wait(self._start(comm, self._gather))
         if self._landing:
             torch._foreach_copy_(self._landing, self._arrived)  # type: ignore[attr-defined]
-        return Reduced(grad_square=sum(count[0] for count in counts), nonfinite=sum(count[1] for count in counts))
 
     def _start(self, comm: Communicator, traffic: _Traffic) -> Pending:
         if traffic.sources:
@@ -150,9 +151,7 @@ class ExpertGradients:
         shard, versions = self._owned[family.hosts], self._versions[family.hosts]
         own = self._parts(self._local, family, self._comm.rank)
         torch.cat(own, out=versions[family.hosts.index(self._comm.rank)])
-        torch.add(versions[0], versions[1], out=shard)
-        for version in versions[2:]:
-            shard.add_(version)
+        add_up(versions, shard)
         shard.mul_(scale)
         return _measure(shard)
 

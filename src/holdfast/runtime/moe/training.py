@@ -30,7 +30,6 @@ from holdfast.runtime.moe.rounds import StepState
 from holdfast.runtime.moe.saving import rows_of
 from holdfast.runtime.moe.shards import ExpertShards, LayerSpec
 from holdfast.runtime.moe.verify import verify_replicas
-from holdfast.runtime.reduction import Reduced
 
 #: A step's loads count half after this share of the window: their mean age is then that in a sum over the window.
 HALF_LIFE_OF_WINDOW = 0.35
@@ -191,14 +190,6 @@ class JobExperts:
         """
         self.gradients.collect()
         self.state.finish()
-
-    def reduce(self, comm: Communicator, scale: float) -> Reduced:
-        """Sum the gradients of each expert over its hosts.
-
-        Raises:
-            HaltedError, PeerLostError: abandoned or failed.
-        """
-        return self.gradients.reduce(comm, scale)
 
     def passed(self) -> None:
         """A commit operation of this epoch has passed: everybody holds what it is to host, the rest may go.
