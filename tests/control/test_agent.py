@@ -58,6 +58,38 @@ def test_a_node_lives_through_a_job() -> None:
     play(story, workers=2)
 
 
+class StandingClock:
+    """Stands still until it is moved; counts how often it was looked at."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_who_has_just_said_something_sends_no_heartbeat() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        agent.clock = clock = StandingClock()
+        await coordinator.have_said(worker, applied(worker, 1))
+        heartbeats = len(coordinator.of(Heartbeat))
+        looks = clock.looks
+        while clock.looks < looks + 5:  # as often it was time for one
+            await asyncio.sleep(0)
+        await coordinator.have_said(worker, applied(worker, 2))
+        assert len(coordinator.of(Heartbeat)) == heartbeats
+        clock.now += 1.0
+        await coordinator.until(lambda: len(coordinator.of(Heartbeat)) > heartbeats, "a heartbeat")
+
+    play(story)
+
+
 def test_what_must_be_known_is_replayed_after_a_reconnection() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()

@@ -40,6 +40,21 @@ def test_a_step_is_committed_once_all_members_have_applied_it() -> None:
     assert not job.last
 
 
+def test_agents_hear_of_what_is_committed_once_per_heartbeat() -> None:
+    job = Job().start()
+    job.step(1)
+    job.tick(0.1)
+    assert job.sent(msg.Committed) == [msg.Committed(term=1, step=1)] * 3
+    job.step(2)
+    job.tick(0.1)
+    assert not job.sent(msg.Committed)
+    job.step(3)
+    job.tick(0.45)
+    assert job.sent(msg.Committed) == [msg.Committed(term=1, step=3)] * 3
+    job.tick(0.5)
+    assert not job.sent(msg.Committed)
+
+
 def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_passed() -> None:
     job = Job().start()
     job.step(1)

@@ -66,6 +66,7 @@ class Agent:
         self._welcomed: Welcome | None = None
         self._ever_welcomed = False
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._said_at = 0.0
         self._tail_code = EXIT_DONE
         self._quarantined: Leave | None = None
 
@@ -138,6 +139,7 @@ class Agent:
 
     def _tell(self, message: AgentMessage) -> None:
         if self._channel is not None:
+            self._said_at = self.clock.monotonic()
             self._channel.send(message)
 
     # ---- what the coordinator says ----
@@ -249,12 +251,12 @@ class Agent:
     # ---- time, and the end ----
 
     async def _watch(self) -> None:
-        """Send heartbeats, and look for workers that are stopped."""
+        """Send heartbeats where nothing else is said, and look for workers that are stopped."""
         while not self._exit.done():
-            welcome = self._welcomed
-            if welcome is not None:
+            welcome, now = self._welcomed, self.clock.monotonic()
+            if welcome is not None and now - self._said_at > welcome.heartbeat_s / 2:
                 self._tell(Heartbeat())
-            self.workforce.kill_stopped(self.clock.monotonic(), welcome.lease_s if welcome else _LEASE_S)
+            self.workforce.kill_stopped(now, welcome.lease_s if welcome else _LEASE_S)
             await asyncio.sleep(welcome.heartbeat_s if welcome else _WATCH_S)
 
     async def _close(self) -> None:

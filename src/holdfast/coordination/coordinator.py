@@ -290,7 +290,7 @@ class Coordinator:
         if self.joining.overdue:
             self._undo_pending(now)
         self._maybe_prepare()
-        self.progress.tell()
+        self.progress.tell(config.heartbeat_s)
         self.waiting.tell(self._absent, restarting=self.renewing.awaited)
 
     def _tick_absent(self) -> None:

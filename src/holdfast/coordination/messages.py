@@ -429,7 +429,7 @@ class Hello(Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """The node lives."""
+    """The node lives; any other message says so as well."""
 
 
 class FromWorker(Struct, frozen=True, kw_only=True):

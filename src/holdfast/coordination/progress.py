@@ -40,7 +40,7 @@ class Progress:
         self.recovery: Recovery | None = None
         self.costs = MeasuredCosts()
         self._turn = turn
-        self._told = tail.step
+        self._told, self._told_at = tail.step, 0.0
 
     @property
     def restarting(self) -> bool:
@@ -59,12 +59,12 @@ class Progress:
         reached = {self.ledger.applied_by(worker) for worker in plan.workers}
         return all(info is not None and info.finished for info in infos) and reached == {self.ledger.committed}
 
-    def tell(self) -> None:
-        """Let the agents forget what is in the journal."""
-        if self.ledger.committed == self._told:
-            return
-        self._told = self.ledger.committed
+    def tell(self, every_s: float) -> None:
+        """Let the agents forget what is in the journal; not at every step, for it takes a message to each."""
         turn = self._turn
+        if self.ledger.committed == self._told or turn.now < self._told_at + every_s:
+            return
+        self._told, self._told_at = self.ledger.committed, turn.now
         for node in turn.members.nodes.values():
             turn.send(node.connection, Committed(term=turn.record.term, step=self._told))
 
