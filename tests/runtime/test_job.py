@@ -76,6 +76,7 @@ def test_it_trains_as_plain_pytorch_does() -> None:
         assert ours.losses[number] == pytest.approx(loss.item(), rel=1e-12)
     for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=0)
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
 
 
 def test_rank_world_and_norm(tmp_path: Path) -> None:
@@ -88,6 +89,8 @@ def test_rank_world_and_norm(tmp_path: Path) -> None:
         step.apply()
         assert step.applied
         assert step.grad_norm > 1e-3
+        clipped = torch.nn.utils.get_total_norm([p.grad for p in trained.model.parameters() if p.grad is not None])
+        assert float(clipped) == pytest.approx(1e-9, rel=1e-2)
 
 
 def test_a_job_resumes_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:

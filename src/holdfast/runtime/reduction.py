@@ -261,6 +261,7 @@ class GradientBuckets:
             for parameter, view, flag in zip(bucket.parameters, bucket.views, flags, strict=True):
                 parameter.grad = view if flag else None
 
+    @torch.no_grad()
     def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
         """Sum this rank's shards of the gradients over all ranks, times `scale`. All ranks must call it.
 
@@ -270,7 +271,7 @@ class GradientBuckets:
         """
         if comm.size > MAX_WORLD:
             raise BadInputError(f"a world of {comm.size} workers is too large: at most {MAX_WORLD}")
-        with replacing(self._renew), torch.no_grad():
+        with replacing(self._renew):
             scatters = []
             for bucket in self._buckets:
                 bucket.fill()
@@ -284,13 +285,14 @@ class GradientBuckets:
                 square, nonfinite = square + part_square, nonfinite + part_nonfinite
         return Reduced(grad_square=square, nonfinite=nonfinite)
 
+    @torch.no_grad()
     def all_gather(self, comm: Communicator, factor: float) -> None:
         """Multiply this rank's shards by `factor`, and bring all shards to all ranks. All ranks must call it.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
-        with replacing(self._renew), torch.no_grad():
+        with replacing(self._renew):
             gathers = []
             for bucket in self._buckets:
                 if factor != 1.0:

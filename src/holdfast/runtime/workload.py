@@ -146,17 +146,14 @@ class Workload:
         """Change the state by the reduced gradients: the same on every rank, in every bit.
 
         A step with gradients that are not finite changes nothing but schedule and loss scale; all ranks see the same
-        count.
+        count. The reduced gradients stay in the parameters until the next step begins.
         """
-        parts = self._gradients
         if self.experts is not None:
             self.experts.passed()
         if commit.nonfinite == 0:
-            for part in parts:
+            for part in self._gradients:
                 part.use_reduced()
             self.optimizer.step()
-        for part in parts:
-            part.use_local()
         self.loss_scale.advance(skipped=commit.nonfinite > 0)
         for thing in self.state.extra.values():
             if isinstance(thing, LRScheduler):
