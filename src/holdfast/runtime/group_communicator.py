@@ -27,6 +27,7 @@ class GroupCommunicator(Communicator, ABC):
         timeout_s: float,
         halt: threading.Event | HaltCheck | None,
         graveyard: Graveyard,
+        device: torch.device = Communicator.device,
     ) -> None:
         """Take a group over.
 
@@ -35,6 +36,7 @@ class GroupCommunicator(Communicator, ABC):
             graveyard: where the group ends up.
         """
         super().__init__(rank=group.rank(), size=group.size(), epoch=epoch, halt=halt)
+        self.device = device
         self._group: Any = group
         self._timeout = timedelta(seconds=timeout_s)
         self._graveyard = graveyard

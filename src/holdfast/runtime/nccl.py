@@ -70,19 +70,6 @@ class _NcclRemains:
 class NcclCommunicator(GroupCommunicator):
     """All-to-all and all-gather on a raw NCCL process group. Made by `build_nccl`."""
 
-    def __init__(
-        self,
-        group: Any,
-        *,
-        device: torch.device,
-        epoch: int,
-        timeout_s: float,
-        halt: threading.Event | HaltCheck | None,
-        graveyard: Graveyard,
-    ) -> None:
-        super().__init__(group, epoch=epoch, timeout_s=timeout_s, halt=halt, graveyard=graveyard)
-        self.device = device
-
     def sever(self) -> None:
         group = self._group
         if group is not None:
