@@ -11,7 +11,7 @@ import pytest
 from agent_harness import DEADLINE, FakeCoordinator, agent_settings, alive, fake_coordinator, play
 
 from holdfast.clock import SystemClock
-from holdfast.control.agent import TAIL_FAILED, Agent
+from holdfast.control.agent import TAIL_FAILED, Agent, live
 from holdfast.coordination.messages import (
     Applied,
     Commit,
@@ -191,13 +191,29 @@ def test_bad_input_is_passed_on_and_ends_the_node_when_the_coordinator_says_so(
         await coordinator.until(lambda: coordinator.of(WorkerDown), "the exit")
         down = WorkerDown(worker=worker, kind="process_exit", detail="global_batch is 7", exit_code=2)
         assert coordinator.of(WorkerDown) == [down]
-        await coordinator.say(EndNode(exit_code=2, why="global_batch is 7"))
+        await coordinator.say(EndNode(exit_code=2, why="global_batch is 7", alone=True))
         assert await asyncio.wait_for(running, DEADLINE) == 2
         assert len(coordinator.attached) == 1
 
     agent = play(story)
     assert agent.why == "global_batch is 7"
-    assert capfd.readouterr().err.splitlines().count("holdfast: global_batch is 7") == 1
+    assert "global_batch is 7" not in capfd.readouterr().err  # whoever ends says it, not each worker
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_quiet_agent_says_only_what_nobody_else_does(tmp_path: Path, alone: bool) -> None:
+    said: list[str] = []
+
+    async def run() -> int:
+        async with fake_coordinator() as coordinator:
+            settings = agent_settings(coordinator.url, tmp_path, "obedient.py", quiet=True)
+            running = asyncio.create_task(live(settings, SystemClock(), said.append))
+            await coordinator.attach()
+            await coordinator.say(EndNode(exit_code=2, why="another model", alone=alone))
+            return await asyncio.wait_for(running, DEADLINE)
+
+    assert asyncio.run(run()) == 2
+    assert said == (["holdfast agent node-0: another model"] if alone else [])
 
 
 def test_a_script_that_never_trains_is_bad_input(tmp_path: Path) -> None:

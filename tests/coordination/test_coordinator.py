@@ -295,7 +295,7 @@ def test_a_worker_of_another_config_ends_its_node_with_2() -> None:
     job = Job().start()
     job.connect(hello("n3"))
     job.say(attach(w("n3"), digest="other"))
-    assert [end.exit_code for end in job.sent(msg.EndNode)] == [2]
+    assert [(end.exit_code, end.alone) for end in job.sent(msg.EndNode)] == [(2, True)]
 
 
 def test_an_agent_of_a_newer_term_is_not_talked_to() -> None:

@@ -60,6 +60,7 @@ class Agent:
         self.state = AgentState()
         self.session = secrets.token_hex(8)
         self.why = ""
+        self.alone = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.workforce = Workforce(settings, self, self._task)
         self._channel: CoordinatorChannel | None = None
@@ -190,6 +191,7 @@ class Agent:
     def _end_node(self, message: EndNode) -> None:
         if message.exit_code == EXIT_DONE and all(slot.done for slot in self.workforce.slots):
             return  # the scripts end by themselves, and the node after them
+        self.alone = message.alone
         self.end(message.exit_code, message.why)
 
     def _node_fault(self, how: str) -> None:
@@ -288,7 +290,7 @@ async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]
     for number, code in ((signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, 128 + signal.SIGTERM)):
         loop.add_signal_handler(number, partial(agent.end, code, f"ended by {number.name}"))
     code = await agent.run()
-    if agent.why and not settings.quiet:
+    if agent.why and (agent.alone or not settings.quiet):
         say(f"holdfast agent {settings.node}: {agent.why}")
     return code
 

@@ -24,9 +24,11 @@ def run_script(script: str) -> int:
     try:
         runpy.run_path(script, run_name="__main__")
     except HoldfastError as error:
-        print(f"holdfast: {error}", file=sys.stderr, flush=True)
-        kind = "bad_input" if error.exit_code == EXIT_BAD_INPUT else "exception"
-        _tell(kind, str(error), error.exit_code)
+        bad_input = error.exit_code == EXIT_BAD_INPUT
+        told = _tell("bad_input" if bad_input else "exception", str(error), error.exit_code)
+        # All workers find the same fault in a script's settings: whoever ends the job, or the node, says it once.
+        if not (told and bad_input):
+            print(f"holdfast: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except SystemExit as error:
         return _exit_code(error)
@@ -58,14 +60,16 @@ def _script_part(trace: TracebackType | None, script: str) -> TracebackType | No
     return part or trace
 
 
-def _tell(kind: str, detail: str, exit_code: int) -> None:
+def _tell(kind: str, detail: str, exit_code: int) -> bool:
+    """Tell the agent; return whether it has heard it."""
     settings = WorkerSettings.from_environment(os.environ)
     if settings is None:
-        return
+        return False
+    heard = threading.Event()
     with contextlib.suppress(OSError):  # the agent is gone: nobody left to tell
         link = WorkerLink(settings.socket)
-        heard = threading.Event()
         link.start(lambda order: None, heard.set)
         link.send(Crashed(worker=settings.worker, kind=kind, detail=detail[-_DETAIL_CHARACTERS:], exit_code=exit_code))
         heard.wait(_HEARD_WITHIN_S)  # the agent hangs up once it knows: it must not learn of our exit before
         link.close()
+    return heard.is_set()

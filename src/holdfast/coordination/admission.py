@@ -49,7 +49,7 @@ def takes_part(turn: Turn, node: Node, attach: Attach) -> bool:
         )
     elif attach.digest != turn.record.config_digest:
         why = f"model, optimizer or batch of {attach.worker} differ from the job's: use the same code and config"
-        turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why))
+        turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
         return False
     return True
 

@@ -416,7 +416,7 @@ class Coordinator:
             self.ending.failed(down.detail, EXIT_BAD_INPUT)
             return
         if down.exit_code == EXIT_BAD_INPUT:
-            self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail))
+            self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
         if self.over is not None or known is None:
             return
         self.turn.emit(ev.FailureDetected, node=node.name, kind=down.kind, after_s=0.0, detail=down.detail)

@@ -498,10 +498,11 @@ class NodeFault(Struct, frozen=True, kw_only=True):
 
 
 class EndNode(Struct, frozen=True, kw_only=True):
-    """End the workers and the agent."""
+    """End the workers and the agent. `alone`: the job goes on without this node, so nobody else says why it ended."""
 
     exit_code: int
     why: Text
+    alone: bool = False
 
 
 CoordinatorMessage = Welcome | Refused | Committed | ToWorker | NodeFault | EndNode
