@@ -78,7 +78,8 @@ class Step:
     def apply(self) -> bool:
         """Reduce, agree, and change the state: on all survivors or on none.
 
-        Where it returned True, each parameter's `grad` is the global batch's, clipped, until the next step begins.
+        After a step that was not skipped, the `grad` of each parameter outside the experts is the global batch's,
+        clipped, until the next step begins.
 
         Returns:
             True where the step is applied here, exactly once per step; False where a failure undid the attempt.
