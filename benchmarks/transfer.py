@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from holdfast.coordination.messages import EpochPlan, Member
+from holdfast.protocol.plan import EpochPlan, Member
 from holdfast.runtime.inbox import Receipt, StateInbox
 from holdfast.runtime.state import TrainingState
 from holdfast.runtime.transfer import Push

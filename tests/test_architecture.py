@@ -13,24 +13,35 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 BASE = {"clock", "errors", "config"}
 MAY_IMPORT: dict[str, set[str]] = {
+    "protocol": set(),
     "planning": set(),
     "reliability": set(),
-    "coordination": {"planning", "reliability"},
-    "observability": set(),
-    "control": {"coordination", "planning", "observability"},
-    "runtime": {"planning", "coordination", "observability", "control"},
-    "simulation": {"planning", "coordination", "reliability", "observability"},
-    "cli": {"planning", "reliability", "coordination", "observability", "control", "simulation"},
+    "coordination": {"protocol", "planning", "reliability"},
+    "observability": {"protocol"},
+    "control": {"protocol", "coordination", "planning", "observability"},
+    "runtime": {"protocol", "planning", "coordination", "observability", "control"},
+    "simulation": {"protocol", "planning", "coordination", "reliability", "observability"},
+    "cli": {"protocol", "planning", "reliability", "coordination", "observability", "control", "simulation"},
 }
 #: what a package may take from outside; the standard library goes without saying
 OUTSIDE: dict[str, set[str]] = {
+    "protocol": {"msgspec"},
     "planning": {"numpy", "scipy"},
     "reliability": {"numpy", "scipy"},
     "coordination": {"msgspec", "numpy"},
     "observability": {"msgspec", "prometheus_client"},
     "simulation": {"msgspec", "numpy"},
 }
-WITHOUT_TORCH = ("control", "coordination", "simulation", "observability", "planning", "reliability", "cli")
+WITHOUT_TORCH = (
+    "protocol",
+    "control",
+    "coordination",
+    "simulation",
+    "observability",
+    "planning",
+    "reliability",
+    "cli",
+)
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 80
 

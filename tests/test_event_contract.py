@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from holdfast.coordination.events import AnyEvent, JobStarted, StepCommitted
+from holdfast.protocol.events import AnyEvent, JobStarted, StepCommitted
 
 CONTRACT = {
     "job_started": {"url", "coordinator_pid"},

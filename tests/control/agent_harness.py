@@ -18,17 +18,9 @@ from websockets.exceptions import ConnectionClosed
 from holdfast.clock import SystemClock
 from holdfast.control.agent import Agent
 from holdfast.control.agent_settings import AgentSettings
-from holdfast.coordination.messages import (
-    AgentMessage,
-    Attach,
-    CoordinatorMessage,
-    FromWorker,
-    Hello,
-    Posted,
-    ToWorker,
-    Welcome,
-    WorkerMessage,
-)
+from holdfast.protocol.agent import AgentMessage, CoordinatorMessage, FromWorker, Hello, ToWorker, Welcome
+from holdfast.protocol.orders import Posted
+from holdfast.protocol.worker import Attach, WorkerMessage
 
 DEADLINE = 60.0
 TOKEN = "t0ken"

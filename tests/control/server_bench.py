@@ -18,7 +18,9 @@ from websockets.sync.client import ClientConnection, connect
 
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import JobEntry
-from holdfast.coordination.messages import Attach, CoordinatorMessage, FromWorker, Hello, WorkerMessage, worker_id
+from holdfast.protocol.agent import CoordinatorMessage, FromWorker, Hello
+from holdfast.protocol.names import worker_id
+from holdfast.protocol.worker import Attach, WorkerMessage
 
 #: For conditions that a loaded machine may take long to bring about; nothing is measured by it.
 PATIENCE_S = 60.0

@@ -12,21 +12,10 @@ from agent_harness import DEADLINE, FakeCoordinator, agent_settings, alive, fake
 
 from holdfast.clock import SystemClock
 from holdfast.control.agent import TAIL_FAILED, Agent, live
-from holdfast.coordination.messages import (
-    Applied,
-    Commit,
-    Committed,
-    EndNode,
-    Entered,
-    Heartbeat,
-    JobDone,
-    Leave,
-    Refused,
-    Stop,
-    ToWorker,
-    Welcome,
-    WorkerDown,
-)
+from holdfast.protocol.agent import Committed, EndNode, Heartbeat, Leave, Refused, ToWorker, Welcome, WorkerDown
+from holdfast.protocol.orders import JobDone, Stop
+from holdfast.protocol.plan import Commit
+from holdfast.protocol.worker import Applied, Entered
 
 COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=8, nonfinite=0, swap=0)
 Running = asyncio.Task[int]

@@ -14,15 +14,9 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from holdfast.control.channel import ChannelRefusedError, open_channel, websocket_url
-from holdfast.coordination.messages import (
-    MAX_MESSAGE_BYTES,
-    CoordinatorMessage,
-    Heartbeat,
-    Leave,
-    Posted,
-    ToWorker,
-    Welcome,
-)
+from holdfast.protocol.agent import CoordinatorMessage, Heartbeat, Leave, ToWorker, Welcome
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.orders import Posted
 
 DEADLINE = 60.0
 WELCOME = Welcome(term=1, lease_s=1.0, heartbeat_s=0.1, committed=0)

@@ -8,32 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.control.agent_state import AgentState, DeathCount
-from holdfast.coordination.messages import (
-    MAX_MESSAGE_BYTES,
+from holdfast.protocol.agent import Committed, Welcome, WorkerDown
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.orders import Arm, Begin, JobDone, Order, Prepare, Stop, Void
+from holdfast.protocol.plan import Commit, Decision, DecisionKind, EpochPlan, Phase
+from holdfast.protocol.worker import (
     Applied,
-    Arm,
     Attach,
-    Begin,
     CheckpointWritten,
-    Commit,
-    Committed,
-    Decision,
-    DecisionKind,
     Entered,
-    EpochPlan,
     Fault,
     Finished,
-    JobDone,
-    Order,
-    Phase,
     Post,
-    Prepare,
     Prepared,
     Report,
-    Stop,
-    Void,
-    Welcome,
-    WorkerDown,
     WorkerMessage,
 )
 

@@ -14,8 +14,8 @@ from server_bench import PATIENCE_S, CoordinatorProcess, attach, hear, hello, ma
 
 from holdfast.control.client import CoordinatorClient, UnreachableError
 from holdfast.control.registry import JobEntry
-from holdfast.coordination.messages import NodeFault, Welcome
 from holdfast.errors import BadInputError, HoldfastError
+from holdfast.protocol.agent import NodeFault, Welcome
 
 
 @pytest.fixture(scope="module")

@@ -24,17 +24,10 @@ from websockets.sync.client import ClientConnection
 
 from holdfast.control import agent_channel
 from holdfast.control.agent_channel import AgentChannel, AgentConnection
-from holdfast.coordination.messages import (
-    MAX_MESSAGE_BYTES,
-    Begin,
-    Entered,
-    FromWorker,
-    Heartbeat,
-    Refused,
-    Stop,
-    ToWorker,
-    Welcome,
-)
+from holdfast.protocol.agent import FromWorker, Heartbeat, Refused, ToWorker, Welcome
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.orders import Begin, Stop
+from holdfast.protocol.worker import Entered
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from websockets.exceptions import ConnectionClosed
 from holdfast.control.registry import live_jobs
 from holdfast.control.settings import ServerSettings
 from holdfast.coordination.inputs import CoordinatorConfig
-from holdfast.coordination.messages import EndNode, Welcome
 from holdfast.errors import BadInputError
+from holdfast.protocol.agent import EndNode, Welcome
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

@@ -9,7 +9,6 @@ import pytest
 
 from holdfast.control.memory_store import MemoryStore
 from holdfast.control.shell import RecordKeeper, Shell, SupersededError
-from holdfast.coordination.events import CoordinatorRestarted, StepCommitted
 from holdfast.coordination.inputs import (
     Close,
     Disconnected,
@@ -23,11 +22,12 @@ from holdfast.coordination.inputs import (
     Send,
     Tick,
 )
-from holdfast.coordination.messages import Committed, Hello
-from holdfast.coordination.record import SCHEMA, KnownCheckpoint, Record
 from holdfast.errors import BadInputError
 from holdfast.observability.journal import Journal, JournalError
 from holdfast.observability.metrics import Metrics
+from holdfast.protocol.agent import Committed, Hello
+from holdfast.protocol.events import CoordinatorRestarted, StepCommitted
+from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 HELLO = Hello(protocol=1, job="j", node="n", session="0" * 8, term=0, agent_pid=1, workers=1, digest="")
 

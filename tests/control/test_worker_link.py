@@ -23,7 +23,9 @@ from holdfast.control.framing import (
     encode_frame,
 )
 from holdfast.control.worker_link import WorkerLink
-from holdfast.coordination.messages import MAX_MESSAGE_BYTES, Finished, JobDone, Order, Posted, Stop, WorkerMessage
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.orders import JobDone, Order, Posted, Stop
+from holdfast.protocol.worker import Finished, WorkerMessage
 
 DEADLINE = 30.0
 WORKER = "node-0/0/abcdef"

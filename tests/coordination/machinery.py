@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from holdfast.coordination import events as ev
-from holdfast.coordination import messages as msg
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import (
     Close,
@@ -22,7 +20,9 @@ from holdfast.coordination.inputs import (
     Send,
     Tick,
 )
-from holdfast.coordination.record import Record
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
+from holdfast.protocol.record import Record
 
 O = TypeVar("O")
 

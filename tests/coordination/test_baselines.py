@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 from machinery import Job, attach, commit, hello, w
 
-from holdfast.coordination import events as ev
-from holdfast.coordination import messages as msg
-from holdfast.coordination.messages import DecisionKind
 from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
+from holdfast.protocol.plan import DecisionKind
 
 STATIC = {"static_experts": True, "ep_size": 2}
 RESTART = {"on_failure": "restart"}

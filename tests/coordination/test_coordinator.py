@@ -7,11 +7,11 @@ import math
 import pytest
 from machinery import Job, applied, attach, commit, hello, w
 
-from holdfast.coordination import events as ev
-from holdfast.coordination import messages as msg
 from holdfast.coordination.inputs import FailNode, JournalTail, Received, Shutdown
-from holdfast.coordination.messages import DecisionKind, Phase
 from holdfast.errors import BadInputError
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
+from holdfast.protocol.plan import DecisionKind, Phase
 
 
 def test_the_job_starts_when_all_nodes_are_there() -> None:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from machinery import commit, w
 
 from holdfast.coordination.decisions import NothingLeft, Verdict, decide
-from holdfast.coordination.messages import Decision, DecisionKind, Passed, Phase, Report
-from holdfast.coordination.record import KnownCheckpoint
+from holdfast.protocol.plan import Decision, DecisionKind, Passed, Phase
+from holdfast.protocol.record import KnownCheckpoint
+from holdfast.protocol.worker import Report
 
 STEP = 5
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.experts import decode, encode, experts_by_layer, lost_experts, place
-from holdfast.coordination.messages import ExpertPlan, ExpertShape
 from holdfast.planning import Shortage
+from holdfast.protocol.plan import ExpertPlan, ExpertShape
 
 SHAPE = ExpertShape(layers=3, experts=8, slots=6)
 

@@ -8,12 +8,12 @@ import pytest
 from machinery import Job, applied, attach, commit, hello, w
 from test_loads import loads, moe_job, replicas
 
-from holdfast.coordination import events as ev
-from holdfast.coordination import messages as msg
 from holdfast.coordination.costs import DEFAULT_BANDWIDTH, LEAST_PAUSE_S, MeasuredCosts
 from holdfast.coordination.inputs import PlanExperts, Planned
 from holdfast.coordination.recovery import Recovery
 from holdfast.planning import Shortage
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
 
 EVERY = 10
 SHAPE = msg.ExpertShape(layers=2, experts=6, slots=4)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from machinery import applied, commit, w
 
 from holdfast.coordination.ledger import DivergedError, StepLedger
-from holdfast.coordination.messages import Passed, Phase, Report
+from holdfast.protocol.plan import Passed, Phase
+from holdfast.protocol.worker import Report
 
 MEMBERS = [w("n0"), w("n1"), w("n2")]
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination import messages as msg
 from holdfast.coordination.experts import decode
 from holdfast.coordination.loads import decode_loads, encode_loads
 from holdfast.planning.arrays import FloatArray
+from holdfast.protocol import messages as msg
 
 SHAPE = msg.ExpertShape(layers=2, experts=4, slots=3)
 SKEWED = np.array([[90.0, 10, 10, 10], [1, 1, 1, 30]])

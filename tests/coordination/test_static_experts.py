@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination.experts import decode, encode, experts_by_layer
-from holdfast.coordination.messages import ExpertShape, worker_id
 from holdfast.coordination.static_experts import ep_size_of, place_static, seats, usable
 from holdfast.planning import Shortage
+from holdfast.protocol.names import worker_id
+from holdfast.protocol.plan import ExpertShape
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=150)
 

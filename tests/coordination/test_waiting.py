@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination import events as ev
-from holdfast.coordination import messages as msg
 from holdfast.coordination.experts import decode
 from holdfast.coordination.inputs import JournalTail
-from holdfast.coordination.messages import ExpertShape
-from holdfast.coordination.record import KnownCheckpoint
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
+from holdfast.protocol.plan import ExpertShape
+from holdfast.protocol.record import KnownCheckpoint
 
 SHAPE = ExpertShape(layers=1, experts=8, slots=6)
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 import pytest
 from machinery import commit, w
 
-from holdfast.coordination import messages as msg
-from holdfast.coordination.messages import Decision, DecisionKind, Phase
 from holdfast.coordination.worker import (
     Build,
     Compute,
@@ -20,6 +18,8 @@ from holdfast.coordination.worker import (
     Wait,
     WorkerMachine,
 )
+from holdfast.protocol import messages as msg
+from holdfast.protocol.plan import Decision, DecisionKind, Phase
 
 ME, PEER = w("n0"), w("n1")
 

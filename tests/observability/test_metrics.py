@@ -7,8 +7,8 @@ from typing import Any
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.coordination import events as ev
 from holdfast.observability.metrics import Metrics
+from holdfast.protocol import events as ev
 
 
 def _values(metrics: Metrics) -> dict[str, float]:

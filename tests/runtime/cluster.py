@@ -20,8 +20,6 @@ import msgspec
 
 from holdfast.config import WorkerSettings
 from holdfast.control.framing import FrameDecoder, FromWorkerProcess, encode_frame
-from holdfast.coordination import events as ev
-from holdfast.coordination import messages as msg
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import (
     CoordinatorConfig,
@@ -35,6 +33,8 @@ from holdfast.coordination.inputs import (
     Send,
     Tick,
 )
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
 
 DEADLINE_S = 120.0
 JOB = "test"

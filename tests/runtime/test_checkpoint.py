@@ -11,8 +11,8 @@ import torch
 
 from holdfast import checkpoint_dir
 from holdfast.checkpoint_dir import DamagedCheckpointError
-from holdfast.coordination.messages import CheckpointKept, CheckpointWritten
 from holdfast.errors import BadInputError
+from holdfast.protocol.worker import CheckpointKept, CheckpointWritten
 from holdfast.runtime import checkpoint
 from holdfast.runtime.checkpoint import CheckpointSaver, begin_save, load_checkpoint
 from holdfast.runtime.hashing import state_hash

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.messages import Commit
+from holdfast.protocol.plan import Commit
 from holdfast.runtime.commit import finish, start_commit
 from holdfast.runtime.communicator import HaltedError, LocalCommunicator
 from holdfast.runtime.local_world import Seat, run_world

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from holdfast.coordination.messages import FAULT_PHASES, Inject
+from holdfast.protocol.orders import FAULT_PHASES, Inject
 from holdfast.runtime.faults import EXIT_CODE, Faults, InjectedError
 
 _context = multiprocessing.get_context("fork")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 
-from holdfast.coordination import events as ev
-from holdfast.coordination import messages as msg
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
 
 STEPS = 14
 #: So large that some steps overflow on all ranks, and later ones, when it has grown back, on one.

@@ -9,8 +9,8 @@ import pytest
 from cluster import Cluster
 
 from holdfast import checkpoint_dir
-from holdfast.coordination import events as ev
-from holdfast.coordination import messages as msg
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
 
 STEPS = 12
 

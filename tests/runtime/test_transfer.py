@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.messages import Commit, EpochPlan, Member, Passed
+from holdfast.protocol.plan import Commit, EpochPlan, Member, Passed
 from holdfast.runtime import wire
 from holdfast.runtime.hashing import state_hash
 from holdfast.runtime.inbox import Receipt, StateInbox

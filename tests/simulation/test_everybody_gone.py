@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from holdfast.coordination import events as ev
 from holdfast.errors import EXIT_DONE
+from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import Cluster
 from holdfast.simulation.faults import Fault, FaultKind, FaultPlan
 

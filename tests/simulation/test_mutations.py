@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from holdfast.coordination import messages as msg
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.decisions import Verdict
 from holdfast.coordination.inputs import Instruction, Received
-from holdfast.coordination.messages import DecisionKind, Phase
-from holdfast.coordination.record import KnownCheckpoint, Record
 from holdfast.coordination.worker import Halt, InvalidTransitionError, Tell, WorkerInstruction, WorkerMachine
+from holdfast.protocol import messages as msg
+from holdfast.protocol.plan import DecisionKind, Phase
+from holdfast.protocol.record import KnownCheckpoint, Record
 from holdfast.simulation.cluster import Parts, run_plan
 from holdfast.simulation.durable import MemoryJournal, MemoryStore
 from holdfast.simulation.faults import random_plan

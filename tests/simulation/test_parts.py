@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination import messages as msg
-from holdfast.coordination.record import SCHEMA, Record
+from holdfast.protocol import messages as msg
+from holdfast.protocol.record import SCHEMA, Record
 from holdfast.simulation import training
 from holdfast.simulation.clock import URGENT, Timeline
 from holdfast.simulation.collectives import Group, Operation

@@ -38,8 +38,8 @@ from holdfast.control.launch_settings import (
 from holdfast.control.registry import JobEntry, find_job, registry_directory
 from holdfast.control.settings import ServerSettings
 from holdfast.coordination.inputs import CoordinatorConfig
-from holdfast.coordination.messages import RACK_PATTERN
 from holdfast.errors import EXIT_FAILED, BadInputError
+from holdfast.protocol.names import RACK_PATTERN
 
 Token = Annotated[
     str | None, typer.Option(envvar="HOLDFAST_TOKEN", help="The job's secret; agents and commands must show it.")

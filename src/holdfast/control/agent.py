@@ -19,8 +19,8 @@ from holdfast.control.agent_workers import UNKNOWN_EXIT, Slot
 from holdfast.control.channel import ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.supervisor import die_with_parent
 from holdfast.control.workforce import Workforce
-from holdfast.coordination.messages import (
-    PROTOCOL,
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
+from holdfast.protocol.agent import (
     AgentMessage,
     Committed,
     CoordinatorMessage,
@@ -34,9 +34,9 @@ from holdfast.coordination.messages import (
     ToWorker,
     Welcome,
     WorkerDown,
-    WorkerMessage,
 )
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
+from holdfast.protocol.names import PROTOCOL
+from holdfast.protocol.worker import WorkerMessage
 
 _log = logging.getLogger("holdfast.agent")
 

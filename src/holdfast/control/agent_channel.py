@@ -13,8 +13,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from holdfast.control.shell import MALFORMED, Shell
 from holdfast.coordination.inputs import Received
-from holdfast.coordination.messages import MAX_MESSAGE_BYTES, AgentMessage, Hello
 from holdfast.errors import HoldfastError
+from holdfast.protocol.agent import AgentMessage, Hello
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
 #: What may wait for a slow agent before its connection is given up.
 MAX_QUEUED_BYTES = 16 * MAX_MESSAGE_BYTES

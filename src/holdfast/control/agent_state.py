@@ -7,27 +7,20 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from holdfast.coordination.messages import (
+from holdfast.protocol.agent import Committed, Welcome, WorkerDown
+from holdfast.protocol.orders import Arm, Begin, Order, Prepare, Stop, Void
+from holdfast.protocol.worker import (
     Applied,
-    Arm,
     Attach,
-    Begin,
     Begun,
     CheckpointKept,
     CheckpointWritten,
-    Committed,
     Entered,
     Fault,
     Finished,
     Loads,
-    Order,
-    Prepare,
     Prepared,
     Report,
-    Stop,
-    Void,
-    Welcome,
-    WorkerDown,
     WorkerMessage,
 )
 

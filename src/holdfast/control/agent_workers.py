@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from holdfast.control.agent_state import DeathCount
 from holdfast.control.framing import Crashed, FrameDecoder, FrameError, FromWorkerProcess, encode_frame
 from holdfast.control.supervisor import ProcessHandle, describe_exit
-from holdfast.coordination.messages import Order, WorkerDown
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from holdfast.protocol.agent import WorkerDown
+from holdfast.protocol.orders import Order
 
 #: the exit code of a process whose parent, the zygote, was lost before it could tell
 UNKNOWN_EXIT = 1 << 16

@@ -17,7 +17,8 @@ from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from holdfast.coordination.messages import MAX_MESSAGE_BYTES, AgentMessage, CoordinatorMessage
+from holdfast.protocol.agent import AgentMessage, CoordinatorMessage
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
 #: what may lie unsent before a coordinator counts as gone; a new connection replays what matters
 MAX_UNSENT_BYTES = 32 << 20

@@ -7,7 +7,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from holdfast.coordination.messages import MAX_MESSAGE_BYTES, Name, Order, Text, WorkerId, WorkerMessage
+from holdfast.protocol.names import MAX_MESSAGE_BYTES, Name, Text, WorkerId
+from holdfast.protocol.orders import Order
+from holdfast.protocol.worker import WorkerMessage
 
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.checkpoint_dir import DamagedCheckpointError, find_checkpoints, verify
-from holdfast.coordination.record import KnownCheckpoint
+from holdfast.protocol.record import KnownCheckpoint
 
 
 def intact_checkpoints(directory: Path | None, say: Callable[[str], None]) -> tuple[KnownCheckpoint, ...]:

@@ -27,8 +27,8 @@ from holdfast.control.spawn import EXIT_CRASHED, AgentOrder, CoordinatorOrder, s
 from holdfast.control.supervisor import ChildProcess, ProcessHandle, end_all
 from holdfast.control.zygote_client import start_zygote
 from holdfast.coordination.inputs import CoordinatorConfig
-from holdfast.coordination.record import KnownCheckpoint
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
+from holdfast.protocol.record import KnownCheckpoint
 
 _log = logging.getLogger("holdfast.run")
 

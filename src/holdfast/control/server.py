@@ -32,11 +32,11 @@ from holdfast.control.status import status_of
 from holdfast.control.stores import open_store
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import JournalTail, PlanExperts, Planned, Shutdown, Tick
-from holdfast.coordination.messages import MAX_MESSAGE_BYTES
 from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import FileJournal
 from holdfast.observability.metrics import Metrics
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
 __all__ = ["ServerSettings", "run_coordinator", "serve"]
 

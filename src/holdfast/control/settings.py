@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.coordination.inputs import CoordinatorConfig
-from holdfast.coordination.record import KnownCheckpoint
 from holdfast.errors import BadInputError
+from holdfast.protocol.record import KnownCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,11 +25,11 @@ from holdfast.coordination.inputs import (
     Received,
     Send,
 )
-from holdfast.coordination.messages import Hello
-from holdfast.coordination.record import SCHEMA, KnownCheckpoint, Record
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
+from holdfast.protocol.agent import Hello
+from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 #: What msgspec raises for bytes that are no message: bad UTF-8 and deep nesting are no DecodeError of its.
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.experts import experts_by_layer
 from holdfast.coordination.membership import Node
-from holdfast.coordination.record import Record
+from holdfast.protocol.record import Record
 
 
 def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:

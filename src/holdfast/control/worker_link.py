@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 
 from holdfast.control.framing import FrameDecoder, FrameError, FromWorkerProcess, ToWorkerProcess, encode_frame
-from holdfast.coordination.messages import Order
+from holdfast.protocol.orders import Order
 
 _SEND_BUFFER = 4 << 20
 _RECEIVE_BYTES = 1 << 16

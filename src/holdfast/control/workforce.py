@@ -17,7 +17,10 @@ from holdfast.control.agent_workers import UNKNOWN_EXIT, Slot, WorkerConnection
 from holdfast.control.framing import Crashed, FromWorkerProcess
 from holdfast.control.supervisor import ProcessHandle, is_stopped
 from holdfast.control.zygote_client import ZygoteLostError, ZygoteSupply
-from holdfast.coordination.messages import Attach, JobDone, ToWorker, WorkerMessage, index_of, worker_id
+from holdfast.protocol.agent import ToWorker
+from holdfast.protocol.names import index_of, worker_id
+from holdfast.protocol.orders import JobDone
+from holdfast.protocol.worker import Attach, WorkerMessage
 
 _log = logging.getLogger("holdfast.agent")
 

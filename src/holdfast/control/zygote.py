@@ -27,7 +27,7 @@ import msgspec
 
 from holdfast.control.framing import FrameDecoder, FrameError, encode_frame
 from holdfast.control.worker_process import run_script
-from holdfast.coordination.messages import Text
+from holdfast.protocol.names import Text
 
 #: what a worker needs; the runtime's own modules come last and may be missing
 PRELOAD = (

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.events import FailureDetected, NodeLeft
 from holdfast.coordination.membership import Membership, Node
-from holdfast.coordination.messages import (
-    PROTOCOL,
-    Applied,
-    Attach,
-    Begun,
-    EndNode,
-    Entered,
-    Hello,
-    Prepared,
-    Refused,
-    Report,
-)
-from holdfast.coordination.record import Record
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from holdfast.protocol.agent import EndNode, Hello, Refused
+from holdfast.protocol.events import FailureDetected, NodeLeft
+from holdfast.protocol.names import PROTOCOL
+from holdfast.protocol.record import Record
+from holdfast.protocol.worker import Applied, Attach, Begun, Entered, Prepared, Report
 
 
 def refusal(record: Record, members: Membership, hello: Hello) -> Refused | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.events import EpochStarted, FaultThreshold, NodeJoined, WorkersChanged
 from holdfast.coordination.membership import Node
-from holdfast.coordination.messages import EpochPlan
 from holdfast.coordination.turn import Turn
+from holdfast.protocol.events import EpochStarted, FaultThreshold, NodeJoined, WorkersChanged
+from holdfast.protocol.plan import EpochPlan
 
 
 def announce_epoch(turn: Turn, plan: EpochPlan, reason: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.events import CheckpointRejected, CheckpointSaved
-from holdfast.coordination.messages import AcceptCheckpoint, CheckpointDamaged, CheckpointKept, CheckpointWritten
-from holdfast.coordination.record import KnownCheckpoint
 from holdfast.coordination.turn import Turn
+from holdfast.protocol.events import CheckpointRejected, CheckpointSaved
+from holdfast.protocol.orders import AcceptCheckpoint
+from holdfast.protocol.record import KnownCheckpoint
+from holdfast.protocol.worker import CheckpointDamaged, CheckpointKept, CheckpointWritten
 
 #: how many names the record remembers; the writers keep fewer on disk
 REMEMBERED = 16

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.coordination import events as ev
-from holdfast.coordination import messages as msg
 from holdfast.coordination.admission import expel, refusal, send_away_all, takes_part
 from holdfast.coordination.announcing import announce_epoch, announce_node
 from holdfast.coordination.checkpoints import CheckpointBook
@@ -35,11 +33,9 @@ from holdfast.coordination.joining import Joining
 from holdfast.coordination.ledger import DivergedError, StepLedger
 from holdfast.coordination.loads import LoadBook
 from holdfast.coordination.membership import Membership, Node, WorkerInfo
-from holdfast.coordination.messages import DecisionKind, EpochPlan, node_of
 from holdfast.coordination.planner import first_assignment, held_experts, lacks_slots, lost_of, make_plan
 from holdfast.coordination.progress import Progress, continued
 from holdfast.coordination.rebalancing import Rebalancing
-from holdfast.coordination.record import SCHEMA, KnownCheckpoint, Record
 from holdfast.coordination.rendezvous import pass_on
 from holdfast.coordination.renewing import Renewing
 from holdfast.coordination.stopping import Stopping
@@ -47,6 +43,11 @@ from holdfast.coordination.turn import Turn
 from holdfast.coordination.waiting import Waiting
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.planning import Shortage
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import DecisionKind, EpochPlan
+from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 
 class Coordinator:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.coordination.messages import Decision, DecisionKind, Passed, Report
-from holdfast.coordination.record import KnownCheckpoint
+from holdfast.protocol.plan import Decision, DecisionKind, Passed
+from holdfast.protocol.record import KnownCheckpoint
+from holdfast.protocol.worker import Report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.events import JobFailed, JobFinished
 from holdfast.coordination.inputs import EndJob
-from holdfast.coordination.messages import EndNode, JobDone
 from holdfast.coordination.progress import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
+from holdfast.protocol.agent import EndNode
+from holdfast.protocol.events import JobFailed, JobFinished
+from holdfast.protocol.orders import JobDone
 
 
 class Ending:

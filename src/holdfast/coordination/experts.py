@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from holdfast.coordination.messages import LOADS_WINDOW, ExpertPlan, ExpertShape, node_of
 from holdfast.planning import (
     Shortage,
     as_slots,
@@ -20,6 +19,8 @@ from holdfast.planning import (
     strategy_named,
 )
 from holdfast.planning.arrays import FloatArray, IntArray, indices
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape
 
 _ID = np.dtype("<u2")
 #: ends each layer

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from holdfast.coordination.inputs import CoordinatorConfig, FailNode
 from holdfast.coordination.membership import Membership
-from holdfast.coordination.messages import FAULT_PHASES, Inject, NodeFault, ToWorker, index_of
 from holdfast.errors import BadInputError
+from holdfast.protocol.agent import NodeFault, ToWorker
+from holdfast.protocol.names import index_of
+from holdfast.protocol.orders import FAULT_PHASES, Inject
 
 WAYS = ("kill", "exit", "raise", "stop", "hold")
 

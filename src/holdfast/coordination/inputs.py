@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.coordination.events import AnyEvent
-from holdfast.coordination.messages import AgentMessage, CoordinatorMessage, ExpertPlan
-from holdfast.coordination.record import Record
+from holdfast.protocol.agent import AgentMessage, CoordinatorMessage
+from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.plan import ExpertPlan
+from holdfast.protocol.record import Record
 
 if TYPE_CHECKING:
     from holdfast.planning import Shortage  # its imports take half a second that no command needs

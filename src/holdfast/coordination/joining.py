@@ -10,12 +10,13 @@ from __future__ import annotations
 from holdfast.coordination.announcing import announce_epoch
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.loads import LoadBook
-from holdfast.coordination.messages import Arm, Decision, DecisionKind, EpochPlan, ExpertPlan, Prepare, Void
 from holdfast.coordination.planner import make_plan, plan_with
 from holdfast.coordination.progress import Progress
 from holdfast.coordination.static_experts import ep_size_of, usable
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
+from holdfast.protocol.orders import Arm, Prepare, Void
+from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, ExpertPlan
 
 
 class Joining:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.coordination.messages import Applied, Commit, Report
+from holdfast.protocol.plan import Commit
+from holdfast.protocol.worker import Applied, Report
 
 
 class DivergedError(Exception):

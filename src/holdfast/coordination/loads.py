@@ -11,9 +11,10 @@ from math import isfinite
 
 import numpy as np
 
-from holdfast.coordination.messages import ExpertShape, Loads
 from holdfast.coordination.turn import Turn
 from holdfast.planning.arrays import FloatArray
+from holdfast.protocol.plan import ExpertShape
+from holdfast.protocol.worker import Loads
 
 _TOKENS = np.dtype("<f4")
 

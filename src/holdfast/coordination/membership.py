@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from holdfast.coordination.messages import Attach, EpochPlan, Hello, node_of
+from holdfast.protocol.agent import Hello
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.worker import Attach
 
 
 @dataclass(slots=True)

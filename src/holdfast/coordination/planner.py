@@ -11,22 +11,14 @@ from holdfast.coordination.decisions import NothingLeft, Verdict
 from holdfast.coordination.experts import lost_experts, place
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.membership import Membership
-from holdfast.coordination.messages import (
-    LOADS_WINDOW,
-    Decision,
-    DecisionKind,
-    EpochPlan,
-    ExpertPlan,
-    ExpertShape,
-    Member,
-    Report,
-    node_of,
-)
-from holdfast.coordination.record import Record
 from holdfast.coordination.static_experts import ep_size_of, place_static, seats, usable
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import LOADS_WINDOW, Decision, DecisionKind, EpochPlan, ExpertPlan, ExpertShape, Member
+from holdfast.protocol.record import Record
+from holdfast.protocol.worker import Report
 
 
 def make_plan(

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.coordination.costs import MeasuredCosts
-from holdfast.coordination.events import AnyEvent, EpochStarted, Rebalanced, Recovered, RolledBack, StepCommitted
 from holdfast.coordination.inputs import JournalTail
 from holdfast.coordination.ledger import CommittedStep, StepLedger
-from holdfast.coordination.messages import Committed, Decision, DecisionKind, EpochPlan
 from holdfast.coordination.recovery import Recovery
 from holdfast.coordination.turn import Turn
+from holdfast.protocol.agent import Committed
+from holdfast.protocol.events import AnyEvent, EpochStarted, Rebalanced, Recovered, RolledBack, StepCommitted
+from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan
 
 
 def continued(tail: JournalTail, events: Iterable[AnyEvent], global_batch: int) -> JournalTail:

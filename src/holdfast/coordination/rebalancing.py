@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.coordination.costs import MeasuredCosts
-from holdfast.coordination.events import RebalanceDecided
 from holdfast.coordination.experts import counts_by_node
 from holdfast.coordination.inputs import CoordinatorConfig, PlanExperts, Planned
 from holdfast.coordination.loads import LoadBook
-from holdfast.coordination.messages import EpochPlan, ExpertPlan, ExpertShape
 from holdfast.coordination.planner import placing
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Migration, RebalanceDecision, Shortage, decide_rebalance, plan_transfers
 from holdfast.planning.arrays import indices
+from holdfast.protocol.events import RebalanceDecided
+from holdfast.protocol.plan import EpochPlan, ExpertPlan, ExpertShape
 
 
 class Rebalancing:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.messages import Post, Posted
 from holdfast.coordination.turn import Turn
+from holdfast.protocol.orders import Posted
+from holdfast.protocol.worker import Post
 
 
 def pass_on(turn: Turn, message: Post) -> None:

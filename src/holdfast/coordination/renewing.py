@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.coordination.events import FailureDetected, NodeLeft
 from holdfast.coordination.membership import Node
-from holdfast.coordination.messages import Refused
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE
+from holdfast.protocol.agent import Refused
+from holdfast.protocol.events import FailureDetected, NodeLeft
 
 
 class Renewing:

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from holdfast.coordination.experts import decode, encode
-from holdfast.coordination.messages import ExpertPlan, ExpertShape, node_of
 from holdfast.planning import Shortage, plan_transfers
 from holdfast.planning.arrays import IntArray
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import ExpertPlan, ExpertShape
 
 
 def ep_size_of(shape: ExpertShape | None, asked: int) -> int | Shortage:

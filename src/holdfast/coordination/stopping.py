@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.coordination.membership import Membership
-from holdfast.coordination.messages import Report, Stop, node_of
 from holdfast.coordination.turn import Turn
+from holdfast.protocol.names import node_of
+from holdfast.protocol.orders import Stop
+from holdfast.protocol.worker import Report
 
 
 class Stopping:

@@ -6,11 +6,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.coordination.events import AnyEvent, Event
 from holdfast.coordination.inputs import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.coordination.membership import Membership
-from holdfast.coordination.messages import CoordinatorMessage, Fault, Order, ToWorker, node_of
-from holdfast.coordination.record import Record
+from holdfast.protocol.agent import CoordinatorMessage, ToWorker
+from holdfast.protocol.events import AnyEvent, Event
+from holdfast.protocol.names import node_of
+from holdfast.protocol.orders import Order
+from holdfast.protocol.record import Record
+from holdfast.protocol.worker import Fault
 
 E = TypeVar("E", bound=Event)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from holdfast.coordination.events import JobWaiting
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.planner import lacks_slots
 from holdfast.coordination.static_experts import ep_size_of
 from holdfast.coordination.stopping import Stopping
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
+from holdfast.protocol.events import JobWaiting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

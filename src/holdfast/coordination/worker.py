@@ -10,28 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.coordination.assignment import round_robin
-from holdfast.coordination.messages import (
-    Applied,
-    Arm,
-    Begin,
-    Begun,
-    Commit,
-    Decision,
-    DecisionKind,
-    Entered,
-    EpochPlan,
-    Fault,
-    Finished,
-    JobDone,
-    Passed,
-    Phase,
-    Prepare,
-    Prepared,
-    Report,
-    Stop,
-    Void,
-    WorkerMessage,
-)
+from holdfast.protocol.orders import Arm, Begin, JobDone, Prepare, Stop, Void
+from holdfast.protocol.plan import Commit, Decision, DecisionKind, EpochPlan, Passed, Phase
+from holdfast.protocol.worker import Applied, Begun, Entered, Fault, Finished, Prepared, Report, WorkerMessage
 
 
 class InvalidTransitionError(Exception):

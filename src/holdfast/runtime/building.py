@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from holdfast.coordination.messages import EpochPlan
+from holdfast.protocol.plan import EpochPlan
 from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.exchange import Shared
 from holdfast.runtime.graveyard import Graveyard

@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from holdfast import checkpoint_dir
 from holdfast.checkpoint_dir import DamagedCheckpointError
-from holdfast.coordination.messages import CheckpointKept, CheckpointWritten
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import IntArray
+from holdfast.protocol.worker import CheckpointKept, CheckpointWritten
 from holdfast.runtime.moe.saving import empty_rows, row_name
 from holdfast.runtime.moe.shards import LayerSpec
 from holdfast.runtime.moe.training import JobExperts

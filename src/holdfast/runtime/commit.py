@@ -5,7 +5,7 @@ It sums five numbers per rank, so that every rank gets the same v in every bit.
 
 from __future__ import annotations
 
-from holdfast.coordination.messages import Commit
+from holdfast.protocol.plan import Commit
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.sums import PendingSums, finish_sums, start_sums
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.coordination import messages as msg
 from holdfast.coordination.worker import Enter, WorkerInstruction, WorkerMachine
+from holdfast.protocol import messages as msg
 from holdfast.runtime.faults import Faults
 from holdfast.runtime.inbox import Receipt, StateInbox
 from holdfast.runtime.rooms import Room, Rooms

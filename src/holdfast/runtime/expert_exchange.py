@@ -6,8 +6,9 @@ import logging
 
 from holdfast.clock import Clock
 from holdfast.coordination.loads import encode_loads
-from holdfast.coordination.messages import MAX_LOADS, EpochPlan, Loads
 from holdfast.coordination.worker import Tell
+from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.worker import MAX_LOADS, Loads
 from holdfast.runtime.checkpoint import CheckpointSaver, ExpertRows
 from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.exchange import Shared

@@ -7,8 +7,8 @@ import signal
 import threading
 from collections.abc import Callable
 
-from holdfast.coordination.messages import Inject
 from holdfast.errors import HoldfastError
+from holdfast.protocol.orders import Inject
 
 EXIT_CODE = 13
 #: What happens in the training thread, or not at all.

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
-from holdfast.coordination.messages import Posted
+from holdfast.protocol.orders import Posted
 from holdfast.runtime.communicator import Communicator, HaltCheck
 from holdfast.runtime.graveyard import Graveyard
 from holdfast.runtime.nccl import build_communicator

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from holdfast.coordination.messages import EpochPlan
+from holdfast.protocol.plan import EpochPlan
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.rendezvous import Board
 

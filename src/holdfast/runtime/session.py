@@ -15,7 +15,6 @@ from typing import Protocol, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.control.framing import FromWorkerProcess
-from holdfast.coordination import messages as msg
 from holdfast.coordination.worker import (
     Build,
     Compute,
@@ -29,6 +28,7 @@ from holdfast.coordination.worker import (
     WorkerMachine,
 )
 from holdfast.errors import JobFailedError
+from holdfast.protocol import messages as msg
 from holdfast.runtime.building import GroupBuilder, GroupBuilding
 from holdfast.runtime.checkpoint import (
     CheckpointSaver,

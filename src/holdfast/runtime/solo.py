@@ -11,8 +11,8 @@ from pathlib import Path
 
 from holdfast.checkpoint_dir import DamagedCheckpointError, find_checkpoints, verify
 from holdfast.control.framing import FromWorkerProcess
-from holdfast.coordination import messages as msg
 from holdfast.errors import JobFailedError
+from holdfast.protocol import messages as msg
 
 logger = logging.getLogger(__name__)
 

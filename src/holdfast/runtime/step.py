@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from holdfast.coordination.messages import Commit
 from holdfast.coordination.worker import Compute
 from holdfast.errors import HoldfastError
+from holdfast.protocol.plan import Commit
 from holdfast.runtime import commit as commit_operation
 from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.faulting import FaultingCommunicator

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.coordination.messages import EpochPlan, Member, Passed
+from holdfast.protocol.plan import EpochPlan, Member, Passed
 from holdfast.runtime.state import StateView
 from holdfast.runtime.wire import (
     ACCEPTED,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from holdfast.coordination.messages import EpochPlan, Passed
+from holdfast.protocol.plan import EpochPlan, Passed
 from holdfast.runtime.memory import directly_readable, host_bytes
 from holdfast.runtime.state import Manifest
 

@@ -10,8 +10,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.coordination.messages import Commit
 from holdfast.errors import BadInputError
+from holdfast.protocol.plan import Commit
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.loss_scale import LossScale
 from holdfast.runtime.moe.binding import dense_parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.coordination import messages as msg
+from holdfast.protocol import messages as msg
 from holdfast.simulation.network import Connection
 from holdfast.simulation.process import Process
 from holdfast.simulation.worker import SimWorker

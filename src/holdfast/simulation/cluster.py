@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from holdfast.coordination import messages as msg
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.worker import WorkerMachine
+from holdfast.protocol import messages as msg
 from holdfast.simulation.agent import SimAgent
 from holdfast.simulation.clock import Timeline
 from holdfast.simulation.collectives import Group

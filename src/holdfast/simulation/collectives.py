@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Protocol
 
-from holdfast.coordination.messages import EpochPlan
+from holdfast.protocol.plan import EpochPlan
 from holdfast.simulation.clock import Timeline
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from holdfast.coordination import events as ev
 from holdfast.coordination.inputs import JournalTail
-from holdfast.coordination.record import Record
+from holdfast.protocol import events as ev
+from holdfast.protocol.record import Record
 
 
 class SupersededError(Exception):

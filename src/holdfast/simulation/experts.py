@@ -11,9 +11,10 @@ import numpy as np
 from holdfast.coordination.costs import MeasuredCosts
 from holdfast.coordination.experts import counts_by_node, decode, encode
 from holdfast.coordination.loads import encode_loads
-from holdfast.coordination.messages import DecisionKind, EpochPlan, ExpertShape, Loads
 from holdfast.planning import CostModel
 from holdfast.planning.arrays import IntArray
+from holdfast.protocol.plan import DecisionKind, EpochPlan, ExpertShape
+from holdfast.protocol.worker import Loads
 
 if TYPE_CHECKING:
     from holdfast.simulation.faults import FaultPlan

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from holdfast.coordination import events as ev
-from holdfast.coordination import messages as msg
 from holdfast.coordination import worker as wm
 from holdfast.coordination.inputs import Input, Received
-from holdfast.coordination.messages import Commit, DecisionKind
-from holdfast.coordination.record import Record
 from holdfast.errors import EXIT_DONE
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
+from holdfast.protocol.plan import Commit, DecisionKind
+from holdfast.protocol.record import Record
 from holdfast.simulation import training
 from holdfast.simulation.experts import broken_guarantee, shape_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.coordination.inputs import Disconnected, Received
-from holdfast.coordination.messages import AgentMessage, CoordinatorMessage
+from holdfast.protocol.agent import AgentMessage, CoordinatorMessage
 
 if TYPE_CHECKING:
     from holdfast.simulation.agent import SimAgent

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from holdfast.coordination.messages import Commit
+from holdfast.protocol.plan import Commit
 
 
 class Reduced(NamedTuple):

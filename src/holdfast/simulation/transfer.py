@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.coordination.messages import DecisionKind
+from holdfast.protocol.plan import DecisionKind
 
 if TYPE_CHECKING:
     from holdfast.simulation.worker import SimWorker

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from holdfast.coordination import messages as msg
 from holdfast.coordination import worker as wm
-from holdfast.coordination.messages import Phase
+from holdfast.protocol import messages as msg
+from holdfast.protocol.plan import Phase
 from holdfast.simulation import training
 from holdfast.simulation.collectives import Group, Operation
 from holdfast.simulation.experts import LOADS_EVERY, HeldExperts, shape_of

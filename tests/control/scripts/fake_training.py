@@ -16,19 +16,10 @@ from pathlib import Path
 from holdfast.config import WorkerSettings
 from holdfast.control.worker_link import WorkerLink
 from holdfast.coordination import worker as w
-from holdfast.coordination.messages import (
-    Arm,
-    Attach,
-    Begin,
-    Commit,
-    Inject,
-    JobDone,
-    Order,
-    Prepare,
-    Stop,
-    Void,
-)
 from holdfast.errors import BadInputError
+from holdfast.protocol.orders import Arm, Begin, Inject, JobDone, Order, Prepare, Stop, Void
+from holdfast.protocol.plan import Commit
+from holdfast.protocol.worker import Attach
 
 GLOBAL_BATCH = 8
 MICRO_BATCHES = 4

@@ -11,8 +11,9 @@ import msgspec
 
 from holdfast.config import WorkerSettings
 from holdfast.control.worker_link import WorkerLink
-from holdfast.coordination.messages import Attach, JobDone, Order, Posted, WorkerMessage
 from holdfast.errors import BadInputError
+from holdfast.protocol.orders import JobDone, Order, Posted
+from holdfast.protocol.worker import Attach, WorkerMessage
 
 
 def main() -> None:

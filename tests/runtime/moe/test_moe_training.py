@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from holdfast.coordination.experts import encode
-from holdfast.coordination.messages import DecisionKind, ExpertPlan
 from holdfast.errors import BadInputError, JobFailedError
+from holdfast.protocol.plan import DecisionKind, ExpertPlan
 from holdfast.runtime.communicator import Communicator, HaltedError, LocalCommunicator
 from holdfast.runtime.hashing import state_hash
 from holdfast.runtime.job import Job

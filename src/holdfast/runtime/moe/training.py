@@ -15,10 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.coordination.experts import decode, encode
-from holdfast.coordination.messages import LOADS_WINDOW, DecisionKind, ExpertPlan, ExpertShape
 from holdfast.errors import BadInputError, JobFailedError
 from holdfast.planning import LoadAverage
 from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.protocol.plan import LOADS_WINDOW, DecisionKind, ExpertPlan, ExpertShape
 from holdfast.runtime.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.moe.binding import bind_layers
 from holdfast.runtime.moe.expert_clock import ExpertClock

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.events import AnyEvent
-from holdfast.coordination.messages import Decision, EpochPlan, ExpertShape, Struct
+from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.names import Struct
+from holdfast.protocol.plan import Decision, EpochPlan, ExpertShape
 
 #: Raised with every change that an older coordinator could not read.
 SCHEMA = 1

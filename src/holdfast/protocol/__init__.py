@@ -1,0 +1,1 @@
+"""What is said and written: messages, by whom they concern, events and the record. Types only."""

@@ -1,0 +1,108 @@
+"""What agent and coordinator say to each other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
+from holdfast.protocol.orders import Order
+from holdfast.protocol.worker import WorkerMessage
+
+# ---- agent -> coordinator ----
+
+
+class Hello(Struct, frozen=True, kw_only=True):
+    """First message of a connection. `kept` replays what the coordinator must know of the node's workers."""
+
+    protocol: int
+    job: Name
+    node: Name
+    session: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
+    term: Count  # the highest seen
+    agent_pid: Count
+    workers: Annotated[int, Meta(ge=1, le=1024)]  # workers per node
+    digest: Text  # of script and arguments
+    rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
+    kept: tuple[WorkerMessage, ...] = ()
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True):
+    """The node lives; any other message says so as well."""
+
+
+class FromWorker(Struct, frozen=True, kw_only=True):
+    """A worker's message, passed on."""
+
+    message: WorkerMessage
+
+
+class WorkerDown(Struct, frozen=True, kw_only=True):
+    """A worker process ended without having finished."""
+
+    worker: WorkerId
+    kind: Text  # process_exit | exception | hang
+    detail: Text
+    exit_code: int
+
+
+class Leave(Struct, frozen=True, kw_only=True):
+    """The agent ends: `finished`, `drained`, or `quarantined` (its workers fail again and again)."""
+
+    reason: Text
+    detail: Text = ""
+
+
+AgentMessage = Hello | Heartbeat | FromWorker | WorkerDown | Leave
+
+
+# ---- coordinator -> agent ----
+
+
+class Welcome(Struct, frozen=True, kw_only=True):
+    """The connection stands. `committed`: steps up to here are in the journal and need not be kept."""
+
+    term: Count
+    lease_s: float
+    heartbeat_s: float
+    committed: Count
+
+
+class Refused(Struct, frozen=True, kw_only=True):
+    """The connection is refused: for good, or (`retry`) until the agent comes back with a new session."""
+
+    why: Text
+    exit_code: int
+    retry: bool = False
+
+
+class Committed(Struct, frozen=True, kw_only=True):
+    """Steps up to this one are in the journal."""
+
+    term: Count
+    step: Count
+
+
+class ToWorker(Struct, frozen=True, kw_only=True):
+    """An order for one worker of the node."""
+
+    worker: WorkerId
+    order: Order
+
+
+class NodeFault(Struct, frozen=True, kw_only=True):
+    """Fault injection: the whole node dies (`kill`, `stop`, `exit`)."""
+
+    how: Text
+
+
+class EndNode(Struct, frozen=True, kw_only=True):
+    """End the workers and the agent. `alone`: the job goes on without this node, so nobody else says why it ended."""
+
+    exit_code: int
+    why: Text
+    alone: bool = False
+
+
+CoordinatorMessage = Welcome | Refused | Committed | ToWorker | NodeFault | EndNode

@@ -1,0 +1,10 @@
+"""All messages under one name, `msg`, for code that handles those of several sides."""
+
+# ruff: noqa: F403
+from __future__ import annotations
+
+from holdfast.protocol.agent import *
+from holdfast.protocol.names import *
+from holdfast.protocol.orders import *
+from holdfast.protocol.plan import *
+from holdfast.protocol.worker import *

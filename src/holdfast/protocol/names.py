@@ -1,0 +1,43 @@
+"""The names that messages carry, with their limits, and what all messages have in common.
+
+Everything that crosses a socket is one struct of this package, encoded with MessagePack. Each carries or travels inside
+(job, term, epoch): what is stale is refused by the machines, what is malformed never gets past the decoder.
+Steps count from 1; `applied == 0` is the initial state. Times are unix seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL = 1
+MAX_MESSAGE_BYTES = 1 << 20
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+RACK_PATTERN = r"^[A-Za-z0-9._-]{0,64}$"
+WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[0-9]{1,4}/[0-9a-f]{1,32}$")]
+Text = Annotated[str, Meta(max_length=8192)]
+Rack = Annotated[str, Meta(pattern=RACK_PATTERN)]
+Count = Annotated[int, Meta(ge=0)]
+Blob = Annotated[bytes, Meta(max_length=65536)]
+
+
+def worker_id(node: str, index: int, nonce: str) -> str:
+    """Return the id of one worker process: node, index on the node, and a nonce that no other process ever has."""
+    return f"{node}/{index}/{nonce}"
+
+
+def node_of(worker: str) -> str:
+    """Return the node that a worker id names."""
+    return worker.split("/", 1)[0]
+
+
+def index_of(worker: str) -> int:
+    """Return the index on its node that a worker id names."""
+    return int(worker.split("/")[1])
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all messages: immutable, tagged by class name."""

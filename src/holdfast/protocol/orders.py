@@ -1,0 +1,92 @@
+"""What the coordinator says to a worker, through its agent."""
+
+from __future__ import annotations
+
+from holdfast.protocol.names import Blob, Count, Struct, Text
+from holdfast.protocol.plan import Decision, EpochPlan
+
+
+class Begin(Struct, frozen=True, kw_only=True):
+    """Leave whatever you are in and enter this epoch; `assignment[rank]` are the micro-batches of its first step."""
+
+    plan: EpochPlan
+    decision: Decision
+    assignment: tuple[tuple[int, ...], ...] = ()
+
+
+class Stop(Struct, frozen=True, kw_only=True):
+    """Freeze in every epoch up to this one, and report."""
+
+    term: Count
+    epoch: Count
+
+
+class Prepare(Struct, frozen=True, kw_only=True):
+    """Build this group beside the one in use; go on training meanwhile."""
+
+    plan: EpochPlan
+
+
+class Arm(Struct, frozen=True, kw_only=True):
+    """All have built the pending group: raise the swap flag in the next commit operation."""
+
+    term: Count
+    epoch: Count
+
+
+class Void(Struct, frozen=True, kw_only=True):
+    """Forget the pending group. Never said once Arm was."""
+
+    term: Count
+    epoch: Count
+
+
+class Posted(Struct, frozen=True, kw_only=True):
+    """Rendezvous: a peer's key."""
+
+    epoch: Count
+    key: Text
+    value: Blob
+
+
+class AcceptCheckpoint(Struct, frozen=True, kw_only=True):
+    """This checkpoint is on the decided lineage: give it its final name."""
+
+    step: Count
+    name: Text
+
+
+#: Where in a step an injected fault may strike. `reducing` is after the first all-to-all was issued, `voted` after the
+#: commit operation was, `applying` after the optimizer's step and before it is marked, `transfer` and `receiving` in
+#: the middle of a state transfer, at the sender and at the receiver, `moving` while experts move.
+FAULT_PHASES = (
+    "compute",
+    "reducing",
+    "ready",
+    "voted",
+    "passed",
+    "applying",
+    "forward",
+    "transfer",
+    "receiving",
+    "moving",
+)
+
+
+class Inject(Struct, frozen=True, kw_only=True):
+    """Fault injection: die in the given way, now or where the step reaches the phase.
+
+    `hold` is no death: the training thread waits at the phase until the epoch is over, whoever ends it.
+    """
+
+    how: Text  # kill | exit | raise | stop | hold
+    whole_node: bool = True
+    step: Count | None = None
+    phase: Text = ""
+
+
+class JobDone(Struct, frozen=True, kw_only=True):
+    """Every member has finished: the script may end."""
+
+
+Order = Begin | Stop | Prepare | Arm | Void | Posted | AcceptCheckpoint | Inject | JobDone

@@ -1,0 +1,122 @@
+"""What an epoch is: its members, what becomes of the step before it, and where its experts live."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from holdfast.protocol.names import Blob, Count, Struct, Text, WorkerId, node_of
+
+#: Steps over which loads are taken where nobody ever looks at the placement again (Lazarus, 6.1: looks every 200).
+LOADS_WINDOW = 200
+
+
+class Phase(StrEnum):
+    """Where a worker stands inside a step (DESIGN.md 3.1)."""
+
+    IDLE = "idle"  # in no epoch yet
+    ENTERING = "entering"  # building the group, settling the decision, moving state
+    COMPUTE = "compute"
+    REDUCING = "reducing"
+    READY = "ready"  # every local reduction has returned
+    VOTED = "voted"  # the commit operation is issued
+    PASSED = "passed"  # the commit operation returned v
+    FINISHED = "finished"  # no step left to do
+
+
+class Commit(Struct, frozen=True, kw_only=True):
+    """v: what the commit operation returns, the same on every rank in every bit."""
+
+    grad_square: float
+    loss_sum: float
+    samples: int
+    nonfinite: int
+    swap: int
+
+
+class Passed(Struct, frozen=True, kw_only=True):
+    """The newest step that is known to have passed, with its v."""
+
+    step: Count
+    commit: Commit
+
+
+class DecisionKind(StrEnum):
+    START = "start"  # the initial state of one worker becomes everybody's
+    REDO = "redo"
+    FORWARD = "forward"
+    ROLLBACK = "rollback"
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """What becomes of the step that an epoch's end interrupted.
+
+    `applied` is the step whose state every member holds once the decision is carried out; the next step is one more.
+    FORWARD carries v; ROLLBACK names the checkpoint.
+    """
+
+    kind: DecisionKind
+    applied: Count
+    commit: Commit | None = None
+    checkpoint: Text = ""
+
+
+class Member(Struct, frozen=True, kw_only=True):
+    """One worker of an epoch; its rank is its place in the plan."""
+
+    worker: WorkerId
+    host: Text
+    state_port: Annotated[int, Meta(ge=0, le=65535)]
+
+    @property
+    def node(self) -> str:
+        """The member's node."""
+        return node_of(self.worker)
+
+
+class ExpertShape(Struct, frozen=True, kw_only=True):
+    """The experts of a model, and this node's room for them in each layer."""
+
+    layers: Annotated[int, Meta(ge=1, le=4096)]
+    experts: Annotated[int, Meta(ge=1, le=65534)]  # per layer
+    slots: Annotated[int, Meta(ge=1, le=65535)]  # of the node, per layer
+
+
+class ExpertPlan(Struct, frozen=True, kw_only=True):
+    """Where every expert replica lives, one blob per rank (see coordination.experts).
+
+    `held`: what each rank holds on entering, `placement`: what it is to hold. `asked` and `given`: on how many distinct
+    nodes each expert should live, and does. `moves`: experts that travel between workers. `window`: over about so many
+    steps the loads of the next placement are to be taken.
+    """
+
+    layers: int
+    experts: int
+    placement: tuple[Blob, ...]
+    held: tuple[Blob, ...]
+    moves: int
+    asked: int
+    given: int
+    window: Annotated[int, Meta(ge=1)] = LOADS_WINDOW
+
+
+class EpochPlan(Struct, frozen=True, kw_only=True):
+    """A numbered configuration. `sources` gives each member without state the members that send it theirs."""
+
+    term: Count
+    epoch: Count
+    members: tuple[Member, ...]
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    experts: ExpertPlan | None = None
+    secret: Annotated[bytes, Meta(max_length=64)] = b""
+
+    def rank(self, worker: str) -> int | None:
+        """Return the rank of a worker, None where it is no member."""
+        return next((rank for rank, member in enumerate(self.members) if member.worker == worker), None)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The members' worker ids by rank."""
+        return tuple(member.worker for member in self.members)

@@ -1,0 +1,174 @@
+"""What a worker says to the coordinator, through its agent."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from holdfast.protocol.names import Blob, Count, Struct, Text, WorkerId
+from holdfast.protocol.plan import Commit, ExpertShape, Passed, Phase
+
+#: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
+MAX_LOADS = 1 << 17
+
+
+class Attach(Struct, frozen=True, kw_only=True):
+    """A worker is up, knows what it trains, and waits for an epoch. Its state is its fresh initial one."""
+
+    worker: WorkerId
+    pid: Count
+    host: Text
+    state_port: Annotated[int, Meta(ge=0, le=65535)]
+    digest: Text  # of code and configuration: all workers of a job must have the same
+    global_batch: Count
+    micro_batches: Count  # M, per global batch
+    experts: ExpertShape | None = None
+
+
+class Begun(Struct, frozen=True, kw_only=True):
+    """This worker obeys the Begin of `epoch`. Kept by the agent: from now on it is not fresh any more."""
+
+    worker: WorkerId
+    epoch: Count
+
+
+class Entered(Struct, frozen=True, kw_only=True):
+    """The group of `epoch` stands here and the decision is carried out: `applied` is this worker's state."""
+
+    worker: WorkerId
+    epoch: Count
+    applied: Count
+    received_bytes: Count = 0
+    transfer_s: float = 0.0
+
+
+class Prepared(Struct, frozen=True, kw_only=True):
+    """The group of the pending epoch stands here."""
+
+    worker: WorkerId
+    epoch: Count
+
+
+class Applied(Struct, frozen=True, kw_only=True):
+    """One step applied here. Kept by the agent until the coordinator has it in its journal."""
+
+    worker: WorkerId
+    epoch: Count
+    step: Count
+    commit: Commit
+    world: Count
+    time: float
+    state_hash: Text = ""  # test mode only
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """The answer to Stop, and a promise not to advance until the next Begin.
+
+    `epoch` echoes Stop's. `applied` is None where this worker holds no state of the job (fresh, or void).
+    `held`: micro-batches of `step` whose gradients this worker has or is about to have.
+    `fresh`: the state is this worker's own initial one, whole: only that can become everybody's at a START.
+    `ready`: the reductions of `step` = applied + 1 are here, so that FORWARD(step, v) can be carried out.
+    `experts`: those held here, with the state of `applied`; `experts_next`: those that FORWARD leads to.
+    """
+
+    worker: WorkerId
+    term: Count
+    epoch: Count
+    applied: Count | None
+    step: Count
+    phase: Phase
+    fresh: bool = False
+    ready: bool = False
+    passed: Passed | None = None
+    held: tuple[int, ...] = ()
+    experts: Blob = b""
+    experts_next: Blob = b""
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """A collective of `epoch` failed here: a peer is gone, or the network is."""
+
+    worker: WorkerId
+    epoch: Count
+    detail: Text
+
+
+class Finished(Struct, frozen=True, kw_only=True):
+    """The training loop asks for no further step."""
+
+    worker: WorkerId
+    step: Count
+
+
+class CheckpointWritten(Struct, frozen=True, kw_only=True):
+    """A checkpoint lies complete under a temporary name; it counts only once the coordinator accepts it."""
+
+    worker: WorkerId
+    epoch: Count
+    step: Count
+    name: Text
+    bytes: Count
+    seconds: float
+
+
+class CheckpointKept(Struct, frozen=True, kw_only=True):
+    """The accepted checkpoint has its final name."""
+
+    worker: WorkerId
+    step: Count
+    name: Text
+    bytes: Count
+    seconds: float
+
+
+class CheckpointDamaged(Struct, frozen=True, kw_only=True):
+    """A checkpoint that the coordinator named cannot be read."""
+
+    worker: WorkerId
+    epoch: Count
+    name: Text
+    why: Text
+
+
+class Loads(Struct, frozen=True, kw_only=True):
+    """The experts' loads after `step`, as rank 0 knows them (see coordination.loads). The agent keeps the newest.
+
+    `expert_bytes`: parameters and optimizer state of the largest expert. `token_s`: seconds that one expert's work for
+    one token took there, forward and backward.
+    """
+
+    worker: WorkerId
+    epoch: Count
+    step: Count
+    tokens: Annotated[bytes, Meta(max_length=4 * MAX_LOADS)]
+    expert_bytes: Count
+    token_s: Annotated[float, Meta(ge=0.0)]
+
+
+class Post(Struct, frozen=True, kw_only=True):
+    """Rendezvous: one key of the group of `epoch`, for all its members."""
+
+    worker: WorkerId
+    epoch: Count
+    key: Text
+    value: Blob
+
+
+#: what is of interest only from a member of the epoch
+MemberMessage = Prepared | Finished | Loads | CheckpointWritten | CheckpointKept | CheckpointDamaged
+WorkerMessage = (
+    Attach
+    | Begun
+    | Entered
+    | Prepared
+    | Applied
+    | Report
+    | Fault
+    | Finished
+    | CheckpointWritten
+    | CheckpointKept
+    | CheckpointDamaged
+    | Loads
+    | Post
+)
