@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -17,10 +19,21 @@ import holdfast
 from holdfast import checkpoint_dir
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError
 from holdfast.runtime.job import Job
+from holdfast.runtime.stored_tensors import METADATA
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, X.sum(1, keepdim=True))
+
+
+class Run:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (str(self._path),)
 
 
 class Trained:
@@ -117,6 +130,31 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
     (tmp_path / names[0] / checkpoint_dir.MANIFEST).unlink()
     with pytest.raises(JobFailedError, match="no checkpoint in"):
         Trained(tmp_path).run(6)
+
+
+def test_a_checkpoint_that_runs_code_is_refused_and_the_one_before_it_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever can write to the directory can make its files fit the manifest too."""
+    for steps in (4, 8):
+        Trained(tmp_path).run(steps)
+    trap = tmp_path / "trap"
+
+    def spoil(step: int) -> None:
+        checkpoint = tmp_path / checkpoint_dir.final_name(step)
+        (checkpoint / METADATA).write_bytes(pickle.dumps(Run(trap)))
+        checkpoint_dir.write_manifest(checkpoint, step)
+
+    spoil(8)
+    with caplog.at_level(logging.WARNING):
+        assert sorted(Trained(tmp_path).run(6).losses) == [5, 6]
+    said = [record.message for record in caplog.records if "the checkpoint before it is used" in record.message]
+    assert len(said) == 1
+    assert "posix.mkdir" in said[0]
+    spoil(4)
+    with pytest.raises(JobFailedError, match=r"no checkpoint in .*posix\.mkdir"):
+        Trained(tmp_path).run(6)
+    assert not trap.exists()
 
 
 def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:

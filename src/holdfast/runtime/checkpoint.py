@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from holdfast import checkpoint_dir
@@ -26,6 +25,7 @@ from holdfast.runtime.moe.saving import empty_rows, row_name
 from holdfast.runtime.moe.shards import LayerSpec
 from holdfast.runtime.moe.training import JobExperts
 from holdfast.runtime.state import Manifest, StateMismatchError, StateView, TrainingState
+from holdfast.runtime.stored_tensors import load_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -193,9 +193,11 @@ def load_checkpoint(directory: Path, name: str, state: TrainingState) -> int:
         tensors = state.prepare(manifest)
     except StateMismatchError as error:
         raise BadInputError(f"checkpoint {path} is not of this model: {error}") from None
-    with torch.no_grad():
-        load(dict(_named(tensors)), storage_reader=FileSystemReader(path), no_dist=True)
-    state.adopt(manifest, tensors)
+    load_tensors(path, _named(tensors))
+    try:
+        state.adopt(manifest, tensors)
+    except StateMismatchError as error:
+        raise DamagedCheckpointError(f"{name}/{STATE} does not fit: {error}") from None
     return step
 
 
@@ -219,7 +221,7 @@ def load_experts(directory: Path, name: str, experts: JobExperts, wanted: IntArr
     names = [tuple(int(expert) for expert in row.nonzero()[0]) for row in wanted]
     rows = empty_rows(specs, names, experts.layers[0].experts.w1.device)
     targets = {row_name(layer, *key): tensor for layer, row in enumerate(rows) for key, tensor in row.items()}
-    load(dict(targets), storage_reader=FileSystemReader(path), no_dist=True)
+    load_tensors(path, targets)
     experts.adopt(wanted, specs, dict(enumerate(rows)))
 
 

@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from holdfast.checkpoint_dir import DamagedCheckpointError, find_checkpoints, verify
 from holdfast.control.framing import FromWorkerProcess
 from holdfast.errors import JobFailedError
@@ -22,6 +24,8 @@ class SoloLink:
 
     def __init__(self, checkpoint_directory: Path | None = None) -> None:
         self._directory = checkpoint_directory
+        self._damaged: dict[str, str] = {}
+        self._plan: msg.EpochPlan | None = None
         self._orders: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
 
     def start(self, on_order: Callable[[msg.Order], None], on_lost: Callable[[], None]) -> None:
@@ -48,29 +52,46 @@ class SoloLink:
         """
         match message:
             case msg.Attach():
-                self._orders.put(msg.Begin(plan=_plan(message), decision=self._decide()))
+                self._plan = _plan(message)
+                self._orders.put(msg.Begin(plan=self._plan, decision=self._decide()))
             case msg.Finished():
                 self._orders.put(msg.JobDone())
             case msg.CheckpointWritten():
                 self._orders.put(msg.AcceptCheckpoint(step=message.step, name=message.name))
-            case msg.CheckpointDamaged():
-                raise JobFailedError(f"checkpoint {message.name} was damaged while it was read: {message.why}")
+            case msg.CheckpointDamaged() if self._plan is not None:
+                self._damaged[message.name] = message.why
+                decision = self._decide()
+                self._orders.put(msg.Stop(term=self._plan.term, epoch=self._plan.epoch))
+                self._plan = msgspec.structs.replace(self._plan, epoch=self._plan.epoch + 1)
+                self._orders.put(msg.Begin(plan=self._plan, decision=decision))
             case _:
                 pass
 
     def _decide(self) -> msg.Decision:
-        damaged = []
+        """Resume from the newest checkpoint that can be read, or start where there is none at all."""
         for found in reversed(find_checkpoints(self._directory) if self._directory else []):
             try:
-                step = verify(self._directory / found.name)  # type: ignore[operator]
+                step = self._verified(found.name)
             except DamagedCheckpointError as error:
                 logger.warning("%s; the checkpoint before it is used", error)
-                damaged.append(str(error))
+                self._damaged[found.name] = str(error)
                 continue
             return msg.Decision(kind=msg.DecisionKind.ROLLBACK, applied=step, checkpoint=found.name)
-        if damaged:
-            raise JobFailedError(f"no checkpoint in {self._directory} can be read: {damaged[0]}")
+        if self._damaged:
+            why = next(iter(self._damaged.values()))
+            raise JobFailedError(f"no checkpoint in {self._directory} can be read: {why}")
         return msg.Decision(kind=msg.DecisionKind.START, applied=0)
+
+    def _verified(self, name: str) -> int:
+        """Return a checkpoint's step.
+
+        Raises:
+            DamagedCheckpointError: it is not whole, or could not be read before.
+        """
+        assert self._directory is not None
+        if name in self._damaged:
+            raise DamagedCheckpointError(self._damaged[name])
+        return verify(self._directory / name)
 
 
 def _plan(attach: msg.Attach) -> msg.EpochPlan:
