@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \
-	bench-layer bench-spot
+	bench-layer bench-spot fuzz
 
 install: $(STAMP)
 
@@ -25,6 +25,11 @@ test: install
 
 demo: install
 	$(BIN)/python examples/demo.py
+
+# fresh fault schedules for SECONDS on all cores; what fails is printed as a command that replays it
+SECONDS ?= 60
+fuzz: install
+	$(BIN)/python -m holdfast.simulation fuzz --seconds $(SECONDS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """The fault schedules: everything that may go wrong, with every invariant checked after every event.
 
-A schedule that fails prints its seed; `pytest --fault-seed N tests/simulation` replays exactly that one.
+A schedule that fails prints the command that replays it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
-from holdfast.simulation.cluster import Cluster, Outcome, run_plan
+from holdfast.simulation.cluster import Outcome, run_plan
 from holdfast.simulation.enumeration import (
     FIRST_BASELINE_SEED,
     FIRST_SEED,
@@ -34,7 +34,7 @@ def run_all(seeds: Iterable[int]) -> list[Outcome]:
         try:
             outcomes.append(run_plan(plan_of(seed)))
         except Exception as error:
-            raise AssertionError(f"schedule {seed} failed: pytest --fault-seed {seed} tests/simulation") from error
+            raise AssertionError(f"schedule {seed} failed: python -m holdfast.simulation replay {seed}") from error
     return outcomes
 
 
@@ -75,22 +75,6 @@ def test_two_failures_and_a_crash(first: int) -> None:
         seeds += [FIRST_SEED + start + write for write in writes]
     outcomes = run_all(seeds)
     assert sum(outcome.exit_code == EXIT_DONE for outcome in outcomes) > len(outcomes) / 2
-
-
-def test_replay(request: pytest.FixtureRequest) -> None:
-    """Replay the schedule of --fault-seed; without it, show that a schedule replays to the same story."""
-    seed = request.config.getoption("--fault-seed")
-    stories = []
-    for _ in range(2 if seed is None else 1):
-        cluster = Cluster(plan_of(7 if seed is None else seed), keep_trace=True)
-        try:
-            cluster.run()
-        finally:
-            assert cluster.story is not None
-            stories.append([str(line) for line in cluster.story])
-            if seed is not None:
-                print(*stories[-1], sep="\n")
-    assert stories[0] == stories[-1]
 
 
 def test_every_enumerated_schedule_has_its_own_number() -> None:

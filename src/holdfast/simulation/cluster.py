@@ -202,6 +202,7 @@ class Cluster:
 
     def boundary(self, worker: SimWorker, name: str) -> bool:
         """Let the plan strike a worker here; True where it is dead or stopped now."""
+        worker.at = name
         injector = self.injector
         if injector.watching:
             injector.at_boundary(worker, name)
@@ -264,10 +265,11 @@ class Cluster:
         connection = shell.connections[number] = Connection(self, number, agent, shell)
         return connection
 
-    def write_due(self, shell: CoordinatorShell) -> bool:
-        """Count a coordinator's write; True where it dies before it."""
+    def write_due(self, shell: CoordinatorShell, what: str) -> bool:
+        """Count a coordinator's write of a kind; True where it dies before it."""
         self._writes += 1
         if self.injector.dies_before(self._writes):
+            self.injector.note_coordinator(f"crash before {what}")
             self.injector.down_s = self.plan.crash_down_s
             shell.crash()
             return True

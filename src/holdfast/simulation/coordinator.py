@@ -44,6 +44,14 @@ class CoordinatorShell(Process):
         if cluster.plan.experts:
             self.machine.progress.costs = FreeMoves()
 
+    @property
+    def phase(self) -> str:
+        """What the coordinator is about."""
+        machine = self.machine
+        if machine.over is not None:
+            return "ended"
+        return "swapping" if machine.state == "running" and machine.record.pending is not None else machine.state
+
     def boot(self) -> None:
         """Open the term."""
         self._cluster.checker.handles(None)
@@ -92,7 +100,7 @@ class CoordinatorShell(Process):
 
     def _execute(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
-            if self._cluster.write_due(self):
+            if self._cluster.write_due(self, type(instruction).__name__):
                 return
             try:
                 self._carry_out(instruction)

@@ -48,11 +48,32 @@ def enumerated_plan(number: int) -> FaultPlan:
     )
 
 
+#: all schedules have a number; those of a family, theirs
+FAMILIES: dict[str, range] = {
+    "random": range(FIRST_SEED),
+    "enumerated": range(FIRST_SEED, FIRST_SEED + SCHEDULES),
+    "baseline": range(FIRST_BASELINE_SEED, FIRST_BASELINE_SEED + 1_000_000_000),
+}
+
+
+def family_of(seed: int) -> str:
+    """Return the family of a schedule.
+
+    Raises:
+        ValueError: no schedule has this number.
+    """
+    for name, seeds in FAMILIES.items():
+        if seed in seeds:
+            return name
+    raise ValueError(f"no schedule has the number {seed}")
+
+
 def plan_of(seed: int) -> FaultPlan:
-    """Return the plan of a seed, random or enumerated."""
-    if seed >= FIRST_BASELINE_SEED:
-        return baseline_plan(seed)
-    return random_plan(seed) if seed < FIRST_SEED else enumerated_plan(seed - FIRST_SEED)
+    """Return the plan of a seed."""
+    family = family_of(seed)
+    if family == "enumerated":
+        return enumerated_plan(seed - FIRST_SEED)
+    return baseline_plan(seed) if family == "baseline" else random_plan(seed)
 
 
 def _failure(rank: int, boundary: str, kind: FaultKind) -> Fault:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from holdfast.simulation.coverage import AT_WORKERS, Seen
 from holdfast.simulation.faults import Fault, FaultKind, FaultPlan
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ class Injector:
 
     def __init__(self, cluster: Cluster, plan: FaultPlan) -> None:
         self.down_s = plan.crash_down_s
+        #: which fault has struck in which phase, how often
+        self.seen: Seen = Counter()
         #: no fault of the plan is active after this time
         self.quiet_from = cluster.timeline.now
         self._cluster = cluster
@@ -84,6 +88,7 @@ class Injector:
             self._struck = True
             self._crashes.update(self._writes + after for after in self._plan.crashes_after_strike)
         cluster.trace("FAULT", fault.kind, agent.name if agent else None, worker.id if worker else None, fault.duration)
+        self._note(fault, worker)
         kind = fault.kind
         if kind is FaultKind.JOIN:
             cluster.add_node(f"n{self._next_node}")
@@ -100,6 +105,17 @@ class Injector:
             self._strike_node(fault, agent)
             if worker is not None:
                 self._strike_worker(fault, worker)
+
+    def note_coordinator(self, what: str) -> None:
+        """Count something that strikes the coordinator, or that it has to cope with."""
+        shell = self._cluster.coordinator
+        self.seen[what, shell.phase if shell else "away"] += 1
+
+    def _note(self, fault: Fault, worker: SimWorker | None) -> None:
+        if fault.kind not in AT_WORKERS:
+            self.note_coordinator(fault.kind)
+        elif worker is not None:
+            self.seen[fault.kind, worker.at] += 1
 
     def _strike_coordinator(self, fault: Fault) -> None:
         cluster, timeline = self._cluster, self._cluster.timeline

@@ -59,6 +59,8 @@ class SimWorker(Process):
         self.operation: Operation | None = None
         self.pusher = Pusher(self)
         self.raise_next = False
+        #: the boundary that was reached last
+        self.at = "starting"
         self._busy = ""
         self._builds: dict[int, Building] = {}
         self._early_posts: dict[int, set[str]] = {}

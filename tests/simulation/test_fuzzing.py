@@ -1,0 +1,139 @@
+"""The tools around schedules: the same story in every process, small failing plans, what was tried, fresh runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from holdfast.simulation.__main__ import main, replay
+from holdfast.simulation.cluster import Cluster, Parts
+from holdfast.simulation.coverage import Seen, expected, table
+from holdfast.simulation.enumeration import FAMILIES, plan_of
+from holdfast.simulation.faults import Fault, FaultKind, FaultPlan, random_plan
+from holdfast.simulation.fuzzing import LONG_RUN, Tally, fresh, report
+from holdfast.simulation.invariants import InvariantError
+from holdfast.simulation.shrinking import failure, shrunk, signature
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_schedule_has_the_same_story_in_every_process(family: str) -> None:
+    numbers = [str(FAMILIES[family].start + offset) for offset in (3, 14, 159)]
+    code = "import sys; from holdfast.simulation.__main__ import main\nfor n in sys.argv[1:]: main(['replay', n])"
+    stories = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", code, *numbers]
+        stories.append(subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True).stdout)
+    assert stories[0] == stories[1]
+    assert stories[0].count(b"FaultPlan(seed=") == stories[0].count(b"Outcome(") == len(numbers)
+
+
+class NeverStops(Coordinator):
+    """Lets a broken epoch be: whoever waits for its members waits for ever."""
+
+    def _break(self, failed_at: float | None = None) -> None:
+        pass
+
+
+def fails_without_stops(plan: FaultPlan) -> str:
+    return failure(Cluster(plan, Parts(coordinator=NeverStops)))
+
+
+def test_a_failing_schedule_is_made_small() -> None:
+    plan = next(plan for plan in map(random_plan, range(50)) if len(plan.faults) > 4 and fails_without_stops(plan))
+    small = shrunk(plan, fails_without_stops)
+    assert fails_without_stops(small) == fails_without_stops(plan) == "InvariantError: at the job is stuck"
+    assert len(small.faults) + len(small.crashes) <= 1
+    assert (small.workers_per_node, small.checkpoint_every, small.experts) == (1, 0, 0)
+    assert small.nodes < plan.nodes
+    assert small.start_nodes <= small.nodes
+
+
+def test_a_schedule_that_passes_is_left_as_it_is() -> None:
+    plan = random_plan(7)
+    assert shrunk(plan) is plan
+
+
+def test_equal_failures_have_equal_signatures() -> None:
+    first = InvariantError("at 0.6927: checkpoint Known(step=3) is not on the lineage\nseed 1: FaultPlan()")
+    second = InvariantError("at 12.1: checkpoint Known(step=4) is not on the lineage\nseed 2: FaultPlan()")
+    other = InvariantError("at 12.1: the job is stuck")
+    assert signature(first) == signature(second) != signature(other)
+
+
+def test_what_strikes_is_counted_by_phase() -> None:
+    kill = Fault(kind=FaultKind.KILL_NODE, boundary="voted", step=2)
+    crash = Fault(kind=FaultKind.CRASH_COORDINATOR, time=0.05, duration=0.1)
+    cluster = Cluster(FaultPlan(seed=1, faults=(kill, crash), crashes=(3,)))
+    cluster.run()
+    seen = cluster.injector.seen
+    assert seen["kill_node", "voted"] == 1
+    assert seen["crash_coordinator", "waiting"] + seen["crash_coordinator", "away"] == 1
+    assert sum(number for (kind, _), number in seen.items() if kind.startswith("crash before")) == 1
+
+
+def test_the_table_shows_what_was_never_seen_and_what_cannot_be() -> None:
+    seen: Seen = Counter({("kill_node", "voted"): 41})
+    lines = table(seen).splitlines()
+    header = next(line for line in lines if "voted" in line)
+    row = next(line for line in lines if line.startswith("kill_node")).split()
+    assert row[1 + header.split().index("voted")] == "41"
+    assert row.count("0") == len(row) - 2
+    assert "." in next(line for line in lines if line.startswith("glitch")).split()
+    assert ("glitch", "attach") not in expected()
+    assert ("supersede", "swapping") in expected()
+
+
+def test_a_long_run_fails_over_a_pair_that_it_has_never_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    everything = Counter(dict.fromkeys(expected(), 1))
+    all_families = tuple(FAMILIES)
+    long = Tally(schedules=Counter({"random": LONG_RUN}), seen=everything)
+    assert not report(long, 1.0, all_families)
+    del everything["cut", "voted"]
+    assert report(long, 1.0, all_families)
+    assert "never seen: cut, voted" in capsys.readouterr().out
+    assert not report(long, 1.0, ("random",)), "one family alone cannot see everything"
+    assert not report(replace(long, schedules=Counter({"random": LONG_RUN - 1})), 1.0, all_families)
+
+
+def test_fresh_schedules_are_of_all_families_and_never_the_same() -> None:
+    def some() -> list[int]:
+        source = fresh(tuple(FAMILIES))
+        return [next(source) for _ in range(60)]
+
+    first, second = some(), some()
+    assert all(any(seed in seeds for seed in first) for seeds in FAMILIES.values())
+    assert set(first) != set(second)
+
+
+def test_what_fails_is_printed_as_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = next(seed for seed in range(50) if fails_without_stops(plan_of(seed)))
+    monkeypatch.setattr(Coordinator, "_break", NeverStops._break)
+    tally = Tally()
+    tally.run(seed)
+    report(tally, 1.0, ("random",))
+    said = capsys.readouterr().out
+    assert "FAILED 1 x InvariantError: at the job is stuck" in said
+    assert f"python -m holdfast.simulation replay {seed}" in said
+    assert f"FaultPlan(seed={seed}" in said
+    assert main(["replay", str(seed)]) == EXIT_FAILED
+    assert "the job is stuck" in capsys.readouterr().out
+
+
+def test_replay_of_a_schedule_that_passes() -> None:
+    assert replay(plan_of(7)) == EXIT_DONE
+
+
+@pytest.mark.parametrize("arguments", [["replay", "-1"], ["fuzz", "--seconds", "0"]])
+def test_bad_input(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == EXIT_BAD_INPUT
+    assert arguments[-1] in capsys.readouterr().err
