@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.plan import Commit, EpochPlan, Member, Passed
-from holdfast.runtime import wire
+from holdfast.runtime import inbox, wire
 from holdfast.runtime.hashing import state_hash
 from holdfast.runtime.inbox import Receipt, StateInbox
 from holdfast.runtime.state import TrainingState
@@ -48,9 +49,13 @@ class Side:
     ended: threading.Event = field(default_factory=threading.Event)
     midway: Callable[[], None] = lambda: None
     late: bool = False
+    #: set once the plan of the epoch is known
+    decided: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
+        self.decided.set()
+        self.waited = threading.Semaphore(0)
         self.inbox = StateInbox("127.0.0.1", admit=self.admit, open_receipt=self.open)
         self.port = self.inbox.start()
 
@@ -64,8 +69,13 @@ class Side:
             secret=self.secret if secret is None else secret,
         )
 
-    def admit(self, epoch: int) -> Ticket | None:
-        return Ticket(plan=self.plan(), sender=SENDER, receiver=RECEIVER) if epoch == self.epoch else None
+    def admit(self, epoch: int, wait_s: float) -> Ticket | None:
+        if wait_s:
+            self.waited.release()
+            self.decided.wait(DEADLINE_S)
+        if epoch != self.epoch or not self.decided.is_set():
+            return None
+        return Ticket(plan=self.plan(), sender=SENDER, receiver=RECEIVER)
 
     def open(self, ticket: Ticket) -> Receipt | None:
         if self.late:
@@ -94,6 +104,7 @@ def sides() -> Iterator[Callable[..., Side]]:
     before = set(threading.enumerate())
     yield make_side
     for side in made:
+        side.decided.set()
         side.inbox.close()
         for receipt in side.receipts:
             receipt.abort()
@@ -244,3 +255,64 @@ def test_garbage_never_reaches_the_parser(sides: Callable[..., Side], garbage: b
         pass  # refused with bytes unread: a reset
     assert side.receipts == []
     side.inbox.close()
+
+
+@pytest.fixture
+def strangers() -> Iterator[Callable[[Side, int, bytes], list[socket.socket]]]:
+    """Connections that say something, or nothing, and stay."""
+    with contextlib.ExitStack() as stack:
+
+        def come(side: Side, count: int, words: bytes = b"") -> list[socket.socket]:
+            came = []
+            for _ in range(count):
+                connection = socket.create_connection(("127.0.0.1", side.port), timeout=DEADLINE_S)
+                came.append(stack.enter_context(connection))
+                connection.sendall(words)
+            return came
+
+        yield come
+
+
+Come = Callable[..., list[socket.socket]]
+HALF = wire.PREAMBLE.pack(b"holdfast", 4, 0, b"n" * 32)
+
+
+@pytest.mark.parametrize("words", [b"", b"holdf", HALF, HALF + b"x" * 40], ids=["silent", "slow", "unproven", "half"])
+def test_a_full_house_of_strangers_keeps_no_sender_out(
+    sides: Callable[..., Side], strangers: Come, words: bytes
+) -> None:
+    side, source = sides(), make(3)
+    strangers(side, 3 * inbox.MAX_STRANGERS, words)
+    pushed, outcome = push(side.plan(), source)
+    assert outcome.get(timeout=DEADLINE_S) == ""
+    assert pushed.sent
+    assert side.ended.wait(DEADLINE_S)
+
+
+def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
+    sides: Callable[..., Side], strangers: Come, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    side = sides()
+    first, *others = strangers(side, inbox.MAX_STRANGERS + 1)
+    assert first.recv(1) == b""
+    monkeypatch.setattr(side.inbox._strangers, "_seconds", 0.0)
+    for connection in others:
+        assert connection.recv(1) == b""
+    side.inbox.close()
+    assert len(caplog.messages) == 2
+    assert "state offered by 127.0.0.1 is refused" in caplog.messages[0]
+    assert f"{inbox.MAX_STRANGERS} more like this" in caplog.messages[1]
+
+
+def test_a_sender_waits_for_its_plan_and_strangers_that_do_too_keep_it_out_for_no_longer(
+    sides: Callable[..., Side], strangers: Come
+) -> None:
+    side, source = sides(), make(3)
+    side.decided.clear()
+    _, early = push(side.plan(), source)
+    side.waited.acquire()
+    strangers(side, 2 * inbox.MAX_WAITING, wire.PREAMBLE.pack(b"holdfast", 9, 0, b"n" * 32))
+    strangers(side, 2 * inbox.MAX_STRANGERS)
+    side.decided.set()
+    assert early.get(timeout=DEADLINE_S) == ""
+    assert side.ended.wait(DEADLINE_S)

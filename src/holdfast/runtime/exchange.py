@@ -15,9 +15,6 @@ from holdfast.runtime.state import TrainingState
 from holdfast.runtime.transfer import Push
 from holdfast.runtime.wire import Ticket
 
-#: How long a sender's offer waits for the plan that makes it valid: orders reach workers at different times.
-OFFER_WAIT_S = 10.0
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
@@ -106,11 +103,11 @@ class StateExchange:
 
     # ---- in the inbox's threads ----
 
-    def _admit(self, epoch: int) -> Ticket | None:
-        """Return who may send this worker the state of an epoch; None where nobody may."""
+    def _admit(self, epoch: int, wait_s: float) -> Ticket | None:
+        """Return who may send this worker the state of an epoch, once that is known; None where nobody may."""
         machine = self._shared.machine
         with self._shared.changed:
-            self._shared.changed.wait_for(lambda: self._plan_of(epoch) is not None, timeout=OFFER_WAIT_S)
+            self._shared.changed.wait_for(lambda: self._plan_of(epoch) is not None, timeout=wait_s)
             plan = self._plan_of(epoch)
             if plan is None or machine.worker not in plan.sources:
                 return None

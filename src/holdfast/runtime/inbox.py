@@ -15,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
+from holdfast.counted_log import CountedLog
 from holdfast.runtime.state import Manifest, StateMismatchError
 from holdfast.runtime.wire import (
     ACCEPTED,
@@ -40,7 +41,18 @@ from holdfast.runtime.wire import (
 logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 << 20
+#: streams of senders that have shown who they are
 MAX_CONNECTIONS = 32
+#: connections of those that have not yet, and how long they may take for it
+MAX_STRANGERS = 64
+INTRODUCTION_S = 5.0
+#: offers that come before their plan: how many may wait for it, and how long (orders reach workers at different times)
+MAX_WAITING = 16
+OFFER_WAIT_S = 10.0
+#: connections that the kernel holds until they are taken
+BACKLOG = 128
+_LOOK_S = 1.0
+_PAUSE_S = 0.2
 
 
 class Receipt:
@@ -196,20 +208,24 @@ def _read_header(wire: Wire, step: int, length: int, digest: bytes) -> Header:
 
 
 class StateInbox:
-    """Listens for senders of state, as long as the worker lives."""
+    """Listens for senders of state, as long as the worker lives.
+
+    Whoever connects is a stranger until it has shown who it is. Strangers have places of their own and little time; a
+    new one takes the place of the oldest where there is none left. So a sender always gets in.
+    """
 
     def __init__(
         self,
         host: str,
         *,
-        admit: Callable[[int], Ticket | None],
+        admit: Callable[[int, float], Ticket | None],
         open_receipt: Callable[[Ticket], Receipt | None],
     ) -> None:
         """Do nothing yet.
 
         Args:
             host: the address to bind to.
-            admit: says who may send the state of an epoch; may wait until the epoch is known, for a bounded time.
+            admit: says who may send the state of an epoch; waits up to so many seconds until the epoch is known.
             open_receipt: a sender has shown who it is; returns where its stream goes, None where it is too late.
         """
         self._host = host
@@ -218,12 +234,16 @@ class StateInbox:
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._connections = Sockets()
+        self._strangers = Strangers(MAX_STRANGERS, INTRODUCTION_S)
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+        self._log = CountedLog(logger, time.monotonic)
 
     def start(self) -> int:
         """Listen on a free port, and return it."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.create_server((self._host, 0), family=family, backlog=MAX_CONNECTIONS)
+        listener = socket.create_server((self._host, 0), family=family, backlog=BACKLOG)
+        listener.settimeout(_LOOK_S)
         self._listener = listener
         self._thread = threading.Thread(target=self._listen, args=(listener,), name="holdfast-inbox", daemon=True)
         self._thread.start()
@@ -236,34 +256,42 @@ class StateInbox:
             shut(self._listener)
             self._thread.join()
             self._listener.close()
+        self._log.flush(everything=True)
 
     def _listen(self, listener: socket.socket) -> None:
         while not self._connections.shut:
+            self._strangers.drop_late()
+            self._log.flush()
             try:
                 connection, _ = listener.accept()
-            except OSError:
-                return
-            if not self._slots.acquire(blocking=False):
-                connection.close()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._connections.shut:
+                    # No descriptor is left, for example: the strangers' will be free again in a while.
+                    self._log.warn("accept", f"no connection can be taken: {error}")
+                    time.sleep(_PAUSE_S)
                 continue
             self._connections.add(connection)
+            self._strangers.enter(connection)
             threading.Thread(target=self._serve, args=(connection,), name="holdfast-receive", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        peer = _peer(connection)
         try:
             self._receive(connection)
         except (OSError, struct.error) as error:
-            logger.warning("state offered by %s is refused: %s", _peer(connection), error)
+            self._log.warn(peer, f"state offered by {peer} is refused: {error}")
         finally:
+            self._strangers.leave(connection)
             self._connections.remove(connection)
-            self._slots.release()
 
     def _receive(self, connection: socket.socket) -> None:
         wire = Wire(connection)
         magic, epoch, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
         if magic != MAGIC or stream >= STREAMS:
             raise TransferError("this is not our protocol")
-        ticket = self._admit(epoch)
+        ticket = self._admit(epoch, 0.0) or self._await_plan(connection, epoch)
         if ticket is None:
             raise TransferError(f"nobody is to send the state of epoch {epoch}")
         mine = secrets.token_bytes(NONCE)
@@ -272,10 +300,61 @@ class StateInbox:
         proof = wire.read(TAG)
         if not hmac.compare_digest(proof, ticket.tag("sender", stream, theirs + mine, claim)):
             raise TransferError("the sender could not show who it is")
-        receipt = self._open_receipt(ticket)
-        if receipt is None:
-            raise TransferError(f"the state of epoch {epoch} comes too late")
-        receipt.stream(connection, wire, stream, claim)
+        self._strangers.leave(connection)
+        if not self._slots.acquire(blocking=False):
+            raise TransferError(f"more than {MAX_CONNECTIONS} streams at a time")
+        try:
+            receipt = self._open_receipt(ticket)
+            if receipt is None:
+                raise TransferError(f"the state of epoch {epoch} comes too late")
+            receipt.stream(connection, wire, stream, claim)
+        finally:
+            self._slots.release()
+
+    def _await_plan(self, connection: socket.socket, epoch: int) -> Ticket | None:
+        """Wait for the plan that makes an offer valid; so many may, and they keep no other stranger out."""
+        if not self._waiting.acquire(blocking=False):
+            return None
+        try:
+            self._strangers.leave(connection)
+            ticket = self._admit(epoch, OFFER_WAIT_S)
+            self._strangers.enter(connection)
+            return ticket
+        finally:
+            self._waiting.release()
+
+
+class Strangers:
+    """Connections whose other side has not yet shown who it is: so many, for so long, the oldest given up first."""
+
+    def __init__(self, places: int, seconds: float) -> None:
+        self._places = places
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._since: dict[socket.socket, float] = {}
+
+    def enter(self, connection: socket.socket) -> None:
+        """Take a place, the oldest one's where none is free."""
+        with self._lock:
+            self._since[connection] = time.monotonic()
+            while len(self._since) > self._places:
+                self._drop(next(iter(self._since)))
+
+    def leave(self, connection: socket.socket) -> None:
+        """Give the place back; repeating it does no harm. From then on the connection may be closed."""
+        with self._lock:
+            self._since.pop(connection, None)
+
+    def drop_late(self) -> None:
+        """Give up those whose time is over."""
+        until = time.monotonic() - self._seconds
+        with self._lock:
+            for connection in [connection for connection, since in self._since.items() if since <= until]:
+                self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        del self._since[connection]
+        shut(connection)  # its thread wakes up, and closes it
 
 
 def _peer(connection: socket.socket) -> str:

@@ -9,12 +9,13 @@ sides. A halt shuts the sockets: both sides leave at once, and what was received
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -29,6 +30,7 @@ from holdfast.runtime.wire import (
     PREAMBLE,
     STREAMS,
     TAG,
+    ClosedError,
     FlatState,
     Header,
     Sockets,
@@ -40,6 +42,9 @@ from holdfast.runtime.wire import (
 )
 
 CONNECT_S = 5.0
+#: how often a sender tries to get a word in, and how much longer it waits each time
+INTRODUCTIONS = 5
+PAUSE_S = 0.1
 
 
 class Push:
@@ -73,6 +78,7 @@ class Push:
         self._on_end = on_end
         self._midway = midway
         self._sockets = Sockets()
+        self._aborted = threading.Event()
         self._lock = threading.Lock()
         self._errors: list[str] = []
         self._left = 0
@@ -96,6 +102,7 @@ class Push:
 
     def abort(self) -> None:
         """Leave at once. Any thread; never blocks."""
+        self._aborted.set()
         self._sockets.shut_all()
 
     def join(self, timeout_s: float) -> bool:
@@ -126,11 +133,7 @@ class Push:
             self._on_end(self._errors[0] if self._errors else "")
 
     def _send(self, flat: FlatState, receiver: str, address: tuple[str, int], stream: int) -> None:
-        connection = socket.create_connection(address, timeout=CONNECT_S)
-        self._sockets.add(connection)
-        try:
-            wire = Wire(connection)
-            self._introduce(wire, receiver, stream)
+        with self._introduced(receiver, address, stream) as wire:
             if stream == 0:
                 wire.write(self._header)
             for place, (start, length) in enumerate(stream_chunks(flat.nbytes, stream)):
@@ -140,15 +143,37 @@ class Push:
                     self._midway()
             if wire.read(1) != ACCEPTED:
                 raise TransferError("it was refused")
-        finally:
-            self._sockets.remove(connection)
+
+    @contextlib.contextmanager
+    def _introduced(self, receiver: str, address: tuple[str, int], stream: int) -> Iterator[Wire]:
+        """Connect to the receiver, and yield a wire on which both sides have shown who they are."""
+        for attempt in range(INTRODUCTIONS):
+            self._aborted.wait(attempt * PAUSE_S)
+            connection = socket.create_connection(address, timeout=CONNECT_S)
+            self._sockets.add(connection)
+            try:
+                wire = Wire(connection)
+                try:
+                    self._introduce(wire, receiver, stream)
+                except ClosedError:
+                    # A crowd of strangers may have taken the place before it was our turn.
+                    if self._aborted.is_set() or attempt == INTRODUCTIONS - 1:
+                        raise
+                    continue
+                yield wire
+                return
+            finally:
+                self._sockets.remove(connection)
 
     def _introduce(self, wire: Wire, receiver: str, stream: int) -> None:
         ticket = Ticket(plan=self._plan, sender=self._sender, receiver=receiver)
         mine = secrets.token_bytes(NONCE)
-        wire.write(PREAMBLE.pack(MAGIC, self._plan.epoch, stream, mine))
-        theirs = wire.read(NONCE)
-        proof = wire.read(TAG)
+        try:
+            wire.write(PREAMBLE.pack(MAGIC, self._plan.epoch, stream, mine))
+            theirs = wire.read(NONCE)
+            proof = wire.read(TAG)
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise ClosedError(str(error)) from None
         if not hmac.compare_digest(proof, ticket.tag("receiver", stream, mine + theirs)):
             raise TransferError("the receiver could not show who it is")
         wire.write(self._claim, ticket.tag("sender", stream, mine + theirs, self._claim))

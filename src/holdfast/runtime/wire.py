@@ -60,6 +60,10 @@ class TransferError(ConnectionError):
     """A transfer failed; the message says how."""
 
 
+class ClosedError(TransferError):
+    """The other side has closed the connection."""
+
+
 # ---- bytes of tensors as one flat space ----
 
 
@@ -135,7 +139,7 @@ class Wire:
         while left:
             count = self._socket.recvmsg_into(left[:_VECTOR], 0, socket.MSG_WAITALL)[0]
             if count == 0:
-                raise TransferError("the other side closed the connection")
+                raise ClosedError("the other side closed the connection")
             left = _advance(left, count)
 
     def write(self, *buffers: bytes | memoryview) -> None:

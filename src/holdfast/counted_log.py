@@ -1,0 +1,80 @@
+"""Warnings that strangers can cause: the first of a kind at once, those like it as one line with a count."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+INTERVAL_S = 10.0
+#: kinds that are told apart; what comes beyond that is counted together
+MAX_KINDS = 64
+_OTHERS = "others"
+
+
+@dataclass(slots=True)
+class _Kind:
+    since: float
+    count: int = 0
+    last: str = ""
+
+
+class CountedLog:
+    """Warns in any thread. Of each kind (an address, say) one line an interval comes through at the most.
+
+    What was held back is told by `flush`, which the owner calls from time to time; at the end `flush(everything=True)`.
+    """
+
+    def __init__(self, log: logging.Logger, monotonic: Callable[[], float], interval_s: float = INTERVAL_S) -> None:
+        self._log = log
+        self._monotonic = monotonic
+        self._interval_s = interval_s
+        self._kinds: dict[str, _Kind] = {}
+        self._lock = threading.Lock()
+
+    def warn(self, kind: str, text: str) -> None:
+        """Say this, or count it where something of its kind was said a short while ago."""
+        if self.first(kind, text):
+            self._log.warning("%s", text)
+
+    def first(self, kind: str, text: str) -> bool:
+        """Return whether this is to be said now; count it where not."""
+        self.flush()
+        with self._lock:
+            known = self._kinds.get(kind) or (self._kinds.get(_OTHERS) if len(self._kinds) > MAX_KINDS else None)
+            if known is not None:
+                known.count += 1
+                known.last = text
+                return False
+            self._kinds[kind if len(self._kinds) < MAX_KINDS else _OTHERS] = _Kind(self._monotonic())
+            return True
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Tell the counts whose interval is over, or all."""
+        now = self._monotonic()
+        lines = []
+        with self._lock:
+            for name, kind in list(self._kinds.items()):
+                seconds = now - kind.since
+                if not everything and seconds < self._interval_s:
+                    continue
+                if kind.count:
+                    lines.append((kind.count, seconds, kind.last))
+                    self._kinds[name] = _Kind(now)
+                else:
+                    del self._kinds[name]
+        for count, seconds, last in lines:
+            self._log.warning("%d more like this in %.0f s, the last: %s", count, seconds, last)
+
+
+class CountedRecords(logging.Filter):
+    """Lets a library's records through once an interval for each format string; the others are counted."""
+
+    def __init__(self, counted: CountedLog) -> None:
+        super().__init__()
+        self._counted = counted
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Count warnings and errors; what is below them passes."""
+        return record.levelno < logging.WARNING or self._counted.first(str(record.msg), record.getMessage())
