@@ -17,6 +17,7 @@ from holdfast.simulation.clock import URGENT, Timeline
 from holdfast.simulation.collectives import Group, Operation
 from holdfast.simulation.durable import MemoryJournal, MemoryStore, SupersededError
 from holdfast.simulation.process import Process
+from holdfast.simulation.troubles import DataPlane
 
 
 def test_ties_are_settled_by_priority_and_then_by_order() -> None:
@@ -67,7 +68,7 @@ def group_of(size: int, seed: int) -> tuple[Timeline, Group, list[Rank]]:
     ranks = [Rank(f"n{index}/0/a") for index in range(size)]
     members = tuple(msg.Member(worker=rank.id, host="h", state_port=1) for rank in ranks)
     plan = msg.EpochPlan(term=1, epoch=1, members=members)
-    return timeline, Group(plan, timeline, Random(seed), (0.001, 0.01)), ranks
+    return timeline, Group(plan, timeline, Random(seed), (0.001, 0.01), DataPlane()), ranks
 
 
 def run(timeline: Timeline) -> None:

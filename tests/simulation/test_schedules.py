@@ -14,17 +14,19 @@ from holdfast.simulation.cluster import Outcome, run_plan
 from holdfast.simulation.enumeration import (
     FIRST_BASELINE_SEED,
     FIRST_SEED,
+    FIRST_WIDE_SEED,
     FIRSTS,
     SCHEDULES,
     SECONDS,
     WRITES,
     plan_of,
 )
-from holdfast.simulation.faults import FaultKind, random_plan
+from holdfast.simulation.faults import FaultKind, lively_plan, random_plan, wide_plan
 
 RANDOM_SCHEDULES = 5000
 CHUNKS = 20
 BASELINE_SCHEDULES = 400
+WIDE_SCHEDULES = 400
 
 
 def run_all(seeds: Iterable[int]) -> list[Outcome]:
@@ -55,6 +57,12 @@ def test_random_schedules_of_baselines(chunk: int) -> None:
     for seed, outcome in zip(seeds, run_all(seeds), strict=True):
         # Whoever restarts without a checkpoint begins anew: that job never fails.
         assert outcome.exit_code == EXIT_DONE or not plan_of(seed).restart
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_random_schedules_with_troubles(chunk: int) -> None:
+    """Faults under which all processes live: late messages, partitions that heal, hangs, disks, clocks."""
+    run_all(range(FIRST_WIDE_SEED + chunk, FIRST_WIDE_SEED + WIDE_SCHEDULES, 4))
 
 
 @pytest.mark.parametrize("first", range(len(FIRSTS)))
@@ -88,6 +96,7 @@ def test_every_enumerated_schedule_has_its_own_number() -> None:
 
 def test_random_plans_cover_every_kind_of_fault_and_size() -> None:
     plans = [random_plan(seed) for seed in range(300)]
+    plans += [wide_plan(seed) for seed in range(300)] + [lively_plan(seed) for seed in range(10)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {1, 16} <= {plan.nodes for plan in plans}
     assert any(plan.crashes for plan in plans)

@@ -216,7 +216,7 @@ class SimAgent(Process):
             case msg.ToWorker(worker=name, order=order):
                 for worker in self.workers:
                     if worker.id == name:
-                        worker.deliver(worker.hear, order)
+                        worker.deliver(worker.order, order)
             case msg.Welcome():
                 self._welcome(connection, message)
             case msg.Committed(step=step):

@@ -17,11 +17,12 @@ from holdfast.simulation.clock import Timeline
 from holdfast.simulation.collectives import Group
 from holdfast.simulation.coordinator import CoordinatorShell
 from holdfast.simulation.durable import CheckpointDirectory, CheckpointFile, MemoryJournal, MemoryStore
-from holdfast.simulation.faults import FaultPlan
+from holdfast.simulation.faults import THREAD_BOUNDARIES, FaultPlan
 from holdfast.simulation.injection import Injector
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.network import Connection
 from holdfast.simulation.process import Process
+from holdfast.simulation.troubles import DataPlane, Troubles
 from holdfast.simulation.worker import SimWorker
 
 
@@ -33,6 +34,8 @@ class Timing:
     collective: tuple[float, float] = (0.001, 0.01)
     closing: tuple[float, float] = (0.0, 2.0)
     build_timeout_s: float = 1.0
+    #: after which a collective or a transfer fails that hangs: a peer is stopped, hangs, or cannot be reached
+    operation_timeout_s: float = 2.5
     spans: dict[str, tuple[float, float]] = field(
         default_factory=lambda: {
             "start": (0.01, 0.1),
@@ -74,10 +77,6 @@ class Outcome:
     events: int
 
 
-#: Virtual seconds that a job may take after its last fault before it counts as stuck.
-PATIENCE_S = 60.0
-
-
 class Cluster:
     """Everything of one run. Deterministic: the same plan and parts give the same run."""
 
@@ -117,6 +116,8 @@ class Cluster:
         self._homeless: list[SimAgent] = []
         self._counter = 0
         self._writes = 0
+        self._troubles: dict[str, Troubles] = {}
+        self.data_plane = DataPlane()
 
     # ---- running ----
 
@@ -130,15 +131,20 @@ class Cluster:
         for index in range(self.plan.nodes):
             self.timeline.after(self.rng.uniform(0.0, self.plan.start_spread), self.add_node, f"n{index}")
         self.injector.arm()
-        steps = 0
+        steps, patience_s = 0, self.patience_s
         while not self.over:
             self.timeline.step()
             steps += 1
-            if self.timeline.now > self.injector.quiet_from + PATIENCE_S:
+            if self.timeline.now > max(self.injector.quiet_from, self.checker.progress_at) + patience_s:
                 self.checker.stuck()
         self.checker.finished()
         assert self.ended is not None
         return Outcome(exit_code=self.ended[0], why=self.ended[1], time=self.timeline.now - 1000.0, events=steps)
+
+    @property
+    def patience_s(self) -> float:
+        """For how long a job may make no progress once nothing goes wrong any more: two leases and a group's time."""
+        return 2 * self.config.lease_s + self.timing.build_timeout_s
 
     @property
     def over(self) -> bool:
@@ -153,6 +159,11 @@ class Cluster:
     def after(self, span: str, process: Process, action: Callable[..., object], *args: Any) -> None:
         """Let something happen in a process after a time that is drawn from `timing`."""
         self.timeline.after(self.rng.uniform(*self.timing.spans[span]), process.deliver, action, *args)
+
+    def after_disk(self, span: str, process: Process, node: str, action: Callable[..., object], *args: Any) -> None:
+        """The same for what goes to a node's disk."""
+        delay, slow_s = self.rng.uniform(*self.timing.spans[span]), self.troubles(node).slow_until - self.timeline.now
+        self.timeline.after(max(delay, slow_s), process.deliver, action, *args)
 
     def nonce(self) -> str:
         """Return a name that no other process has."""
@@ -180,6 +191,10 @@ class Cluster:
         agent = self.agents[name] = SimAgent(self, name, returned=known is not None)
         agent.boot()
 
+    def troubles(self, node: str) -> Troubles:
+        """Return what is wrong with a node, alive or not."""
+        return self._troubles.setdefault(node, Troubles())
+
     def add_worker(self, worker: SimWorker) -> None:
         """Note a worker process."""
         self._workers[worker.id] = worker
@@ -194,20 +209,21 @@ class Cluster:
         key = (plan.term, plan.epoch)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(plan, self.timeline, self.rng, self.timing.collective)
+            group = self._groups[key] = Group(plan, self.timeline, self.rng, self.timing.collective, self.data_plane)
             for member in plan.members:
                 if self.worker(member.worker) is None:
                     group.failed = True
         return group
 
     def boundary(self, worker: SimWorker, name: str) -> bool:
-        """Let the plan strike a worker here; True where it is dead or stopped now."""
+        """Let the plan strike a worker here; True where it is dead now, or hangs."""
         worker.at = name
         injector = self.injector
         if injector.watching:
             injector.at_boundary(worker, name)
-            return not worker.alive
-        return False
+        in_thread = name in THREAD_BOUNDARIES
+        worker.hung = worker.hung or (worker.hanging and in_thread)
+        return not worker.alive or (worker.hung and in_thread)
 
     # ---- checkpoints ----
 
@@ -219,7 +235,7 @@ class Cluster:
 
     def checkpoints_renamed(self, worker: SimWorker, order: msg.AcceptCheckpoint) -> None:
         """Give an accepted checkpoint its final name."""
-        self.after("rename", worker, self._rename, worker, order)
+        self.after_disk("rename", worker, worker.agent.name, self._rename, worker, order)
 
     def _rename(self, worker: SimWorker, order: msg.AcceptCheckpoint) -> None:
         file = self.checkpoints.files[order.name]

@@ -2,7 +2,7 @@
 
 An operation can complete at a rank only once all ranks of the group have issued it. After a failure (a member died, or
 halted and abandoned it) any subset of those for whom it could have completed completes; the others hang, or get an
-error. A stopped member holds some of the others up until it goes on.
+error. A stopped member holds some of the others up until it goes on; nodes that cannot reach each other, all of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from holdfast.protocol.plan import EpochPlan
 from holdfast.simulation.clock import Timeline
+from holdfast.simulation.troubles import DataPlane
 
 
 class Rank(Protocol):
@@ -45,13 +46,17 @@ class Operation:
 class Group:
     """The communicator of one epoch."""
 
-    def __init__(self, plan: EpochPlan, timeline: Timeline, rng: Random, duration: tuple[float, float]) -> None:
+    def __init__(
+        self, plan: EpochPlan, timeline: Timeline, rng: Random, duration: tuple[float, float], data_plane: DataPlane
+    ) -> None:
         self.plan = plan
         self.size = len(plan.members)
         self.failed = False
         self._timeline = timeline
         self._rng = rng
         self._duration = duration
+        self._data_plane = data_plane
+        self._nodes = {member.node for member in plan.members}
         self._operations: dict[tuple[str, int], Operation] = {}
         self._stalled: dict[str, list[tuple[Operation, Rank]]] = {}
 
@@ -141,8 +146,14 @@ class Group:
         self._timeline.after(self._rng.uniform(*self._duration), rank.deliver, self._complete, operation, rank)
 
     def _complete(self, operation: Operation, rank: Rank) -> None:
-        if rank.id not in operation.hung and operation.waiting.pop(rank.id, None) is not None:
-            rank.operation_done(operation, operation.value)
+        if rank.id in operation.hung or rank.id not in operation.waiting:
+            return
+        if self._data_plane.parted(self._nodes):
+            operation.scheduled.discard(rank.id)
+            self._data_plane.when_healed(lambda: self._complete_later(operation, rank))
+            return
+        del operation.waiting[rank.id]
+        rank.operation_done(operation, operation.value)
 
     def _error_later(self, operation: Operation, rank: Rank) -> None:
         operation.hung.add(rank.id)

@@ -23,6 +23,15 @@ AT_WORKERS = frozenset(
         FaultKind.RAISE_APPLY,
         FaultKind.CUT,
         FaultKind.GLITCH,
+        FaultKind.LAG_LISTENER,
+        FaultKind.LAG_UP,
+        FaultKind.LAG_DOWN,
+        FaultKind.PARTITION,
+        FaultKind.PARTITION_FOR_GOOD,
+        FaultKind.HANG,
+        FaultKind.SKEW_CLOCK,
+        FaultKind.SLOW_DISK,
+        FaultKind.FULL_DISK,
     }
 )
 #: a coordinator that dies before it writes this

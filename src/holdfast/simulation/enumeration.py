@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from itertools import product
 
-from holdfast.simulation.faults import STEP_BOUNDARIES, Fault, FaultKind, FaultPlan, baseline_plan, random_plan
+from holdfast.simulation.faults import (
+    STEP_BOUNDARIES,
+    Fault,
+    FaultKind,
+    FaultPlan,
+    baseline_plan,
+    lively_plan,
+    random_plan,
+    wide_plan,
+)
 
 RANKS = 3
 WRITES = 30
@@ -12,6 +21,10 @@ WRITES = 30
 FIRST_SEED = 1_000_000_000
 #: from here on, random ones for the policies that others have
 FIRST_BASELINE_SEED = 2_000_000_000
+#: from here on, random ones with faults that are not processes' or connections' ends
+FIRST_WIDE_SEED = 3_000_000_000
+#: from here on, random ones with a fault that lasts
+FIRST_LIVELY_SEED = 4_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -52,7 +65,9 @@ def enumerated_plan(number: int) -> FaultPlan:
 FAMILIES: dict[str, range] = {
     "random": range(FIRST_SEED),
     "enumerated": range(FIRST_SEED, FIRST_SEED + SCHEDULES),
-    "baseline": range(FIRST_BASELINE_SEED, FIRST_BASELINE_SEED + 1_000_000_000),
+    "baseline": range(FIRST_BASELINE_SEED, FIRST_WIDE_SEED),
+    "wide": range(FIRST_WIDE_SEED, FIRST_LIVELY_SEED),
+    "lively": range(FIRST_LIVELY_SEED, FIRST_LIVELY_SEED + 1_000_000_000),
 }
 
 
@@ -73,7 +88,7 @@ def plan_of(seed: int) -> FaultPlan:
     family = family_of(seed)
     if family == "enumerated":
         return enumerated_plan(seed - FIRST_SEED)
-    return baseline_plan(seed) if family == "baseline" else random_plan(seed)
+    return {"random": random_plan, "baseline": baseline_plan, "wide": wide_plan, "lively": lively_plan}[family](seed)
 
 
 def _failure(rank: int, boundary: str, kind: FaultKind) -> Fault:

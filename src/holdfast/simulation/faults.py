@@ -24,6 +24,15 @@ class FaultKind(StrEnum):
     JOIN = "join"
     RETURN = "return"  # a node that is gone comes back under its name
     DAMAGE = "damage"  # the newest checkpoint is cut short
+    LAG_LISTENER = "lag_listener"  # the listener threads of a node's workers get their orders late
+    LAG_UP = "lag_up"  # what a node says arrives late
+    LAG_DOWN = "lag_down"  # what a node is told arrives late
+    PARTITION = "partition"  # a node's data plane is apart from all others, or from one, and heals
+    PARTITION_FOR_GOOD = "partition_for_good"
+    HANG = "hang"  # a training thread hangs; told as a failure after the duration
+    SKEW_CLOCK = "skew_clock"  # a node's clock is an hour off
+    SLOW_DISK = "slow_disk"  # writing and renaming a node's checkpoints takes until the end of the duration
+    FULL_DISK = "full_disk"  # a node's checkpoints cannot be written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +88,8 @@ class FaultPlan:
 #: Where a worker can be struck, in the order of a step.
 STEP_BOUNDARIES = ("computing", "reducing", "reduced", "voted", "passed", "applying", "applied")
 OTHER_BOUNDARIES = ("attach", "begun", "built", "entering", "entered", "stopped", "receiving", "sending", "finishing")
+#: those that the training thread comes to
+THREAD_BOUNDARIES = frozenset((*STEP_BOUNDARIES, "entering", "entered", "moving", "finishing"))
 
 _RANDOM_KINDS = (
     (FaultKind.KILL_NODE, 6),
@@ -139,6 +150,56 @@ def random_plan(seed: int) -> FaultPlan:
         crashes=crashes,
         crash_down_s=rng.choice((0.01, 0.2, 1.5)),
     )
+
+
+#: kinds that came later, with their weights
+_WIDE_KINDS = (
+    (FaultKind.LAG_LISTENER, 4),
+    (FaultKind.LAG_UP, 3),
+    (FaultKind.LAG_DOWN, 3),
+    (FaultKind.PARTITION, 4),
+    (FaultKind.HANG, 4),
+    (FaultKind.SKEW_CLOCK, 2),
+    (FaultKind.SLOW_DISK, 2),
+    (FaultKind.FULL_DISK, 2),
+)
+
+
+def lively_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed that has one lasting fault, perhaps after others.
+
+    It is a partition, or a hang that is told of in the end: the job must go on without those that it strikes, or end
+    saying why.
+    """
+    plan, rng = random_plan(seed), Random(seed * 41 + 3)
+    nodes = max(2, plan.nodes)
+    last = Fault(
+        kind=rng.choice((FaultKind.PARTITION_FOR_GOOD, FaultKind.PARTITION_FOR_GOOD, FaultKind.HANG)),
+        time=rng.uniform(0.0, 0.15 * plan.steps + 0.3),
+        target=rng.randrange(64),
+        duration=rng.choice((0.02, 0.5, 2.0)),
+        boundary=rng.choice((*STEP_BOUNDARIES, *OTHER_BOUNDARIES, "moving")) if rng.random() < 0.7 else "",
+    )
+    kept = plan.faults[: rng.choice((0, 0, 1, 2))]
+    return replace(plan, nodes=nodes, start_nodes=rng.randint(1, nodes), faults=(*kept, last))
+
+
+def wide_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed with kinds of faults beside those of `random_plan`."""
+    plan, rng = random_plan(seed), Random(seed * 37 + 5)
+    kinds = [kind for kind, weight in _WIDE_KINDS for _ in range(weight)]
+    more = tuple(
+        Fault(
+            kind=rng.choice(kinds),
+            time=rng.uniform(0.0, 0.15 * plan.steps + 0.3),
+            target=rng.randrange(64),
+            duration=rng.choice((0.02, 0.3, 0.8, 1.5, 3.0, 6.0)),
+            boundary=rng.choice((*STEP_BOUNDARIES, *OTHER_BOUNDARIES, "moving")) if rng.random() < 0.5 else "",
+        )
+        for _ in range(rng.choice((1, 1, 2, 3)))
+    )
+    kept = rng.randint(0, len(plan.faults))
+    return replace(plan, faults=(*plan.faults[:kept], *more), checkpoint_every=rng.choice((0, 1, 1, 2, 3)))
 
 
 def baseline_plan(seed: int) -> FaultPlan:

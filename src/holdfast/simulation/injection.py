@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.simulation.coverage import AT_WORKERS, Seen
 from holdfast.simulation.faults import Fault, FaultKind, FaultPlan
+from holdfast.simulation.troubles import Partition
 
 if TYPE_CHECKING:
     from holdfast.simulation.agent import SimAgent
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 #: A plan may kill everybody: one more node comes this long after its last fault, so that somebody can finish.
 _RESCUE_AFTER_S = 1.0
+_HOUR_S = 3600.0
 
 
 class Injector:
@@ -148,6 +150,34 @@ class Injector:
                 above, below = rng.choice(((0.0, 0.0), (0.0, 0.5), (0.5, 0.0), (0.01, 0.01)))
                 agent.cut(lose=rng.random() < 0.5, above_s=above, below_s=below)
             case _:
+                self._trouble(fault, agent.name)
+
+    def _trouble(self, fault: Fault, node: str) -> None:
+        """Something is wrong with a node whose processes live."""
+        cluster = self._cluster
+        troubles, until = cluster.troubles(node), cluster.timeline.now + fault.duration
+        match fault.kind:
+            case FaultKind.LAG_LISTENER:
+                troubles.deaf_until = max(troubles.deaf_until, until)
+            case FaultKind.LAG_UP:
+                troubles.up_until = max(troubles.up_until, until)
+            case FaultKind.LAG_DOWN:
+                troubles.down_until = max(troubles.down_until, until)
+            case FaultKind.SLOW_DISK:
+                troubles.slow_until = max(troubles.slow_until, until)
+            case FaultKind.FULL_DISK:
+                troubles.full_until = max(troubles.full_until, until)
+            case FaultKind.SKEW_CLOCK:
+                troubles.clock_s = _HOUR_S if fault.target % 2 else -_HOUR_S
+                cluster.timeline.after(fault.duration, setattr, troubles, "clock_s", 0.0)
+            case FaultKind.PARTITION | FaultKind.PARTITION_FOR_GOOD:
+                others = sorted(name for name, agent in cluster.agents.items() if agent.alive and name != node)
+                one = frozenset([cluster.rng.choice(others)]) if others and cluster.rng.random() < 0.5 else None
+                heals = fault.duration if fault.kind is FaultKind.PARTITION else None
+                cluster.data_plane.part(cluster.timeline, Partition(frozenset([node]), one), heals)
+                if heals is None:  # nobody can know of it before an operation has taken too long
+                    self.extend(cluster.timing.operation_timeout_s)
+            case _:
                 pass
 
     def _strike_worker(self, fault: Fault, worker: SimWorker) -> None:
@@ -164,8 +194,19 @@ class Injector:
                 worker.raise_next = True
             case FaultKind.GLITCH:
                 worker.glitch()
+            case FaultKind.HANG:
+                worker.hanging = True
+                cluster.timeline.after(fault.duration, worker.agent.deliver, self._tell_of_hang, worker)
             case _:
                 pass
+
+    @staticmethod
+    def _tell_of_hang(worker: SimWorker) -> None:
+        """Whoever watches the training threads has seen enough."""
+        worker.hanging = False
+        if worker.hung and worker.alive:
+            worker.kill()
+            worker.agent.worker_ended(worker, -9, "hang")
 
     def _rescue(self) -> None:
         """Bring nodes where none is left, or too few to start."""

@@ -44,6 +44,8 @@ class Checker:
         self._commits: dict[int, Commit] = {}
         self._witnesses: dict[int, set[str]] = {}
         self._last: ev.AnyEvent | None = None
+        #: when a step was committed last, or the job ended
+        self.progress_at = cluster.timeline.now
         self._committed = 0
         self._epoch = 0
         self._outcome = ""
@@ -191,6 +193,8 @@ class Checker:
         self._without_effect(event)
         self._in_order(event)
         self._last = event
+        if isinstance(event, ev.StepCommitted | ev.JobFinished | ev.JobFailed):
+            self.progress_at = self._cluster.timeline.now
         match event:
             case ev.StepCommitted():
                 self._step_committed(event)
@@ -303,7 +307,7 @@ class Checker:
             self._fail("the run is over and the journal does not say how")
 
     def stuck(self) -> NoReturn:
-        """The bounded time is up."""
+        """No step was committed for longer than may be, and the job has not ended."""
         self._fail("the job is stuck")
 
     def _fail(self, what: str) -> NoReturn:

@@ -27,17 +27,18 @@ class Connection:
         #: nothing more is accepted for sending
         self._cut = False
         self._closing = False
+        self._troubles = cluster.troubles(agent.name)
 
     def send_up(self, message: AgentMessage) -> None:
         """Send to the coordinator; one that is closing the connection still listens."""
         if not self._cut or self._closing:
-            self._last_up = self._arrival(self._last_up)
+            self._last_up = max(self._arrival(self._last_up), self._troubles.up_until)
             self._cluster.timeline.at(self._last_up, self._arrive_up, message)
 
     def send_down(self, message: CoordinatorMessage) -> None:
         """Send to the agent."""
         if not self._cut:
-            self._last_down = self._arrival(self._last_down)
+            self._last_down = max(self._arrival(self._last_down), self._troubles.down_until)
             self._cluster.timeline.at(self._last_down, self._arrive_down, message)
 
     def close_from_above(self) -> None:

@@ -18,6 +18,7 @@ class Pusher:
         self._epoch = 0
         self._open: set[str] = set()
         self._attempt = 0
+        self._late_at = 0.0
         self.received = 0
         self.received_s = 0.0
 
@@ -30,6 +31,7 @@ class Pusher:
         """Start to push to all targets."""
         self.received, self.received_s = 0, 0.0
         self._epoch = epoch
+        self._late_at = self._worker.cluster.timeline.now + self._worker.cluster.timing.operation_timeout_s
         self._open = set(targets)
         for target in targets:
             self._try(target, self._attempt)
@@ -48,20 +50,30 @@ class Pusher:
             if cluster.rng.random() < 0.5:
                 worker.obey(worker.machine.fault(self._epoch, f"{target} cannot be reached"))
             return
-        if peer.stopped or not peer.machine.pushed(self._epoch):
-            cluster.after("retry", worker, self._try, target, attempt)
+        parted = not cluster.data_plane.reaches(worker.agent.name, [peer.agent.name])
+        if parted or peer.stopped or not peer.machine.pushed(self._epoch):
+            self._again(target, attempt)
             return
         peer.whole, peer.state = False, cluster.garbage()
         peer.advance()  # it may have entered the pending epoch just now
         if not cluster.boundary(peer, "receiving") and not cluster.boundary(worker, "sending"):
             cluster.after("transfer", worker, self._arrived, target, attempt, worker.state, worker.machine.applied)
 
+    def _again(self, target: str, attempt: int) -> None:
+        """Nothing gets through: try again, but not for ever."""
+        worker, cluster = self._worker, self._worker.cluster
+        if cluster.timeline.now < self._late_at:
+            cluster.after("retry", worker, self._try, target, attempt)
+        else:
+            worker.obey(worker.machine.fault(self._epoch, f"{target} does not take the state in time"))
+
     def _arrived(self, target: str, attempt: int, state: int, step: int) -> None:
         worker, cluster = self._worker, self._worker.cluster
         peer = cluster.worker(target)
         if attempt != self._attempt:
             return
-        if peer is None or peer.stopped:
+        parted = peer is not None and not cluster.data_plane.reaches(worker.agent.name, [peer.agent.name])
+        if peer is None or peer.stopped or parted:
             self._try(target, attempt)
             return
         if cluster.rng.random() < 0.05:  # the checksum does not fit: once more

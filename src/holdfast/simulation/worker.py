@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Building:
     """A group that is being built: whose addresses are here, and whether it stands."""
 
-    __slots__ = ("built", "got", "group", "pending", "plan", "posts_needed")
+    __slots__ = ("built", "got", "group", "nodes", "pending", "plan", "posts_needed")
 
     def __init__(self, plan: msg.EpochPlan, group: Group, pending: bool) -> None:
         self.plan = plan
@@ -34,6 +34,7 @@ class Building:
         self.pending = pending
         self.got: set[str] = set()
         self.posts_needed = len(plan.members)
+        self.nodes = {member.node for member in plan.members}
         self.built = False
 
 
@@ -59,6 +60,9 @@ class SimWorker(Process):
         self.operation: Operation | None = None
         self.pusher = Pusher(self)
         self.raise_next = False
+        #: the training thread is to hang where it comes next; it does
+        self.hanging = self.hung = False
+        self._troubles = cluster.troubles(agent.name)
         #: the boundary that was reached last
         self.at = "starting"
         self._busy = ""
@@ -115,6 +119,14 @@ class SimWorker(Process):
             self.agent.deliver(self.agent.relay, self, message)
 
     # ---- the listener thread ----
+
+    def order(self, order: msg.Order) -> None:
+        """An order is here; the listener hears it once it gets a turn, and in order."""
+        timeline, until = self.cluster.timeline, self._troubles.deaf_until
+        if until > timeline.now:
+            timeline.at(until, self.deliver, self.hear, order)
+        else:
+            self.hear(order)
 
     def hear(self, order: msg.Order) -> None:
         """Take an order from the coordinator."""
@@ -221,6 +233,10 @@ class SimWorker(Process):
             if self.cluster.rng.random() < 0.5:
                 self.obey(self.machine.fault(plan.epoch, "a peer is gone while the group is built"))
             return
+        data_plane = self.cluster.data_plane
+        if not data_plane.reaches(self.agent.name, building.nodes):
+            data_plane.when_healed(lambda: self.cluster.after("build", self, self._built, building))
+            return
         building.built = True
         if self._boundary("built"):
             return
@@ -236,7 +252,7 @@ class SimWorker(Process):
 
     def advance(self) -> None:
         """Do what is to be done now, if the thread is free."""
-        if not self.alive or self._busy:
+        if not self.alive or self.hung or self._busy:
             return
         machine = self.machine
         task = machine.task
@@ -303,7 +319,7 @@ class SimWorker(Process):
             self.advance()
 
     def _loaded(self, task: wm.Enter) -> None:
-        if self._busy != "load":
+        if self._busy != "load" or self.hung:
             return
         self._busy = ""
         file = self.cluster.checkpoints.files.get(task.checkpoint)
@@ -341,6 +357,8 @@ class SimWorker(Process):
             self._boundary("computing")
 
     def _computed(self, micro_batch: int, value: int) -> None:
+        if self.hung:
+            return
         self._busy = ""
         self.gradients[micro_batch] = value
         self.advance()
@@ -361,11 +379,18 @@ class SimWorker(Process):
         self.cluster.checker.issues(self)
         self._busy = kind
         self.operation = None
-        self.operation = self._group().issue(self, kind, self.machine.step, payload, combine)
+        operation = self.operation = self._group().issue(self, kind, self.machine.step, payload, combine)
+        self.cluster.timeline.after(self.cluster.timing.operation_timeout_s, self.deliver, self._late, operation)
+
+    def _late(self, operation: Operation) -> None:
+        """A collective has taken too long: it ends here, and its connections with it."""
+        if operation is self.operation and not self.hung:
+            self._group().abandon(self, operation)
+            self.operation_failed(operation, "it has taken too long")
 
     def operation_done(self, operation: Operation, value: Any) -> None:
         """A collective returned."""
-        if operation is not self.operation:
+        if operation is not self.operation or self.hung:
             return
         self.operation = None
         if self._busy == "reduce":
@@ -385,20 +410,20 @@ class SimWorker(Process):
         if not self._boundary("passed"):
             self.advance()
 
-    def operation_failed(self, operation: Operation) -> None:
+    def operation_failed(self, operation: Operation, why: str = "a peer is gone") -> None:
         """A collective ended with an error."""
-        if operation is not self.operation:
+        if operation is not self.operation or self.hung:
             return
         kind, self.operation, self._busy = self._busy, None, ""
         if kind == "move":
             self._left_move = self.machine.epoch
         if kind == "vote":
             self.obey(self.machine.vote_abandoned())
-        self.obey(self.machine.fault(self.machine.epoch, f"{kind}: a peer is gone"))
+        self.obey(self.machine.fault(self.machine.epoch, f"{kind}: {why}"))
         self.advance()
 
     def _vote(self) -> None:
-        if self._busy != "pause":
+        if self._busy != "pause" or self.hung:
             return
         self._busy = ""
         machine = self.machine
@@ -421,6 +446,8 @@ class SimWorker(Process):
         self._boundary("applying")
 
     def _applied(self, before: int, commit: msg.Commit | None) -> None:
+        if self.hung:
+            return
         if self.raise_next:
             self.agent.deliver(self.agent.worker_ended, self, 1, "exception")
             self.kill()
@@ -434,7 +461,7 @@ class SimWorker(Process):
         if self.experts is not None:
             self.experts.passed()
             self.machine.experts = self.experts.blob
-        instructions = self.machine.applied_step(self.cluster.timeline.now, str(self.state))
+        instructions = self.machine.applied_step(self.cluster.timeline.now + self._troubles.clock_s, str(self.state))
         self.gradients.clear()
         self.cluster.checker.applied(self, before, reduced, commit)
         self.obey(instructions)
@@ -453,9 +480,12 @@ class SimWorker(Process):
     def _maybe_checkpoint(self) -> None:
         every, step = self.cluster.plan.checkpoint_every, self.machine.applied
         if every and step and step % every == 0 and self.machine.rank == 0:
-            self.cluster.after("checkpoint", self, self._written, self.machine.epoch, step, self.state)
+            task = (self._written, self.machine.epoch, step, self.state)
+            self.cluster.after_disk("checkpoint", self, self.agent.name, *task)
 
     def _written(self, epoch: int, step: int, state: int) -> None:
+        if self._troubles.full_until > self.cluster.timeline.now:
+            return  # training is worth more than a checkpoint
         name = self.cluster.write_checkpoint(epoch, step, state)
         self.tell(msg.CheckpointWritten(worker=self.id, epoch=epoch, step=step, name=name, bytes=1, seconds=0.1))
 

@@ -1,0 +1,138 @@
+"""What can be wrong while all processes live: each kind of fault does what it says, and the job goes on."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+
+from holdfast.errors import EXIT_DONE
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
+from holdfast.simulation.clock import Timeline
+from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.collectives import Group, Operation
+from holdfast.simulation.faults import Fault, FaultKind, FaultPlan
+from holdfast.simulation.process import Process
+from holdfast.simulation.troubles import DataPlane, Partition
+
+A, B, C = "n0", "n1", "n2"
+SomeEvent = TypeVar("SomeEvent", bound=ev.AnyEvent)
+
+
+def run(*faults: Fault, seed: int = 1, **job: Any) -> Cluster:
+    cluster = Cluster(FaultPlan(seed=seed, faults=faults, start_spread=0.0, **job), keep_trace=True)
+    assert cluster.run().exit_code == EXIT_DONE
+    return cluster
+
+
+def events(cluster: Cluster, kind: type[SomeEvent]) -> list[SomeEvent]:
+    return [event for event in cluster.journal.events if isinstance(event, kind)]
+
+
+def struck_at(cluster: Cluster) -> float:
+    """Return when the first fault struck, on the cluster's clock."""
+    assert cluster.story is not None
+    return next(line[0] for line in cluster.story if line[1] == "FAULT") + 1000.0
+
+
+def faults_told(cluster: Cluster) -> list[msg.Fault]:
+    assert cluster.story is not None
+    return [line[2] for line in cluster.story if isinstance(line[2], msg.Fault)]
+
+
+@pytest.mark.parametrize(("other", "apart"), [(None, {(A, B), (A, C)}), (frozenset({B}), {(A, B)})])
+def test_a_partition_keeps_a_side_from_all_others_or_from_one(other: frozenset[str] | None, apart: set[Any]) -> None:
+    plane, timeline, healed = DataPlane(), Timeline(), []
+    plane.part(timeline, Partition(frozenset({A}), other), heals_after_s=1.0)
+    pairs = [(A, B), (A, C), (B, C)]
+    assert {pair for pair in pairs if plane.parted(pair)} == apart
+    assert {pair for pair in pairs if not plane.reaches(pair[1], [pair[0]])} == apart
+    plane.when_healed(lambda: healed.append(timeline.now))
+    while timeline.step():
+        pass
+    assert healed == [1.0]
+    assert not any(plane.parted(pair) for pair in pairs)
+
+
+class Member(Process):
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self.id, self.values = f"{node}/0/a", list[Any]()
+
+    def operation_done(self, operation: Operation, value: Any) -> None:
+        self.values.append(value)
+
+    def operation_failed(self, operation: Operation) -> None:
+        raise AssertionError("nobody is gone")
+
+
+def test_a_collective_waits_until_all_reach_each_other() -> None:
+    plane, timeline, members = DataPlane(), Timeline(), [Member(node) for node in (A, B, C)]
+    plan = msg.EpochPlan(
+        term=1, epoch=1, members=tuple(msg.Member(worker=m.id, host="h", state_port=1) for m in members)
+    )
+    group = Group(plan, timeline, Random(1), (0.001, 0.01), plane)
+    plane.part(timeline, Partition(frozenset({A}), frozenset({B})), heals_after_s=5.0)
+    for place, member in enumerate(members):
+        group.issue(member, "reduce", 1, place, sum)
+    timeline.at(4.9, lambda: None)
+    while timeline.now < 4.9:
+        timeline.step()
+        assert all(member.values == [] for member in members)
+    while timeline.step():
+        pass
+    assert all(member.values == [3] for member in members)
+
+
+def test_what_cannot_get_through_fails_after_its_time_and_goes_on_once_healed() -> None:
+    cluster = run(Fault(kind=FaultKind.PARTITION, boundary="reducing", step=2, duration=4.0))
+    too_long = [fault for fault in faults_told(cluster) if "too long" in fault.detail]
+    assert too_long
+    late = [fault for fault in faults_told(cluster) if "in time" in fault.detail]
+    assert late, "no group can be built either"
+
+
+def test_a_short_partition_only_delays() -> None:
+    cluster = run(Fault(kind=FaultKind.PARTITION, boundary="reducing", step=2, duration=0.5))
+    assert faults_told(cluster) == []
+    assert events(cluster, ev.FailureDetected) == []
+
+
+def test_a_deaf_listener_reports_late() -> None:
+    cluster = run(
+        Fault(kind=FaultKind.LAG_LISTENER, time=0.2, target=0, duration=1.5),
+        Fault(kind=FaultKind.KILL_NODE, time=0.2, target=1),
+    )
+    recovered = events(cluster, ev.Recovered)
+    assert recovered[0].time >= struck_at(cluster) + 1.5
+    assert [event.node for event in events(cluster, ev.NodeLeft) if event.reason == "failed"] == ["n1"]
+
+
+@pytest.mark.parametrize("kind", [FaultKind.LAG_UP, FaultKind.LAG_DOWN])
+def test_one_direction_that_is_held_up(kind: FaultKind) -> None:
+    """A node whose messages come too late is lost like a silent one; what is late for it delays only."""
+    cluster = run(Fault(kind=kind, time=0.2, target=1, duration=2.5), steps=40)
+    lost = [event for event in events(cluster, ev.FailureDetected) if event.kind == "lease_expired"]
+    assert bool(lost) == (kind is FaultKind.LAG_UP)
+
+
+def test_a_hung_thread_is_told_of_after_its_time() -> None:
+    cluster = run(Fault(kind=FaultKind.HANG, boundary="reducing", step=2, duration=0.7))
+    (failure,) = [event for event in events(cluster, ev.FailureDetected) if event.kind == "hang"]
+    assert failure.time >= struck_at(cluster) + 0.7
+    assert failure.node == "n0"
+
+
+def test_a_full_disk_keeps_no_checkpoint_and_a_slow_one_keeps_it_late() -> None:
+    full = run(
+        Fault(kind=FaultKind.FULL_DISK, time=0.0, target=0, duration=60.0), checkpoint_every=1, nodes=1, start_nodes=1
+    )
+    assert events(full, ev.CheckpointSaved) == []
+    slow = run(
+        Fault(kind=FaultKind.SLOW_DISK, time=0.0, target=0, duration=0.5), checkpoint_every=1, nodes=1, start_nodes=1
+    )
+    saved = events(slow, ev.CheckpointSaved)
+    assert saved
+    assert saved[0].time >= struck_at(slow) + 0.5
