@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 from machinery import Job, applied, attach, commit, hello, w
 
-from holdfast.coordination.inputs import FailNode, JournalTail, Received, Shutdown
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.hearing import Hearing
+from holdfast.coordination.inputs import FailNode, Input, JournalTail, Received, Shutdown
+from holdfast.coordination.parts import JobState
 from holdfast.errors import BadInputError
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import DecisionKind, Phase
+from holdfast.simulation.durable import tail_of
 
 
 def test_the_job_starts_when_all_nodes_are_there() -> None:
@@ -284,11 +289,40 @@ def test_a_connection_whose_end_nobody_saw_is_replaced() -> None:
     assert not any(refused.exit_code == 2 for refused in job.sent(msg.Refused))
 
 
-def test_another_node_of_the_same_name_is_turned_away() -> None:
-    job = Job().start()
+def namesake(job: Job) -> msg.Refused:
+    """Ask for n2's name; its own connection stays."""
+    connection = job.connections["n2"]
     job.connect(hello("n2", session="abcdef01"))
+    job.connections["n2"] = connection
     (refused,) = job.sent(msg.Refused)
+    return refused
+
+
+def test_another_node_of_the_same_name_is_turned_away_once_the_first_has_lived_on() -> None:
+    job = Job().start()
+    assert namesake(job).retry
+    for _ in range(4):
+        for node in ("n0", "n1", "n2"):
+            job.feed(Received(job.connections[node], msg.Heartbeat()), after=0.3)
+        assert "n2" in job.machine.members.nodes
+        refused = namesake(job)
     assert (refused.exit_code, refused.retry) == (2, False)
+
+
+def test_a_node_that_comes_back_while_its_old_lease_runs_is_told_to_come_again() -> None:
+    job = Job().start()
+    for _ in range(10):
+        for node in ("n0", "n1"):
+            job.feed(Received(job.connections[node], msg.Heartbeat()), after=0.1)
+        assert namesake(job).retry
+        job.tick(0.1)
+    assert "n2" not in job.machine.members.nodes or namesake(job).retry
+    for _ in range(4):
+        for node in ("n0", "n1"):
+            job.feed(Received(job.connections[node], msg.Heartbeat()), after=0.1)
+        job.tick(0.1)
+    job.connect(hello("n2", session="abcdef01"))
+    assert job.sent(msg.Welcome)
 
 
 def test_a_worker_of_another_config_ends_its_node_with_2() -> None:
@@ -361,7 +395,7 @@ def test_a_restart_says_what_the_journal_lacks_and_counts_it() -> None:
     assert "CoordinatorRestarted" in job.kinds
     said = [event.seq for event in job.last_events()]
     assert said == list(range(known + 1, known + 1 + len(said)))
-    assert job.machine.ledger.committed == 1 + sum(isinstance(event, ev.StepCommitted) for event in record.outbox)
+    assert job.machine.parts.ledger.committed == 1 + sum(isinstance(event, ev.StepCommitted) for event in record.outbox)
 
 
 def test_a_restart_after_a_lost_roll_back_counts_from_there() -> None:
@@ -374,8 +408,8 @@ def test_a_restart_after_a_lost_roll_back_counts_from_there() -> None:
     job.say(attach(w("n1")))
     known = job.records[-1].outbox[0].seq - 1
     job.boot(JournalTail(seq=known, step=2, samples=48))
-    assert job.machine.ledger.committed == 1
-    assert job.machine.progress.samples == 24
+    assert job.machine.parts.ledger.committed == 1
+    assert job.machine.parts.progress.samples == 24
 
 
 def test_a_restart_waits_for_the_members_and_goes_on() -> None:
@@ -454,3 +488,40 @@ def test_ctrl_c_ends_every_node() -> None:
     job = Job().start()
     job.feed(Shutdown(130, "Ctrl-C"))
     assert job.kinds == ["EndNode", "EndNode", "EndNode", "end"]
+
+
+def test_a_step_whose_witnesses_are_dead_outlives_the_coordinator_that_filled_it_in() -> None:
+    job = Job(nodes=1).start()
+    job.step(1, "n0")
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    job.tick(0.2)
+    pending = job.machine.record.pending
+    assert pending is not None
+    for node in ("n0", "n1"):
+        job.say(msg.Prepared(worker=w(node), epoch=pending.epoch))
+    job.say(applied(w("n0"), 1, 2, commit(swap=1), world=1))
+    job.connect(hello("n2"))
+    job.say(attach(w("n2")))
+    job.lose("n0")  # the only one that told of step 2; n1 has received its state
+    job.report("n1", 2, Phase.ENTERING, passed=msg.Passed(step=2, commit=commit(swap=1)))
+    epoch = job.machine.turn.epoch
+    after = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1)
+    after.boot(tail_of(job.events), takeover=True)
+    for node in ("n1", "n2"):
+        said = (attach(w(node)), msg.Begun(worker=w(node), epoch=epoch))
+        after.connect(hello(node, (*said, msg.Entered(worker=w(node), epoch=epoch, applied=2)), term=1))
+    for step in (3, 4):
+        after.step(step, "n1", "n2", epoch=epoch)
+    assert [event.step for event in after.events if isinstance(event, ev.StepCommitted)] == [1, 2, 3, 4]
+
+
+def test_every_input_has_a_row_for_every_state() -> None:
+    def kinds(union: object) -> set[type]:
+        return set(get_args(union))
+
+    assert set(Coordinator._INPUTS) == kinds(Input) - {Received}
+    assert set(Coordinator._AGENT_SAYS) == kinds(msg.AgentMessage) - {msg.Hello}
+    assert set(Hearing._WORKER_SAYS) == kinds(msg.WorkerMessage)
+    for table in (Coordinator._INPUTS, Coordinator._AGENT_SAYS, Hearing._WORKER_SAYS):
+        assert all(set(row) == set(JobState) for row in table.values())

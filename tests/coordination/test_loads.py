@@ -54,7 +54,7 @@ def replicas(plan: msg.EpochPlan, shape: msg.ExpertShape = SHAPE) -> list[list[i
 
 
 def test_a_time_without_end_is_refused() -> None:
-    book = moe_job().machine.loads
+    book = moe_job().machine.parts.loads
     assert not book.take(loads(np.ones((2, 4)), token_s=np.inf))
     assert book.tokens is None
     assert book.take(loads(np.ones((2, 4)), token_s=0.5))
@@ -88,7 +88,7 @@ def test_a_joiner_comes_into_a_placement_that_follows_the_loads() -> None:
 
 def test_only_the_newest_report_of_a_member_counts() -> None:
     job = moe_job(3)
-    book = job.machine.loads
+    book = job.machine.parts.loads
     job.say(loads(step=20))
     for old in (loads(SKEWED + 1, step=10), loads(SKEWED + 1, step=20)):
         job.say(old)
@@ -105,14 +105,14 @@ def test_only_the_newest_report_of_a_member_counts() -> None:
 def test_a_report_that_is_damaged_changes_nothing() -> None:
     job = moe_job(3)
     job.say(loads(np.ones((2, 3))))
-    assert job.machine.loads.tokens is None
+    assert job.machine.parts.loads.tokens is None
 
 
 def test_a_coordinator_that_takes_over_hears_the_newest_loads_again() -> None:
     job = moe_job(3)
     job.say(loads())
     job.boot(takeover=True)
-    assert job.machine.loads.tokens is None
+    assert job.machine.parts.loads.tokens is None
     kept = (attach(w("n0"), experts=SHAPE), msg.Entered(worker=w("n0"), epoch=1, applied=0), loads())
     job.connect(hello("n0", kept=kept, term=1))
-    assert job.machine.loads.tokens is not None
+    assert job.machine.parts.loads.tokens is not None

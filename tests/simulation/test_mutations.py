@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.decisions import Verdict
-from holdfast.coordination.inputs import Instruction, Received
+from holdfast.coordination.inputs import CoordinatorConfig, Instruction, JournalTail, Received
 from holdfast.coordination.worker import Halt, InvalidTransitionError, Tell, WorkerInstruction, WorkerMachine
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import DecisionKind, Phase
@@ -90,18 +90,25 @@ class TakesTornState(WorkerMachine):
 class NeverStops(Coordinator):
     """Lets a broken epoch be."""
 
-    def _break(self, failed_at: float | None = None) -> None:
-        pass
+    def __init__(self, config: CoordinatorConfig, tail: JournalTail, record: Record | None) -> None:
+        super().__init__(config, tail, record)
+        self.parts.stopping.begin = lambda failed_at: None
 
 
 class IgnoresPassed(Coordinator):
     """Never decides FORWARD: a step that some have applied is done again."""
 
-    def _carry_out(self, verdict: object, workers: list[str]) -> None:
-        if isinstance(verdict, Verdict) and verdict.decision.kind is DecisionKind.FORWARD:
-            redo = msg.Decision(kind=DecisionKind.REDO, applied=verdict.decision.applied - 1)
-            verdict = Verdict(decision=redo, holders=verdict.holders)
-        super()._carry_out(verdict, workers)  # pyright: ignore[reportArgumentType]
+    def __init__(self, config: CoordinatorConfig, tail: JournalTail, record: Record | None) -> None:
+        super().__init__(config, tail, record)
+        begin = self._deciding._begin
+
+        def redo(workers: list[str], verdict: Verdict, *rest: object) -> None:
+            if verdict.decision.kind is DecisionKind.FORWARD:
+                decision = msg.Decision(kind=DecisionKind.REDO, applied=verdict.decision.applied - 1)
+                verdict = Verdict(decision=decision, holders=verdict.holders)
+            begin(workers, verdict, *rest)  # pyright: ignore[reportArgumentType]
+
+        self._deciding._begin = redo  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class TakesBackAnybody(Coordinator):
@@ -109,7 +116,7 @@ class TakesBackAnybody(Coordinator):
 
     def _hello(self, connection: int, hello: msg.Hello) -> None:
         fresh = tuple(kept for kept in hello.kept if isinstance(kept, msg.Attach))
-        gone = hello.node not in self._absent
+        gone = not self.parts.absences.knows(hello.node)
         super()._hello(connection, msgspec.structs.replace(hello, kept=fresh) if gone else hello)
 
 
@@ -129,20 +136,20 @@ class HearsTheExpelled(Coordinator):
 class CommitsEarly(Coordinator):
     """Announces a step when one member has applied it."""
 
-    def _release(self) -> None:
-        plan = self.record.plan
-        if plan is not None and self.stopping.stop is None and self.ledger._steps:
+    def _advance(self) -> None:
+        plan, ledger = self.record.plan, self.parts.ledger
+        if plan is not None and self.parts.stopping.stop is None and ledger._steps:
             for worker in plan.workers:
-                self.ledger.settle(worker, max(self.ledger._steps))
-        super()._release()
+                ledger.settle(worker, max(ledger._steps))
+        super()._advance()
 
 
 class RemembersTheUndone(Coordinator):
     """Holds what an expelled worker applied against those that do the step again."""
 
-    def _carry_out(self, verdict: object, workers: list[str]) -> None:
-        self.ledger.undo_after = lambda step: None
-        super()._carry_out(verdict, workers)  # pyright: ignore[reportArgumentType]
+    def __init__(self, config: CoordinatorConfig, tail: JournalTail, record: Record | None) -> None:
+        super().__init__(config, tail, record)
+        self.parts.ledger.undo_after = lambda step: None
 
 
 class LosesItsOutbox(Coordinator):

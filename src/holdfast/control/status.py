@@ -12,9 +12,9 @@ from holdfast.protocol.record import Record
 
 def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:
     """Return the job's status as plain data; `state`: waiting, running, recovering, done, failed."""
-    record, progress = coordinator.record, coordinator.progress
+    record, progress = coordinator.record, coordinator.parts.progress
     plan = record.plan
-    step = coordinator.ledger.committed
+    step = coordinator.parts.ledger.committed
     need = coordinator.waiting.need
     return {
         "job": record.job,
@@ -52,7 +52,7 @@ def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
             "pid": info.attach.pid,
             "rank": plan.rank(info.id) if plan else None,
             "epoch": info.entered,
-            "step": coordinator.ledger.applied_by(info.id),
+            "step": coordinator.parts.ledger.applied_by(info.id),
             "finished": info.finished,
         }
         for info in node.workers.values()

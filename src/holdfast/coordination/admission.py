@@ -2,31 +2,117 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.membership import Membership, Node
+from dataclasses import dataclass
+
+from holdfast.coordination.inputs import Failure
+from holdfast.coordination.membership import Node
+from holdfast.coordination.parts import JobParts
 from holdfast.coordination.turn import Turn
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
-from holdfast.protocol.agent import EndNode, Hello, Refused
-from holdfast.protocol.events import FailureDetected, NodeLeft
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from holdfast.protocol.agent import EndNode, Hello, Refused, Welcome
+from holdfast.protocol.events import NodeLeft
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.record import Record
 from holdfast.protocol.worker import Applied, Attach, Begun, Entered, Prepared, Report
 
 
-def refusal(record: Record, members: Membership, hello: Hello) -> Refused | None:
-    """Return why an agent is refused, None where it is welcome."""
-    why = _misfit(record, hello)
-    if why is not None:
-        return Refused(why=why, exit_code=EXIT_BAD_INPUT)
-    if record.outcome == "failed":
-        return Refused(why=f"the job is {record.outcome}", exit_code=EXIT_FAILED)
-    known = members.nodes.get(hello.node)
-    if known is not None and known.session != hello.session:
-        why = f"a node named {hello.node} is connected: choose another --node"
-        return Refused(why=why, exit_code=EXIT_BAD_INPUT)
-    if _was_expelled(record, hello):
-        why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
+@dataclass(slots=True)
+class _Namesake:
+    """Somebody asks for a name that another still holds."""
+
+    first: float
+    last: float
+
+
+class Admission:
+    """The door: lets agents in, and tells those that come back what they have missed."""
+
+    def __init__(self, parts: JobParts) -> None:
+        self._turn = parts.turn
+        self._config = parts.config
+        self._ledger = parts.ledger
+        self._stopping = parts.stopping
+        self._failures = parts.failures
+        self._absences = parts.absences
+        self._namesakes: dict[str, _Namesake] = {}
+
+    def let_in(self, connection: int, hello: Hello) -> Node | None:
+        """Welcome an agent and return its node, or turn it away: None."""
+        turn, config = self._turn, self._config
+        if hello.term > turn.record.term:
+            # It knows a newer coordinator: this one was paused and superseded. Let it look for the other.
+            turn.close(connection)
+            return None
+        why_not = self._refusal(hello)
+        if why_not is not None:
+            turn.send(connection, why_not)
+            turn.close(connection)
+            return None
+        self._namesakes.pop(hello.node, None)
+        if not turn.record.script_digest:
+            turn.change(script_digest=hello.digest)
+        node = turn.members.add(hello, connection, turn.now)
+        node.returning = self._absences.knows(hello.node)
+        welcome = Welcome(
+            term=turn.record.term,
+            lease_s=config.lease_s,
+            heartbeat_s=config.heartbeat_s,
+            committed=self._ledger.committed,
+        )
+        turn.send(connection, welcome)
+        return node
+
+    def catch_up(self, node: Node, epoch: int) -> None:
+        """Tell a node that came (back) what its workers should know by now; `epoch` was in force when it came."""
+        turn, plan = self._turn, self._turn.record.plan
+        missing = [worker for worker in turn.planned_on(node.name) if worker not in node.workers]
+        if missing:
+            detail = "it ended while there was no connection to its node"
+            kind, now = FailureKind.PROCESS_EXIT, turn.now
+            gone = [Failure(kind=kind, node=node.name, worker=w, since=now, detail=detail) for w in missing]
+            self._failures.take(*gone)
+        for worker in list(node.workers):
+            if self._stopping.stop is not None:
+                turn.order(worker, self._stopping.stop)
+            elif plan is None or plan.epoch != epoch or plan.rank(worker) is None:
+                continue  # nothing to catch up with, or just told
+            elif node.workers[worker].entered < epoch:
+                # The rendezvous of the coordinator before is lost: only a new epoch helps.
+                self._stopping.begin(turn.now)
+
+    def _refusal(self, hello: Hello) -> Refused | None:
+        """Return why an agent is refused, None where it is welcome."""
+        record = self._turn.record
+        why = _misfit(record, hello)
+        if why is not None:
+            return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+        known = self._turn.members.nodes.get(hello.node)
+        if record.outcome == "failed" or (record.outcome and known is not None):
+            exit_code = EXIT_FAILED if record.outcome == "failed" else EXIT_DONE
+            return Refused(why=f"the job is {record.outcome}", exit_code=exit_code)
+        if known is not None:
+            return self._name_taken(known)
+        if _was_expelled(record, hello):
+            why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
+            return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
+        return None
+
+    def _name_taken(self, known: Node) -> Refused:
+        """Refuse a namesake: for good only once the other has lived on for more than a lease since it first asked.
+
+        Until then it may well be the same node, come back before its old connection's end was noticed.
+        """
+        now, lease_s = self._turn.now, self._config.lease_s
+        asked = self._namesakes.setdefault(known.name, _Namesake(now, now))
+        if now - asked.last > lease_s:
+            asked.first = now
+        asked.last = now
+        if known.seen - asked.first > lease_s:
+            why = f"a node named {known.name} is connected: choose another --node"
+            return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+        why = f"the lease of a node named {known.name} still runs"
         return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
-    return None
 
 
 def takes_part(turn: Turn, node: Node, attach: Attach) -> bool:
@@ -60,14 +146,6 @@ def _was_expelled(record: Record, hello: Hello) -> bool:
     current = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
     evidence = Begun | Prepared | Entered | Applied | Report
     return any(isinstance(kept, evidence) and kept.worker not in current for kept in hello.kept)
-
-
-def expel(turn: Turn, node: Node, kind: str, failed_at: float, detail: str = "") -> None:
-    """From here on nothing of a node counts."""
-    turn.members.remove(node.name)
-    after_s = max(0.0, turn.now - failed_at)
-    turn.emit(FailureDetected, node=node.name, kind=kind, after_s=after_s, detail=detail)
-    turn.emit(NodeLeft, node=node.name, reason="failed")
 
 
 def send_away_all(turn: Turn, why: str) -> None:

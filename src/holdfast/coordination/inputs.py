@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.protocol.agent import AgentMessage, CoordinatorMessage
 from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.names import index_of
 from holdfast.protocol.plan import ExpertPlan
 from holdfast.protocol.record import Record
 
@@ -37,6 +39,25 @@ class Tick:
     """Time has passed. The shell ticks at least every `tick_s`."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """What failed, whoever saw it: a node, or (`worker` given) one process of it, which has ended.
+
+    `since`: the last sign of life, unix seconds.
+    """
+
+    kind: FailureKind
+    node: str
+    since: float
+    worker: str = ""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        place = f"worker {index_of(self.worker)} of node {self.node}" if self.worker else f"node {self.node}"
+        return f"{place}: {self.detail or self.kind}"
+
+
 @dataclass(frozen=True, slots=True)
 class FailNode:
     """A user injects a fault. `worker` None: the whole node; `step` None: now."""
@@ -64,7 +85,7 @@ class Planned:
     experts: ExpertPlan | Shortage | None
 
 
-Input = Received | Disconnected | Tick | FailNode | Shutdown | Planned
+Input = Received | Disconnected | Tick | Failure | FailNode | Shutdown | Planned
 
 
 # ---- instructions, to be carried out in order ----

@@ -28,6 +28,8 @@ class Joining:
         self._config = config
         # A pending group may have been armed by the coordinator before this one: only Stop is safe to undo it.
         self.armed = turn.record.pending is not None
+        #: the pending epoch that this coordinator has said Arm for
+        self._told = 0
         self._since = 0.0
         self._not_before = 0.0
 
@@ -97,12 +99,12 @@ class Joining:
         """Let the swap flags go up once all have built the pending group."""
         turn = self._turn
         pending = turn.record.pending
-        if pending is None:
+        if pending is None or self._told == pending.epoch:
             return
         infos = [turn.members.worker(worker) for worker in pending.workers]
         if not all(info is not None and info.prepared >= pending.epoch for info in infos):
             return
-        self.armed = True
+        self.armed, self._told = True, pending.epoch
         for worker in pending.workers:
             turn.order(worker, Arm(term=turn.record.term, epoch=pending.epoch))
 

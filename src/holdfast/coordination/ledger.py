@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.protocol.plan import Commit
+from holdfast.protocol.plan import Commit, Passed
 from holdfast.protocol.worker import Applied, Report
 
 
@@ -41,10 +41,23 @@ class StepLedger:
     Reports may come twice (replayed after a coordinator's outage) and long after the fact.
     """
 
-    def __init__(self, committed: int = 0) -> None:
+    def __init__(self, committed: int = 0, passed: Iterable[Passed] = ()) -> None:
+        """Continue after `committed`; of the steps in `passed` v is known, whoever is left to tell of them."""
         self.committed = committed
         self._applied: dict[str, int] = {}
         self._steps: dict[int, _Pending] = {}
+        for known in passed:
+            self.expect(known.step, known.commit)
+
+    @property
+    def unannounced(self) -> tuple[Passed, ...]:
+        """The steps after the committed ones whose v is known, in order."""
+        return tuple(Passed(step=step, commit=self._steps[step].commit) for step in sorted(self._steps))
+
+    def expect(self, step: int, commit: Commit) -> None:
+        """A step has passed with this v, or was decided to; who applies it is still to be heard."""
+        if step > self.committed:
+            self._steps.setdefault(step, _Pending(commit, 0, 0.0, "", ""))
 
     def note(self, message: Applied) -> None:
         """Take in one worker's report.
@@ -70,6 +83,7 @@ class StepLedger:
                 f"({known.commit} {known.state_hash} against {message.commit} {message.state_hash})"
             )
         known.time = max(known.time, message.time)
+        known.world = known.world or message.world
 
     def settle(self, worker: str, step: int) -> None:
         """A worker holds the state of `step` now, by whatever way."""
@@ -93,9 +107,7 @@ class StepLedger:
         top = max((report.applied or 0 for report in reports), default=0)
         known = {report.passed.step: report.passed.commit for report in reports if report.passed is not None}
         for step in range(self.committed + 1, top + 1):
-            if step not in self._steps:
-                commit = known.get(step) or _unknown(global_batch)
-                self._steps[step] = _Pending(commit, 0, 0.0, "", "")
+            self.expect(step, known.get(step) or _unknown(global_batch))
 
     def undo_after(self, step: int) -> None:
         """A decision undoes what came after `step`: who applied it alone is expelled, its v void."""

@@ -34,7 +34,7 @@ class Progress:
     """Running totals of committed steps; continues where the journal ends."""
 
     def __init__(self, turn: Turn, tail: JournalTail) -> None:
-        self.ledger = StepLedger(tail.step)
+        self.ledger = StepLedger(tail.step, turn.record.passed)
         self.samples = tail.samples
         self.loss = tail.loss
         self.committed_at = tail.step_time
@@ -48,11 +48,13 @@ class Progress:
         """True from the begin of a restart until what it has lost is done again."""
         return self.recovery is not None and self.recovery.restart
 
-    def release(self, plan: EpochPlan) -> None:
-        """Announce the steps that all members of `plan` have applied by now."""
-        for done in self.ledger.release(plan.workers):
+    def release(self, plan: EpochPlan) -> bool:
+        """Announce the steps that all members of `plan` have applied by now; tell whether there were any."""
+        released = self.ledger.release(plan.workers)
+        for done in released:
             self._announce(done)
             self._recovered(done)
+        return bool(released)
 
     def finished(self, plan: EpochPlan) -> bool:
         """Tell whether all members of `plan` have ended their loops, at the step that is committed."""

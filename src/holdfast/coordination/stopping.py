@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Set
 
-from holdfast.coordination.membership import Membership
+from holdfast.coordination.progress import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.names import node_of
 from holdfast.protocol.orders import Stop
-from holdfast.protocol.worker import Report
+from holdfast.protocol.worker import Fault, Report
 
 
 class Stopping:
     """The reports of one Stop. `stop` is None while no epoch is broken."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, progress: Progress) -> None:
         self.stop: Stop | None = None
         self.reports: dict[str, Report] = {}
-        #: a collective that failed at a node, until it is known whose fault it was
-        self.complaint: tuple[str, str] | None = None
+        #: the members whose collectives failed, until it is known whose fault it was
+        self.complaints: dict[str, Fault] = {}
         self._since = 0.0
         self._turn = turn
+        self._progress = progress
 
-    def begin(self) -> None:
-        """Tell the members of the current and the pending plan to stop."""
+    def begin(self, failed_at: float) -> None:
+        """An epoch is broken: tell the members of the current and the pending plan to stop."""
         turn = self._turn
+        if self.stop is not None or turn.record.plan is None:
+            return
+        self._progress.failed(failed_at)
         self.stop = Stop(term=turn.record.term, epoch=turn.record.epoch)
-        self.reports = {}
+        self.reports, self.complaints = {}, {}
         self._since = turn.now
-        for worker in self._turn.planned:
+        for worker in turn.planned:
             turn.order(worker, self.stop)
+
+    def complain(self, fault: Fault) -> None:
+        """A member's collective failed."""
+        self.complaints[fault.worker] = fault
 
     def end(self) -> dict[str, Report]:
         """All have spoken: return their reports, current members first, by rank."""
         reports = {worker: self.reports[worker] for worker in self._turn.planned if worker in self.reports}
         reports.update(self.reports)
-        self.stop, self.complaint = None, None
+        self.stop, self.reports, self.complaints = None, {}, {}
         return reports
 
     def report(self, report: Report) -> None:
@@ -43,9 +51,14 @@ class Stopping:
         if self.stop is not None and (report.term, report.epoch) == (self.stop.term, self.stop.epoch):
             self.reports[report.worker] = report
 
-    def awaited(self, members: Membership, absent: Iterable[str]) -> list[str]:
-        """Return the members that owe a report; those of absent nodes may still come back with one."""
-        away = set(absent)
+    def forget(self, worker: str) -> None:
+        """A worker is gone: what it has said does not count."""
+        self.reports.pop(worker, None)
+        self.complaints.pop(worker, None)
+
+    def awaited(self, away: Set[str]) -> list[str]:
+        """Return the members that owe a report; those of nodes that are `away` may still come back with one."""
+        members = self._turn.members
         expected = (w for w in self._turn.planned if members.worker(w) is not None or node_of(w) in away)
         return [worker for worker in expected if worker not in self.reports]
 

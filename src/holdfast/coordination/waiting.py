@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from holdfast.coordination.inputs import CoordinatorConfig
@@ -32,7 +32,7 @@ class Waiting:
         self._turn = turn
         self._stopping = stopping
 
-    def tell(self, absent: Iterable[str], *, restarting: bool = False) -> None:
+    def tell(self, absent: Set[str], *, restarting: bool = False) -> None:
         """Say what the job waits for, where it does and has not said it yet.
 
         Args:
@@ -44,12 +44,12 @@ class Waiting:
             self._turn.emit(JobWaiting, nodes=need.nodes, slots=need.slots, why=need.why)
         self.need = need
 
-    def _need(self, absent: Iterable[str]) -> Need | None:
+    def _need(self, absent: Set[str]) -> Need | None:
         turn, stopping = self._turn, self._stopping
         record, members = turn.record, turn.members
         if record.epoch == 0 or record.outcome:
             return None  # it has not begun, or is over
-        broken = stopping.stop is not None and not stopping.awaited(members, absent)
+        broken = stopping.stop is not None and not stopping.awaited(absent)
         if record.plan is not None and not (broken and lacks_slots(turn, self._config)):
             return None
         why = "too few nodes are left for all experts" if members.nodes else "no node is left"

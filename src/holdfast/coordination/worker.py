@@ -7,6 +7,7 @@ freezes the machine: from then on no boundary can be crossed until the next Begi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.coordination.assignment import round_robin
@@ -374,12 +375,26 @@ class WorkerMachine:
                 self._swap()
         return [told, *self._pay_report()]
 
-    def fault(self, epoch: int, detail: str) -> list[WorkerInstruction]:
-        """A collective or a build of `epoch` failed: leave the step and wait for the coordinator's word."""
+    def fault(
+        self, epoch: int, detail: str, *, timed_out: bool = False, unreachable: Sequence[str] = ()
+    ) -> list[WorkerInstruction]:
+        """A collective or a build of `epoch` failed: leave the step and wait for the coordinator's word.
+
+        Args:
+            timed_out: it was waited for until its time was up.
+            unreachable: members that no connection can be made to.
+        """
         pending = self.pending is not None and self.pending.epoch == epoch
         if self.frozen or not (self.epoch == epoch or pending):
             return []
-        return [Tell(Fault(worker=self.worker, epoch=epoch, detail=detail[:1024]))]
+        fault = Fault(
+            worker=self.worker,
+            epoch=epoch,
+            detail=detail[:1024],
+            timed_out=timed_out,
+            unreachable=tuple(unreachable),
+        )
+        return [Tell(fault)]
 
     def finish(self) -> list[WorkerInstruction]:
         """The training loop asks for no further step."""

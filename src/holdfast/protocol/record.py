@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.names import Struct
-from holdfast.protocol.plan import Decision, EpochPlan, ExpertShape
+from holdfast.protocol.plan import Decision, EpochPlan, ExpertShape, Passed
 
 #: Raised with every change that an older coordinator could not read.
 SCHEMA = 1
@@ -21,9 +21,10 @@ class Record(Struct, frozen=True, kw_only=True):
     """The coordinator's durable state.
 
     `epoch` is the highest number ever given, a pending plan's included. `lineage` is the epoch of the last START or
-    ROLLBACK: what was applied in earlier ones does not count. The digests are those of the first worker. `outbox`
-    holds the events of the transition that wrote this record: what of it the journal lacks after a crash is appended
-    at the restart.
+    ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and that were
+    not in the journal when it was taken, with their v. The digests are those of the first worker. `outbox` holds the
+    events of the transition that wrote this record: what of it the journal lacks after a crash is appended at the
+    restart.
     """
 
     schema: int
@@ -40,5 +41,6 @@ class Record(Struct, frozen=True, kw_only=True):
     micro_batches: int = 0
     experts: ExpertShape | None = None
     checkpoints: tuple[KnownCheckpoint, ...] = ()
+    passed: tuple[Passed, ...] = ()
     outbox: tuple[AnyEvent, ...] = ()
     outcome: str = ""  # "", done, failed

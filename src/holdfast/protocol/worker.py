@@ -87,11 +87,16 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """A collective of `epoch` failed here: a peer is gone, or the network is."""
+    """A collective of `epoch` failed here: a peer is gone, or the network is.
+
+    `timed_out`: it was waited for until its time was up. `unreachable`: members that no connection can be made to.
+    """
 
     worker: WorkerId
     epoch: Count
     detail: Text
+    timed_out: bool = False
+    unreachable: tuple[WorkerId, ...] = ()
 
 
 class Finished(Struct, frozen=True, kw_only=True):

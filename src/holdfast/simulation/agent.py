@@ -59,10 +59,8 @@ class Kept:
 class SimAgent(Process):
     """One node's agent. Its death is its node's death."""
 
-    def __init__(self, cluster: Cluster, name: str, *, returned: bool = False) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__()
-        #: another agent of this name may still count as alive
-        self.returned = returned
         self.name = name
         self.workers: list[SimWorker] = []
         self.exit_code: int | None = None

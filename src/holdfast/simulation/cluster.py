@@ -188,7 +188,7 @@ class Cluster:
         if known is not None and known.alive:
             return
         self.trace(name, "starts")
-        agent = self.agents[name] = SimAgent(self, name, returned=known is not None)
+        agent = self.agents[name] = SimAgent(self, name)
         agent.boot()
 
     def troubles(self, node: str) -> Troubles:

@@ -42,7 +42,7 @@ class CoordinatorShell(Process):
         config = replace(cluster.config, takeover=cluster.store.version > 0)
         self.machine = cluster.parts.coordinator(config, cluster.journal.tail(), cluster.store.record)
         if cluster.plan.experts:
-            self.machine.progress.costs = FreeMoves()
+            self.machine.parts.progress.costs = FreeMoves()
 
     @property
     def phase(self) -> str:

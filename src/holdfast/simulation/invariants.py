@@ -278,8 +278,8 @@ class Checker:
     # ---- how it ends ----
 
     def refused_for_good(self, agent: SimAgent, refused: msg.Refused) -> None:
-        """A node was turned away: it has done nothing wrong, unless its namesake still counts as alive."""
-        if not self._outcome and not agent.returned:
+        """A node was turned away: it has done nothing wrong."""
+        if not self._outcome:
             self._fail(f"{agent.name} was refused for good: {refused.why}")
 
     def _failed(self, shell: CoordinatorShell, why: str) -> None:

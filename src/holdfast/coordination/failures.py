@@ -1,0 +1,90 @@
+"""The one entrance for failures: whoever saw one, it is told, what failed no longer counts, and its epoch is left."""
+
+from __future__ import annotations
+
+from holdfast.coordination.absences import Absences
+from holdfast.coordination.inputs import Failure
+from holdfast.coordination.joining import Joining
+from holdfast.coordination.ledger import StepLedger
+from holdfast.coordination.stopping import Stopping
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_FAILED
+from holdfast.protocol.agent import Refused
+from holdfast.protocol.events import FailureDetected, NodeLeft
+from holdfast.protocol.failures import FailureKind
+
+
+class Failures:
+    """Takes in failures. `cause` explains those since the last committed step, None where there are none."""
+
+    def __init__(
+        self, turn: Turn, ledger: StepLedger, stopping: Stopping, joining: Joining, absences: Absences
+    ) -> None:
+        self.cause: Failure | None = None
+        self._turn = turn
+        self._ledger = ledger
+        self._stopping = stopping
+        self._joining = joining
+        self._absences = absences
+
+    def take(self, *failures: Failure) -> None:
+        """Take in what failed at one moment: none of it may be a member of what is decided afterwards."""
+        if not failures:
+            return
+        gone = [worker for failure in failures for worker in self._out(failure)]
+        self.gone(gone, min(failure.since for failure in failures))
+
+    def gone(self, workers: list[str], since: float) -> None:
+        """These workers no longer count, whether they failed or left: what they were part of cannot go on."""
+        record = self._turn.record
+        for worker in workers:
+            self._ledger.forget(worker)
+            self._stopping.forget(worker)
+        if record.plan is not None and any(record.plan.rank(worker) is not None for worker in workers):
+            self._stopping.begin(since)
+        elif record.pending is not None and any(record.pending.rank(worker) is not None for worker in workers):
+            self.undo_pending(since)
+
+    def undo_pending(self, since: float) -> None:
+        """The pending epoch cannot come. Once armed, some may have swapped already: only Stop is safe then."""
+        if self._turn.record.pending is None or self._stopping.stop is not None:
+            return
+        if self._joining.armed:
+            self._stopping.begin(since)
+        else:
+            self._joining.void()
+
+    def tell(self, failure: Failure) -> None:
+        """Announce a failure, and keep the one that explains the others."""
+        turn = self._turn
+        after_s = max(0.0, turn.now - failure.since)
+        turn.emit(FailureDetected, node=failure.node, kind=failure.kind, after_s=after_s, detail=failure.detail)
+        # What users' code raises explains the losses around it, and is explained by none of them.
+        if self.cause is None or (failure.kind is FailureKind.EXCEPTION and self.cause.kind is not failure.kind):
+            self.cause = failure
+
+    def made_good(self) -> None:
+        """A step is committed: whatever had failed explains nothing of what comes."""
+        self.cause = None
+
+    def explain(self, consequence: str) -> str:
+        """Return why the job ends: the first cause, then what it led to."""
+        return f"{self.cause}; then {consequence}" if self.cause is not None else consequence
+
+    def _out(self, failure: Failure) -> list[str]:
+        """Expel what failed; return the workers that are gone with it."""
+        turn = self._turn
+        self.tell(failure)
+        if failure.worker:
+            return [failure.worker]
+        self._absences.lost(failure.node)
+        node = turn.members.nodes.get(failure.node)
+        if node is not None:
+            if failure.kind is FailureKind.HANG:
+                # Its agent lives: it replaces the processes and comes again.
+                turn.send(node.connection, Refused(why=failure.detail, exit_code=EXIT_FAILED, retry=True))
+            if failure.kind is not FailureKind.CONNECTION_LOST:
+                turn.close(node.connection)
+            turn.members.remove(node.name)
+        turn.emit(NodeLeft, node=failure.node, reason="failed")
+        return list(node.workers) if node is not None else turn.planned_on(failure.node)

@@ -1,0 +1,128 @@
+"""What workers say, and what it leads to at once; what follows from it is done after every input (coordinator)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from holdfast.coordination.admission import takes_part
+from holdfast.coordination.announcing import announce_node
+from holdfast.coordination.ledger import DivergedError
+from holdfast.coordination.membership import Node, WorkerInfo
+from holdfast.coordination.parts import JobParts
+from holdfast.coordination.rendezvous import pass_on
+from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
+from holdfast.protocol import messages as msg
+from holdfast.protocol.names import node_of
+
+
+class Hearing:
+    """Hears the workers of nodes that were let in."""
+
+    def __init__(self, parts: JobParts) -> None:
+        self._parts = parts
+        self._turn = parts.turn
+
+    def take(self, node: Node, message: msg.WorkerMessage) -> None:
+        """Take in what a worker of a node says; what a stranger says through it does not count."""
+        if node_of(message.worker) != node.name:
+            return
+        handler = self._WORKER_SAYS[type(message)][self._parts.state]
+        if isinstance(message, msg.Attach) or message.worker in node.workers:
+            handler(self, node, message)
+
+    def _attach(self, node: Node, attach: msg.Attach) -> None:
+        if attach.worker in node.workers or not takes_part(self._turn, node, attach):
+            return
+        node.workers[attach.worker] = WorkerInfo(attach)
+        if self._turn.record.outcome:
+            self._turn.order(attach.worker, msg.JobDone())
+            return
+        announce_node(self._turn, node, is_new=attach.worker not in self._turn.planned_on(node.name))
+        if not self._parts.absences.attached(node):
+            self._parts.joining.arrived()
+
+    def _applied(self, node: Node, message: msg.Applied) -> None:
+        record = self._turn.record
+        if message.epoch < record.lineage or message.epoch > record.epoch:
+            return
+        try:
+            self._parts.ledger.note(message)
+        except DivergedError as error:
+            self._parts.ending.failed(f"replicas diverged: {error}")
+            return
+        if message.epoch == self._turn.epoch and message.commit.swap == message.world:
+            self._promote(message.step)
+
+    def _entered(self, node: Node, message: msg.Entered) -> None:
+        info, pending = node.workers[message.worker], self._turn.record.pending
+        if pending is not None and message.epoch == pending.epoch:
+            self._promote(message.applied)
+        if message.epoch <= info.entered or message.epoch > self._turn.record.epoch:
+            return
+        info.entered = message.epoch
+        if message.epoch >= self._turn.record.lineage:
+            self._parts.ledger.settle(info.id, message.applied)
+        recovery = self._parts.progress.recovery
+        if message.epoch == self._turn.epoch and recovery is not None:
+            recovery.moved(message.received_bytes, message.transfer_s)
+            if self._turn.members.entered(self._turn.record.plan):
+                recovery.regrouped = self._turn.now
+
+    def _promote(self, step: int) -> None:
+        """`step` passed with every swap flag up: the pending epoch is the job's from here on."""
+        if self._parts.stopping.stop is None:  # a failure voids a pending swap, whoever has passed it
+            self._parts.joining.promote(step, self._parts.progress)
+
+    def _prepared(self, node: Node, message: msg.Prepared) -> None:
+        info = node.workers[message.worker]
+        info.prepared = max(info.prepared, message.epoch)
+
+    def _finished(self, node: Node, message: msg.Finished) -> None:
+        info = node.workers[message.worker]
+        info.finished = True
+        self._parts.ledger.settle(info.id, message.step)
+
+    def _loads(self, node: Node, message: msg.Loads) -> None:
+        if self._turn.is_member(message.worker):
+            self._parts.loads.take(message)
+
+    def _checkpoint(self, node: Node, message: Any) -> None:
+        # Whoever is no member may have passed alone: its checkpoints are on no decided lineage.
+        if self._turn.is_member(message.worker) and self._parts.checkpoints.take(message, self._parts.ledger.committed):
+            self._parts.stopping.begin(self._turn.now)
+
+    def _post(self, node: Node, message: msg.Post) -> None:
+        pass_on(self._turn, message)
+
+    def _fault(self, node: Node, message: msg.Fault) -> None:
+        pending = self._turn.record.pending
+        if pending is not None and message.epoch == pending.epoch:
+            self._parts.failures.undo_pending(self._turn.now)
+        elif message.epoch == self._turn.epoch or self._turn.left_behind(message):
+            self._parts.stopping.begin(self._turn.now)
+            self._parts.stopping.complain(message)
+
+    def _report(self, node: Node, report: msg.Report) -> None:
+        self._parts.stopping.report(report)
+
+    def _report_unasked(self, node: Node, report: msg.Report) -> None:
+        """Kept by the agent from before this coordinator's start: the epoch was being left."""
+        if report.epoch >= self._turn.epoch:
+            self._parts.stopping.begin(self._turn.now)
+
+    #: what is heard, and what the job's state makes of it
+    _WORKER_SAYS: ClassVar[dict[type, Row]] = {
+        msg.Attach: row(_attach, _attach, _attach, _attach),
+        msg.Begun: while_it_goes_on(ignore),  # evidence for `admission` only
+        msg.Entered: while_it_goes_on(_entered),
+        msg.Prepared: while_it_goes_on(_prepared),
+        msg.Applied: while_it_goes_on(_applied),
+        msg.Report: row(ignore, _report_unasked, _report, ignore),
+        msg.Fault: while_it_goes_on(_fault),
+        msg.Finished: while_it_goes_on(_finished),
+        msg.CheckpointWritten: while_it_goes_on(_checkpoint),
+        msg.CheckpointKept: while_it_goes_on(_checkpoint),
+        msg.CheckpointDamaged: while_it_goes_on(_checkpoint),
+        msg.Loads: while_it_goes_on(_loads),
+        msg.Post: while_it_goes_on(_post),
+    }

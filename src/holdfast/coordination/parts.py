@@ -1,0 +1,64 @@
+"""The parts of a job's coordination that decide together, each with its own subject."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from holdfast.coordination.absences import Absences
+from holdfast.coordination.checkpoints import CheckpointBook
+from holdfast.coordination.ending import Ending
+from holdfast.coordination.failures import Failures
+from holdfast.coordination.inputs import CoordinatorConfig, JournalTail
+from holdfast.coordination.joining import Joining
+from holdfast.coordination.ledger import StepLedger
+from holdfast.coordination.loads import LoadBook
+from holdfast.coordination.membership import Membership
+from holdfast.coordination.progress import Progress
+from holdfast.coordination.rebalancing import Rebalancing
+from holdfast.coordination.stopping import Stopping
+from holdfast.coordination.turn import Turn
+
+
+class JobState(StrEnum):
+    """Where a job stands, as its users are told; once it is over they are told the outcome."""
+
+    WAITING = "waiting"  # no epoch is in force
+    RUNNING = "running"  # one is, perhaps with a pending one beside it
+    STOPPING = "recovering"  # one is broken: reports are awaited
+    OVER = "over"
+
+
+class JobParts:
+    """Made once per coordinator; what one part needs of another it was given here."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig, tail: JournalTail) -> None:
+        self.turn = turn
+        self.config = config
+        self.progress = Progress(turn, tail)
+        self.loads = LoadBook(turn)
+        self.joining = Joining(turn, config, self.loads)
+        self.rebalancing = Rebalancing(turn, config, self.loads, tail.step)
+        self.checkpoints = CheckpointBook(turn)
+        self.ending = Ending(turn)
+        self.absences = Absences(turn)
+        self.stopping = Stopping(turn, self.progress)
+        self.failures = Failures(turn, self.ledger, self.stopping, self.joining, self.absences)
+
+    @property
+    def members(self) -> Membership:
+        """Who is there."""
+        return self.turn.members
+
+    @property
+    def ledger(self) -> StepLedger:
+        """Who has applied what."""
+        return self.progress.ledger
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands."""
+        if self.ending.over is not None:
+            return JobState.OVER
+        if self.stopping.stop is not None:
+            return JobState.STOPPING
+        return JobState.RUNNING if self.turn.record.plan else JobState.WAITING
