@@ -33,7 +33,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.observability.report import JsonEvent, committed_steps, read_events
+from holdfast.observability.event_lines import read_events
+from holdfast.observability.report import committed_steps
+from holdfast.protocol.events import (
+    EpochStarted,
+    FailureDetected,
+    NodeJoined,
+    NodeLeft,
+    ReadEvent,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+)
 from holdfast.runtime.moe.emulation import BACKWARD_FACTOR
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,18 +92,18 @@ class Lived:
         return (self.busy + self.idle + self.down) / a_sample
 
 
-def account(events: Sequence[JsonEvent], until: float) -> Lived:
+def account(events: Sequence[ReadEvent], until: float) -> Lived:
     """Add up what a run's events say, from the first committed step to `until` (unix seconds)."""
-    events = [event for event in events if event["time"] <= until]
+    events = [event for event in events if event.time <= until]
     counted = committed_steps(events)
-    ever = [event for event in events if event["event"] == "step_committed"]
-    begin = ever[0]["time"]
-    new: list[JsonEvent] = []
+    ever = [event for event in events if isinstance(event, StepCommitted)]
+    begin = ever[0].time
+    new: list[StepCommitted] = []
     for step in ever:
-        if not new or step["step"] > new[-1]["step"]:
+        if not new or step.step > new[-1].step:
             new.append(step)
-    times = [step["time"] for step in new] + [until]
-    disturbances = [e["time"] for e in events if e["event"] in ("failure_detected", "rolled_back", "epoch_started")]
+    times = [step.time for step in new] + [until]
+    disturbances = [e.time for e in events if isinstance(e, FailureDetected | RolledBack | EpochStarted)]
     gaps = [(a, b, any(a < at <= b for at in disturbances)) for a, b in itertools.pairwise(times)]
     whole = gaps[:-1]  # the last step was still under way
     calm = [b - a for a, b, disturbed in whole if not disturbed]
@@ -101,33 +112,34 @@ def account(events: Sequence[JsonEvent], until: float) -> Lived:
     total, idle = _node_seconds(events, begin, until)
     down = sum(seconds * _world(events, at) for at, seconds in lost)
     return Lived(
-        samples=sum(step["samples"] for step in counted) - ever[0]["samples"],
+        samples=sum(step.samples for step in counted) - ever[0].samples,
         steps=len(counted),
         undone=len(ever) - len(counted),
         down=down,
         idle=idle,
         busy=max(total - idle - down, 1e-9),
         down_s=sum(seconds for _, seconds in lost),
-        restarts=sum(e["event"] == "recovered" and e["action"] in ("restart", "rollback") for e in events),
+        restarts=sum(isinstance(e, Recovered) and e.action in ("restart", "rollback") for e in events),
     )
 
 
-def _world(events: Sequence[JsonEvent], at: float) -> int:
+def _world(events: Sequence[ReadEvent], at: float) -> int:
     """Return how many nodes were in the world at a time; the others are counted as idle."""
-    return next(e["world"] for e in reversed(events) if e["time"] <= at and e["event"] == "epoch_started")
+    return next(e.world for e in reversed(events) if e.time <= at and isinstance(e, EpochStarted))
 
 
-def _node_seconds(events: Sequence[JsonEvent], begin: float, until: float) -> tuple[float, float]:
+def _node_seconds(events: Sequence[ReadEvent], begin: float, until: float) -> tuple[float, float]:
     """Return the node-seconds of all nodes that were there, and of those outside the world."""
     total = idle = 0.0
     present = world = 0
     last = begin
-    for event in [*events, {"event": "", "time": until}]:
-        span = max(0.0, event["time"] - last)
+    for event in [*events, None]:
+        time = until if event is None else event.time
+        span = max(0.0, time - last)
         total, idle = total + span * present, idle + span * max(0, present - world)
-        last = max(last, event["time"])
-        present += {"node_joined": 1, "node_left": -1}.get(event["event"], 0)
-        world = event["world"] if event["event"] == "epoch_started" else world
+        last = max(last, time)
+        present += isinstance(event, NodeJoined) - isinstance(event, NodeLeft)
+        world = event.world if isinstance(event, EpochStarted) else world
     return total, idle
 
 
@@ -170,7 +182,7 @@ class Bench:
         words = [*sizes.split(), "--experts", str(self.experts), "--top-k", "1", "--aux-loss", "0", *routing]
         return [str(ROOT / "examples" / "moe_gpt.py"), *words, "--dtype", "float64", "--dispatch", "minmax"]
 
-    def live(self, trace: Path, speed: float, policy: str, window: Sequence[str] = ()) -> list[JsonEvent]:
+    def live(self, trace: Path, speed: float, policy: str, window: Sequence[str] = ()) -> list[ReadEvent]:
         """Let a job of one policy live through a trace; return its events up to the trace's end."""
         options, paper_steps = POLICIES[policy]
         every = steps_here(paper_steps, speed)
@@ -184,8 +196,8 @@ class Bench:
                 print(f"    {policy}: the job ended with {done.returncode}: {done.stderr.strip()[-300:]}")
             summary: dict[str, Any] = json.loads(done.stdout)
             read = read_events(events)
-        first = next(event["time"] for event in read if event["event"] == "step_committed")
-        return [event for event in read if event["time"] <= first + summary["seconds"]]
+        first = next(event.time for event in read if isinstance(event, StepCommitted))
+        return [event for event in read if event.time <= first + summary["seconds"]]
 
     def compare(self, name: str, trace: Path, speed: float, window: Sequence[str] = ()) -> None:
         """Run all policies through one trace, and print what came out."""
@@ -210,7 +222,7 @@ class Bench:
             bound = most / max(1, lived[other].samples)
             print(f"  against {other}: {ratio:.2f}x (goal {goal}, at most {bound:.2f}x); of the gain: {parts}")
 
-    def check_loss(self, events: Sequence[JsonEvent], speed: float) -> None:
+    def check_loss(self, events: Sequence[ReadEvent], speed: float) -> None:
         """Compare every step's loss with an undisturbed run of one node."""
         steps = committed_steps(events)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
@@ -218,7 +230,9 @@ class Bench:
             words = ["--nodes", "1", "--slots", str(self.experts), "--events", str(file), "--plain"]
             _holdfast("run", *words, *self.script(speed, len(steps)))
             calm = committed_steps(read_events(file))
-        known = [(a["loss"], b["loss"]) for a, b in zip(steps, calm, strict=False) if a["loss"] is not None]
+        known = [
+            (a.loss, b.loss) for a, b in zip(steps, calm, strict=False) if a.loss is not None and b.loss is not None
+        ]
         worst = max(abs(ours - undisturbed) / abs(undisturbed) for ours, undisturbed in known)
         print(
             f"    loss of {len(known)} steps against an undisturbed run: at most {worst:.1e} off (bound 1e-9, float64)"

@@ -10,28 +10,29 @@ from rich.console import Console
 
 from holdfast.cli.live import JobPicture, LiveProgress, render
 from holdfast.cli.progress import PlainProgress, describe
-
-BASE = {"time": 1000.0, "job": "j", "term": 1, "epoch": 1, "seq": 1}
-
-
-def event(name: str, /, **fields: Any) -> dict[str, Any]:
-    return {**BASE, "event": name, **fields}
+from holdfast.observability.event_lines import decode_event
+from holdfast.protocol.events import ReadEvent
+from made_events import KINDS, made
 
 
-def step(number: int, time: float = 1000.0, seconds: float = 0.5) -> dict[str, Any]:
-    return event("step_committed", step=number, loss=2.5, samples=32, world=4, seconds=seconds) | {"time": time}
+def event(name: str, /, time: float = 1000.0, **fields: Any) -> ReadEvent:
+    return made(name, time, **{"job": "j", "term": 1, "epoch": 1, "seq": 1, **fields})
+
+
+def step(number: int, time: float = 1000.0, seconds: float = 0.5) -> ReadEvent:
+    return event("step_committed", time, step=number, loss=2.5, samples=32, world=4, seconds=seconds)
 
 
 STORY = [
     event("job_started", url="http://127.0.0.1:1", coordinator_pid=9),
-    event("node_joined", node="node-0", agent_pid=10, worker_pids=[11]),
-    event("node_joined", node="node-1", agent_pid=20, worker_pids=[21]),
-    event("epoch_started", members=["node-0", "node-1"], world=2, reason="start"),
+    event("node_joined", node="node-0", agent_pid=10, worker_pids=(11,)),
+    event("node_joined", node="node-1", agent_pid=20, worker_pids=(21,)),
+    event("epoch_started", members=("node-0", "node-1"), world=2, reason="start"),
     step(1, seconds=0.0),
     step(2),
     event("failure_detected", node="node-1", kind="connection_lost", after_s=0.001, detail=""),
     event("node_left", node="node-1", reason="failed"),
-    event("epoch_started", members=["node-0"], world=1, reason="failure") | {"epoch": 2},
+    event("epoch_started", epoch=2, members=("node-0",), world=1, reason="failure"),
     event(
         "recovered",
         action="shrink",
@@ -43,11 +44,11 @@ STORY = [
         redo_s=0.03,
         down_s=0.051,
     ),
-    event("workers_changed", node="node-0", worker_pids=[12]),
+    event("workers_changed", node="node-0", worker_pids=(12,)),
 ]
 
 
-def picture(events: list[dict[str, Any]]) -> JobPicture:
+def picture(events: list[ReadEvent]) -> JobPicture:
     found = JobPicture()
     for one in events:
         found.take(one)
@@ -107,12 +108,24 @@ def test_the_live_view_takes_events_while_it_draws() -> None:
         (event("job_finished", steps=9, samples=288, final_loss=1.25), "done: 9 steps, 288 samples, loss 1.2500"),
     ],
 )
-def test_events_in_words(one: dict[str, Any], words: str) -> None:
+def test_events_in_words(one: ReadEvent, words: str) -> None:
     assert describe(one) == words
 
 
 def test_an_event_of_tomorrow_is_shown_as_it_is() -> None:
-    assert "born_later" in describe(event("born_later", x=1))
+    later = decode_event('{"event": "born_later", "time": 1, "x": 7}')
+    assert describe(later) == "{'event': 'born_later', 'time': 1, 'x': 7}"
+    assert "born_later" in drawn(picture([*STORY, later]))
+    lines: list[str] = []
+    PlainProgress(lines.append)(later)
+    assert "born_later" in lines[0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_event_has_words_of_its_own(name: str) -> None:
+    words = describe(event(name))
+    assert words
+    assert "event" not in words
 
 
 def test_plain_progress_prints_at_most_a_step_a_second() -> None:

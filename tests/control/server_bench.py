@@ -19,6 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import JobEntry
 from holdfast.protocol.agent import CoordinatorMessage, FromWorker, Hello
+from holdfast.protocol.events import name_of
 from holdfast.protocol.names import worker_id
 from holdfast.protocol.worker import Attach, WorkerMessage
 
@@ -103,7 +104,7 @@ class CoordinatorProcess:
     def until_event(self, name: str) -> dict[str, Any]:
         """Wait for the first event of a kind."""
         with self.client() as client:
-            return next(event for event in client.events(follow=True) if event["event"] == name)
+            return next(event for event in client.events(follow=True) if name_of(event) == name)
 
     @contextlib.contextmanager
     def agent(self, token: str | None = None) -> Iterator[ClientConnection]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -13,6 +12,8 @@ from server_bench import PATIENCE_S, CoordinatorProcess, hear, hello, say
 
 from holdfast.control.api_types import END_HEADER
 from holdfast.control.follow import Follower
+from holdfast.protocol.events import JobFailed, JobStarted, NodeLeft, ReadEvent, name_of
+from made_events import made
 
 Answer = AsyncIterator[bytes] | int
 
@@ -50,12 +51,12 @@ async def _parts(*parts: bytes, cut: bool = False) -> AsyncIterator[bytes]:
         raise httpx.ReadError("the connection is gone")
 
 
-def _event(seq: int, **fields: Any) -> bytes:
-    return msgspec.json.encode({"seq": seq, **fields}) + b"\n"
+def _event(seq: int, why: str = "") -> bytes:
+    return msgspec.json.encode(made("job_failed", seq=seq, why=why)) + b"\n"
 
 
-def _followed(coordinator: _Coordinator) -> list[dict[str, Any]]:
-    async def follow() -> list[dict[str, Any]]:
+def _followed(coordinator: _Coordinator) -> list[ReadEvent]:
+    async def follow() -> list[ReadEvent]:
         follower = Follower("http://test", "t")
         follower._http = httpx.AsyncClient(base_url="http://test", transport=coordinator)
         async with follower:
@@ -65,18 +66,19 @@ def _followed(coordinator: _Coordinator) -> list[dict[str, Any]]:
 
 
 def test_events_come_whole_however_the_bytes_are_cut() -> None:
-    said = _event(1, text="one\u2028line\x85still") + _event(2) + _event(3)
+    said = _event(1, why="one\u2028line\x85still") + _event(2) + _event(3)
     coordinator = _Coordinator(_parts(*(said[place : place + 1] for place in range(len(said)))))
     events = _followed(coordinator)
-    assert [event["seq"] for event in events] == [1, 2, 3]
-    assert events[0]["text"] == "one\u2028line\x85still"
+    assert [event.seq for event in events] == [1, 2, 3]
+    assert isinstance(events[0], JobFailed)
+    assert events[0].why == "one\u2028line\x85still"
     assert coordinator.asked == ["0", "3"]
 
 
 def test_a_lost_connection_costs_no_event_and_doubles_none() -> None:
     half = _event(3)[:5]
     coordinator = _Coordinator(_parts(_event(1), _event(2) + half, cut=True), 503, _parts(_event(3)))
-    assert [event["seq"] for event in _followed(coordinator)] == [1, 2, 3]
+    assert [event.seq for event in _followed(coordinator)] == [1, 2, 3]
     assert coordinator.asked == ["0", "2", "2", "3"]
 
 
@@ -91,10 +93,10 @@ def test_a_coordinator_says_all_that_happens_in_one_answer(tmp_path: Path) -> No
         async with Follower(coordinator.entry.url, coordinator.entry.token) as follower:
             follower._http.event_hooks["request"] = [ask]
             async for event in follower.events():
-                seen.append(event["event"])
-                if event["event"] == "job_started":
+                seen.append(name_of(event))
+                if isinstance(event, JobStarted):
                     await asyncio.to_thread(_come_and_go, coordinator)
-                if event["event"] == "node_left":
+                if isinstance(event, NodeLeft):
                     assert await follower.shutdown(0, "enough")
         return seen
 

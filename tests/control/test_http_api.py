@@ -16,6 +16,7 @@ from holdfast.control.client import CoordinatorClient, UnreachableError
 from holdfast.control.registry import JobEntry
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.protocol.agent import NodeFault, Welcome
+from holdfast.protocol.events import JobStarted, NodeLeft, name_of
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +56,10 @@ def test_status_tells_who_is_there(coordinator: CoordinatorProcess) -> None:
 def test_events_come_as_lines_and_can_be_waited_for(coordinator: CoordinatorProcess) -> None:
     with coordinator.client() as client:
         (first,) = client.events()
-        assert (first["event"], first["seq"], first["url"]) == ("job_started", 1, coordinator.entry.url)
-        assert {"time", "event", "job", "term", "epoch"} <= set(first)
+        assert isinstance(first, JobStarted)
+        assert (first.seq, first.url) == (1, coordinator.entry.url)
+        (line,) = client.event_lines()
+        assert {"time", "event", "job", "term", "epoch", "seq"} <= json.loads(line).keys()
         assert list(client.events(after=1)) == []
         seen: list[str] = []
         followed = threading.Event()
@@ -64,8 +67,8 @@ def test_events_come_as_lines_and_can_be_waited_for(coordinator: CoordinatorProc
         def follow() -> None:
             with coordinator.client() as own:
                 for event in own.events(follow=True):
-                    seen.append(event["event"])
-                    if event["event"] == "node_left":
+                    seen.append(name_of(event))
+                    if isinstance(event, NodeLeft):
                         followed.set()
 
         follower = threading.Thread(target=follow)

@@ -6,16 +6,17 @@ import asyncio
 import os
 import subprocess
 import sys
-from typing import Any, cast
+from typing import cast
 
 from holdfast.control.launcher import Launcher
 from holdfast.control.replay import Replay
 from holdfast.control.supervisor import ProcessHandle
 from holdfast.planning.availability import parse_trace, window_of
+from made_events import made
 
 TRACE = "seconds,event,node\n0,add,a\n0,add,b\n100,remove,b\n100,remove,a\n200,add,a\n200,add,c\n400,remove,c\n"
 SPEED = 1000.0
-STEP = {"event": "step_committed", "time": 50.0}
+STEP = made("step_committed", 50.0)
 
 
 class FakeLauncher:
@@ -52,7 +53,7 @@ def test_nodes_come_and_go_in_order_and_not_before_their_time() -> None:
         await asyncio.sleep(0)
         assert not launcher.asked, "the clock starts with the first step"
         director.take(STEP)
-        director.take({"event": "step_committed", "time": 51.0})
+        director.take(made("step_committed", 51.0))
         assert director.ends == 50.5
         await directing
         assert [what for _, what in launcher.asked] == ["-b", "-a", "+a", "+c", "-c", "the trace is over"]
@@ -69,10 +70,10 @@ def test_events_of_an_earlier_run_are_not_this_replays() -> None:
 
     async def run() -> None:
         director = Replay(window_of(parse_trace(TRACE)), SPEED, since=100.0)
-        director.take({"event": "node_joined", "time": 49.0, "node": "b", "worker_pids": [os.getpid()]})
+        director.take(made("node_joined", 49.0, node="b", worker_pids=(os.getpid(),)))
         director.take(STEP)
         assert director.started is None
-        director.take({**STEP, "time": 101.0})
+        director.take(made("step_committed", 101.0))
         await director.direct(cast(Launcher, FakeLauncher(director)))
         assert director.started == 101.0
 
@@ -85,9 +86,9 @@ def test_a_lost_node_takes_its_newest_workers_with_it() -> None:
         code = "import time; time.sleep(100)"
         workers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
         old, new = (worker.pid for worker in workers)
-        joined: dict[str, Any] = {"event": "node_joined", "time": 40.0, "node": "a", "worker_pids": [old]}
+        joined = made("node_joined", 40.0, node="a", worker_pids=(old,))
         director.take(joined)
-        director.take({"event": "workers_changed", "time": 41.0, "node": "a", "worker_pids": [new]})
+        director.take(made("workers_changed", 41.0, node="a", worker_pids=(new,)))
         director.take(STEP)
         open_before = len(os.listdir("/proc/self/fd"))
         await director.direct(cast(Launcher, FakeLauncher(director)))

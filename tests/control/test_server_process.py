@@ -19,6 +19,7 @@ from holdfast.control.settings import ServerSettings
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import BadInputError
 from holdfast.protocol.agent import EndNode, Welcome
+from holdfast.protocol.events import CoordinatorRestarted, JobStarted, name_of
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
@@ -160,7 +161,7 @@ def test_whoever_follows_hears_the_end_however_late(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.client() as client:
         client.shutdown(7, "enough")
         coordinator.until_log("read to the last")
-        assert [event["event"] for event in client.events()] == ["job_started"]
+        assert [name_of(event) for event in client.events()] == ["job_started"]
         assert coordinator.wait() == 7
 
 
@@ -184,7 +185,7 @@ def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
                 welcome = hear(agent)
                 assert isinstance(welcome, Welcome)
                 assert welcome.term == 2
-                events = [(event["seq"], event["event"], event["term"]) for event in client.events()]
+                events = [(event.seq, name_of(event), event.term) for event in client.events()]
     assert events == [(1, "job_started", 1), (2, "node_joined", 1), (3, "coordinator_restarted", 2)]
     lines = (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["seq"] for line in lines] == list(range(1, len(lines) + 1))
@@ -194,11 +195,11 @@ def test_a_follower_outlives_the_coordinator(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t"}
     with CoordinatorProcess(tmp_path, **settings) as first, first.client() as client:
         following = iter(client.events(follow=True, patience_s=PATIENCE_S))
-        assert next(following)["event"] == "job_started"
+        assert isinstance(next(following), JobStarted)
         first.process.kill()
         first.wait()
         with CoordinatorProcess(tmp_path, port=int(first.entry.url.rsplit(":", 1)[1]), **settings):
-            assert next(following)["event"] == "coordinator_restarted"
+            assert isinstance(next(following), CoordinatorRestarted)
 
 
 def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:

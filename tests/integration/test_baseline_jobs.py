@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_interrupted
 
-from holdfast.observability.report import make_report, read_events
+from holdfast.observability.event_lines import read_events
+from holdfast.observability.report import make_report
 
 
 def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob) -> None:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.observability.replay_summary import summarise_replay, without_nodes
+from holdfast.protocol.events import AnyEvent
+from made_events import made
 
 
-def step(time: float, number: int) -> dict[str, Any]:
-    return {"event": "step_committed", "time": time, "step": number, "samples": 10, "loss": 1.0 / number}
+def step(time: float, number: int) -> AnyEvent:
+    return made("step_committed", time, step=number, samples=10, loss=1.0 / number)
 
 
-def node(time: float, name: str, *, joins: bool) -> dict[str, Any]:
-    if joins:
-        return {"event": "node_joined", "time": time, "node": name}
-    return {"event": "node_left", "time": time, "node": name, "reason": "failed"}
+def node(time: float, name: str, *, joins: bool) -> AnyEvent:
+    return made("node_joined", time, node=name) if joins else made("node_left", time, node=name, reason="failed")
 
 
 def test_what_comes_after_the_end_and_what_was_undone_do_not_count() -> None:
     events = [node(0.0, "a", joins=True), step(1.0, 1), step(2.0, 2), step(3.0, 3), node(3.5, "a", joins=False)]
-    events += [node(5.0, "b", joins=True), {"event": "rolled_back", "time": 5.0, "to_step": 2}, step(6.0, 3)]
-    events += [{"event": "recovered", "time": 6.0, "action": "rollback", "down_s": 2.5}, step(11.5, 4)]
+    events += [node(5.0, "b", joins=True), made("rolled_back", 5.0, to_step=2), step(6.0, 3)]
+    events += [made("recovered", 6.0, action="rollback", down_s=2.5), step(11.5, 4)]
     summary = summarise_replay(events, 11.0, outcome="trace over")
     assert (summary.seconds, summary.steps, summary.samples, summary.undone_steps) == (10.0, 3, 30, 1)
     assert summary.samples_per_s == 2.0
@@ -34,13 +32,13 @@ def test_what_comes_after_the_end_and_what_was_undone_do_not_count() -> None:
 
 
 def test_a_job_that_is_done_first_ends_the_replay() -> None:
-    done = {"event": "job_finished", "time": 2.0}
+    done = made("job_finished", 2.0)
     summary = summarise_replay([step(1.0, 1), step(2.0, 2), done], 100.0, outcome="job done")
     assert summary.seconds == 1.0
 
 
 def test_a_replay_that_never_began_is_summed_up_too() -> None:
-    failed = {"event": "job_failed", "time": 2.0}
+    failed = made("job_failed", 2.0)
     for events in ([], [failed]):
         summary = summarise_replay(events, None, outcome="job failed")
         assert (summary.steps, summary.seconds, summary.samples_per_s, summary.final_loss) == (0, 0.0, 0.0, None)
@@ -51,7 +49,7 @@ def test_a_replay_that_never_began_is_summed_up_too() -> None:
 def test_the_time_without_nodes_is_that_of_every_second(changes: list[tuple[int, str]]) -> None:
     """Against looking at each second: changes fall on whole seconds, a look on the half."""
     present: set[str] = set()
-    events: list[dict[str, Any]] = [node(0.0, "first", joins=True), node(1.0, "first", joins=False)]
+    events: list[AnyEvent] = [node(0.0, "first", joins=True), node(1.0, "first", joins=False)]
     there, now = {0: {"first"}}, 1
     for after, name in changes:
         for second in range(now, now + after):

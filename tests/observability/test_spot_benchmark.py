@@ -9,6 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from holdfast.protocol.events import ReadEvent
+from made_events import made
+
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "spot.py"
 
 
@@ -23,18 +26,16 @@ def spot() -> ModuleType:
     return module
 
 
-def events(*steps: tuple[float, int], restart: bool) -> list[dict[str, object]]:
+def events(*steps: tuple[float, int], restart: bool) -> list[ReadEvent]:
     """Two nodes of which one is idle from the failure on."""
-    out: list[dict[str, object]] = [
-        {"event": "node_joined", "time": 0.0, "node": name, "worker_pids": []} for name in ("a", "b", "c")
-    ]
-    out.append({"event": "epoch_started", "time": 0.0, "world": 3})
-    out += [{"event": "step_committed", "time": time, "step": step, "samples": 10} for time, step in steps]
-    out += [{"event": "failure_detected", "time": 4.5, "node": "c"}, {"event": "node_left", "time": 4.5, "node": "c"}]
-    out.append({"event": "epoch_started", "time": 4.5, "world": 1 if restart else 2})
+    out: list[ReadEvent] = [made("node_joined", node=name) for name in ("a", "b", "c")]
+    out.append(made("epoch_started", world=3))
+    out += [made("step_committed", time, step=step, samples=10) for time, step in steps]
+    out += [made("failure_detected", 4.5, node="c"), made("node_left", 4.5, node="c")]
+    out.append(made("epoch_started", 4.5, world=1 if restart else 2))
     if restart:
-        out.append({"event": "rolled_back", "time": 4.5, "to_step": 2})
-    return sorted(out, key=lambda event: float(str(event["time"])))
+        out.append(made("rolled_back", 4.5, to_step=2))
+    return sorted(out, key=lambda event: event.time)
 
 
 def test_time_is_counted_as_down_idle_or_busy(spot: ModuleType) -> None:

@@ -15,6 +15,7 @@ from holdfast.cli.progress import stamped
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import find_job, registry_directory
 from holdfast.errors import EXIT_INTERRUPTED
+from holdfast.observability.event_lines import decode_event
 
 Coordinator = Annotated[str | None, typer.Option(help="The coordinator's URL.", show_default="this machine's job")]
 CaFile = Annotated[str, typer.Option(help="Certificates to trust.", show_default="the system's")]
@@ -99,8 +100,8 @@ def events(
     """Print what has happened in the job, one line an event."""
     try:
         with _client(coordinator, token, cafile) as client:
-            for event in client.events(after, follow=follow):
-                print(json.dumps(event) if as_json else stamped(event), flush=follow)
+            for line in client.event_lines(after, follow=follow):
+                print(json.dumps(json.loads(line)) if as_json else stamped(decode_event(line)), flush=follow)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,20 +14,37 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.progress import Event, loss_text, stamped
+from holdfast.cli.progress import loss_text, stamped
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    EpochStarted,
+    Event,
+    FailureDetected,
+    JobFailed,
+    JobFinished,
+    JobStarted,
+    JobWaiting,
+    NodeJoined,
+    NodeLeft,
+    ReadEvent,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+    WorkersChanged,
+)
 
 _SHOWN_EVENTS = 10
 _RATE_STEPS = 20
 _REFRESH_PER_S = 8
-_COLOURS = {
-    "failure_detected": "bold red",
-    "job_failed": "bold red",
-    "node_left": "yellow",
-    "recovered": "bold green",
-    "job_finished": "bold green",
-    "node_joined": "cyan",
-    "rolled_back": "yellow",
-    "job_waiting": "bold yellow",
+_COLOURS: dict[type[Event], str] = {
+    FailureDetected: "bold red",
+    JobFailed: "bold red",
+    NodeLeft: "yellow",
+    Recovered: "bold green",
+    JobFinished: "bold green",
+    NodeJoined: "cyan",
+    RolledBack: "yellow",
+    JobWaiting: "bold yellow",
 }
 
 
@@ -52,59 +70,59 @@ class JobPicture:
     loss: float | None = None
     samples: int = 0
     nodes: dict[str, NodeLine] = field(default_factory=dict)
-    events: deque[Event] = field(default_factory=lambda: deque(maxlen=_SHOWN_EVENTS))
-    recent: deque[Event] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
+    events: deque[ReadEvent] = field(default_factory=lambda: deque(maxlen=_SHOWN_EVENTS))
+    recent: deque[StepCommitted] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
     failure: str = ""
 
     @property
     def samples_per_s(self) -> float:
         """Over the last steps; 0 where there are too few."""
-        seconds = sum(event["seconds"] for event in self.recent)
-        return sum(event["samples"] for event in self.recent) / seconds if seconds > 0 else 0.0
+        seconds = sum(step.seconds for step in self.recent)
+        return sum(step.samples for step in self.recent) / seconds if seconds > 0 else 0.0
 
-    def take(self, event: Event) -> None:
+    def take(self, event: ReadEvent) -> None:
         """Take in one event."""
-        kind = event["event"]
-        if kind == "step_committed":
+        if isinstance(event, StepCommitted):
             self._step(event)
             return
         self.events.append(event)
-        self._node(kind, event)
-        if kind in ("job_started", "coordinator_restarted"):
-            self.job, self.url = event["job"], event["url"]
-        elif kind == "epoch_started":
-            self.epoch, self.world = event["epoch"], event["world"]
-            self._members(event["members"])
-        elif kind == "job_failed":
-            self.failure = event["why"]
+        match event:
+            case JobStarted() | CoordinatorRestarted():
+                self.job, self.url = event.job, event.url
+            case EpochStarted():
+                self.epoch, self.world = event.epoch, event.world
+                self._members(event.members)
+            case JobFailed():
+                self.failure = event.why
+            case NodeJoined():
+                self.nodes[event.node] = NodeLine("joining", event.agent_pid, event.worker_pids, event.time)
+            case WorkersChanged() | NodeLeft() | FailureDetected() if event.node in self.nodes:
+                self._changed(event, self.nodes[event.node])
+            case _:
+                pass
 
-    def _step(self, event: Event) -> None:
-        self.step, self.loss, self.world = event["step"], event["loss"], event["world"]
-        self.samples += event["samples"]
-        if event["seconds"] > 0:
+    def _step(self, event: StepCommitted) -> None:
+        self.step, self.loss, self.world = event.step, event.loss, event.world
+        self.samples += event.samples
+        if event.seconds > 0:
             self.recent.append(event)
 
-    def _members(self, members: list[str]) -> None:
+    def _members(self, members: Sequence[str]) -> None:
         for name, node in self.nodes.items():
             if name in members:
                 node.state = "training"
             elif not node.state.startswith("left"):
                 node.state = "waiting"
 
-    def _node(self, kind: str, event: Event) -> None:
-        name = event.get("node", "")
-        if kind == "node_joined":
-            pids = tuple(event["worker_pids"])
-            self.nodes[name] = NodeLine("joining", event["agent_pid"], pids, event["time"])
-        elif name not in self.nodes:
-            return
-        elif kind == "workers_changed":
-            self.nodes[name].worker_pids = tuple(event["worker_pids"])
-        elif kind == "node_left":
-            self.nodes[name].state = f"left ({event['reason']})"
-            self.nodes[name].worker_pids = ()
-        elif kind == "failure_detected":
-            self.nodes[name].state = event["kind"]
+    @staticmethod
+    def _changed(event: WorkersChanged | NodeLeft | FailureDetected, node: NodeLine) -> None:
+        match event:
+            case WorkersChanged():
+                node.worker_pids = event.worker_pids
+            case NodeLeft():
+                node.state, node.worker_pids = f"left ({event.reason})", ()
+            case FailureDetected():
+                node.state = event.kind
 
 
 def render(picture: JobPicture, steps: int = 0) -> RenderableType:
@@ -126,7 +144,7 @@ def render(picture: JobPicture, steps: int = 0) -> RenderableType:
     for name, node in picture.nodes.items():
         style = "" if node.state in ("training", "joining", "waiting") else "dim red"
         nodes.add_row(name, node.state, str(node.agent_pid), " ".join(map(str, node.worker_pids)), style=style)
-    events = Group(*[Text(stamped(event), _COLOURS.get(event["event"], "")) for event in picture.events])
+    events = Group(*[Text(stamped(event), _COLOURS.get(type(event), "")) for event in picture.events])
     title = f"holdfast {picture.job} {picture.url}".rstrip()
     return Panel(Group(head, Text(), nodes, Text(), events), title=Text(title), title_align="left")
 
@@ -153,7 +171,7 @@ class LiveProgress:
     ) -> None:
         self._live.stop()
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: ReadEvent) -> None:
         """Take one event; it is drawn with the next refresh."""
         self.picture.take(event)
         # A finished drawing: the thread that refreshes must not look at what changes here.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-Event = dict[str, Any]
+from holdfast.protocol import events as ev
+from holdfast.protocol.events import JobFailed, OtherEvent, ReadEvent, StepCommitted
+
+E = TypeVar("E", bound=ev.Event)
 
 
 def loss_text(loss: float | None) -> str:
@@ -14,68 +17,82 @@ def loss_text(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.4f}"
 
 
-def _nodes(names: list[str]) -> str:
+def _nodes(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 8 else f"{len(names)} nodes"
 
 
-def _recovered(event: Event) -> str:
-    parts = [f"{name} {event[key]:.3f} s" for name, key in _RECOVERY_PARTS if event[key]]
-    moved = f", {event['bytes_moved'] / 1e6:.1f} MB moved" if event["bytes_moved"] else ""
-    detail = f" ({', '.join(parts)})" if parts else ""
-    return f"recovered by {event['action']}, down {event['down_s']:.3f} s{detail}{moved}"
-
-
-def _waiting(event: Event) -> str:
-    nodes = f"{event['nodes']} node{'s' if event['nodes'] > 1 else ''}"
-    slots = f" with {event['slots']} more expert slots" if event["slots"] else ""
-    return f"waiting for {nodes}{slots}: {event['why']}"
-
-
-_RECOVERY_PARTS = (("detect", "detect_s"), ("regroup", "regroup_s"), ("transfer", "transfer_s"), ("redo", "redo_s"))
-
-_WORDS: dict[str, Callable[[Event], str]] = {
-    "job_started": lambda e: f"job {e['job']} at {e['url']}{_emulated(e)}",
-    "coordinator_restarted": lambda e: f"coordinator restarted at {e['url']}, term {e['term']}",
-    "node_joined": lambda e: f"{e['node']} joined, workers {', '.join(map(str, e['worker_pids']))}",
-    "workers_changed": lambda e: f"{e['node']} has new workers {', '.join(map(str, e['worker_pids']))}",
-    "node_left": lambda e: f"{e['node']} left: {e['reason']}",
-    "epoch_started": lambda e: f"epoch {e['epoch']}: {e['world']} workers on {_nodes(e['members'])} ({e['reason']})",
-    "step_committed": lambda e: f"step {e['step']}: loss {loss_text(e['loss'])}, {_rate(e)}, {e['world']} workers",
-    "failure_detected": lambda e: f"{e['node']} failed: {e['kind']}{_detail(e)}, seen after {e['after_s']:.3f} s",
-    "recovered": _recovered,
-    "job_waiting": _waiting,
-    "rebalance_decided": lambda e: f"experts {'move' if e['adopted'] else 'stay'}: {e['why']}",
-    "rebalanced": lambda e: f"{e['experts_moved']} experts moved, {e['down_s']:.3f} s from step to step",
-    "rolled_back": lambda e: f"rolled back to step {e['to_step']}: {e['why']}",
-    "checkpoint_saved": lambda e: f"checkpoint of step {e['step']}: {e['bytes'] / 1e6:.1f} MB in {e['seconds']:.2f} s",
-    "checkpoint_rejected": lambda e: f"checkpoint {e['name']} cannot be used: {e['why']}",
-    "job_finished": lambda e: f"done: {e['steps']} steps, {e['samples']} samples, loss {loss_text(e['final_loss'])}",
-    "job_failed": lambda e: f"failed: {e['why']}",
-}
-
-
-def _emulated(event: Event) -> str:
-    seconds = event.get("emulate_compute")
+def _emulated(event: ev.JobStarted) -> str:
+    seconds = event.emulate_compute
     return f"; expert computation is EMULATED: {seconds:g} s per token" if seconds else ""
 
 
-def _detail(event: Event) -> str:
-    return f" ({event['detail']})" if event.get("detail") else ""
+def _failed(event: ev.FailureDetected) -> str:
+    detail = f" ({event.detail})" if event.detail else ""
+    return f"{event.node} failed: {event.kind}{detail}, seen after {event.after_s:.3f} s"
 
 
-def _rate(event: Event) -> str:
-    return f"{event['samples'] / event['seconds']:.1f} samples/s" if event["seconds"] > 0 else "- samples/s"
+def _committed(event: StepCommitted) -> str:
+    rate = f"{event.samples / event.seconds:.1f}" if event.seconds > 0 else "-"
+    return f"step {event.step}: loss {loss_text(event.loss)}, {rate} samples/s, {event.world} workers"
 
 
-def describe(event: Event) -> str:
+def _recovered(event: ev.Recovered) -> str:
+    parts = {
+        "detect": event.detect_s,
+        "regroup": event.regroup_s,
+        "transfer": event.transfer_s,
+        "redo": event.redo_s,
+    }
+    taken = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in parts.items() if seconds)
+    moved = f", {event.bytes_moved / 1e6:.1f} MB moved" if event.bytes_moved else ""
+    return f"recovered by {event.action}, down {event.down_s:.3f} s{f' ({taken})' if taken else ''}{moved}"
+
+
+def _waiting(event: ev.JobWaiting) -> str:
+    nodes = f"{event.nodes} node{'s' if event.nodes > 1 else ''}"
+    slots = f" with {event.slots} more expert slots" if event.slots else ""
+    return f"waiting for {nodes}{slots}: {event.why}"
+
+
+def _line(kind: type[E], words: Callable[[E], str]) -> tuple[type[ev.Event], Callable[[Any], str]]:
+    return kind, words
+
+
+_WORDS = dict(
+    (
+        _line(ev.JobStarted, lambda e: f"job {e.job} at {e.url}{_emulated(e)}"),
+        _line(ev.CoordinatorRestarted, lambda e: f"coordinator restarted at {e.url}, term {e.term}"),
+        _line(ev.NodeJoined, lambda e: f"{e.node} joined, workers {', '.join(map(str, e.worker_pids))}"),
+        _line(ev.WorkersChanged, lambda e: f"{e.node} has new workers {', '.join(map(str, e.worker_pids))}"),
+        _line(ev.NodeLeft, lambda e: f"{e.node} left: {e.reason}"),
+        _line(ev.EpochStarted, lambda e: f"epoch {e.epoch}: {e.world} workers on {_nodes(e.members)} ({e.reason})"),
+        _line(StepCommitted, _committed),
+        _line(ev.FailureDetected, _failed),
+        _line(ev.Recovered, _recovered),
+        _line(ev.JobWaiting, _waiting),
+        _line(ev.RebalanceDecided, lambda e: f"experts {'move' if e.adopted else 'stay'}: {e.why}"),
+        _line(ev.Rebalanced, lambda e: f"{e.experts_moved} experts moved, {e.down_s:.3f} s from step to step"),
+        _line(ev.RolledBack, lambda e: f"rolled back to step {e.to_step}: {e.why}"),
+        _line(
+            ev.CheckpointSaved, lambda e: f"checkpoint of step {e.step}: {e.bytes / 1e6:.1f} MB in {e.seconds:.2f} s"
+        ),
+        _line(ev.CheckpointRejected, lambda e: f"checkpoint {e.name} cannot be used: {e.why}"),
+        _line(ev.JobFinished, lambda e: f"done: {e.steps} steps, {e.samples} samples, loss {loss_text(e.final_loss)}"),
+        _line(JobFailed, lambda e: f"failed: {e.why}"),
+    )
+)
+
+
+def describe(event: ReadEvent) -> str:
     """Return an event's one line, without its time; one of a kind that is not known is shown as it is."""
-    words = _WORDS.get(event["event"])
-    return words(event) if words else str(event)
+    if isinstance(event, OtherEvent):
+        return str(event.fields)
+    return _WORDS[type(event)](event)
 
 
-def stamped(event: Event) -> str:
+def stamped(event: ReadEvent) -> str:
     """Return an event's one line with the time of day before it."""
-    return f"{datetime.fromtimestamp(event['time']):%H:%M:%S.%f}"[:-3] + f" {describe(event)}"
+    return f"{datetime.fromtimestamp(event.time):%H:%M:%S.%f}"[:-3] + f" {describe(event)}"
 
 
 class PlainProgress:
@@ -91,12 +108,12 @@ class PlainProgress:
         self._every_s = every_s
         self._next_step_at = 0.0
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: ReadEvent) -> None:
         """Take one event."""
-        if event["event"] == "step_committed":
-            if event["time"] < self._next_step_at:
+        if isinstance(event, StepCommitted):
+            if event.time < self._next_step_at:
                 return
-            self._next_step_at = event["time"] + self._every_s
-        if event["event"] == "job_failed":
-            self.failure = event["why"]
+            self._next_step_at = event.time + self._every_s
+        if isinstance(event, JobFailed):
+            self.failure = event.why
         self._say(stamped(event))

@@ -14,13 +14,14 @@ import typer
 from typer.core import TyperCommand
 
 from holdfast.cli.launch_options import LaunchOptions, Script, ScriptArgs, with_launch_options
-from holdfast.cli.progress import Event, PlainProgress, loss_text
+from holdfast.cli.progress import PlainProgress, loss_text
 from holdfast.cli.run import OnEvent, run_shown, say, show_tails, tell_failure, warn, worker_logs
 from holdfast.clock import SystemClock
 from holdfast.control.launch_settings import LaunchSettings
 from holdfast.control.launcher import launch
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED, BadInputError
 from holdfast.observability.replay_summary import ReplaySummary, summarise_replay
+from holdfast.protocol.events import ReadEvent
 
 if TYPE_CHECKING:
     from holdfast.planning.availability import Window
@@ -98,12 +99,12 @@ def replay(
         node_names=window.start_nodes,
         join_window=_JOIN_WINDOW_S / speed if join_window is None else join_window,
     )
-    events: list[Event] = []
+    events: list[ReadEvent] = []
     director = Replay(window, speed, since=SystemClock().time())
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
-        def noted(event: Event) -> None:
-            if event["time"] >= director.since:
+        def noted(event: ReadEvent) -> None:
+            if event.time >= director.since:
                 events.append(event)
             on_event(event)
 

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from holdfast.cli.progress import loss_text
 from holdfast.cli.report_plot import plot_events
-from holdfast.observability.report import Report, make_report, read_events
+from holdfast.observability.event_lines import read_events
+from holdfast.observability.report import Report, make_report
 
 
 def register(app: typer.Typer) -> None:

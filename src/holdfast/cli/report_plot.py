@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import BadInputError
-from holdfast.observability.report import JsonEvent, committed_steps
+from holdfast.observability.report import committed_steps
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    EpochStarted,
+    FailureDetected,
+    JobWaiting,
+    NodeJoined,
+    ReadEvent,
+    Rebalanced,
+    RolledBack,
+    StepCommitted,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +29,7 @@ WINDOW = 8
 _LOST, _JOINED, _OTHER = "#c0392b", "#27803b", "#7f6a00"
 
 
-def plot_events(events: Sequence[JsonEvent], path: Path) -> None:
+def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
     """Draw throughput and loss over time into a PNG.
 
     Raises:
@@ -30,17 +41,15 @@ def plot_events(events: Sequence[JsonEvent], path: Path) -> None:
     steps = committed_steps(events)
     if len(steps) < 2:
         raise BadInputError(f"{len(steps)} committed steps are too few for a plot: let the job run a little")
-    start = events[0]["time"]
-    seconds = [step["time"] - start for step in steps]
+    start = events[0].time
+    seconds = [step.time - start for step in steps]
     figure = Figure(figsize=(10, 5.6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     rates = _throughput(steps)
     top.plot(seconds[1:], rates, color="#1f5fa8", linewidth=1.6)
     top.set_ylabel("samples per second")
     top.set_ylim(0, 1.3 * max(rates))  # room for the names of what happened
-    bottom.plot(
-        seconds, [nan if step["loss"] is None else step["loss"] for step in steps], color="#333333", linewidth=1.2
-    )
+    bottom.plot(seconds, [nan if step.loss is None else step.loss for step in steps], color="#333333", linewidth=1.2)
     bottom.set_ylabel("loss")
     bottom.set_xlabel("seconds since the job's start")
     _mark(top, bottom, events, start)
@@ -53,29 +62,29 @@ def plot_events(events: Sequence[JsonEvent], path: Path) -> None:
         raise BadInputError(f"--plot {path} cannot be written: {error}") from None
 
 
-def _throughput(steps: Sequence[JsonEvent]) -> list[float]:
+def _throughput(steps: Sequence[StepCommitted]) -> list[float]:
     """Samples per second at each step but the first, over the last few steps."""
     rates: list[float] = []
     for place in range(1, len(steps)):
         first = max(0, place - WINDOW)
-        samples = sum(step["samples"] for step in steps[first + 1 : place + 1])
-        rates.append(samples / max(steps[place]["time"] - steps[first]["time"], 1e-9))
+        samples = sum(step.samples for step in steps[first + 1 : place + 1])
+        rates.append(samples / max(steps[place].time - steps[first].time, 1e-9))
     return rates
 
 
-def _mark(top: Axes, bottom: Axes, events: Sequence[JsonEvent], start: float) -> None:
+def _mark(top: Axes, bottom: Axes, events: Sequence[ReadEvent], start: float) -> None:
     """Draw a line for each loss and arrival, with its name above the plot; the first world's arrivals are no news."""
-    begun = next((event["time"] for event in events if event["event"] == "epoch_started"), start)
+    begun = next((event.time for event in events if isinstance(event, EpochStarted)), start)
     height = 0
     for event in events:
         label, colour = _label(event)
-        if label is None or (event["event"] == "node_joined" and event["time"] <= begun):
+        if label is None or (isinstance(event, NodeJoined) and event.time <= begun):
             continue
         for axes in (top, bottom):
-            axes.axvline(event["time"] - start, color=colour, linewidth=1.1, linestyle="--", alpha=0.8)
+            axes.axvline(event.time - start, color=colour, linewidth=1.1, linestyle="--", alpha=0.8)
         top.annotate(
             label,
-            (event["time"] - start, 1.0),
+            (event.time - start, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(3, -12 - 13 * (height % 3)),
             textcoords="offset points",
@@ -85,18 +94,19 @@ def _mark(top: Axes, bottom: Axes, events: Sequence[JsonEvent], start: float) ->
         height += 1
 
 
-def _label(event: JsonEvent) -> tuple[str | None, str]:
-    kind = event["event"]
-    if kind == "failure_detected":
-        return f"{event['node']} lost", _LOST
-    if kind == "node_joined":
-        return f"{event['node']} joins", _JOINED
-    if kind == "rolled_back":
-        return f"back to step {event['to_step']}", _LOST
-    if kind == "coordinator_restarted":
-        return "coordinator restarted", _OTHER
-    if kind == "rebalanced":
-        return "experts moved", _OTHER
-    if kind == "job_waiting":
-        return "waits for nodes", _LOST
-    return None, _OTHER
+def _label(event: ReadEvent) -> tuple[str | None, str]:
+    match event:
+        case FailureDetected():
+            return f"{event.node} lost", _LOST
+        case NodeJoined():
+            return f"{event.node} joins", _JOINED
+        case RolledBack():
+            return f"back to step {event.to_step}", _LOST
+        case CoordinatorRestarted():
+            return "coordinator restarted", _OTHER
+        case Rebalanced():
+            return "experts moved", _OTHER
+        case JobWaiting():
+            return "waits for nodes", _LOST
+        case _:
+            return None, _OTHER

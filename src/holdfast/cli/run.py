@@ -21,10 +21,11 @@ from holdfast.cli.progress import PlainProgress
 from holdfast.control.launch_settings import LaunchSettings
 from holdfast.control.launcher import launch
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
+from holdfast.protocol.events import ReadEvent
 
 _TAIL_LINES = 20
 
-OnEvent = Callable[[dict[str, Any]], None]
+OnEvent = Callable[[ReadEvent], None]
 #: runs a job with these settings, tells each event, and returns the exit code
 RunJob = Callable[[LaunchSettings, OnEvent], Coroutine[Any, Any, int]]
 

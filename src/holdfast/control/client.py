@@ -16,6 +16,8 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.control.api_types import END_HEADER, FailRequest, NodesRequest, ShutdownRequest
 from holdfast.control.registry import JobEntry
 from holdfast.errors import BadInputError, HoldfastError
+from holdfast.observability.event_lines import decode_event
+from holdfast.protocol.events import ReadEvent
 
 _URL = re.compile(r"https?://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
 _POLL_S = 20.0
@@ -28,6 +30,12 @@ class UnreachableError(HoldfastError):
 
 class UntrustedError(HoldfastError):
     """Something answers, but cannot prove over TLS that it is the coordinator."""
+
+
+class _Numbered(msgspec.Struct):
+    """A line of the journal, as far as its place in it."""
+
+    seq: int
 
 
 class CoordinatorClient:
@@ -93,8 +101,12 @@ class CoordinatorClient:
         """End the job."""
         self._ask("POST", "/shutdown", ShutdownRequest(exit_code=exit_code, why=why))
 
-    def events(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[dict[str, Any]]:
-        """Yield the events above number `after`: those there are, or (`follow`) all until the job ends.
+    def events(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[ReadEvent]:
+        """Yield the events whose lines `event_lines` yields."""
+        return map(decode_event, self.event_lines(after, follow=follow, patience_s=patience_s))
+
+    def event_lines(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[bytes]:
+        """Yield the events above number `after`, as JSON: those there are, or (`follow`) all until the job ends.
 
         Following outlives a coordinator that is restarted within `patience_s`.
         """
@@ -112,9 +124,8 @@ class CoordinatorClient:
             lost_at = None
             lines = answer.content.splitlines()
             for line in lines:
-                event = msgspec.json.decode(line)
-                after = event["seq"]
-                yield event
+                after = msgspec.json.decode(line, type=_Numbered).seq
+                yield line
             if answer.headers.get(END_HEADER) == "1" or (not follow and not lines):
                 return
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import httpx
-import msgspec
 
 from holdfast.control.http_api import END_HEADER
+from holdfast.observability.event_lines import decode_event
+from holdfast.protocol.events import ReadEvent
 
 _WAIT_S = 20.0
 _PAUSE_S = 0.2
@@ -33,7 +33,7 @@ class Follower:
     async def __aexit__(self, *exc: object) -> None:
         await self._http.aclose()
 
-    async def events(self, after: int = 0) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, after: int = 0) -> AsyncIterator[ReadEvent]:
         """Yield the events above number `after` until none can follow."""
         while True:
             try:
@@ -41,8 +41,8 @@ class Follower:
                 path = f"/events?after={after}&wait={_WAIT_S}&stream=1"
                 async with self._http.stream("GET", path) as answer:
                     async for line in _lines(answer.raise_for_status()):
-                        event = msgspec.json.decode(line)
-                        after = event["seq"]
+                        event = decode_event(line)
+                        after = event.seq
                         yield event
                     if answer.headers.get(END_HEADER) == "1":
                         return

@@ -28,6 +28,7 @@ from holdfast.control.supervisor import ChildProcess, ProcessHandle, end_all
 from holdfast.control.zygote_client import start_zygote
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
+from holdfast.protocol.events import ReadEvent
 from holdfast.protocol.record import KnownCheckpoint
 
 _log = logging.getLogger("holdfast.run")
@@ -86,7 +87,7 @@ class Director(Protocol):
         """True while a job without any live node goes on waiting."""
         ...
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: ReadEvent) -> None:
         """Hear of an event of the job."""
         ...
 
@@ -105,7 +106,7 @@ class Launcher:
         folder: Path,
         sockets: Path,
         checkpoints: tuple[KnownCheckpoint, ...],
-        on_event: Callable[[dict[str, Any]], None],
+        on_event: Callable[[ReadEvent], None],
         director: Director | None = None,
     ) -> None:
         self.settings = settings
@@ -344,7 +345,7 @@ class Launcher:
 
 async def launch(
     settings: LaunchSettings,
-    on_event: Callable[[dict[str, Any]], None],
+    on_event: Callable[[ReadEvent], None],
     say: Callable[[str], None],
     director: Director | None = None,
 ) -> int:

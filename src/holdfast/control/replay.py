@@ -6,11 +6,11 @@ The trace's clock starts with the first committed step: until then the job has i
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from holdfast.control.launcher import Launcher
 from holdfast.control.supervisor import ProcessHandle
 from holdfast.planning.availability import NodeEvent, Window
+from holdfast.protocol.events import NodeJoined, ReadEvent, StepCommitted, WorkersChanged
 
 
 class Replay:
@@ -49,16 +49,16 @@ class Replay:
         """When the window is over, unix seconds; None until it has begun."""
         return None if self.started is None else self.started + self.window.seconds / self.speed
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: ReadEvent) -> None:
         """Start the trace's clock with the first step; note the processes of each node."""
-        if event["time"] < self.since:
+        if event.time < self.since:
             return
-        if event["event"] == "step_committed" and self.started is None:
-            self.started = event["time"]
+        if isinstance(event, StepCommitted) and self.started is None:
+            self.started = event.time
             self._training.set()
-        elif event["event"] in ("node_joined", "workers_changed"):
-            self._forget(event["node"])
-            self._workers[event["node"]] = [ProcessHandle(pid) for pid in event["worker_pids"]]
+        elif isinstance(event, NodeJoined | WorkersChanged):
+            self._forget(event.node)
+            self._workers[event.node] = [ProcessHandle(pid) for pid in event.worker_pids]
 
     async def direct(self, launcher: Launcher) -> None:
         """Start and kill nodes when the trace says so; end the job with the window."""

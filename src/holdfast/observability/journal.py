@@ -1,7 +1,7 @@
 """The job's events, in order and without gaps: an append-only JSON-lines file, and a bounded memory for followers.
 
-Events are msgspec structs with `seq`, tagged by `event`. Their numbers come from whoever makes them; the journal skips
-what it has and refuses a gap, so that a coordinator that died between its record and its journal can say it all again.
+The events' numbers come from whoever makes them; the journal skips what it has and refuses a gap, so that a coordinator
+that died between its record and its journal can say it all again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import islice
 import msgspec
 
 from holdfast.errors import HoldfastError
+from holdfast.protocol.events import Event
 
 #: How many events the memory holds for followers; older ones are read from the file, where there is one.
 RECENT = 4096
@@ -62,8 +63,8 @@ class Journal:
         """Whether no event will follow."""
         return self._closed
 
-    def append(self, event: msgspec.Struct) -> bool:
-        """Append one event, a struct with `seq`; it is on its way to the disk when this returns.
+    def append(self, event: Event) -> bool:
+        """Append one event; it is on its way to the disk when this returns.
 
         Returns:
             False where the journal has it already, by its number.
@@ -72,7 +73,7 @@ class Journal:
             JournalError: its number is not the next one, or the journal is closed or cannot be written.
             JournalTakenError: somebody else writes to the file.
         """
-        seq: int = event.seq  # pyright: ignore[reportAttributeAccessIssue]
+        seq = event.seq
         if self._closed:
             raise JournalError(f"event {seq} came after the journal was closed")
         if seq <= self._last:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
+from math import nan
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from holdfast.protocol.events import AnyEvent, CheckpointSaved, EpochStarted, FailureDetected, Recovered, StepCommitted
 
 #: What a scrape's answer says about its format.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -33,28 +36,29 @@ class Metrics:
         self._step_seconds = self._histogram("step_seconds", "Time from one committed step to the next")
         self._down_seconds = self._histogram("recovery_down_seconds", "From a failure to the next committed step")
 
-    def observe(self, event: msgspec.Struct) -> None:
+    def observe(self, event: AnyEvent) -> None:
         """Take in one event of the journal."""
-        values = msgspec.structs.asdict(event)
-        kind = event.__struct_config__.tag
-        self._term.labels(self._job).set(values["term"])
-        self._epoch.labels(self._job).set(values["epoch"])
-        if kind == "step_committed":
-            self._step.labels(self._job).set(values["step"])
-            self._loss.labels(self._job).set(values["loss"])
-            self._steps.labels(self._job).inc()
-            self._samples.labels(self._job).inc(values["samples"])
-            self._step_seconds.labels(self._job).observe(values["seconds"])
-        elif kind == "epoch_started":
-            self._world.labels(self._job).set(values["world"])
-            self._nodes.labels(self._job).set(len(values["members"]))
-        elif kind == "failure_detected":
-            self._failures.labels(self._job, values["kind"]).inc()
-        elif kind == "recovered":
-            self._recoveries.labels(self._job, values["action"]).inc()
-            self._down_seconds.labels(self._job).observe(values["down_s"])
-        elif kind == "checkpoint_saved":
-            self._checkpoints.labels(self._job).inc()
+        self._term.labels(self._job).set(event.term)
+        self._epoch.labels(self._job).set(event.epoch)
+        match event:
+            case StepCommitted():
+                self._step.labels(self._job).set(event.step)
+                self._loss.labels(self._job).set(nan if event.loss is None else event.loss)
+                self._steps.labels(self._job).inc()
+                self._samples.labels(self._job).inc(event.samples)
+                self._step_seconds.labels(self._job).observe(event.seconds)
+            case EpochStarted():
+                self._world.labels(self._job).set(event.world)
+                self._nodes.labels(self._job).set(len(event.members))
+            case FailureDetected():
+                self._failures.labels(self._job, event.kind).inc()
+            case Recovered():
+                self._recoveries.labels(self._job, event.action).inc()
+                self._down_seconds.labels(self._job).observe(event.down_s)
+            case CheckpointSaved():
+                self._checkpoints.labels(self._job).inc()
+            case _:
+                pass
 
     def connected(self, agents: int) -> None:
         """Say how many agents are connected."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.observability.report import JsonEvent, committed_steps
+from holdfast.observability.report import committed_steps
+from holdfast.protocol.events import JobFailed, JobFinished, NodeJoined, NodeLeft, ReadEvent, Recovered, StepCommitted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,7 @@ class ReplaySummary:
     without_nodes_s: float
 
 
-def summarise_replay(events: Sequence[JsonEvent], ends: float | None, *, outcome: str) -> ReplaySummary:
+def summarise_replay(events: Sequence[ReadEvent], ends: float | None, *, outcome: str) -> ReplaySummary:
     """Add up a replay.
 
     Args:
@@ -39,15 +40,15 @@ def summarise_replay(events: Sequence[JsonEvent], ends: float | None, *, outcome
         outcome: how the replay ended, in a word.
     """
     # A job that is done or failed before the trace is over ends the replay.
-    over: list[float] = [event["time"] for event in events if event["event"] in ("job_finished", "job_failed")]
+    over = [event.time for event in events if isinstance(event, JobFinished | JobFailed)]
     until = min(over if ends is None else [*over, ends], default=0.0)
-    counted = [event for event in events if event["time"] <= until]
+    counted = [event for event in events if event.time <= until]
     steps = committed_steps(counted)
-    ever = [event for event in counted if event["event"] == "step_committed"]
-    begin = ever[0]["time"] if ever else until
-    recoveries = [event for event in counted if event["event"] == "recovered"]
-    samples = sum(step["samples"] for step in steps)
-    after_first = samples - ever[0]["samples"] if steps and steps[0] is ever[0] else samples
+    ever = [event for event in counted if isinstance(event, StepCommitted)]
+    begin = ever[0].time if ever else until
+    recoveries = [event for event in counted if isinstance(event, Recovered)]
+    samples = sum(step.samples for step in steps)
+    after_first = samples - ever[0].samples if steps and steps[0] is ever[0] else samples
     return ReplaySummary(
         outcome=outcome,
         seconds=until - begin,
@@ -55,30 +56,30 @@ def summarise_replay(events: Sequence[JsonEvent], ends: float | None, *, outcome
         samples=samples,
         samples_per_s=after_first / (until - begin) if until > begin else 0.0,
         undone_steps=len(ever) - len(steps),
-        final_loss=steps[-1]["loss"] if steps else None,
-        nodes_joined=sum(event["event"] == "node_joined" for event in counted),
-        nodes_lost=sum(event["event"] == "node_left" and event["reason"] == "failed" for event in counted),
-        recoveries=_count(event["action"] for event in recoveries),
-        down_s=sum(event["down_s"] for event in recoveries),
+        final_loss=steps[-1].loss if steps else None,
+        nodes_joined=sum(isinstance(event, NodeJoined) for event in counted),
+        nodes_lost=sum(isinstance(event, NodeLeft) and event.reason == "failed" for event in counted),
+        recoveries=_count(event.action for event in recoveries),
+        down_s=sum(event.down_s for event in recoveries),
         without_nodes_s=without_nodes(counted, begin, until),
     )
 
 
-def without_nodes(events: Iterable[JsonEvent], begin: float, end: float) -> float:
+def without_nodes(events: Iterable[ReadEvent], begin: float, end: float) -> float:
     """Return for how many of the seconds from `begin` to `end` no node was in the job."""
     present: set[str] = set()
     empty_since: float | None = None
     total = 0.0
     for event in events:
-        if event["event"] == "node_joined":
+        if isinstance(event, NodeJoined):
             if empty_since is not None:
-                total += max(0.0, event["time"] - max(begin, empty_since))
+                total += max(0.0, event.time - max(begin, empty_since))
             empty_since = None
-            present.add(event["node"])
-        elif event["event"] == "node_left" and event["node"] in present:
-            present.remove(event["node"])
+            present.add(event.node)
+        elif isinstance(event, NodeLeft) and event.node in present:
+            present.remove(event.node)
             if not present:
-                empty_since = event["time"]
+                empty_since = event.time
     return total if empty_since is None else total + max(0.0, end - max(begin, empty_since))
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from holdfast.errors import BadInputError
-
-JsonEvent = dict[str, Any]
+from holdfast.protocol.events import (
+    EpochStarted,
+    FailureDetected,
+    JobFailed,
+    JobFinished,
+    JobStarted,
+    JobWaiting,
+    NodeJoined,
+    ReadEvent,
+    Rebalanced,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+    name_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,100 +66,81 @@ class Report:
     emulate_compute: float = 0.0
 
 
-def read_events(path: Path) -> list[JsonEvent]:
-    """Read an event file; a torn last line of a job that still runs is left out.
-
-    Raises:
-        BadInputError: the file cannot be read, or a line is no event.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"{path} cannot be read as an event file: {error}") from None
-    events: list[JsonEvent] = []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict) or not {"event", "time"} <= event.keys():
-            raise BadInputError(f"{path}, line {number} is no event: give the file that --events wrote")
-        events.append(event)
-    if not events:
-        raise BadInputError(f"{path} holds no event yet")
-    return events
-
-
-def committed_steps(events: Iterable[JsonEvent]) -> list[JsonEvent]:
+def committed_steps(events: Iterable[ReadEvent]) -> list[StepCommitted]:
     """Return the `step_committed` events that count: those undone by a roll-back are left out."""
-    kept: list[JsonEvent] = []
+    kept: list[StepCommitted] = []
     for event in events:
-        if event["event"] == "rolled_back":
-            kept = [step for step in kept if step["step"] <= event["to_step"]]
-        elif event["event"] == "step_committed":
+        if isinstance(event, RolledBack):
+            kept = [step for step in kept if step.step <= event.to_step]
+        elif isinstance(event, StepCommitted):
             kept.append(event)
     return kept
 
 
-def make_report(events: Sequence[JsonEvent]) -> Report:
+def make_report(events: Sequence[ReadEvent]) -> Report:
     """Add up a job's events."""
     steps = committed_steps(events)
-    usual = statistics.median([step["seconds"] for step in steps[1:]]) if len(steps) > 1 else 0.0
-    training = steps[-1]["time"] - steps[0]["time"] if steps else 0.0
-    outcomes = [event["event"] for event in events if event["event"] in ("job_finished", "job_failed")]
-    numbers = [step["step"] for step in steps]
+    first = events[0]
+    usual = statistics.median([step.seconds for step in steps[1:]]) if len(steps) > 1 else 0.0
+    training = steps[-1].time - steps[0].time if steps else 0.0
+    outcomes = [name_of(event) for event in events if isinstance(event, JobFinished | JobFailed)]
+    numbers = [step.step for step in steps]
     return Report(
-        job=events[0].get("job", ""),
+        job=first.job,
         outcome=outcomes[-1].removeprefix("job_") if outcomes else "running",
-        started=events[0]["time"],
-        seconds=events[-1]["time"] - events[0]["time"],
+        started=first.time,
+        seconds=events[-1].time - first.time,
         steps=len(steps),
-        samples=sum(step["samples"] for step in steps),
-        first_loss=steps[0]["loss"] if steps else None,
-        final_loss=steps[-1]["loss"] if steps else None,
+        samples=sum(step.samples for step in steps),
+        first_loss=steps[0].loss if steps else None,
+        final_loss=steps[-1].loss if steps else None,
         median_step_s=usual,
         productive=min(1.0, usual * (len(steps) - 1) / training) if training > 0 else 0.0,
         recoveries=tuple(_recoveries(events, usual)),
-        skipped=sum(step.get("skipped", False) for step in steps),
-        rebalances=sum(event["event"] == "rebalanced" for event in events),
+        skipped=sum(step.skipped for step in steps),
+        rebalances=sum(isinstance(event, Rebalanced) for event in events),
         waiting_s=_waiting_s(events),
-        emulate_compute=events[0].get("emulate_compute", 0.0),
+        emulate_compute=first.emulate_compute if isinstance(first, JobStarted) else 0.0,
         gaps=sum(number != place for place, number in enumerate(numbers, numbers[0] if numbers else 1)),
     )
 
 
-def _waiting_s(events: Sequence[JsonEvent]) -> float:
+def _waiting_s(events: Sequence[ReadEvent]) -> float:
     """Return for how long the job stood still for want of nodes, up to the last event."""
     total, since = 0.0, None
     for event in events:
-        if event["event"] == "job_waiting" and since is None:
-            since = event["time"]
-        elif event["event"] == "epoch_started" and since is not None:
-            total, since = total + event["time"] - since, None
-    return total if since is None else total + events[-1]["time"] - since
+        if isinstance(event, JobWaiting) and since is None:
+            since = event.time
+        elif isinstance(event, EpochStarted) and since is not None:
+            total, since = total + event.time - since, None
+    return total if since is None else total + events[-1].time - since
 
 
-def _recoveries(events: Sequence[JsonEvent], usual: float) -> list[Recovery]:
+def _recoveries(events: Sequence[ReadEvent], usual: float) -> list[Recovery]:
     found: list[Recovery] = []
     involved: list[str] = []
     for event in events:
-        if event["event"] in ("failure_detected", "node_joined"):
-            involved.append(event["node"])
-        if event["event"] == "epoch_started" and event["reason"] == "start":
-            involved = []
-        if event["event"] != "recovered":
-            continue
-        found.append(
-            Recovery(
-                time=event["time"],
-                action=event["action"],
-                nodes=tuple(dict.fromkeys(involved)),
-                state_source=event["state_source"],
-                bytes_moved=event["bytes_moved"],
-                experts_moved=event.get("experts_moved", 0),
-                down_s=event["down_s"],
-                extra_s=event["down_s"] - usual,
-            )
-        )
-        involved = []
+        match event:
+            case FailureDetected() | NodeJoined():
+                involved.append(event.node)
+            case EpochStarted(reason="start"):
+                involved = []
+            case Recovered():
+                found.append(_recovery(event, involved, usual))
+                involved = []
+            case _:
+                pass
     return found
+
+
+def _recovery(event: Recovered, involved: list[str], usual: float) -> Recovery:
+    return Recovery(
+        time=event.time,
+        action=event.action,
+        nodes=tuple(dict.fromkeys(involved)),
+        state_source=event.state_source,
+        bytes_moved=event.bytes_moved,
+        experts_moved=event.experts_moved,
+        down_s=event.down_s,
+        extra_s=event.down_s - usual,
+    )

@@ -5,6 +5,8 @@ Every event has `time` (unix seconds), `event`, `job`, `term`, `epoch`, and `seq
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
 import msgspec
 
 
@@ -83,10 +85,11 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     """Every member applied the step; `time` is the last one's, `seconds` since the step before.
 
     `skipped`: some gradient was not finite, so that the optimizer was left alone on every replica.
+    `loss`: None for one that is not a number, or that nobody who is left knows.
     """
 
     step: int
-    loss: float
+    loss: float | None
     samples: int
     world: int
     seconds: float
@@ -184,7 +187,7 @@ class JobFinished(Event, frozen=True, kw_only=True, tag_field="event", tag="job_
 
     steps: int
     samples: int
-    final_loss: float
+    final_loss: float | None
 
 
 class JobFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="job_failed"):
@@ -212,3 +215,22 @@ AnyEvent = (
     | JobFinished
     | JobFailed
 )
+
+#: all events by the name that they have in JSON
+EVENTS: dict[str, type[AnyEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
+
+
+class OtherEvent(Event, frozen=True, kw_only=True):
+    """An event that this version does not know: a newer one wrote it. `fields`: all that it carries, as it stands."""
+
+    event: str
+    fields: dict[str, Any]
+
+
+#: what a reader meets
+ReadEvent = AnyEvent | OtherEvent
+
+
+def name_of(event: ReadEvent) -> str:
+    """Return the name that an event has in JSON."""
+    return event.event if isinstance(event, OtherEvent) else str(event.__struct_config__.tag)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import nan
 
 from holdfast.coordination.inputs import JournalTail
 from holdfast.protocol import events as ev
@@ -65,7 +66,8 @@ def tail_of(events: Iterable[ev.AnyEvent]) -> JournalTail:
         seq = event.seq
         if isinstance(event, ev.StepCommitted):
             samples += event.samples
-            step, step_time, loss = event.step, event.time, event.loss
+            step, step_time = event.step, event.time
+            loss = nan if event.loss is None else event.loss
             history[step] = (step_time, loss, samples)
         elif isinstance(event, ev.RolledBack):
             step = event.to_step

@@ -1,0 +1,78 @@
+"""Events read back from their lines of JSON; those that a newer version wrote are read as far as they are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import BadInputError, HoldfastError
+from holdfast.protocol.events import EVENTS, AnyEvent, OtherEvent, ReadEvent
+
+_DECODER = msgspec.json.Decoder(AnyEvent)
+#: What msgspec raises for bytes that are no event: bad UTF-8 and deep nesting are no DecodeError of its.
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class NoEventError(HoldfastError):
+    """A line is no event; the message says what is wrong with it."""
+
+
+class _Head(msgspec.Struct, kw_only=True):
+    """What every event has, whatever else it may be."""
+
+    event: str
+    time: float
+    job: str = ""
+    term: int = 0
+    epoch: int = 0
+    seq: int = 0
+
+
+def decode_event(line: bytes | str) -> ReadEvent:
+    """Read one line. Fields that are not known are left out, an event that is not known keeps all that it carries.
+
+    Raises:
+        NoEventError: it is no event, or an event of ours lacks a field.
+    """
+    try:
+        return _DECODER.decode(line)
+    except _MALFORMED as error:
+        return _other(line, str(error))
+
+
+def _other(line: bytes | str, why: str) -> OtherEvent:
+    try:
+        head = msgspec.json.decode(line, type=_Head)
+        fields = msgspec.json.decode(line, type=dict[str, Any])
+    except _MALFORMED as error:
+        raise NoEventError(str(error)) from None
+    if head.event in EVENTS:
+        raise NoEventError(f"{head.event}: {why}")
+    return OtherEvent(
+        event=head.event, time=head.time, job=head.job, term=head.term, epoch=head.epoch, seq=head.seq, fields=fields
+    )
+
+
+def read_events(path: Path) -> list[ReadEvent]:
+    """Read an event file; a torn last line of a job that still runs is left out.
+
+    Raises:
+        BadInputError: the file cannot be read, or a line is no event.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read as an event file: {error}") from None
+    events: list[ReadEvent] = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            events.append(decode_event(line))
+        except NoEventError as error:
+            raise BadInputError(
+                f"{path}, line {number} is no event ({error}): give the file that --events wrote"
+            ) from None
+    if not events:
+        raise BadInputError(f"{path} holds no event yet")
+    return events

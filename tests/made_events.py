@@ -1,0 +1,20 @@
+"""Events for tests: what a test does not care about is blank."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+
+from holdfast.protocol.events import AnyEvent
+
+#: all kinds of events by the name that they have in JSON, from the union itself
+KINDS: dict[str, type[AnyEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
+_BLANK = {float: 0.0, int: 0, str: "", bool: False, tuple[int, ...]: (), tuple[str, ...]: (), float | None: None}
+
+
+def made(name: str, time: float = 0.0, /, **fields: Any) -> AnyEvent:
+    """Return an event by its name in JSON, with the given fields; the others that it needs are blank."""
+    kind = KINDS[name]
+    blank = {field.name: _BLANK[field.type] for field in msgspec.structs.fields(kind) if field.required}
+    return kind(**{**blank, "time": time, **fields})

@@ -1,0 +1,88 @@
+"""Events that are read back: all of ours, those of older and newer versions, and what is none."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.errors import BadInputError
+from holdfast.observability.event_lines import NoEventError, decode_event, read_events
+from holdfast.protocol.events import OtherEvent, StepCommitted, name_of
+from made_events import KINDS, made
+
+NEWER = {"event": "born_later", "time": 5, "job": "j", "term": 2, "epoch": 3, "seq": 4, "why": "new", "x": {"y": [1]}}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_event_comes_back_as_it_was(name: str) -> None:
+    event = made(name, 1.5, job="j", term=2, epoch=3, seq=4)
+    assert decode_event(msgspec.json.encode(event)) == event
+    assert name_of(event) == name
+
+
+def test_a_loss_that_is_no_number_comes_back_as_none() -> None:
+    event = decode_event(msgspec.json.encode(made("step_committed", loss=nan)))
+    assert isinstance(event, StepCommitted)
+    assert event.loss is None
+
+
+def test_fields_of_a_newer_version_are_passed_over() -> None:
+    line = {**json.loads(msgspec.json.encode(made("node_left", node="a"))), "born_later": [1]}
+    assert decode_event(json.dumps(line)) == made("node_left", node="a")
+
+
+def test_an_event_of_a_newer_version_keeps_all_that_it_carries() -> None:
+    event = decode_event(json.dumps(NEWER))
+    assert isinstance(event, OtherEvent)
+    assert (name_of(event), event.time, event.job, event.epoch, event.seq) == ("born_later", 5.0, "j", 3, 4)
+    assert event.fields == NEWER
+
+
+def test_fields_that_came_later_are_blank_in_an_older_event() -> None:
+    line = '{"event":"step_committed","time":1,"job":"j","term":1,"epoch":1,"seq":9,"step":1,"loss":2,"samples":8,'
+    event = decode_event(line + '"world":2,"seconds":0.5}')
+    assert isinstance(event, StepCommitted)
+    assert not event.skipped
+
+
+def test_reads_complete_lines_only(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(msgspec.json.encode(made("job_failed")) + b'\n{"event": "step_com')
+    assert read_events(path) == [made("job_failed")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no json",
+        "[1]",
+        '{"time": 1}',
+        '{"event": "node_left", "time": 1, "job": "j", "term": 1, "epoch": 1}',
+        '{"event": "node_left", "time": "now", "job": "j", "term": 1, "epoch": 1, "node": "a", "reason": "r"}',
+        '{"event": "\udcff"}',
+        "[" * 10_000,
+    ],
+)
+def test_what_is_no_event_is_refused(tmp_path: Path, line: Any) -> None:
+    data = line.encode(errors="surrogateescape")
+    with pytest.raises(NoEventError):
+        decode_event(data)
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(msgspec.json.encode(made("job_started")) + b"\n" + data + b"\n")
+    with pytest.raises(BadInputError, match=r"events\.jsonl, line 2 is no event"):
+        read_events(path)
+
+
+def test_a_file_without_events_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for text in ("", '{"event"'):
+        path.write_text(text)
+        with pytest.raises(BadInputError, match="no event yet"):
+            read_events(path)
+    with pytest.raises(BadInputError, match="cannot be read"):
+        read_events(tmp_path)
