@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from machinery import Job, w
+from machinery import Job, attach, hello, w
 
 from holdfast.coordination.suspects import Suspects
 from holdfast.protocol import events as ev
@@ -101,3 +101,19 @@ def test_a_hung_training_thread_is_named_and_its_node_replaced() -> None:
     begin = job.orders(msg.Begin)[w("n0")]
     assert begin.plan.workers == (w("n0"), w("n1"))
     assert begin.decision.kind is DecisionKind.REDO
+
+
+def test_who_comes_meanwhile_is_not_put_together_with_those_that_have_timed_out() -> None:
+    """n1 reaches nobody: with the next node that is here it would fail again, and with the first one after that."""
+    job = Job().start()
+    job.step(1)
+    job.lose("n2")
+    job.report("n0", 1, Phase.REDUCING)
+    job.report("n1", 1, Phase.REDUCING)
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    job.say(msg.Fault(worker=w("n0"), epoch=2, detail="late", timed_out=True, unreachable=(w("n1"),)))
+    job.report("n0", 1, Phase.ENTERING)
+    job.report("n1", 1, Phase.ENTERING)
+    assert job.orders(msg.Begin)[w("n0")].plan.workers == (w("n0"),)
+    assert w("n3") not in job.orders(msg.Begin)

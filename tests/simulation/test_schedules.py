@@ -13,6 +13,7 @@ from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.cluster import Outcome, run_plan
 from holdfast.simulation.enumeration import (
     FIRST_BASELINE_SEED,
+    FIRST_LIVELY_SEED,
     FIRST_SEED,
     FIRST_WIDE_SEED,
     FIRSTS,
@@ -27,6 +28,7 @@ RANDOM_SCHEDULES = 5000
 CHUNKS = 20
 BASELINE_SCHEDULES = 400
 WIDE_SCHEDULES = 400
+LIVELY_SCHEDULES = 300
 
 
 def run_all(seeds: Iterable[int]) -> list[Outcome]:
@@ -63,6 +65,13 @@ def test_random_schedules_of_baselines(chunk: int) -> None:
 def test_random_schedules_with_troubles(chunk: int) -> None:
     """Faults under which all processes live: late messages, partitions that heal, hangs, disks, clocks."""
     run_all(range(FIRST_WIDE_SEED + chunk, FIRST_WIDE_SEED + WIDE_SCHEDULES, 4))
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_random_schedules_with_a_lasting_fault(chunk: int) -> None:
+    """A partition for good, or a hung thread: the job goes on without whom it strikes, in time, or says why it ends."""
+    outcomes = run_all(range(FIRST_LIVELY_SEED + chunk, FIRST_LIVELY_SEED + LIVELY_SCHEDULES, 2))
+    assert sum(outcome.exit_code == EXIT_DONE for outcome in outcomes) > 0.95 * len(outcomes)
 
 
 @pytest.mark.parametrize("first", range(len(FIRSTS)))

@@ -42,7 +42,7 @@ class Deciding:
         turn, record, stopping = self._turn, self._turn.record, self._stopping
         if stopping.stop is None or record.plan is None or stopping.awaited(self._absences.promised):
             return
-        self._judge(record.plan.workers)
+        parted = self._judge(record.plan.workers)
         if lacks_slots(turn, self._config):
             return
         reports = stopping.end()
@@ -54,6 +54,10 @@ class Deciding:
             self._restart()
             return
         arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
+        if parted and not lacks_slots(turn, self._config, list(reports)):
+            # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
+            # be put together in turns, for ever.
+            arrivals = []
         committed = self._ledger.committed
         verdict = decide(record.decision, committed, list(reports.values()), record.checkpoints, arrivals)
         if lost := lost_of(record, verdict, reports):
@@ -74,12 +78,12 @@ class Deciding:
         verdict = without_state(self._ledger.committed, record.checkpoints, workers, anew=anew)
         self._carry_out(verdict, workers, {})
 
-    def _judge(self, members: tuple[str, ...]) -> None:
-        """Collectives failed: where nobody is gone whose fault that was, look for whose it is."""
+    def _judge(self, members: tuple[str, ...]) -> bool:
+        """Collectives failed: where nobody is gone whose fault that was, look for whose it is; True if it is found."""
         reports, faults = self._stopping.reports, dict(self._stopping.complaints)
         self._stopping.complaints.clear()
         if not faults or not set(members) <= set(reports):
-            return
+            return False
         now, first = self._turn.now, next(iter(faults.values()))
         named = self._suspects.name(members, reports, faults, self._ledger.committed)
         if not named:
@@ -87,6 +91,7 @@ class Deciding:
             self._failures.tell(Failure(kind=kind, node=node, since=now, detail=first.detail))
         hung = [Failure(kind=FailureKind.HANG, node=node, since=now, detail=why) for node, why in named.items()]
         self._failures.take(*hung)
+        return bool(named)
 
     def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
         if isinstance(verdict, NothingLeft):

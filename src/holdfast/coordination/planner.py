@@ -158,9 +158,9 @@ def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Sho
     )
 
 
-def lacks_slots(turn: Turn, config: CoordinatorConfig) -> bool:
-    """True where the nodes that are here have too little room for all experts: the job waits for more."""
-    workers = [info.id for info in turn.members.workers()]
+def lacks_slots(turn: Turn, config: CoordinatorConfig, workers: Sequence[str] = ()) -> bool:
+    """True where the nodes of these workers, by default of all, have too little room for all experts."""
+    workers = workers or [info.id for info in turn.members.workers()]
     if config.static_experts:
         size = ep_size_of(turn.record.experts, config.ep_size)
         return bool(workers) and not isinstance(size, Shortage) and not usable(len(workers), size)

@@ -204,6 +204,10 @@ class Cluster:
         worker = self._workers.get(name)
         return worker if worker is not None and worker.alive else None
 
+    def reaches(self, worker: SimWorker, peer: str) -> bool:
+        """Tell whether data can pass between a worker and another one."""
+        return self.data_plane.reaches(worker.agent.name, [msg.node_of(peer)])
+
     def group(self, plan: msg.EpochPlan) -> Group:
         """Return the group of an epoch, the same for all its members."""
         key = (plan.term, plan.epoch)

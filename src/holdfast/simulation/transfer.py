@@ -50,8 +50,7 @@ class Pusher:
             if cluster.rng.random() < 0.5:
                 worker.obey(worker.machine.fault(self._epoch, f"{target} cannot be reached"))
             return
-        parted = not cluster.data_plane.reaches(worker.agent.name, [peer.agent.name])
-        if parted or peer.stopped or not peer.machine.pushed(self._epoch):
+        if not cluster.reaches(worker, target) or peer.stopped or not peer.machine.pushed(self._epoch):
             self._again(target, attempt)
             return
         peer.whole, peer.state = False, cluster.garbage()
@@ -65,15 +64,16 @@ class Pusher:
         if cluster.timeline.now < self._late_at:
             cluster.after("retry", worker, self._try, target, attempt)
         else:
-            worker.obey(worker.machine.fault(self._epoch, f"{target} does not take the state in time"))
+            why, parted = f"{target} does not take the state in time", not cluster.reaches(worker, target)
+            fault = worker.machine.fault(self._epoch, why, timed_out=True, unreachable=[target] if parted else [])
+            worker.obey(fault)
 
     def _arrived(self, target: str, attempt: int, state: int, step: int) -> None:
         worker, cluster = self._worker, self._worker.cluster
         peer = cluster.worker(target)
         if attempt != self._attempt:
             return
-        parted = peer is not None and not cluster.data_plane.reaches(worker.agent.name, [peer.agent.name])
-        if peer is None or peer.stopped or parted:
+        if peer is None or peer.stopped or not cluster.reaches(worker, target):
             self._try(target, attempt)
             return
         if cluster.rng.random() < 0.05:  # the checksum does not fit: once more

@@ -246,7 +246,10 @@ class SimWorker(Process):
 
     def _build_late(self, building: Building) -> None:
         if self._builds.get(building.plan.epoch) is building and not building.built:
-            self.obey(self.machine.fault(building.plan.epoch, "the group could not be built in time"))
+            workers = building.plan.workers
+            missing = [w for w in workers if w not in building.got or not self.cluster.reaches(self, w)]
+            why = "the group could not be built in time"
+            self.obey(self.machine.fault(building.plan.epoch, why, timed_out=True, unreachable=missing))
 
     # ---- the training thread ----
 
@@ -386,7 +389,7 @@ class SimWorker(Process):
         """A collective has taken too long: it ends here, and its connections with it."""
         if operation is self.operation and not self.hung:
             self._group().abandon(self, operation)
-            self.operation_failed(operation, "it has taken too long")
+            self.operation_failed(operation, timed_out=True)
 
     def operation_done(self, operation: Operation, value: Any) -> None:
         """A collective returned."""
@@ -410,7 +413,7 @@ class SimWorker(Process):
         if not self._boundary("passed"):
             self.advance()
 
-    def operation_failed(self, operation: Operation, why: str = "a peer is gone") -> None:
+    def operation_failed(self, operation: Operation, *, timed_out: bool = False) -> None:
         """A collective ended with an error."""
         if operation is not self.operation or self.hung:
             return
@@ -419,7 +422,10 @@ class SimWorker(Process):
             self._left_move = self.machine.epoch
         if kind == "vote":
             self.obey(self.machine.vote_abandoned())
-        self.obey(self.machine.fault(self.machine.epoch, f"{kind}: {why}"))
+        why = f"{kind}: {'it has taken too long' if timed_out else 'a peer is gone'}"
+        peers = self.machine.plan.workers if self.machine.plan and timed_out else ()
+        missing = [worker for worker in peers if not self.cluster.reaches(self, worker)]
+        self.obey(self.machine.fault(self.machine.epoch, why, timed_out=timed_out, unreachable=missing))
         self.advance()
 
     def _vote(self) -> None:
