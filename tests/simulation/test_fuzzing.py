@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.inputs import Disconnected, Input, Instruction, Tick
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.__main__ import main, replay
 from holdfast.simulation.cluster import Cluster, Parts
@@ -35,21 +36,24 @@ def test_a_schedule_has_the_same_story_in_every_process(family: str) -> None:
     assert stories[0].count(b"FaultPlan(seed=") == stories[0].count(b"JobStarted(") == len(numbers)
 
 
-class NeverStops(Coordinator):
-    """Lets a broken epoch be: whoever waits for its members waits for ever."""
+class SeesNoEnds(Coordinator):
+    """Is told of no connection's end and of no time: whoever waits for a node that is gone waits for ever."""
 
-    def _break(self, failed_at: float | None = None) -> None:
-        pass
+    def handle(self, event: Input, now: float) -> list[Instruction]:
+        return [] if isinstance(event, Disconnected | Tick) else super().handle(event, now)
 
 
-def fails_without_stops(plan: FaultPlan) -> str:
-    return failure(Cluster(plan, Parts(coordinator=NeverStops)))
+BLIND = Parts(coordinator=SeesNoEnds)
+
+
+def fails_blindly(plan: FaultPlan) -> str:
+    return failure(Cluster(plan, BLIND))
 
 
 def test_a_failing_schedule_is_made_small() -> None:
-    plan = next(plan for plan in map(random_plan, range(50)) if len(plan.faults) > 4 and fails_without_stops(plan))
-    small = shrunk(plan, fails_without_stops)
-    assert fails_without_stops(small) == fails_without_stops(plan) == "InvariantError: at the job is stuck"
+    plan = next(plan for plan in map(random_plan, range(50)) if len(plan.faults) > 4 and fails_blindly(plan))
+    small = shrunk(plan, fails_blindly)
+    assert fails_blindly(small) == fails_blindly(plan) == "InvariantError: at the job is stuck"
     assert len(small.faults) + len(small.crashes) <= 1
     assert (small.workers_per_node, small.checkpoint_every, small.experts) == (1, 0, 0)
     assert small.nodes < plan.nodes
@@ -113,19 +117,16 @@ def test_fresh_schedules_are_of_all_families_and_never_the_same() -> None:
     assert set(first) != set(second)
 
 
-def test_what_fails_is_printed_as_a_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seed = next(seed for seed in range(50) if fails_without_stops(plan_of(seed)))
-    monkeypatch.setattr(Coordinator, "_break", NeverStops._break)
+def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    seed = next(seed for seed in range(50) if fails_blindly(plan_of(seed)))
     tally = Tally()
-    tally.run(seed)
+    tally.run(seed, BLIND)
     report(tally, 1.0, ("random",))
     said = capsys.readouterr().out
     assert "FAILED 1 x InvariantError: at the job is stuck" in said
     assert f"python -m holdfast.simulation replay {seed}" in said
     assert f"FaultPlan(seed={seed}" in said
-    assert main(["replay", str(seed)]) == EXIT_FAILED
+    assert replay(plan_of(seed), BLIND) == EXIT_FAILED
     assert "the job is stuck" in capsys.readouterr().out
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import Cluster, Parts
 from holdfast.simulation.enumeration import FAMILIES, plan_of
 from holdfast.simulation.faults import FaultPlan
 from holdfast.simulation.fuzzing import fuzz
@@ -32,10 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
     return replay(shrunk(plan) if options.small else plan)
 
 
-def replay(plan: FaultPlan) -> int:
+def replay(plan: FaultPlan, parts: Parts | None = None) -> int:
     """Run a plan, print its story; return the exit code."""
     print(plan)
-    cluster = Cluster(plan, keep_trace=True)
+    cluster = Cluster(plan, parts, keep_trace=True)
     end, code = "", EXIT_FAILED
     try:
         end, code = str(cluster.run()), EXIT_DONE

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import Cluster, Parts
 from holdfast.simulation.coverage import Seen, expected, table
 from holdfast.simulation.enumeration import FAMILIES, family_of, plan_of
 from holdfast.simulation.shrinking import failure, shrunk
@@ -47,9 +47,9 @@ class Tally:
         for how, seeds in other.examples.items():
             self.examples[how] = (self.examples.get(how, []) + seeds)[:_KEPT]
 
-    def run(self, seed: int) -> None:
+    def run(self, seed: int, parts: Parts | None = None) -> None:
         """Run one schedule."""
-        family, cluster, since = family_of(seed), Cluster(plan_of(seed)), time.process_time()
+        family, cluster, since = family_of(seed), Cluster(plan_of(seed), parts), time.process_time()
         how = failure(cluster)
         self.seconds[family] = self.seconds.get(family, 0.0) + time.process_time() - since
         self.schedules[family] += 1
