@@ -525,3 +525,49 @@ def test_every_input_has_a_row_for_every_state() -> None:
     assert set(Hearing._WORKER_SAYS) == kinds(msg.WorkerMessage)
     for table in (Coordinator._INPUTS, Coordinator._AGENT_SAYS, Hearing._WORKER_SAYS):
         assert all(set(row) == set(JobState) for row in table.values())
+
+
+def join(job: Job, *nodes: str) -> msg.EpochPlan:
+    """Let nodes come; return the pending plan."""
+    for node in nodes:
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    pending = job.machine.record.pending
+    assert pending is not None
+    return pending
+
+
+def keep_alive(job: Job, seconds: float) -> None:
+    """Let time pass; everybody gives signs of life."""
+    for _ in range(round(seconds / 0.5)):
+        job.tick(0.5)
+        for connection in job.connections.values():
+            job.feed(Received(connection, msg.Heartbeat()))
+
+
+def test_a_newcomer_that_cannot_be_reached_does_not_keep_others_out() -> None:
+    job = Job(nodes=2).start()
+    pending = join(job, "n2")
+    job.say(msg.Fault(worker=w("n1"), epoch=pending.epoch, detail="timed out", unreachable=(w("n2"),)))
+    assert job.machine.record.pending is None
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    keep_alive(job, 1.0)
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert pending.workers == (w("n0"), w("n1"), w("n3"))
+
+
+def test_a_newcomer_is_tried_again_less_and_less_often() -> None:
+    job = Job(nodes=2).start()
+    join(job, "n2")
+    waits: list[float] = []
+    for _ in range(8):
+        pending, since = job.machine.record.pending, job.now
+        assert pending is not None
+        job.say(msg.Fault(worker=w("n2"), epoch=pending.epoch, detail="timed out", unreachable=(w("n0"), w("n1"))))
+        assert job.machine.record.pending is None
+        while job.machine.record.pending is None:
+            keep_alive(job, 0.5)
+        waits.append(job.now - since)
+    assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]

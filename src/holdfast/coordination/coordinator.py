@@ -246,7 +246,7 @@ class Coordinator:
             why = "no report after Stop"
             self.parts.failures.take(*(Failure(kind=kind, node=name, since=now - waited, detail=why) for name in here))
         if self.parts.joining.overdue:
-            self.parts.failures.undo_pending(now)
+            self.parts.failures.undo_pending(now, ())
 
     def _from_worker(self, node: Node, envelope: msg.FromWorker) -> None:
         self._hearing.take(node, envelope.message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from holdfast.coordination.absences import Absences
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.joining import Joining
@@ -45,14 +47,14 @@ class Failures:
         elif record.pending is not None and any(record.pending.rank(worker) is not None for worker in workers):
             self.undo_pending(since)
 
-    def undo_pending(self, since: float) -> None:
+    def undo_pending(self, since: float, suspects: Collection[str] | None = None) -> None:
         """The pending epoch cannot come. Once armed, some may have swapped already: only Stop is safe then."""
         if self._turn.record.pending is None or self._stopping.stop is not None:
             return
         if self._joining.armed:
             self._stopping.begin(since)
         else:
-            self._joining.void()
+            self._joining.void(suspects)
 
     def tell(self, failure: Failure) -> None:
         """Announce a failure, and keep the one that explains the others."""

@@ -97,7 +97,8 @@ class Hearing:
     def _fault(self, node: Node, message: msg.Fault) -> None:
         pending = self._turn.record.pending
         if pending is not None and message.epoch == pending.epoch:
-            self._parts.failures.undo_pending(self._turn.now)
+            cut_off = (message.worker,) if message.unreachable else ()
+            self._parts.failures.undo_pending(self._turn.now, (*message.unreachable, *cut_off))
         elif message.epoch == self._turn.epoch or self._turn.left_behind(message):
             self._parts.stopping.begin(self._turn.now)
             self._parts.stopping.complain(message)

@@ -7,6 +7,8 @@ Prepare -> all Prepared -> Arm -> every swap flag up in one commit operation -> 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from holdfast.coordination.announcing import announce_epoch
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.loads import LoadBook
@@ -17,6 +19,9 @@ from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.protocol.orders import Arm, Prepare, Void
 from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, ExpertPlan
+
+#: A newcomer that cannot be reached is tried again at least this often.
+LONGEST_RETRY_S = 60.0
 
 
 class Joining:
@@ -32,6 +37,8 @@ class Joining:
         self._told = 0
         self._since = 0.0
         self._not_before = 0.0
+        #: newcomers whose groups did not come about: how often, and until when they are left out
+        self._left_out: dict[str, tuple[int, float]] = {}
 
     def arrived(self) -> None:
         """A fresh worker is here."""
@@ -49,10 +56,10 @@ class Joining:
     def newcomers(self, plan: EpochPlan) -> list[str]:
         """Return the fresh workers of complete nodes, where it is time to take them in and they are of use."""
         turn, config = self._turn, self._config
-        complete = (node for node in turn.members.nodes.values() if node.complete)
-        fresh = [worker for node in complete for worker in node.workers if plan.rank(worker) is None]
         if turn.now < self._not_before:
             return []
+        complete = (node for node in turn.members.nodes.values() if node.complete)
+        fresh = [w for node in complete for w in node.workers if plan.rank(w) is None and not self._is_left_out(w)]
         if config.static_experts:
             size = ep_size_of(turn.record.experts, config.ep_size)
             world = len(plan.members)
@@ -108,13 +115,36 @@ class Joining:
         for worker in pending.workers:
             turn.order(worker, Arm(term=turn.record.term, epoch=pending.epoch))
 
-    def void(self) -> None:
-        """Forget a pending plan that was never armed, and try again a little later."""
+    def void(self, suspects: Collection[str] | None = None) -> None:
+        """Forget a pending plan that was never armed, and try again a little later.
+
+        Args:
+            suspects: who the group could not be built with, as far as that is known; None: nobody is to blame. They are
+                left out for a while, twice as long each time: one that cannot be reached must not keep others out.
+        """
         turn = self._turn
-        pending = turn.record.pending
+        plan, pending = turn.record.plan, turn.record.pending
         assert pending is not None
         assert not self.armed
         turn.change(pending=None)
         self._not_before = turn.now + self._config.join_retry_s
+        joiners = [worker for worker in pending.workers if plan is None or plan.rank(worker) is None]
+        if suspects is not None:
+            self._leave_out([w for w in joiners if w in suspects] or self._unprepared(joiners, pending))
         for worker in pending.workers:
             turn.order(worker, Void(term=turn.record.term, epoch=pending.epoch))
+
+    def _unprepared(self, joiners: list[str], pending: EpochPlan) -> list[str]:
+        infos = [self._turn.members.worker(worker) for worker in joiners]
+        return [info.id for info in infos if info is not None and info.prepared < pending.epoch]
+
+    def _leave_out(self, workers: list[str]) -> None:
+        now, retry_s = self._turn.now, self._config.join_retry_s
+        members = self._turn.members
+        self._left_out = {w: entry for w, entry in self._left_out.items() if members.worker(w) is not None}
+        for worker in workers:
+            tries = 1 + self._left_out.get(worker, (0, 0.0))[0]
+            self._left_out[worker] = tries, now + min(LONGEST_RETRY_S, retry_s * 2**tries)
+
+    def _is_left_out(self, worker: str) -> bool:
+        return self._turn.now < self._left_out.get(worker, (0, 0.0))[1]

@@ -8,7 +8,9 @@ then live on in the `Graveyard` until the operations have ended by themselves; n
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -29,7 +31,14 @@ class HaltedError(HoldfastError):
 
 
 class PeerLostError(HoldfastError):
-    """An operation of the group failed: a peer is gone, or the network is. The message has the transport's words."""
+    """An operation of the group failed: a peer is gone, or the network is. The message has the transport's words.
+
+    `timed_out`: it was waited for until its time was up.
+    """
+
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
 
 
 class Operation(Protocol):
@@ -103,6 +112,11 @@ class _Retired:
         raise RuntimeError("its group is retired")
 
 
+def is_late(waited_s: float, timeout_s: float) -> bool:
+    """Tell whether a wait that failed had lasted its full time; the transport's clock started a little earlier."""
+    return waited_s >= 0.95 * timeout_s
+
+
 def halt_check(halt: threading.Event | HaltCheck | None) -> HaltCheck:
     """Return the check behind an event, a callable, or nothing (never halted)."""
     if halt is None:
@@ -118,6 +132,8 @@ class Communicator:
 
     #: Where the tensors of its operations must lie.
     device = torch.device("cpu")
+    #: After so many seconds an operation ends by itself.
+    timeout_s = math.inf
 
     def __init__(
         self, *, rank: int = 0, size: int = 1, epoch: int = 0, halt: threading.Event | HaltCheck | None = None
@@ -163,6 +179,7 @@ class Communicator:
             HaltedError: the epoch was halted first. Retire this communicator.
             PeerLostError: the operation failed. Retire this communicator.
         """
+        began = time.monotonic()
         while not pending.done():
             # It may complete between the two looks; then the promise is that it counts.
             if self.halted() and not pending.done():
@@ -171,7 +188,8 @@ class Communicator:
         failure = pending.finish()
         self._ended(pending)
         if failure:
-            raise PeerLostError(f"{pending.what} in epoch {self.epoch} failed: {failure}")
+            timed_out = is_late(time.monotonic() - began, self.timeout_s)
+            raise PeerLostError(f"{pending.what} in epoch {self.epoch} failed: {failure}", timed_out=timed_out)
 
     def sever(self) -> None:
         """Break the connections to all peers, so that whoever waits for this rank learns it at once. Any thread."""

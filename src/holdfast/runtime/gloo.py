@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from holdfast.runtime.communicator import HaltCheck, HaltedError, Operation, PeerLostError, Pending
+from holdfast.runtime.communicator import HaltCheck, HaltedError, Operation, PeerLostError, Pending, is_late
 from holdfast.runtime.graveyard import Graveyard
 from holdfast.runtime.group_communicator import GroupCommunicator
 from holdfast.runtime.rendezvous import Board, BoardStore
@@ -110,10 +111,6 @@ class GlooCommunicator(GroupCommunicator):
             works.append(self._open().broadcast([parts[rank]], options))
         return self._started("all_gather", works, output, input)
 
-    def set_timeout(self, timeout_s: float) -> None:
-        """Let operations from now on end by themselves after this time (seconds)."""
-        self._timeout = timedelta(seconds=timeout_s)
-
     def sever(self) -> None:
         self.sockets.sever()
 
@@ -164,10 +161,11 @@ def build_gloo(
         HaltedError: the epoch was halted meanwhile.
         PeerLostError: some member did not join in, or went away again.
     """
-    before = socket_inodes()
+    before, began = socket_inodes(), time.monotonic()
     group = _make_group(BoardStore(board, timeout_s=build_timeout_s), rank, size, host, build_timeout_s)
     if isinstance(group, str):
-        raise PeerLostError(f"the group of epoch {epoch} could not be built: {group}")
+        late = is_late(time.monotonic() - began, build_timeout_s)
+        raise PeerLostError(f"the group of epoch {epoch} could not be built: {group}", timed_out=late)
     sockets = find_group_sockets(before, board.values().values(), epoch=epoch)
     communicator = GlooCommunicator(
         group, sockets, epoch=epoch, timeout_s=build_timeout_s, halt=halt, graveyard=graveyard

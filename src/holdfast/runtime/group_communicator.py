@@ -38,8 +38,13 @@ class GroupCommunicator(Communicator, ABC):
         super().__init__(rank=group.rank(), size=group.size(), epoch=epoch, halt=halt)
         self.device = device
         self._group: Any = group
-        self._timeout = timedelta(seconds=timeout_s)
+        self.set_timeout(timeout_s)
         self._graveyard = graveyard
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Let operations that are started from now on end by themselves after so many seconds."""
+        self.timeout_s = timeout_s
+        self._timeout = timedelta(seconds=timeout_s)
 
     def start_all_to_all(
         self,
