@@ -11,7 +11,8 @@ import pytest
 from agent_harness import DEADLINE, FakeCoordinator, agent_settings, alive, fake_coordinator, play
 
 from holdfast.clock import SystemClock
-from holdfast.control.agent import TAIL_FAILED, Agent, live
+from holdfast.control.agent import Agent, live
+from holdfast.coordination.agent import TAIL_FAILED
 from holdfast.protocol.agent import Committed, EndNode, Heartbeat, Leave, Refused, ToWorker, Welcome, WorkerDown
 from holdfast.protocol.orders import JobDone, Stop
 from holdfast.protocol.plan import Commit
@@ -23,6 +24,11 @@ Running = asyncio.Task[int]
 
 def applied(worker: str, step: int) -> Applied:
     return Applied(worker=worker, epoch=1, step=step, commit=COMMIT, world=1, time=1.0)
+
+
+def why(agent: Agent) -> str:
+    assert agent.machine.over is not None
+    return agent.machine.over.why
 
 
 async def done(coordinator: FakeCoordinator, *workers: str) -> None:
@@ -184,8 +190,7 @@ def test_bad_input_is_passed_on_and_ends_the_node_when_the_coordinator_says_so(
         assert await asyncio.wait_for(running, DEADLINE) == 2
         assert len(coordinator.attached) == 1
 
-    agent = play(story)
-    assert agent.why == "global_batch is 7"
+    assert why(play(story)) == "global_batch is 7"
     assert "global_batch is 7" not in capfd.readouterr().err  # whoever ends says it, not each worker
 
 
@@ -270,7 +275,7 @@ def test_a_refusal_for_good_ends_the_node(stubborn: bool) -> None:
         await coordinator.say(Refused(why="another script", exit_code=2))
         assert await asyncio.wait_for(running, DEADLINE) == 2
 
-    assert play(story).why == "another script"
+    assert why(play(story)) == "another script"
 
 
 def test_the_end_of_the_job_lets_scripts_end_by_themselves() -> None:
@@ -292,15 +297,15 @@ def test_a_coordinator_of_an_older_term_is_not_obeyed() -> None:
         coordinator.drop()
         await coordinator.until(lambda: len(coordinator.hellos) == 2, "a second Hello")
         assert coordinator.hellos[1].term in (1, 5)
-        while agent.state.term != 5:
+        while agent.machine.term != 5:
             await asyncio.sleep(0.01)
         coordinator.welcome = Welcome(term=4, lease_s=1.0, heartbeat_s=0.02, committed=99)
         coordinator.drop()
         await coordinator.until(lambda: len(coordinator.hellos) >= 4, "it to look for another coordinator")
-        assert agent.state.committed == 0
+        assert agent.machine.committed == 0
         assert agent.workforce.slots[0].worker == worker
         coordinator.welcome = Welcome(term=6, lease_s=1.0, heartbeat_s=0.02, committed=7)
-        while agent.state.committed != 7:
+        while agent.machine.committed != 7:
             await asyncio.sleep(0.01)
 
     play(story)
@@ -381,7 +386,7 @@ def test_a_wrong_token_ends_an_agent_that_was_never_let_in(tmp_path: Path) -> No
             url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
             agent = Agent(agent_settings(url, tmp_path, "obedient.py"), SystemClock())
             assert await asyncio.wait_for(agent.run(), DEADLINE) == 2
-            assert "refuses the token" in agent.why
+            assert "refuses the token" in why(agent)
 
     asyncio.run(story())
 
@@ -398,7 +403,7 @@ def test_a_quarantined_node_waits_to_tell_a_coordinator_that_is_away(tmp_path: P
         folder.mkdir()
         agent = Agent(agent_settings(url, folder, str(script)), SystemClock())
         running = asyncio.create_task(agent.run())
-        while not agent.workforce.slots[0].ended:
+        while agent.machine.workers[0]:
             await asyncio.sleep(0.01)
         assert not running.done()
         async with fake_coordinator(port=int(url.rsplit(":", 1)[1])) as coordinator:

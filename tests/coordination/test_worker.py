@@ -61,7 +61,7 @@ def test_a_step_from_its_beginning_to_the_next() -> None:
     machine = WorkerMachine(ME, micro_batches=4)
     assert machine.task == Wait()
     told = machine.begin(begin(1, DecisionKind.START, 0))
-    assert [type(i) for i in told] == [Tell, Build]
+    assert [type(i) for i in told] == [Build]
     assert isinstance(machine.task, Enter)
     assert machine.entered() == [Tell(msg.Entered(worker=ME, epoch=1, applied=0))]
     assert machine.task == Compute(1, (0, 2), ())

@@ -25,7 +25,7 @@ from holdfast.cli.launch_options import (
     worker_environment,
 )
 from holdfast.cli.run import warn
-from holdfast.control.agent import TAIL_FAILED, run_agent
+from holdfast.control.agent import run_agent
 from holdfast.control.agent_settings import AgentSettings
 from holdfast.control.client import CoordinatorClient, UnreachableError
 from holdfast.control.known_checkpoints import intact_checkpoints
@@ -37,6 +37,7 @@ from holdfast.control.launch_settings import (
 )
 from holdfast.control.registry import JobEntry, find_job, registry_directory
 from holdfast.control.settings import ServerSettings
+from holdfast.coordination.agent import TAIL_FAILED
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import EXIT_FAILED, BadInputError
 from holdfast.protocol.names import RACK_PATTERN

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from holdfast.control.agent_state import DeathCount
 from holdfast.control.framing import Crashed, FrameDecoder, FrameError, FromWorkerProcess, encode_frame
 from holdfast.control.supervisor import ProcessHandle, describe_exit
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
@@ -67,15 +66,9 @@ class Slot:
     connection: WorkerConnection | None = None
     attached: bool = False
     crashed: Crashed | None = None
-    #: the worker was told that the job is done
-    done: bool = False
-    #: its process has ended, and no other follows
-    ended: bool = False
     hung: bool = False
     #: the process has ended so; its last words are still awaited
     exit_code: int | None = None
-    stopped_since: float | None = None
-    deaths: DeathCount = field(default_factory=DeathCount)
 
     @property
     def pid(self) -> int | None:
@@ -86,8 +79,8 @@ class Slot:
         """Make the place for another process."""
         self.forget_process()
         self.worker = worker
-        self.attached = self.done = self.ended = self.hung = False
-        self.crashed = self.exit_code = self.stopped_since = None
+        self.attached = self.hung = False
+        self.crashed = self.exit_code = None
 
     def forget_process(self) -> None:
         """The process has ended, or is none of ours any more."""

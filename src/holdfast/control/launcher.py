@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.control.agent import TAIL_FAILED
 from holdfast.control.agent_settings import AgentSettings
 from holdfast.control.follow import Follower
 from holdfast.control.known_checkpoints import intact_checkpoints
@@ -26,6 +25,7 @@ from holdfast.control.settings import ServerSettings
 from holdfast.control.spawn import EXIT_CRASHED, AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.supervisor import ChildProcess, ProcessHandle, end_all
 from holdfast.control.zygote_client import start_zygote
+from holdfast.coordination.agent import TAIL_FAILED
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
 from holdfast.protocol.events import ReadEvent

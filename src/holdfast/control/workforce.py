@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -17,9 +16,9 @@ from holdfast.control.agent_workers import UNKNOWN_EXIT, Slot, WorkerConnection
 from holdfast.control.framing import Crashed, FromWorkerProcess
 from holdfast.control.supervisor import ProcessHandle, is_stopped
 from holdfast.control.zygote_client import ZygoteLostError, ZygoteSupply
-from holdfast.protocol.agent import ToWorker
-from holdfast.protocol.names import index_of, worker_id
-from holdfast.protocol.orders import JobDone
+from holdfast.errors import EXIT_DONE
+from holdfast.protocol.agent import ToWorker, WorkerDown
+from holdfast.protocol.names import index_of
 from holdfast.protocol.worker import Attach, WorkerMessage
 
 _log = logging.getLogger("holdfast.agent")
@@ -34,11 +33,11 @@ class WorkforceOwner(Protocol):
     """Who is told what the workers say and how they end; called inside the event that brought it about."""
 
     def on_worker_message(self, message: WorkerMessage) -> None:
-        """A worker of now said something."""
+        """A worker that fills a slot now said something."""
         ...
 
-    def on_worker_exit(self, slot: Slot, code: int) -> None:
-        """The process in a slot ended; the slot still describes it."""
+    def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
+        """The process in a slot ended, as `down` says; `clean`: with exit code 0, or an unknown one."""
         ...
 
 
@@ -76,35 +75,25 @@ class Workforce:
     # ---- what the agent asks for ----
 
     async def open(self) -> None:
-        """Listen for workers, and start them."""
+        """Listen for workers."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket_path)
         self._server = await loop.create_unix_server(self._connection, self.socket_path)
-        for slot in self.slots:
-            self.spawn(slot)
 
-    def spawn(self, slot: Slot) -> None:
-        """Fill a slot with a new process."""
-        slot.renew(worker_id(self.settings.node, slot.index, secrets.token_hex(8)))
-        self._start_task(self._start(slot, slot.worker))
-
-    def replace_all(self) -> None:
-        """Kill whatever runs, and start anew."""
-        for slot in self.slots:
-            if slot.handle is not None:
-                self._given_up.add(slot.handle.pid)
-                slot.handle.send_signal(signal.SIGKILL)
-            self.spawn(slot)
+    def replace(self, worker: str) -> None:
+        """Fill this worker's slot with a new process; what runs there is killed, and nobody hears how it ended."""
+        slot = self.slots[index_of(worker)]
+        if slot.handle is not None:
+            self._given_up.add(slot.handle.pid)
+            slot.handle.send_signal(signal.SIGKILL)
+        slot.renew(worker)
+        self._start_task(self._start(slot, worker))
 
     def pass_on(self, message: ToWorker) -> None:
         """Hand an order to its worker; one that is gone is no error."""
         slot = self._slot_of(message.worker)
-        if slot is None:
-            return
-        if isinstance(message.order, JobDone):
-            slot.done = True
-        if slot.connection is not None:
+        if slot is not None and slot.connection is not None:
             slot.connection.send(message.order)
 
     def send_signal(self, number: int) -> None:
@@ -113,16 +102,16 @@ class Workforce:
             if slot.handle is not None:
                 slot.handle.send_signal(number)
 
-    def kill_stopped(self, now: float, lease_s: float) -> None:
-        """SIGKILL workers that have been stopped for longer than the lease."""
-        for slot in self.slots:
-            if slot.handle is None or not is_stopped(slot.handle.pid):
-                slot.stopped_since = None
-            elif slot.stopped_since is None:
-                slot.stopped_since = now
-            elif now - slot.stopped_since > lease_s:
-                slot.hung = True
-                slot.handle.send_signal(signal.SIGKILL)
+    def stopped(self) -> set[str]:
+        """Return the workers whose processes are stopped."""
+        return {slot.worker for slot in self.slots if slot.handle is not None and is_stopped(slot.handle.pid)}
+
+    def kill_hung(self, worker: str) -> None:
+        """SIGKILL a worker that has been stopped for too long."""
+        slot = self._slot_of(worker)
+        if slot is not None and slot.handle is not None:
+            slot.hung = True
+            slot.handle.send_signal(signal.SIGKILL)
 
     async def end(self) -> None:
         """End the processes: ask, wait a second, kill."""
@@ -156,7 +145,7 @@ class Workforce:
         return connection
 
     def _slot_of(self, worker: str) -> Slot | None:
-        return next((slot for slot in self.slots if slot.worker == worker and not slot.ended), None)
+        return next((slot for slot in self.slots if slot.worker == worker), None)
 
     def _on_message(self, connection: WorkerConnection, message: FromWorkerProcess) -> None:
         slot = self._slot_of(message.worker)
@@ -251,8 +240,10 @@ class Workforce:
 
     def _tell_exit(self, slot: Slot, worker: str) -> None:
         if slot.worker == worker and slot.exit_code is not None:
-            code, slot.exit_code = slot.exit_code, None
-            self._owner.on_worker_exit(slot, code)
+            code, down = slot.exit_code, slot.obituary(slot.exit_code, self.settings.script)
+            slot.renew("")
+            if not self._closing:
+                self._owner.on_worker_exit(down, clean=code in (EXIT_DONE, UNKNOWN_EXIT))
 
     def _on_zygote_lost(self) -> None:
         if self._closing:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from holdfast.coordination.assignment import round_robin
 from holdfast.protocol.orders import Arm, Begin, JobDone, Prepare, Stop, Void
 from holdfast.protocol.plan import Commit, Decision, DecisionKind, EpochPlan, Passed, Phase
-from holdfast.protocol.worker import Applied, Begun, Entered, Fault, Finished, Prepared, Report, WorkerMessage
+from holdfast.protocol.worker import Applied, Entered, Fault, Finished, Prepared, Report, WorkerMessage
 
 
 class InvalidTransitionError(Exception):
@@ -206,7 +206,7 @@ class WorkerMachine:
         self._assignment = share if order.assignment else None
         self._settle(plan, decision)
         self.phase = Phase.ENTERING
-        return [*out, Tell(Begun(worker=self.worker, epoch=plan.epoch)), Build(plan, pending=False)]
+        return [*out, Build(plan, pending=False)]
 
     def stop_order(self, order: Stop) -> list[WorkerInstruction]:
         """Freeze, and report as soon as that is safe: never with the commit operation or apply under way."""

@@ -27,7 +27,10 @@ class Attach(Struct, frozen=True, kw_only=True):
 
 
 class Begun(Struct, frozen=True, kw_only=True):
-    """This worker obeys the Begin of `epoch`. Kept by the agent: from now on it is not fresh any more."""
+    """This worker was told to begin `epoch`: it is not fresh any more, whether it has come to reading that or not.
+
+    Said by no worker: its agent keeps it, from when it passes the Begin on, for a coordinator that comes later.
+    """
 
     worker: WorkerId
     epoch: Count

@@ -1,9 +1,11 @@
-"""A node's agent: one connection, what it keeps for a coordinator that comes back, and its workers' lives."""
+"""A node's agent: a shell around `AgentMachine` with one connection and simulated worker processes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from holdfast.coordination import agent as am
 from holdfast.protocol import messages as msg
 from holdfast.simulation.network import Connection
 from holdfast.simulation.process import Process
@@ -11,49 +13,6 @@ from holdfast.simulation.worker import SimWorker
 
 if TYPE_CHECKING:
     from holdfast.simulation.cluster import Cluster
-
-_LATEST = (
-    msg.Attach,
-    msg.Begun,
-    msg.Entered,
-    msg.Prepared,
-    msg.Report,
-    msg.Fault,
-    msg.Finished,
-    msg.CheckpointWritten,
-    msg.CheckpointKept,
-    msg.Loads,
-)
-
-
-class Kept:
-    """What one worker has said that a restarted coordinator must hear again."""
-
-    def __init__(self) -> None:
-        self.latest: dict[type, msg.WorkerMessage] = {}
-        self.applied: list[msg.Applied] = []
-
-    def note(self, message: msg.WorkerMessage) -> None:
-        """Keep a message if it matters later."""
-        if isinstance(message, msg.Applied):
-            self.applied.append(message)
-        elif isinstance(message, _LATEST):
-            self.latest[type(message)] = message
-        if isinstance(message, msg.Entered):
-            for kind in (msg.Prepared, msg.Report, msg.Fault):
-                old = self.latest.get(kind)
-                if old is not None and old.epoch < message.epoch:  # pyright: ignore[reportAttributeAccessIssue]
-                    del self.latest[kind]
-
-    def forget_up_to(self, step: int) -> None:
-        """Steps up to here are in the journal."""
-        self.applied = [message for message in self.applied if message.step > step]
-
-    def replay(self) -> list[msg.WorkerMessage]:
-        """Return all of it in an order in which it makes sense."""
-        first = [self.latest[kind] for kind in (msg.Attach, msg.Begun, msg.Entered) if kind in self.latest]
-        rest = [self.latest[kind] for kind in _LATEST[3:] if kind in self.latest]
-        return [*first, *self.applied, *rest]
 
 
 class SimAgent(Process):
@@ -65,21 +24,23 @@ class SimAgent(Process):
         self.workers: list[SimWorker] = []
         self.exit_code: int | None = None
         self._cluster = cluster
-        self._session = cluster.nonce()
-        self._term = 0
-        self._kept: dict[str, Kept] = {}
-        self._downs: dict[str, msg.WorkerDown] = {}
+        node = am.NodeIdentity(
+            job="sim",
+            node=name,
+            workers=cluster.plan.workers_per_node,
+            digest="script",
+            agent_pid=cluster.pid(),
+        )
+        self.machine = cluster.parts.agent(node, cluster.nonce)
         self._connection: Connection | None = None
-        self._welcomed = False
-        self._pid = cluster.pid()
 
     # ---- life ----
 
     def boot(self) -> None:
         """Start the workers and look for the coordinator."""
-        for index in range(self._cluster.plan.workers_per_node):
-            self._start_worker(index)
+        self._obey(self.machine.start())
         self.connect()
+        self._tick()
 
     def kill(self, *, seen: bool) -> None:
         """The whole node dies; `seen`: the coordinator gets a reset, else nothing."""
@@ -101,58 +62,72 @@ class SimAgent(Process):
         for process in order:
             super().resume() if process is None else process.resume()
 
-    def _end(self, exit_code: int) -> None:
-        self.exit_code = exit_code
-        self.kill(seen=True)
+    def _tick(self) -> None:
+        stopped = {worker.id for worker in self.workers if worker.stopped}
+        self._obey(self.machine.tick(self._cluster.timeline.now, stopped))
+        self._cluster.timeline.after(self.machine.watch_s, self.deliver, self._tick)
+
+    def _obey(self, instructions: Iterable[am.AgentInstruction]) -> None:
+        """Carry out what the machine asks for."""
+        for instruction in instructions:
+            match instruction:
+                case am.Say(message):
+                    self._send(message)
+                case am.Replay(messages):
+                    self._send(*messages)
+                case am.Pass(message):
+                    self._pass_on(message)
+                case am.StartWorker(name):
+                    self._replace(name)
+                case am.KillHung(name):
+                    self._kill_hung(name)
+                case am.Reconnect():
+                    self.reconnect_to_new()
+                case am.EndAgent(exit_code):
+                    self.exit_code = exit_code
+                    self.kill(seen=True)
 
     # ---- workers ----
 
-    def _start_worker(self, index: int) -> None:
-        if not self.alive or any(msg.index_of(worker.id) == index for worker in self.workers):
-            return  # (all were replaced since the one was lost in whose place this one was to come)
-        worker = SimWorker(
-            self._cluster, self, msg.worker_id(self.name, index, self._cluster.nonce()), self._cluster.pid()
-        )
+    def _pass_on(self, message: msg.ToWorker) -> None:
+        for worker in self.workers:
+            if worker.id == message.worker:
+                worker.deliver(worker.order, message.order)
+
+    def _kill_hung(self, name: str) -> None:
+        for worker in [worker for worker in self.workers if worker.id == name]:
+            worker.kill()
+            self.worker_ended(worker, -9, "hang")
+
+    def _replace(self, name: str) -> None:
+        """Another process is to fill a worker's place; whoever is there is killed."""
+        for worker in [worker for worker in self.workers if msg.index_of(worker.id) == msg.index_of(name)]:
+            worker.kill()
+            self.workers.remove(worker)
+        self._cluster.after("restart", self, self._start_worker, name)
+
+    def _start_worker(self, name: str) -> None:
+        if name not in self.machine.workers:
+            return  # (all were replaced since this one was to come)
+        worker = SimWorker(self._cluster, self, name, self._cluster.pid())
         self.workers.append(worker)
         self._cluster.add_worker(worker)
         self._cluster.after("start", worker, worker.attach)
 
     def relay(self, worker: SimWorker, message: msg.WorkerMessage) -> None:
-        """Keep and pass on what a worker says."""
-        if worker not in self.workers:
-            return
-        self._kept.setdefault(worker.id, Kept()).note(message)
-        if isinstance(message, msg.Attach):
-            index = msg.index_of(worker.id)
-            self._downs = {name: down for name, down in self._downs.items() if msg.index_of(name) != index}
-        self._cluster.trace(worker.id, message)
-        self._send(msg.FromWorker(message=message))
+        """A worker says something."""
+        if worker in self.workers:
+            self._cluster.trace(worker.id, message)
+            self._obey(self.machine.worker_said(message, self._cluster.timeline.now))
 
     def worker_ended(self, worker: SimWorker, code: int, kind: str) -> None:
-        """A worker process ended; replace it unless the job is over."""
+        """A worker process ended."""
         if worker not in self.workers:
             return
         self.workers.remove(worker)
-        self._kept.pop(worker.id, None)
-        if code == 0:
-            if not self.workers:
-                self._send(msg.Leave(reason="finished"))
-                self._end(0)
-            return
         self._cluster.trace(worker.id, "ended", kind)
         down = msg.WorkerDown(worker=worker.id, kind=kind, detail=kind, exit_code=code)
-        self._downs[worker.id] = down
-        self._send(down)
-        self._cluster.after("restart", self, self._start_worker, msg.index_of(worker.id))
-
-    def watch_stopped(self, worker: SimWorker) -> None:
-        """A worker process is stopped: kill it if it still is after the lease."""
-        self._cluster.timeline.after(self._cluster.config.lease_s, self.deliver, self._still_stopped, worker)
-
-    def _still_stopped(self, worker: SimWorker) -> None:
-        if worker.alive and worker.stopped:
-            worker.kill()
-            self.worker_ended(worker, -9, "hang")
+        self._obey(self.machine.worker_ended(down, self._cluster.timeline.now, clean=code == 0))
 
     # ---- the connection ----
 
@@ -161,37 +136,23 @@ class SimAgent(Process):
         if self._connection is not None or not self.alive:
             return
         connection = self._cluster.connect(self)
-        if connection is None:
-            return
-        self._connection, self._welcomed = connection, False
-        kept = [
-            message for worker in self.workers if worker.id in self._kept for message in self._kept[worker.id].replay()
-        ]
-        self._send(
-            msg.Hello(
-                protocol=msg.PROTOCOL,
-                job="sim",
-                node=self.name,
-                session=self._session,
-                term=self._term,
-                agent_pid=self._pid,
-                workers=self._cluster.plan.workers_per_node,
-                digest="script",
-                kept=tuple(kept),
-            )
-        )
+        if connection is not None:
+            self._connection = connection
+            self._obey(self.machine.connected(self._cluster.timeline.now))
 
     def disconnected(self, connection: Connection) -> None:
         """The connection is gone: connect again, for ever."""
         if connection is self._connection:
             self._connection = None
+            self.machine.disconnected()
             self._reconnect_later()
 
     def reconnect_to_new(self) -> None:
-        """The connection leads to a coordinator that another one has replaced."""
+        """Leave the connection, if there is one, and connect again."""
         if self._connection is not None:
             self._connection.close_from_below()
             self._connection = None
+            self.machine.disconnected()
         self._reconnect_later()
 
     def cut(self, *, lose: bool, above_s: float, below_s: float) -> None:
@@ -202,59 +163,15 @@ class SimAgent(Process):
     def _reconnect_later(self) -> None:
         self._cluster.after("reconnect", self, self.connect)
 
-    def _send(self, message: msg.AgentMessage) -> None:
-        if self._connection is not None:
-            self._connection.send_up(message)
+    def _send(self, *messages: msg.AgentMessage) -> None:
+        for message in messages:
+            if self._connection is not None:
+                self._connection.send_up(message)
 
     def hear(self, connection: Connection, message: msg.CoordinatorMessage) -> None:
         """Take a message from the coordinator."""
         if connection is not self._connection:
             return
-        match message:
-            case msg.ToWorker(worker=name, order=order):
-                for worker in self.workers:
-                    if worker.id == name:
-                        worker.deliver(worker.order, order)
-            case msg.Welcome():
-                self._welcome(connection, message)
-            case msg.Committed(step=step):
-                self._forget_up_to(step)
-            case msg.Refused():
-                self._refused(message)
-            case msg.EndNode(exit_code=exit_code):
-                self._end(exit_code)
-            case _:
-                pass
-
-    def _welcome(self, connection: Connection, welcome: msg.Welcome) -> None:
-        if welcome.term < self._term:
-            self.reconnect_to_new()
-            return
-        self._term = welcome.term
-        self._forget_up_to(welcome.committed)
-        for down in self._downs.values():
-            self._send(down)
-        self._heartbeat(connection)
-
-    def _heartbeat(self, connection: Connection) -> None:
-        if connection is self._connection:
-            connection.send_up(msg.Heartbeat())
-            self._cluster.timeline.after(self._cluster.config.heartbeat_s, self.deliver, self._heartbeat, connection)
-
-    def _forget_up_to(self, step: int) -> None:
-        for kept in self._kept.values():
-            kept.forget_up_to(step)
-
-    def _refused(self, refused: msg.Refused) -> None:
-        if not refused.retry:
-            self._cluster.checker.refused_for_good(self, refused)
-            self._end(refused.exit_code)
-            return
-        for worker in self.workers:
-            worker.kill()
-        self.workers.clear()
-        self._kept.clear()
-        self._downs.clear()
-        self._session = self._cluster.nonce()
-        for index in range(self._cluster.plan.workers_per_node):
-            self._start_worker(index)
+        if isinstance(message, msg.Refused) and not message.retry:
+            self._cluster.checker.refused_for_good(self, message)
+        self._obey(self.machine.hear(message, self._cluster.timeline.now))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from holdfast.coordination.agent import AgentMachine
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.worker import WorkerMachine
@@ -63,6 +64,7 @@ class Parts:
 
     coordinator: type[Coordinator] = Coordinator
     worker: type[WorkerMachine] = WorkerMachine
+    agent: type[AgentMachine] = AgentMachine
     store: type[MemoryStore] = MemoryStore
     journal: type[MemoryJournal] = MemoryJournal
 

@@ -188,7 +188,6 @@ class Injector:
                 cluster.after("exit", worker.agent, worker.agent.worker_ended, worker, -9, "process_exit")
             case FaultKind.STOP_WORKER:
                 worker.stop()
-                worker.agent.watch_stopped(worker)
                 cluster.timeline.after(fault.duration, worker.resume)
             case FaultKind.RAISE_APPLY:
                 worker.raise_next = True
