@@ -25,6 +25,8 @@ from holdfast.planning import (
     spread_over_racks,
     strategy_named,
 )
+from holdfast.planning.hitting import smallest_sets
+from holdfast.planning.sweep import sweep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from brute_force import all_allocations, all_patterns
@@ -40,6 +42,29 @@ def test_never_below_mro_or_spread_where_it_matters(problem):
     matters = slice(0, problem.fault_threshold + 2)
     rivals = np.maximum(curve("mro", problem), curve("spread", problem))[matters]
     assert (curve("best", problem)[matters] >= rivals - 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "experts", "slots", "seed"),
+    [(1536, 256, 32, 2), (1200, 64, 6, 1), (4096, 256, 32, 1), (300, 61, 7, 3)],
+)
+def test_on_many_nodes_never_below_mro_or_spread(nodes, experts, slots, seed):
+    # Of 1,536 nodes so few small losses are fatal that samples of them see no difference between MRO and spread.
+    loads = (np.random.default_rng(seed).pareto(1.2, (4, experts)) * 1000).astype(int) + 1
+    allocation = allocate(loads, np.full(nodes, slots), fault_threshold=2)
+    assert isinstance(allocation, Allocation)
+    problem = PlacementProblem(replicas=allocation.replicas, slots=np.full(nodes, slots), fault_threshold=2)
+    best, mro, spread = (exactly_fatal(name, problem, nodes // 6) for name in ("best", "mro", "spread"))
+    assert (best[:4] <= np.minimum(mro, spread)[:4] * (1 + 1e-9)).all()
+    # Further losses have little weight, and may differ by as little.
+    assert (best <= np.minimum(mro, spread) * (1 + 1e-4)).all()
+
+
+def exactly_fatal(name: str, problem: PlacementProblem, most_lost: int) -> np.ndarray:
+    """The share of fatal losses of 0..most_lost nodes."""
+    outcome = sweep(smallest_sets(strategy_named(name).place(problem) > 0), most_lost, effort=10**8)
+    assert outcome is not None
+    return outcome.fatal
 
 
 @pytest.mark.parametrize(("nodes", "slots", "experts"), [(3, 2, 3), (4, 3, 4), (5, 3, 4), (4, 3, 5), (5, 2, 5)])

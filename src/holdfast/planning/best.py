@@ -9,19 +9,22 @@ nodes the most even work (`even.py`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, put_rows
 from holdfast.planning.even import even_rows, idleness
 from holdfast.planning.fill import deal
+from holdfast.planning.hitting import smallest_sets
 from holdfast.planning.keep import deal_keeping, rows_for_experts
 from holdfast.planning.migration import assign_roles, node_kinds
 from holdfast.planning.mro import Mro
-from holdfast.planning.objective import Objective, default_weights
+from holdfast.planning.objective import Objective, default_weights, no_worse
 from holdfast.planning.pattern import Room, common_pattern, complete, group_patterns, trim
 from holdfast.planning.placement import PlacementProblem
 from holdfast.planning.racks import over_racks
-from holdfast.planning.recovery import RecoveryCurve, recovery_curve
+from holdfast.planning.recovery import FatalShare, fatal_share
 from holdfast.planning.search import SEARCH_UP_TO_NODES, Climber, Losses, as_masks, as_pattern
 from holdfast.planning.spread import Spread
 
@@ -30,11 +33,9 @@ _BUDGET_SMALL, _BUDGET = 3000, 300
 _SMALL_NODES = 6
 _STARTS = 6
 _KICKS = 6
-#: Random orders of loss where recovery cannot be computed exactly; enough to tell strategies apart.
-_SAMPLES = 2000
-#: Recovery of equal worth may differ by this.
+#: Equal shares of fatal losses may differ by this, on few nodes.
 _ROUNDING = 1e-9
-#: Weighted recovery that is not worth a search.
+#: Weighted losses that are not worth a search.
 _NEGLIGIBLE = 2e-3
 
 
@@ -46,14 +47,12 @@ class Best:
     def place(self, problem: PlacementProblem) -> IntArray:
         """See `Strategy.place`."""
         losses = Losses(problem.nodes) if problem.nodes <= SEARCH_UP_TO_NODES else None
-        bound = np.ones(problem.nodes + 1) if losses is None else _upper_bound(problem, losses)
-        rivals = [Mro().place(problem)]
-        curves = [recovery_curve(rivals[0], samples=_SAMPLES)]
-        if (curves[0].probability < bound - _ROUNDING).any():
-            rivals.append(Spread().place(problem))
-            curves.append(recovery_curve(rivals[1], samples=_SAMPLES))
-        objective = _objective(problem, curves)
-        pattern, value = _best_pattern(problem, rivals, objective, losses, bound)
+        least = np.zeros(problem.nodes + 1) if losses is None else _least_fatal(problem, losses)
+        rivals = [_Rival.of(Mro().place(problem), losses)]
+        if (rivals[0].fatal.most > least + _ROUNDING).any():
+            rivals.append(_Rival.of(Spread().place(problem), losses))
+        objective = _objective(problem, rivals)
+        pattern, cost = _best_pattern(problem, rivals, objective, losses, least)
         if problem.racks is not None:
             pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
         pattern = trim(pattern, problem.fault_threshold)
@@ -63,60 +62,92 @@ class Best:
         if problem.racks is not None:
             # Racks come before nodes, and the rivals know none.
             return own
-        values = [objective.value(curve.probability) for curve in curves]
-        if losses is None:
-            # Sampled, patterns and placements are compared on their own samples.
-            value = objective.value(recovery_curve(own, samples=_SAMPLES).probability)
-        # Own hosts all that the pattern does. Recovery of equal worth differs by rounding only.
-        if value >= max(values) - _ROUNDING:
+        if losses is None and not _no_worse_than(rivals, objective, cost):
+            # Its replicas beyond the pattern may make up for what the pattern lacks.
+            cost = objective.cost(fatal_share(own > 0).most)
+        if _no_worse_than(rivals, objective, cost):
             return own
-        return rivals[int(np.argmax(values))]
+        return _better(rivals, objective).counts
 
 
-def _objective(problem: PlacementProblem, rivals: list[RecoveryCurve]) -> Objective:
-    """Never below a rival where it matters: at all weighted counts if users weigh, else below f + 2 lost nodes."""
-    floor = np.max([curve.low for curve in rivals], axis=0)
+@dataclass(frozen=True, slots=True)
+class _Rival:
+    """A placement `[L, E, N]` that the best one must not be worse than."""
+
+    counts: IntArray
+    fatal: FatalShare
+
+    @classmethod
+    def of(cls, counts: IntArray, losses: Losses | None) -> _Rival:
+        if losses is None:
+            return cls(counts, fatal_share(counts > 0))
+        share = losses.share_of(smallest_sets(counts > 0))
+        return cls(counts, FatalShare(least=share, most=share))
+
+
+def _no_worse_than(rivals: list[_Rival], objective: Objective, cost: float) -> bool:
+    """Whether this *cost*, at the most, is no greater than any rival's at the least."""
+    return all(no_worse(cost, objective.cost(rival.fatal.least)) for rival in rivals)
+
+
+def _better(rivals: list[_Rival], objective: Objective) -> _Rival:
+    """Return the first rival, MRO, unless a later one is surely better."""
+    chosen = rivals[0]
+    for rival in rivals[1:]:
+        if not no_worse(objective.cost(chosen.fatal.least), objective.cost(rival.fatal.most)):
+            chosen = rival
+    return chosen
+
+
+def _objective(problem: PlacementProblem, rivals: list[_Rival]) -> Objective:
+    """Never worse than a rival where it matters: at all weighted counts if users weigh, else below f + 2 lost nodes."""
+    ceiling = np.min([rival.fatal.most for rival in rivals], axis=0)
     weights = problem.failure_weights
     if weights is None:
         weights = default_weights(problem.nodes)
         matters = indices(problem.nodes + 1) < problem.fault_threshold + 2
     else:
         matters = weights > 0
-    return Objective(weights=weights, floor=np.where(matters, floor, 0.0))
+    return Objective(weights=weights, ceiling=np.where(matters, ceiling, 1.0))
 
 
 def _best_pattern(
-    problem: PlacementProblem, rivals: list[IntArray], objective: Objective, losses: Losses | None, bound: FloatArray
+    problem: PlacementProblem, rivals: list[_Rival], objective: Objective, losses: Losses | None, least: FloatArray
 ) -> tuple[BoolArray, float]:
-    """Return the pattern `[E, N]` of the highest value, rows by rank, and that value; no recovery exceeds *bound*."""
+    """Return the pattern `[E, N]` of the lowest cost, rows by rank, and that cost.
+
+    No placement has a smaller share of fatal losses than *least* `[N + 1]`. Without *losses* to look at, the cost is
+    what the pattern has at the most.
+    """
     profile = np.minimum(problem.ranked_replicas.min(axis=0), problem.nodes)
     room = Room(most=profile, threshold=problem.fault_threshold, slots=problem.slots)
-    curve_of = _pattern_curve if losses is None else losses.curve_of
+    fatal_of = _most_fatal if losses is None else losses.share_of
     # MRO comes first: among equals it stays.
-    starts = [common_pattern(counts, problem.by_rank) for counts in rivals] + group_patterns(profile, problem.slots)
+    starts = [common_pattern(rival.counts, problem.by_rank) for rival in rivals]
+    starts += group_patterns(profile, problem.slots)
     whole = [complete(start, room) for start in starts]
-    valued = [(objective.value(curve_of(pattern)), pattern) for pattern in whole if pattern is not None]
-    valued.sort(key=lambda pair: -pair[0])
-    value, pattern = valued[0]
-    if losses is None or objective.value(bound) - value < _NEGLIGIBLE:
-        return pattern, value
+    costed = [(objective.cost(fatal_of(pattern)), pattern) for pattern in whole if pattern is not None]
+    costed.sort(key=lambda pair: pair[0])
+    cost, pattern = costed[0]
+    if losses is None or cost - objective.cost(least) < _NEGLIGIBLE:
+        return pattern, cost
     budget = _BUDGET_SMALL if problem.nodes <= _SMALL_NODES else _BUDGET
     climber = Climber(losses, objective, room, budget)
-    climbed = [climber.climb(as_masks(start)) for _, start in valued[:_STARTS]]
-    best = max(climbed, key=lambda pair: pair[1])
-    masks, value = climber.explore(*best, kicks=_KICKS)
-    if value < 0:
-        # Below a rival where it matters (seen with uneven slots only): worth the time of a longer search.
-        masks, value = Climber(losses, objective, room, _BUDGET_SMALL).explore(masks, value, kicks=10 * _KICKS)
-    return as_pattern(masks, problem.nodes), value
+    climbed = [climber.climb(as_masks(start)) for _, start in costed[:_STARTS]]
+    best = min(climbed, key=lambda pair: pair[1])
+    masks, cost = climber.explore(*best, kicks=_KICKS)
+    if cost > 1:
+        # Worse than a rival where it matters (seen with uneven slots only): worth the time of a longer search.
+        masks, cost = Climber(losses, objective, room, _BUDGET_SMALL).explore(masks, cost, kicks=10 * _KICKS)
+    return as_pattern(masks, problem.nodes), cost
 
 
-def _pattern_curve(pattern: BoolArray) -> FloatArray:
-    return recovery_curve(pattern.astype(np.int64), samples=_SAMPLES).probability
+def _most_fatal(pattern: BoolArray) -> FloatArray:
+    return fatal_share(pattern).most
 
 
-def _upper_bound(problem: PlacementProblem, losses: Losses) -> FloatArray:
-    """Return a recovery curve `[N + 1]` that no placement exceeds: that of the full groups alone.
+def _least_fatal(problem: PlacementProblem, losses: Losses) -> FloatArray:
+    """Return a share of fatal losses `[N + 1]` that no placement goes below: that of the full groups alone.
 
     MRO is optimal for experts that fill whole groups, and more experts only make it harder. A model is no better than
     its worst layer.
@@ -124,12 +155,12 @@ def _upper_bound(problem: PlacementProblem, losses: Losses) -> FloatArray:
     slots = int(problem.slots.max())
     full = problem.replicas.shape[1] // slots * slots
     if not full or (problem.slots != slots).any():
-        return np.ones(problem.nodes + 1)
+        return np.zeros(problem.nodes + 1)
     rarest = np.unique(problem.ranked_replicas[:, :full:slots], axis=0)
     ends = np.cumsum(rarest, axis=1)[:, :, None]
     position = indices(problem.nodes)
     patterns = (position >= ends - rarest[:, :, None]) & (position < ends)
-    return np.min([losses.curve_of(pattern) for pattern in patterns], axis=0)
+    return np.max([losses.share_of(pattern) for pattern in patterns], axis=0)
 
 
 def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:

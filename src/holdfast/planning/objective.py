@@ -1,4 +1,4 @@
-"""What makes one placement better than another: recovery, weighted by how likely each number of lost nodes is."""
+"""What makes one placement better than another: fatal losses, weighted by how likely each number of lost nodes is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, indices
 
-#: One unit of recovery below the floor costs more than all of the weighted recovery can bring.
-_FLOOR_PENALTY = 1e3
+#: One unit of fatal losses above the ceiling costs more than all of the weighted ones.
+_CEILING_PENALTY = 1e3
+#: Costs that are equal may differ by this share of them.
+_ROUNDING = 1e-9
 
 
 def default_weights(nodes: int) -> FloatArray:
@@ -41,14 +43,23 @@ def as_weights(shares: dict[int, float], nodes: int) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """Weighted recovery, with a floor that comes first."""
+    """Weighted losses, with a ceiling that comes first.
+
+    Of 1,500 nodes, losing three is fatal once in 10**8 times or once in 10**6: so what counts is the share of fatal
+    losses, which floating point tells apart however small, and not recovery, which is 1 for both.
+    """
 
     #: `[N + 1]`, summing to one.
     weights: FloatArray
-    #: `[N + 1]` recovery that must not be undercut; 0 where it does not matter.
-    floor: FloatArray
+    #: `[N + 1]` share of fatal losses that must not be exceeded; 1 where it does not matter.
+    ceiling: FloatArray
 
-    def value(self, recovery: FloatArray) -> float:
-        """Return how good a recovery curve `[N + 1]` is."""
-        below = np.maximum(self.floor - recovery, 0.0)
-        return float(recovery @ self.weights - _FLOOR_PENALTY * below.sum())
+    def cost(self, fatal: FloatArray) -> float:
+        """Return how bad a placement is by its share of *fatal* losses `[N + 1]`."""
+        above = np.maximum(fatal - self.ceiling, 0.0)
+        return float(fatal @ self.weights + _CEILING_PENALTY * above.sum())
+
+
+def no_worse(cost: float, than: float) -> bool:
+    """Whether one cost is no greater than another one, but for rounding."""
+    return cost <= than * (1 + _ROUNDING)

@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.planning.arrays import BoolArray, IntArray
 from holdfast.planning.objective import default_weights
-from holdfast.planning.recovery import recovery_curve
+from holdfast.planning.recovery import fatal_share
 
 #: Swaps of two nodes tried.
 _BUDGET = 2000
@@ -80,8 +80,7 @@ def _value(pattern: BoolArray, racks: IntArray, goal: int) -> tuple[int, float]:
     """Return how good a pattern is for racks: first the racks that experts lack, then the recovery."""
     by_rack = _by_rack(pattern, racks)
     lacking = np.maximum(goal - by_rack.sum(axis=1), 0).sum()
-    curve = recovery_curve(by_rack.astype(np.int64))
-    return -int(lacking), curve.expected(default_weights(by_rack.shape[1]))
+    return -int(lacking), -float(fatal_share(by_rack).most @ default_weights(by_rack.shape[1]))
 
 
 def _by_rack(hosts: BoolArray, racks: IntArray) -> BoolArray:

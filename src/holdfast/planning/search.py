@@ -17,6 +17,8 @@ from holdfast.planning.pattern import Room
 
 #: 2**12 losses are 512 bytes an expert.
 SEARCH_UP_TO_NODES = 12
+#: What an exchange must gain at least; on so few nodes nothing real gains less.
+_BETTER = 1e-12
 
 #: A pattern, as one number per expert: its hosts as bits.
 Masks = tuple[int, ...]
@@ -54,14 +56,14 @@ class Losses:
             fatal |= self.fatal(hosts)
         return fatal
 
-    def curve(self, fatal: int) -> FloatArray:
-        """Return the recovery curve `[N + 1]` where these losses are *fatal*."""
+    def share(self, fatal: int) -> FloatArray:
+        """Return the share that these *fatal* losses have of all, by number of lost nodes, `[N + 1]`."""
         dead = [(fatal & bits).bit_count() for bits in self._of_size]
-        return np.array([1.0 - number / of for number, of in zip(dead, self._number, strict=True)])
+        return np.array([number / of for number, of in zip(dead, self._number, strict=True)])
 
-    def curve_of(self, pattern: BoolArray) -> FloatArray:
-        """Return the recovery curve `[N + 1]` of a *pattern* `[E, N]`."""
-        return self.curve(self.fatal_of(as_masks(pattern)))
+    def share_of(self, hosts: BoolArray) -> FloatArray:
+        """Return the share of fatal losses `[N + 1]` where *hosts* `[E, N]` are the experts' nodes."""
+        return self.share(self.fatal_of(as_masks(hosts)))
 
 
 def as_masks(pattern: BoolArray) -> Masks:
@@ -93,25 +95,25 @@ class Climber:
         self._slots: list[int] = room.slots.tolist()
         self._threshold = room.threshold
         self._budget = budget
-        #: Values by what is fatal: many exchanges change nothing about that.
-        self._values: dict[int, float] = {}
+        #: Costs by what is fatal: many exchanges change nothing about that.
+        self._costs: dict[int, float] = {}
 
     def climb(self, masks: Masks) -> tuple[Masks, float]:
-        """Return the best pattern found and its value, within the budget of patterns tried."""
-        value = self._value(masks)
+        """Return the best pattern found and its cost, within the budget of patterns tried."""
+        cost = self._cost(masks)
         improved = True
         while improved:
             improved = False
             for candidate in self._neighbours(masks):
                 if self._budget <= 0:
-                    return masks, value
-                found = self._value(candidate)
-                if found > value + 1e-12:
-                    masks, value, improved = candidate, found, True
+                    return masks, cost
+                found = self._cost(candidate)
+                if found < cost - _BETTER:
+                    masks, cost, improved = candidate, found, True
                     break
-        return masks, value
+        return masks, cost
 
-    def explore(self, masks: Masks, value: float, *, kicks: int) -> tuple[Masks, float]:
+    def explore(self, masks: Masks, cost: float, *, kicks: int) -> tuple[Masks, float]:
         """Leave a local optimum: *kicks* times, take random steps from the best pattern so far and climb again."""
         rng = np.random.default_rng(0)
         for kick in range(kicks):
@@ -122,16 +124,16 @@ class Climber:
                 steps = list(self._neighbours(start))
                 start = steps[int(rng.integers(len(steps)))] if steps else start
             candidate, found = self.climb(start)
-            if found > value + 1e-12:
-                masks, value = candidate, found
-        return masks, value
+            if found < cost - _BETTER:
+                masks, cost = candidate, found
+        return masks, cost
 
-    def _value(self, masks: Masks) -> float:
+    def _cost(self, masks: Masks) -> float:
         self._budget -= 1
         fatal = self._losses.fatal_of(masks)
-        known = self._values.get(fatal)
+        known = self._costs.get(fatal)
         if known is None:
-            known = self._values[fatal] = self._objective.value(self._losses.curve(fatal))
+            known = self._costs[fatal] = self._objective.cost(self._losses.share(fatal))
         return known
 
     def _neighbours(self, masks: Masks) -> Iterator[Masks]:
