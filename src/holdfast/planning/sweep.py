@@ -1,0 +1,127 @@
+"""How likely the loss of k random nodes is fatal, exactly, by one sweep over the nodes.
+
+Node after node stays or is lost. All that matters of the nodes behind is their *front*: which host sets have lost every
+node so far, and which nodes of theirs are still ahead. Host sets that are runs of consecutive nodes (as spread makes
+them) have as many fronts as the longest run has nodes, disjoint ones have two, on any number of nodes. Truly entangled
+sets have too many: then the sweep gives up, or counts a few lost nodes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+
+#: For each host set that lost all nodes so far, those still ahead (node number p in the sweep is bit p). None contains
+#: another one.
+Front = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Shares of the losses of 0, 1, ..., K random nodes, `[K + 1]` each; together 1.
+
+    Both are sums of positive terms: each is exact to about 12 digits, however small it is.
+    """
+
+    fatal: FloatArray
+    survived: FloatArray
+
+
+def sweep(sets: BoolArray, most_lost: int, effort: int) -> Outcome | None:
+    """Return what losses of up to *most_lost* nodes do where the live nodes must meet every one of the *sets* `[S, N]`.
+
+    None where that takes more than *effort* (about that many microseconds).
+    """
+    within_reach = sets[sets.sum(axis=1) <= most_lost]
+    order = _order(within_reach)
+    beginning = _by_first(within_reach[:, order])
+    lost = indices(most_lost + 1)
+    fatal = np.zeros(most_lost + 1)
+    fronts: dict[Front, FloatArray] = {(): np.where(lost == 0, 1.0, 0.0)}
+    for swept in range(1, sets.shape[1] + 1):
+        # Of k nodes lost among those swept, the last is one in k / swept of the cases.
+        share = np.minimum(lost / swept, 1.0)
+        fatal = fatal * (1.0 - share) + _shifted(fatal) * share
+        if swept > order.size:
+            continue
+        ahead: dict[Front, FloatArray] = {}
+        for front, odds in fronts.items():
+            effort -= 10 + len(front) + len(front) ** 2 // 10 + most_lost // 200
+            _add(ahead, tuple(left for left in front if not left >> (swept - 1) & 1), odds * (1.0 - share))
+            gone = _shifted(odds) * share
+            if not gone.any():
+                continue
+            after = _without(swept - 1, (*front, *beginning[swept - 1]))
+            if after is None:
+                fatal += gone
+            else:
+                _add(ahead, after, gone)
+        if effort < 0:
+            return None
+        fronts = ahead
+    survived = _kept(fronts[()], order.size, sets.shape[1])
+    whole = fatal + survived
+    return Outcome(fatal=fatal / whole, survived=survived / whole)
+
+
+def _kept(survived: FloatArray, swept: int, nodes: int) -> FloatArray:
+    """Return shares of losses among the first *swept* nodes as shares of losses among all *nodes*, `[K + 1]`."""
+    lost = indices(survived.size)
+    for number in range(swept + 1, nodes + 1):
+        share = np.minimum(lost / number, 1.0)
+        survived = survived * (1.0 - share) + _shifted(survived) * share
+    return survived
+
+
+def _order(sets: BoolArray) -> IntArray:
+    """Return the nodes of any of the *sets* `[S, N]` in an order that keeps fronts few.
+
+    Always a node of the set with the fewest left, begun sets before others; of those, one that begins the fewest sets.
+    """
+    left = sets.sum(axis=1)
+    begun = np.zeros(len(sets), dtype=np.bool_)
+    done = np.zeros(sets.shape[1], dtype=np.bool_)
+    order: list[int] = []
+    while left.any():
+        urgency = np.where(left > 0, left + np.where(begun, 0, done.size + 1), np.iinfo(np.int64).max)
+        nodes = np.flatnonzero(sets[int(urgency.argmin())] & ~done)
+        node = int(nodes[(sets[:, nodes] & ~begun[:, None]).sum(axis=0).argmin()])
+        order.append(node)
+        done[node] = True
+        left -= sets[:, node]
+        begun |= sets[:, node]
+    return np.array(order, dtype=np.int64)
+
+
+def _by_first(sets: BoolArray) -> list[list[int]]:
+    """Return the *sets* `[S, M]` as bits, by their first node."""
+    found: list[list[int]] = [[] for _ in range(sets.shape[1])]
+    for members in sets:
+        nodes = np.flatnonzero(members).tolist()
+        found[nodes[0]].append(sum(1 << node for node in nodes))
+    return found
+
+
+def _without(node: int, front: Sequence[int]) -> Front | None:
+    """Return the *front* once *node* is lost, too; None where that leaves a set without any node."""
+    left = {nodes & ~(1 << node) for nodes in front}
+    if 0 in left:
+        return None
+    # A set that contains another one has a survivor whenever that one has.
+    return tuple(sorted(one for one in left if not any(other & one == other != one for other in left)))
+
+
+def _shifted(odds: FloatArray) -> FloatArray:
+    """Return the odds of one more lost node."""
+    moved = np.zeros_like(odds)
+    moved[1:] = odds[:-1]
+    return moved
+
+
+def _add(fronts: dict[Front, FloatArray], front: Front, odds: FloatArray) -> None:
+    known = fronts.get(front)
+    fronts[front] = odds if known is None else known + odds
