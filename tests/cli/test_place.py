@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from holdfast.cli import app
 from holdfast.errors import EXIT_BAD_INPUT, BadInputError
 
+PROPERTY = settings(derandomize=True, deadline=None)
 LOADS = [[50, 10, 10, 10], [10, 10, 20, 40]]
 
 
@@ -141,6 +145,10 @@ def test_too_few_slots_say_what_to_change(loads):
         ("{}", "not a table"),
         ("[[1,", "line 1: not JSON"),
         ("[]", "shape (1, 0)"),
+        ("[[1" + "0" * 400 + "]]", "not a table"),
+        ("[[1" + "0" * 5000 + "]]", "thousands of digits"),
+        ("[" * 100_000 + "]" * 100_000, "too deep"),
+        ("[" * 100 + "1" + "]" * 100, "not a table"),
     ],
 )
 def test_bad_loads_are_named(tmp_path, text, words):
@@ -151,12 +159,43 @@ def test_bad_loads_are_named(tmp_path, text, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("1,2\n3\n", "line 2: 1 experts"), ("1,2\nx,3\n", "line 2"), ("a,b\n", "holds no layer"), ("", "holds no layer")],
+    [
+        ("1,2\n3\n", "line 2: 1 experts"),
+        ("1,2\nx,3\n", "line 2, column 1: 'x' is no number"),
+        ("1O,20\n30,40\n", "line 1, column 1: '1O' is no number"),
+        ("a,b\n\n1,2\n3,4O\n", "line 4, column 2: '4O' is no number"),
+        ("a,b\nc,d\n1,2\n", "line 2, column 1: 'c' is no number"),
+        ("1,2,\n", "line 1, column 3: '' is no number"),
+        ("1,2\n3,\x004\n", "line 2: holds a NUL byte"),
+        ("x" * 200_000 + ",1\n", "line 1: not CSV"),
+        ("9" * 400 + ",1\n", "expert 0 is inf"),
+        ("a,b\n", "holds no layer"),
+        ("", "holds no layer"),
+    ],
 )
 def test_bad_csv_is_named_with_its_line(tmp_path, text, words):
     path = tmp_path / "loads.csv"
     path.write_text(text)
     assert words in bad("--loads", path, "--nodes", 2, "--slots", 3)
+
+
+@pytest.mark.parametrize("ending", ["csv", "json"])
+def test_a_byte_order_mark_does_no_harm(tmp_path, ending):
+    # Spreadsheets write one; it made the first line a header, and layer 0 vanished.
+    plain, marked = tmp_path / f"plain.{ending}", tmp_path / f"marked.{ending}"
+    text = json.dumps(LOADS) if ending == "json" else "\n".join(",".join(map(str, row)) for row in LOADS)
+    plain.write_text(text)
+    marked.write_text("\ufeff" + text)
+    size = ("--nodes", 4, "--slots", 3, "--json")
+    assert place("--loads", marked, *size) == place("--loads", plain, *size)
+
+
+def test_numbers_near_the_end_of_the_range_keep_their_proportions(tmp_path):
+    small, large = tmp_path / "small.csv", tmp_path / "large.csv"
+    small.write_text("3,1,1,1\n")
+    large.write_text("1.5e308,5e307,5e307,5e307\n")
+    size = ("--nodes", 4, "--slots", 3, "--json")
+    assert place("--loads", large, *size) == place("--loads", small, *size)
 
 
 def test_bad_recordings_are_named(tmp_path):
@@ -172,11 +211,23 @@ def test_bad_recordings_are_named(tmp_path):
     path.write_bytes(b"PK\x03\x04 nonsense")
     assert "not a .npz file" in bad("--loads", path, *size)
     path.write_bytes(b"nonsense")
-    assert "needs numbers named tokens" in bad("--loads", path, *size)
+    assert "not a .npz file" in bad("--loads", path, *size)
+    with path.open("wb") as file:
+        np.save(file, np.ones((1, 3)))
+    assert "not a .npz file" in bad("--loads", path, *size)
+    for tokens in (np.ones((1, 3), complex), np.array([["1", "2"]]), np.array([[True]])):
+        np.savez(path, tokens=tokens)
+        assert "they must be numbers" in bad("--loads", path, *size)
+    np.savez(path, tokens=np.array([[{}]]))
+    assert "not a .npz file of numbers" in bad("--loads", path, *size)
+    np.savez(path, tokens=np.zeros((0, 1, 3)), iterations=np.zeros(0))
+    assert "shape (0, 1, 3)" in bad("--loads", path, *size)
 
 
 def test_other_bad_options_are_named(loads, tmp_path):
     size = ("--loads", loads, "--nodes", 2, "--slots", 3)
+    wide = tmp_path / "wide.json"
+    wide.write_text(json.dumps([[1] * 2100] * 2))
     assert "cannot be read" in bad("--loads", tmp_path / "none.json", "--nodes", 2, "--slots", 3)
     assert "must end in .npz, .csv or .json" in bad("--loads", tmp_path / "x.txt", "--nodes", 2, "--slots", 3)
     assert "for .npz recordings only" in bad(*size, "--iteration", 1)
@@ -184,6 +235,10 @@ def test_other_bad_options_are_named(loads, tmp_path):
     assert "fault threshold is 0" in bad(*size, "--fault-threshold", 0)
     assert "--slots is 'x'" in bad("--loads", loads, "--nodes", 2, "--slots", "x")
     assert "3 numbers for 2 nodes" in bad("--loads", loads, "--nodes", 2, "--slots", "1,2,3")
+    assert "at most 4194304 in all" in bad("--loads", loads, "--nodes", 2, "--slots", "5000000000000")
+    assert "at most 4194304 on all" in bad("--loads", loads, "--nodes", 2, "--slots", "9" * 30)
+    assert "at most 16384" in bad("--loads", loads, "--nodes", 10**9, "--slots", 3)
+    assert "too many to plan at once" in bad("--loads", wide, "--nodes", 16_384, "--slots", 200)
     assert "at least 1 slot" in bad("--loads", loads, "--nodes", 2, "--slots", "0")
     assert "--nodes is missing" in bad("--loads", loads, "--slots", "3")
     assert "nodes is 0" in bad("--loads", loads, "--nodes", 0, "--slots", "3")
@@ -203,5 +258,45 @@ def test_bad_weights_and_racks_are_named(loads, tmp_path):
     racks.write_text("a\n")
     assert "names 1 racks for 2 nodes" in bad(*size, "--racks", racks)
     listed = tmp_path / "racks.json"
+    listed.write_text("[" * 100_000)
+    assert "too deep" in bad(*size, "--racks", listed)
+    racks.write_bytes(b"\xff\xfe")
+    assert "not text in UTF-8" in bad(*size, "--racks", racks)
+    listed.write_text("[[1], {}]")
+    assert "list of rack names" in bad(*size, "--racks", listed)
     listed.write_text("{}")
     assert "list of rack names" in bad(*size, "--racks", listed)
+
+
+ANY_FILE = st.binary(max_size=60) | st.text(alphabet="019.,-+eE\"'[]{}:\n\r\t\0\ufeffnaifO ", max_size=40).map(
+    str.encode
+)
+
+
+@settings(PROPERTY, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(data=st.data(), content=ANY_FILE, ending=st.sampled_from([".csv", ".json", ".npz"]))
+def test_whatever_it_is_given_it_answers_or_says_one_line(tmp_path, data, content, ending):
+    path = tmp_path / f"any{ending}"
+    path.write_bytes(_mangled(data, content) if ending == ".npz" else content)
+    number = st.integers(-2, 9).map(str) | st.sampled_from(["", "x", "1,2", "3,,4", "1e3", "5000000000000", "9" * 5000])
+    size = ["--nodes", str(data.draw(st.integers(-1, 5))), "--slots", data.draw(number)]
+    weights = data.draw(st.none() | st.sampled_from(["1:1", "1:inf", "0:1", "1:0.5,2:0.5", ":", "9" * 5000 + ":1"]))
+    if weights is not None:
+        size += ["--failure-weights", weights]
+    result = CliRunner().invoke(app, ["place", "--loads", str(path), *size, "--json"])
+    if result.exit_code == 0:
+        assert json.loads(result.output)["layers"]
+    elif isinstance(result.exception, SystemExit):
+        assert result.exit_code == EXIT_BAD_INPUT
+    else:
+        assert isinstance(result.exception, BadInputError)
+        assert len(str(result.exception).splitlines()) == 1
+
+
+def _mangled(data: st.DataObject, content: bytes) -> bytes:
+    """A recording with some bytes replaced."""
+    file = io.BytesIO()
+    np.savez_compressed(file, iterations=[1], tokens=np.ones((1, 2, 3), int))
+    whole = file.getvalue()
+    place_of = data.draw(st.integers(0, len(whole)))
+    return whole[:place_of] + content + whole[place_of + len(content) * data.draw(st.integers(0, 2)) :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 from unittest.mock import patch
 
 import numpy as np
@@ -192,6 +192,25 @@ def test_minmax_reaches_the_least_busiest_rank(case):
     assert capacities.sum(axis=0).max() == best
     sent = matrix(dispatch_schedule(tokens, replicas, MinMax()), ranks)
     np.testing.assert_array_equal(sent.sum(axis=2), tokens)
+
+
+@PROPERTY
+@given(cases(most_ranks=4, most_tokens=9), st.sampled_from([1, 1 << 29, 1 << 31, (1 << 33) + 7, (1 << 45) - 1]))
+def test_minmax_counts_beyond_32_bits(case, times):
+    tokens, replicas = case
+    tokens = tokens * times + (tokens > 2)
+    capacities = minmax_capacities(tokens, replicas)
+    np.testing.assert_array_equal(capacities.sum(axis=1), tokens.sum(axis=1))
+    assert (capacities >= 0).all()
+    assert (capacities[replicas == 0] == 0).all()
+    # Some experts' tokens are too many for their ranks together: the least busiest rank is the worst such mean.
+    worst = 0
+    for size in range(1, len(tokens) + 1):
+        for chosen in combinations(range(len(tokens)), size):
+            hosts = int((replicas[list(chosen)] > 0).any(axis=0).sum())
+            demand = int(tokens[list(chosen)].sum())
+            worst = max(worst, -(-demand // hosts)) if hosts else worst
+    assert capacities.sum(axis=0).max() == worst
 
 
 def test_bad_tables_are_named():

@@ -4,96 +4,107 @@ from __future__ import annotations
 
 import csv
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from holdfast.cli.place_recording import read_recording
 from holdfast.errors import BadInputError
 from holdfast.planning import as_slots
 
+#: Characters of a bad cell that are shown.
+_MOST_SHOWN = 40
 
-def read_loads(path: Path, iteration: int | None) -> list[list[float]] | np.ndarray[Any, Any]:
+
+def read_loads(path: Path, iteration: int | None) -> Any:
     """Read tokens per layer and expert from .npz (with *iteration*), .csv or .json; planning checks the values."""
     readers = {
-        ".npz": lambda: _read_npz(path, iteration),
+        ".npz": lambda: read_recording(path, iteration),
         ".csv": lambda: _read_csv(path),
-        ".json": lambda: _json(path),
+        ".json": lambda: _json("--loads", path),
     }
     if path.suffix not in readers:
         raise BadInputError(f"--loads {path}: the name must end in .npz, .csv or .json")
     if iteration is not None and path.suffix != ".npz":
         raise BadInputError(f"--iteration {iteration} is for .npz recordings only: leave it out for {path.name}")
-    try:
-        return readers[path.suffix]()
-    except OSError as error:
-        raise BadInputError(f"--loads {path}: cannot be read ({error.strerror})") from None
-    except (zipfile.BadZipFile, UnicodeDecodeError) as error:
-        raise BadInputError(f"--loads {path}: not a {path.suffix} file ({error})") from None
-
-
-def _read_npz(path: Path, iteration: int | None) -> np.ndarray[Any, Any]:
-    try:
-        # NumPy leaves a file it opened itself open where that is no archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            tokens = archive["tokens"]
-            iterations = [int(value) for value in archive["iterations"]] if "iterations" in archive else []
-    except (KeyError, ValueError) as error:
-        raise BadInputError(f"--loads {path}: needs numbers named tokens[iteration, layer, expert] ({error})") from None
-    if tokens.ndim == 2 and iteration is None:
-        return tokens
-    if tokens.ndim != 3 or len(iterations) != len(tokens):
-        raise BadInputError(
-            f"--loads {path}: tokens have shape {tokens.shape} with {len(iterations)} iterations: "
-            "they must be [iteration, layer, expert], with one value in iterations for each"
-        )
-    if iteration is None and len(iterations) == 1:
-        return tokens[0]
-    if iteration not in iterations:
-        given = "is missing" if iteration is None else f"{iteration} is not recorded"
-        few = ", ".join(str(value) for value in iterations[:3])
-        raise BadInputError(
-            f"--iteration {given}: choose one of {few}, ..., {iterations[-1]} ({len(iterations)} values)"
-        )
-    return tokens[iterations.index(iteration)]
+    return readers[path.suffix]()
 
 
 def _read_csv(path: Path) -> list[list[float]]:
     """Read one line per layer; a first line without any number is a header."""
+    text = _text("--loads", path)
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise BadInputError(f"{path}, line {line}: holds a NUL byte; give plain text, one line of tokens per layer")
+    rows = csv.reader(text.splitlines(keepends=True))
     layers: list[list[float]] = []
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.reader(file), start=1):
+    may_be_header = True
+    try:
+        for row in rows:
             if not any(cell.strip() for cell in row):
                 continue
-            try:
-                layers.append([float(cell) for cell in row])
-            except ValueError as error:
-                if number > 1:
-                    raise BadInputError(f"{path}, line {number}: {error}; give tokens per expert") from None
+            if may_be_header and all(_number(cell) is None for cell in row):
+                may_be_header = False
                 continue
+            may_be_header = False
+            layers.append([_tokens(cell, path, rows.line_num, column) for column, cell in enumerate(row, start=1)])
             if len(layers[-1]) != len(layers[0]):
                 wrong = f"{len(layers[-1])} experts where the first layer has {len(layers[0])}"
-                raise BadInputError(f"{path}, line {number}: {wrong}; every layer needs as many")
+                raise BadInputError(f"{path}, line {rows.line_num}: {wrong}; every layer needs as many")
+    except csv.Error as error:
+        raise BadInputError(f"{path}, line {rows.line_num}: not CSV ({error})") from None
     if not layers:
         raise BadInputError(f"{path}: holds no layer; give one line of tokens per layer")
     return layers
 
 
-def _json(path: Path) -> Any:
+def _number(cell: str) -> float | None:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _tokens(cell: str, path: Path, line: int, column: int) -> float:
+    """Read one cell, or raise with its place."""
+    number = _number(cell)
+    if number is None:
+        raise BadInputError(f"{path}, line {line}, column {column}: {_short(cell)} is no number of tokens")
+    return number
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "...")
+
+
+def _text(option: str, path: Path) -> str:
+    """Read a text file; the byte order mark that some programs put first is left out."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise BadInputError(f"{option} {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{option} {path}: not text in UTF-8 ({error})") from None
+
+
+def _json(option: str, path: Path) -> Any:
+    try:
+        return json.loads(_text(option, path))
     except json.JSONDecodeError as error:
         raise BadInputError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise BadInputError(f"{option} {path}: lists in lists, too deep to read; one list per layer will do") from None
+    except BadInputError:
+        raise
+    except ValueError:  # Python refuses to read such a number
+        raise BadInputError(f"{option} {path}: holds a number with thousands of digits; give token counts") from None
 
 
 def read_racks(path: Path, nodes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Read the rack of each node, in node order: a JSON list of names, or one name per line; numbered 0, 1, ..."""
-    try:
-        names = _json(path) if path.suffix == ".json" else path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise BadInputError(f"--racks {path}: cannot be read ({error.strerror})") from None
-    if not isinstance(names, list):
+    names = _json("--racks", path) if path.suffix == ".json" else _text("--racks", path).split("\n")
+    if not isinstance(names, list) or not all(isinstance(name, str | int) for name in names):
         raise BadInputError(f"--racks {path}: must hold a list of rack names, one per node")
     names = [str(name).strip() for name in names if str(name).strip()]
     if len(names) != nodes:

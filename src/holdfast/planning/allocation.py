@@ -12,6 +12,12 @@ from holdfast.errors import BadInputError
 from holdfast.planning.arrays import IntArray
 from holdfast.planning.loads import as_token_counts
 
+#: Nodes that are planned for, and slots on all of them: within it load x slots stays exact in 64 bits.
+MOST_NODES = 1 << 14
+MOST_SLOTS = 1 << 22
+#: Counts of a plan, layers x experts x nodes: half a gigabyte each time they are copied.
+_MOST_CELLS = 1 << 26
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultThreshold:
@@ -50,15 +56,22 @@ def as_slots(slots: int | Sequence[int] | IntArray, nodes: int | None = None) ->
 
     Raises `BadInputError` where the numbers are below 1 or do not fit *nodes*.
     """
-    array = np.atleast_1d(np.asarray(slots, dtype=np.int64))
-    if nodes is not None and nodes < 1:
-        raise BadInputError(f"nodes is {nodes}: give at least 1")
+    if nodes is not None and not 1 <= nodes <= MOST_NODES:
+        raise BadInputError(f"nodes is {nodes}: give at least 1 and at most {MOST_NODES}")
+    try:
+        array = np.atleast_1d(np.asarray(slots, dtype=np.int64))
+    except OverflowError:
+        raise BadInputError(f"slots are too many: at most {MOST_SLOTS} on all nodes together are planned") from None
     if nodes is not None and array.size == 1:
         array = np.repeat(array, nodes)
     if array.ndim != 1 or array.size == 0 or (nodes is not None and array.size != nodes):
         raise BadInputError(f"slots give {array.size} numbers for {nodes} nodes: give one number, or one per node")
     if (array < 1).any():
         raise BadInputError(f"slots contain {int(array.min())}: every node needs at least 1 slot")
+    if array.size > MOST_NODES:
+        raise BadInputError(f"slots are given for {array.size} nodes: at most {MOST_NODES} are planned")
+    if int(array.max()) > MOST_SLOTS or int(array.sum()) > MOST_SLOTS:
+        raise BadInputError(f"slots are up to {int(array.max())} a node: at most {MOST_SLOTS} in all are planned")
     return array
 
 
@@ -69,12 +82,14 @@ def allocate(loads: ArrayLike, slots: IntArray, *, fault_threshold: int) -> Allo
     many distinct nodes cannot hold every expert, the threshold is lowered as little as possible, and reported.
     The hottest expert takes what the rounding leaves. Ties go by expert number.
 
-    Raises `BadInputError` for bad loads or a threshold below 1; returns a `Shortage` for more experts than slots.
+    Raises `BadInputError` for bad loads, a threshold below 1 or too large a plan; returns a `Shortage` for more experts
+    than slots.
     """
     if fault_threshold < 1:
         raise BadInputError(f"fault threshold is {fault_threshold}: give at least 1 (each expert needs one live copy)")
     tokens = as_token_counts(loads)
     experts, total = tokens.shape[1], int(slots.sum())
+    _check_size(len(tokens), experts, slots.size, total)
     if experts > total:
         return _shortage(experts, slots)
     empty = tokens.sum(axis=1) == 0
@@ -86,6 +101,17 @@ def allocate(loads: ArrayLike, slots: IntArray, *, fault_threshold: int) -> Allo
         fault_threshold=FaultThreshold(asked=fault_threshold, given=given),
         uniform_layers=tuple(int(layer) for layer in np.flatnonzero(empty)),
     )
+
+
+def _check_size(layers: int, experts: int, nodes: int, slots: int) -> None:
+    """Raise where the table of replicas, or the list of slots, of all layers would not fit into memory."""
+    for what, size in ((f"{experts} experts on {nodes} nodes", experts * nodes), (f"{slots} slots", slots)):
+        if layers * size > _MOST_CELLS:
+            fits = _MOST_CELLS // size
+            raise BadInputError(
+                f"{layers} layers of {what} are too many to plan at once: "
+                + (f"give at most {fits} layers" if fits else "give fewer nodes or slots")
+            )
 
 
 def _largest_threshold(experts: int, slots: IntArray) -> int:

@@ -23,13 +23,17 @@ def as_token_counts(loads: ArrayLike) -> IntArray:
     """
     try:
         array = np.asarray(loads, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadInputError(f"loads are not a table of numbers with one row per layer ({error})") from None
     if array.ndim == 1:
         array = array[None, :]
     if array.ndim != 2 or array.size == 0:
         raise BadInputError(f"loads have shape {array.shape}: give one row per layer and one column per expert")
     _check_values(array)
+    largest = float(array.max())
+    if largest > _LARGEST_SUM:
+        # Sums of numbers near the end of the range would leave it.
+        array = array / largest * _LARGEST_SUM
     sums = array.sum(axis=1, keepdims=True)
     whole = bool((array == np.floor(array)).all()) and float(sums.max()) <= _LARGEST_SUM
     if not whole:

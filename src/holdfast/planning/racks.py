@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 
@@ -71,9 +72,13 @@ def _in_turn(slots: IntArray, racks: IntArray, block: int) -> IntArray:
 
 
 def _swaps(slots: IntArray, racks: IntArray) -> list[tuple[int, int]]:
-    """Return the pairs of nodes in different racks with the same slots."""
-    alike = (slots[:, None] == slots) & (racks[:, None] != racks)
-    return [(int(first), int(second)) for first, second in np.argwhere(np.triu(alike))]
+    """Return the pairs of nodes in different racks with the same slots, as many as can be tried."""
+    pairs = (
+        (first, int(second))
+        for first in range(slots.size)
+        for second in first + np.flatnonzero((slots[first:] == slots[first]) & (racks[first:] != racks[first]))
+    )
+    return list(islice(pairs, _BUDGET))
 
 
 def _value(pattern: BoolArray, racks: IntArray, goal: int) -> tuple[int, float]:

@@ -22,6 +22,10 @@ def best_assignment(gain: FloatArray | NDArray[np.float32]) -> IntArray:
     return np.asarray(columns, dtype=np.int64)
 
 
+#: Bits of the capacities that SciPy's flow takes: those of both directions of an edge add up to 31 bits.
+_BITS = 30
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flow:
     """A maximum flow, and the side of a minimum cut that the source is on."""
@@ -34,13 +38,27 @@ class Flow:
 
 
 def largest_flow(tails: IntArray, heads: IntArray, capacity: IntArray, source: int, sink: int) -> Flow:
-    """Return one maximum flow from *source* to *sink* over edges `[M]`; edges are distinct."""
+    """Return one maximum flow from *source* to *sink* over edges `[M]`; edges are distinct, and none runs both ways.
+
+    SciPy counts in 32 bits. Greater capacities are first filled by their upper bits; what can still flow then is less
+    than one unit of the last of these bits for each edge, so that the next bits of what is left fit again.
+    """
     size = int(max(tails.max(), heads.max())) + 1
-    graph = csr_array((capacity.astype(np.int32), (tails, heads)), shape=(size, size))
-    found = maximum_flow(graph, source, sink)
+    flow = np.zeros_like(capacity)
+    shift = max(int(capacity.max()).bit_length() - _BITS, 0)
+    while True:
+        # What is left along each edge, and what may flow back.
+        left = np.minimum(np.concatenate([capacity - flow, flow]) >> shift, (1 << _BITS) - 1)
+        both_ways = np.concatenate([tails, heads]), np.concatenate([heads, tails])
+        graph = csr_array((left.astype(np.int32), both_ways), shape=(size, size))
+        graph.eliminate_zeros()
+        found = maximum_flow(graph, source, sink)
+        flow += np.asarray(found.flow[tails, heads], dtype=np.int64).reshape(-1) << shift
+        if not shift:
+            break
+        shift = max(shift - (_BITS - tails.size.bit_length()), 0)
     residual = graph - found.flow
     residual.eliminate_zeros()
     reachable = np.zeros(size, dtype=np.bool_)
     reachable[breadth_first_order(residual, source, return_predecessors=False)] = True
-    edges = np.asarray(found.flow[tails, heads], dtype=np.int64).reshape(-1)
-    return Flow(total=int(found.flow_value), edges=edges, reachable=reachable)
+    return Flow(total=int(flow[tails == source].sum()), edges=flow, reachable=reachable)
