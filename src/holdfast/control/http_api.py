@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
-import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.control.agent_channel import AgentChannel
 from holdfast.control.api_types import (
@@ -25,13 +26,20 @@ from holdfast.control.api_types import (
     NodesRequest,
     ShutdownRequest,
 )
+from holdfast.control.doorkeeper import Address
 from holdfast.control.shell import MALFORMED, Shell
 from holdfast.coordination.inputs import FailNode, Shutdown
+from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError
 from holdfast.observability.metrics import CONTENT_TYPE
 
-_log = logging.getLogger("holdfast.coordinator")
 T = TypeVar("T")
+#: how long a refusal takes
+REFUSAL_S = 0.1
+#: how long a request's body may take
+BODY_S = 10.0
+#: requests that wait for events or wishes at a time
+MAX_WAITING = 256
 _JSON_LINES = "application/x-ndjson"
 
 
@@ -74,25 +82,55 @@ class NodeRequests:
         return [{"id": known, "count": count} for known, count in self._requests if known > number]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """Who gets in. known: told whose connection has shown the token. log: of those who have not."""
+
+    token: str
+    known: Callable[[Address | None], None]
+    log: CountedLog
+    open_metrics: bool
+
+    def shown(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Tell whether a request's headers show the token."""
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        return hmac.compare_digest(given, b"Bearer " + self.token.encode())
+
+
 class TokenGate:
     """Lets only requests with the token through, before anything of them is parsed."""
 
-    def __init__(self, app: ASGIApp, token: str, *, open_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
-        self._expected = b"Bearer " + token.encode()
-        self._open_paths = open_paths
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        known = hmac.compare_digest(given, self._expected)
-        if known or (scope["type"] == "http" and scope["path"] in self._open_paths):
+        if self._gate.shown(scope["headers"]):
+            self._gate.known(scope["client"])
             await self._app(scope, receive, send)
             return
-        _log.warning("a request from %s for %s without the right token is refused", scope.get("client"), scope["path"])
-        await _error(401, "the token is missing or wrong")(scope, receive, send)
+        if self._gate.open_metrics and scope["type"] == "http" and scope["path"] == "/metrics":
+            await self._app(scope, receive, _closing(send))
+            return
+        host = scope["client"][0] if scope["client"] else "somebody"
+        self._gate.log.warn(f"{host} token", f"a request from {host} without the right token is refused")
+        # Whoever tries tokens gets as many answers as there are places for strangers, a few times a second.
+        await asyncio.sleep(REFUSAL_S)
+        await _error(401, "the token is missing or wrong")(scope, receive, _closing(send))
+
+
+def _closing(send: Send) -> Send:
+    """Say that the connection ends with this answer: a stranger's is not kept for another request."""
+
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return closing
 
 
 class HttpApi:
@@ -102,6 +140,7 @@ class HttpApi:
         self._shell = shell
         self._status = status
         self._requests = requests
+        self._waiting = 0
         #: set once somebody has read the events to the last
         self.read_to_the_end = asyncio.Event()
 
@@ -133,7 +172,8 @@ class HttpApi:
         after, wait_s = int(_number(request, "after", 0)), min(_number(request, "wait", 0.0), MAX_WAIT_S)
         stream = _number(request, "stream", 0) > 0
         journal = self._shell.journal
-        await journal.wait_beyond(after, wait_s)
+        with self._patience(wait_s):
+            await journal.wait_beyond(after, wait_s)
         lines = journal.read(after)
         ended = journal.closed and (not lines or _last_seq(lines) == journal.last_seq)
         if ended:
@@ -147,14 +187,15 @@ class HttpApi:
         """Yield the events above `after` as they come, for a time; less where none can follow."""
         loop, journal = asyncio.get_running_loop(), self._shell.journal
         until = loop.time() + seconds
-        while True:
-            lines = journal.read(after)
-            if lines:
-                after = _last_seq(lines)
-                yield b"".join(lines)
-            elif journal.closed or loop.time() >= until:
-                return
-            await journal.wait_beyond(after, max(until - loop.time(), 0.0))
+        with self._patience():
+            while True:
+                lines = journal.read(after)
+                if lines:
+                    after = _last_seq(lines)
+                    yield b"".join(lines)
+                elif journal.closed or loop.time() >= until:
+                    return
+                await journal.wait_beyond(after, max(until - loop.time(), 0.0))
 
     async def fail(self, request: Request) -> Response:
         """Inject a fault."""
@@ -178,28 +219,53 @@ class HttpApi:
     async def node_requests(self, request: Request) -> Response:
         """The launcher's side of POST /nodes: wishes above `after`, waiting up to `wait` seconds for one."""
         after, wait_s = _number(request, "after", 0), _number(request, "wait", 0.0)
-        return _json({"requests": await self._requests.after(int(after), min(wait_s, MAX_WAIT_S))})
+        with self._patience(wait_s):
+            return _json({"requests": await self._requests.after(int(after), min(wait_s, MAX_WAIT_S))})
+
+    @contextlib.contextmanager
+    def _patience(self, wait_s: float = 0.0) -> Iterator[None]:
+        """Take a place among those who wait.
+
+        Raises:
+            CrowdedError: none is left for one who is to wait.
+        """
+        if wait_s > 0 and self._waiting >= MAX_WAITING:
+            raise CrowdedError(f"{MAX_WAITING} requests wait already: ask again later, or without waiting")
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
 
 
-def build_app(api: HttpApi, agents: AgentChannel, token: str, *, open_metrics: bool) -> ASGIApp:
+def build_app(api: HttpApi, agents: AgentChannel, gate: Gate) -> ASGIApp:
     """Return the whole application of a coordinator."""
     app = Starlette(
         routes=[*api.routes(), WebSocketRoute("/agent", agents.serve)],
-        exception_handlers={BadInputError: _bad_input},
+        exception_handlers={BadInputError: _bad_input, CrowdedError: _crowded},
     )
-    return TokenGate(app, token, open_paths=frozenset({"/metrics"}) if open_metrics else frozenset())
+    return TokenGate(app, gate)
+
+
+class CrowdedError(Exception):
+    """Too many requests wait; the message says how many."""
+
+
+async def _crowded(request: Request, error: Exception) -> Response:
+    return _error(503, str(error))
 
 
 async def _bad_input(request: Request, error: Exception) -> Response:
-    return _error(400, str(error))
+    # Of a request that is refused half-read, nothing more is waited for.
+    return _error(400, str(error), {"connection": "close"})
 
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _error(status: int, why: str) -> Response:
-    return JSONResponse({"error": why}, status_code=status)
+def _error(status: int, why: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": why}, status_code=status, headers=headers)
 
 
 def _number(request: Request, name: str, default: float) -> float:
@@ -224,10 +290,14 @@ class _Seq(msgspec.Struct):
 async def _body(request: Request, kind: type[T]) -> T:
     """Read and check a small JSON body; an empty one is `{}`."""
     data = b""
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise BadInputError(f"the request is larger than {MAX_BODY_BYTES} bytes")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > MAX_BODY_BYTES:
+                    raise BadInputError(f"the request is larger than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise BadInputError(f"the request did not end within {BODY_S:g} s") from None
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
     except MALFORMED as error:

@@ -20,23 +20,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-import uvicorn
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.agent_channel import AgentChannel
-from holdfast.control.http_api import HttpApi, NodeRequests, build_app
+from holdfast.control.doorkeeper import raise_file_limit
+from holdfast.control.http_api import Gate, HttpApi, NodeRequests, build_app
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.settings import ServerSettings
 from holdfast.control.shell import RecordKeeper, Shell, SupersededError
 from holdfast.control.status import status_of
 from holdfast.control.stores import open_store
+from holdfast.control.web import WebServer
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import JournalTail, PlanExperts, Planned, Shutdown, Tick
+from holdfast.counted_log import CountedLog
 from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import FileJournal
 from holdfast.observability.metrics import Metrics
-from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
 __all__ = ["ServerSettings", "run_coordinator", "serve"]
 
@@ -54,6 +55,7 @@ def run_coordinator(settings: ServerSettings) -> int:
         BadInputError: the settings, the port, the store or the events file cannot be used; nothing was touched.
         HoldfastError: it cannot go on: superseded, or its disk fails.
     """
+    raise_file_limit()
     return asyncio.run(serve(settings))
 
 
@@ -127,14 +129,6 @@ def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> Journal:
     return journal
 
 
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: ending the job is the coordinator's business."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class _Server:
     """The parts of one coordinator, put together."""
 
@@ -142,7 +136,8 @@ class _Server:
         self, settings: ServerSettings, listener: socket.socket, keeper: RecordKeeper, journal: Journal, clock: Clock
     ) -> None:
         self._settings = settings
-        self._listener = listener
+        self._strangers = CountedLog(_log, clock.monotonic)
+        self._web = WebServer(listener, settings, self._strangers)
         self._journal = journal
         self._token = settings.token or secrets.token_urlsafe(32)
         self._url = _url(settings, listener)
@@ -187,8 +182,7 @@ class _Server:
 
     async def run(self) -> int:
         """Serve until the job is over or this coordinator cannot go on."""
-        web = _Uvicorn(self._uvicorn_config())
-        serving = asyncio.create_task(web.serve(sockets=[self._listener]))
+        serving = asyncio.create_task(self._serve())
         ticking = asyncio.create_task(self._tick())
         _log.info("job %s: the coordinator listens on %s", self._settings.job, self._url)
         try:
@@ -202,7 +196,7 @@ class _Server:
             self._requests.wake()
             if self._settings.launched and not serving.done():
                 await self._last_events_read()
-            web.should_exit = True
+            self._web.stop()
             ticking.cancel()
             await asyncio.gather(serving, ticking, return_exceptions=True)
         return self._outcome(serving, ticking)
@@ -279,28 +273,10 @@ class _Server:
         exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number
         self._shell.feed(Shutdown(exit_code=exit_code, why=f"the coordinator was ended by {number.name}"))
 
-    def _uvicorn_config(self) -> uvicorn.Config:
-        settings = self._settings
-        open_metrics = settings.loopback
-        return uvicorn.Config(
-            build_app(self._api, AgentChannel(self._shell), self._token, open_metrics=open_metrics),
-            http="h11",
-            ws="websockets-sansio",
-            ws_max_size=MAX_MESSAGE_BYTES,
-            # The leases say who lives; pings would only add wake-ups, compression only latency.
-            ws_ping_interval=None,
-            ws_ping_timeout=None,
-            ws_per_message_deflate=False,
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-            ssl_certfile=str(settings.certfile) if settings.certfile else None,
-            ssl_keyfile=str(settings.keyfile) if settings.keyfile else None,
-        )
+    async def _serve(self) -> None:
+        """Serve agents, people and tools until the web server is stopped."""
+        gate = Gate(token=self._token, known=self._web.known, log=self._strangers, open_metrics=self._settings.loopback)
+        await self._web.serve(build_app(self._api, AgentChannel(self._shell), gate), gate.shown)
 
     def _status(self) -> dict[str, Any]:
         job = status_of(self._coordinator, self._now())
