@@ -243,7 +243,7 @@ def test_a_connection_that_ends_stops_the_others(tmp_path: Path, how: str) -> No
                 raw.close()
                 assert [_next_stop(agent).epoch for agent in agents] == [1, 1]
         failure = coordinator.until_event("failure_detected")
-        assert (failure["node"], failure["kind"]) == ("a", "connection_lost")
+        assert (failure.node, failure.kind) == ("a", "connection_lost")
 
 
 _SLEEPER = """
@@ -277,7 +277,7 @@ def test_the_death_of_an_agents_process_is_seen_without_a_lease(tmp_path: Path) 
             victim.send_signal(signal.SIGKILL)
             victim.communicate()
         failure = coordinator.until_event("failure_detected")
-        assert (failure["node"], failure["kind"]) == ("victim", "connection_lost")
+        assert (failure.node, failure.kind) == ("victim", "connection_lost")
 
 
 # ---- the queue of a slow agent, without a network ----
