@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \
-	bench-layer bench-spot fuzz
+	bench-layer bench-spot bench-strangers fuzz
 
 install: $(STAMP)
 
@@ -100,3 +100,7 @@ bench-layer: install
 # samples trained through a spot trace and through single failures, against restarts and static experts: about an hour and a half
 bench-spot: install
 	$(BIN)/python benchmarks/spot.py
+
+# a thousand strangers at the coordinator's port beside a training job, in turns with nobody
+bench-strangers: install
+	$(BIN)/python benchmarks/strangers.py

@@ -1,0 +1,244 @@
+"""Do a thousand strangers at the coordinator's port hold up the training, or keep new agents out?
+
+    make bench-strangers
+
+Beside a training job, periods without and with strangers take turns. A third of the strangers is silent, a third sends
+the head of a request one byte at a time, and a third stops in the middle of a WebSocket handshake; each comes again a
+second after it was dropped. All the time new agents connect, once a second, and say hello; at the end, among
+strangers, a node joins in earnest. Everything stays on the loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import secrets
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from holdfast.control.channel import open_channel
+from holdfast.control.local_job import LocalJob
+from holdfast.control.registry import JobEntry, find_job, registry_directory
+from holdfast.protocol.agent import CoordinatorMessage, Hello, Welcome
+
+ROOT = Path(__file__).resolve().parent.parent
+DENSE = ROOT / "examples" / "dense_gpt.py"
+ARGS = ("--steps", "1000000", "--layers", "4", "--dim", "128", "--heads", "4", "--context", "16")
+SLOW_BYTE_S = 0.5
+AGAIN_S = 1.0
+HELLO_EVERY_S = 1.0
+MOST_S = 600.0
+MAX_JOIN_S = 2.0
+MAX_SLOWER = 1.25
+MAX_LINES_A_MINUTE = 60
+
+WORDS = (
+    b"",
+    b"GET /status HTTP/1.1\r\nX-Slow: " + b"a" * 2000,
+    b"GET /agent HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n",
+)
+
+
+def main() -> int:
+    """Run the benchmark; 1 if strangers did harm."""
+    options = _options()
+    run = LocalJob(options.script, options.args or ARGS, options=("--nodes", str(options.nodes)))
+    with run as job:
+        job.wait("step_committed", step=20)
+        entry = find_job(registry_directory(job.environment), job.url)
+        periods: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        hellos: dict[bool, list[float]] = {False: [], True: []}
+        for number in range(2 * options.turns):
+            crowded = number % 2 == 1
+            with strangers(entry, options.strangers if crowded else 0):
+                began = time.time()
+                hellos[crowded] += say_hello(entry, options.seconds)
+                periods[crowded].append((began, time.time()))
+        with strangers(entry, options.strangers):
+            joined = join(job)
+        steps = {crowded: steps_in(job, spans) for crowded, spans in periods.items()}
+        lines = [
+            line for line in job.output().splitlines() if "holdfast.coordinator" in line or "more like this" in line
+        ]
+        return report(steps, hellos, joined, lines, options)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strangers", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of one period")
+    parser.add_argument("--turns", type=int, default=3, help="periods of each kind")
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--script", type=Path, default=DENSE)
+    parser.add_argument("args", nargs="*", help="arguments of the script, after --")
+    return parser.parse_args()
+
+
+# ---- strangers ----
+
+
+@contextlib.contextmanager
+def strangers(entry: JobEntry, count: int) -> Iterator[None]:
+    """Have so many strangers in a process of their own, all of them there before the body begins."""
+    if not count:
+        yield
+        return
+    context = multiprocessing.get_context("spawn")
+    there = context.Event()
+    process = context.Process(target=crowd, args=(entry.url, count, there), daemon=True)
+    process.start()
+    try:
+        there.wait(60)
+        yield
+    finally:
+        process.terminate()
+        process.join(20)
+
+
+def crowd(url: str, count: int, there: threading.Event) -> None:
+    """Be strangers, for a bounded time."""
+    host, port = url.split("//")[1].rsplit(":", 1)
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(stranger(host, int(port), WORDS[number % len(WORDS)])) for number in range(count)]
+        await asyncio.sleep(AGAIN_S)
+        there.set()
+        await asyncio.wait(tasks, timeout=MOST_S)
+
+    asyncio.run(run())
+
+
+async def stranger(host: str, port: int, words: bytes) -> None:
+    """Come again and again."""
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(host, port)
+            talking = asyncio.create_task(talk(writer, words))
+            await reader.read()
+            talking.cancel()
+            writer.transport.abort()
+        await asyncio.sleep(AGAIN_S)
+
+
+async def talk(writer: asyncio.StreamWriter, words: bytes) -> None:
+    """Say it at once if it is short, else a byte at a time."""
+    if len(words) < 1000:
+        writer.write(words)
+        return
+    for place in range(len(words)):
+        writer.write(words[place : place + 1])
+        await asyncio.sleep(SLOW_BYTE_S)
+
+
+# ---- agents ----
+
+
+def say_hello(entry: JobEntry, seconds: float) -> list[float]:
+    """Have new agents connect for a while; return how long each waited for its welcome, in seconds."""
+
+    async def once(number: int) -> float:
+        welcomed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        began = time.monotonic()
+
+        def heard(message: CoordinatorMessage) -> None:
+            if isinstance(message, Welcome) and not welcomed.done():
+                welcomed.set_result(time.monotonic() - began)
+
+        channel = await open_channel(entry.url, entry.token, heard)
+        node = f"hello-{number}"
+        channel.send(
+            Hello(
+                protocol=1,
+                job=entry.job,
+                node=node,
+                session=secrets.token_hex(8),
+                term=0,
+                agent_pid=os.getpid(),
+                workers=1,
+                digest="hello",
+            )
+        )
+        try:
+            return await asyncio.wait_for(welcomed, 30)
+        finally:
+            channel.close()
+            await channel.wait_closed()
+
+    async def all_of_them() -> list[float]:
+        found = []
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            found.append(await once(len(found)))
+            await asyncio.sleep(HELLO_EVERY_S)
+        return found
+
+    return asyncio.run(all_of_them())
+
+
+def join(job: LocalJob) -> float:
+    """Have a node join; return the seconds from the wish until all its workers are attached."""
+    since = len(job.events)
+    began = time.time()
+    with job.client() as client:
+        client.add_nodes(1)
+    return float(job.wait("node_joined", since=since)["time"]) - began
+
+
+# ---- figures ----
+
+
+def steps_in(job: LocalJob, spans: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the seconds of the steps that lie within the periods."""
+    committed = job.all("step_committed")
+    return [e["seconds"] for e in committed if any(a <= e["time"] - e["seconds"] and e["time"] <= b for a, b in spans)]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which this share of them lies."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def report(
+    steps: dict[bool, list[float]],
+    hellos: dict[bool, list[float]],
+    joined: float,
+    lines: list[str],
+    options: argparse.Namespace,
+) -> int:
+    """Print the table; return 1 if strangers did harm."""
+    print(f"{'':24}{'steps':>7}{'median':>9}{'p99':>9}{'max':>9}   {'hellos':>7}{'median':>9}{'max':>9}")
+    for crowded in (False, True):
+        name = f"{options.strangers} strangers" if crowded else "nobody"
+        took, waited = steps[crowded], hellos[crowded]
+        print(
+            f"{name:24}{len(took):7}{statistics.median(took) * 1e3:6.0f} ms{percentile(took, 0.99) * 1e3:6.0f} ms"
+            f"{max(took) * 1e3:6.0f} ms   {len(waited):7}{statistics.median(waited) * 1e3:6.0f} ms"
+            f"{max(waited) * 1e3:6.0f} ms"
+        )
+    slower = percentile(steps[True], 0.99) / percentile(steps[False], 0.99)
+    print(
+        f"99th percentile of steps: {slower:.2f}x; a node joined in {joined:.2f} s; {len(lines)} log lines, the last:"
+    )
+    for line in lines[-3:]:
+        print("  " + line)
+    wrong = []
+    if slower > MAX_SLOWER:
+        wrong.append(f"steps take {slower:.2f}x")
+    if max(*hellos[True], joined) > MAX_JOIN_S:
+        wrong.append("an agent waited too long")
+    if len(lines) > MAX_LINES_A_MINUTE * (options.turns * options.seconds / 60 + 1):
+        wrong.append("the log is flooded")
+    print("wrong: " + ("; ".join(wrong) if wrong else "nothing"))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
