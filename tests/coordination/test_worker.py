@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+import numpy as np
 import pytest
 from machinery import commit, w
 
+from holdfast.coordination.experts import encode
+from holdfast.coordination.holding import Holding
 from holdfast.coordination.worker import (
     Build,
     Compute,
     Done,
     Enter,
+    Forward,
     Halt,
     InvalidTransitionError,
+    Load,
+    Move,
+    Receive,
     Tell,
     Wait,
     WorkerMachine,
@@ -120,9 +128,7 @@ def test_forward_applies_the_recorded_v() -> None:
     machine.stop_order(msg.Stop(term=1, epoch=1))
     machine.vote_abandoned()
     machine.begin(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
-    task = machine.task
-    assert isinstance(task, Enter)
-    assert task.forward == commit(7.0)
+    assert machine.task == Forward(plan(2, ME), 1, commit(7.0))
     with pytest.raises(InvalidTransitionError, match="entered without the decided state"):
         machine.entered()
     assert machine.begin_apply()
@@ -175,9 +181,7 @@ def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
     machine = joiner()
     assert machine.task == Wait()
     assert machine.pushed(2)
-    task = machine.task
-    assert isinstance(task, Enter)
-    assert task.receive
+    assert isinstance(machine.task, Receive)
     assert machine.received(2, msg.Passed(step=3, commit=commit()), 3)
     assert machine.entered(received_bytes=9) != []
     assert machine.task == Compute(4, (1, 3), ())
@@ -270,8 +274,9 @@ def test_a_begin_that_does_not_fit_the_state_raises() -> None:
 
 
 def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
-    machine = WorkerMachine(ME, micro_batches=4, keeps_partial=False)
-    machine.begin(begin(1, DecisionKind.START, 0))
+    machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
+    machine.begin(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    take_up(machine)
     machine.entered()
     assert all(machine.computing(micro_batch) for micro_batch in machine.share)
     assert report_of(machine.stop_order(msg.Stop(term=1, epoch=1))).held == ()
@@ -279,23 +284,126 @@ def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
 
 def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:
     """Stopped again before it could apply: its gradients are those of the epoch before, not of this one's plan."""
-
-    def placed(epoch: int, held: bytes, placement: bytes) -> msg.EpochPlan:
-        experts = msg.ExpertPlan(
-            layers=1, experts=2, held=(held, b""), placement=(placement, b""), moves=0, asked=1, given=1
-        )
-        members = tuple(msg.Member(worker=worker, host="h", state_port=1) for worker in (ME, PEER))
-        return msg.EpochPlan(term=1, epoch=epoch, members=members, experts=experts)
-
-    machine = WorkerMachine(ME, micro_batches=4)
-    machine.begin(begin(1, DecisionKind.START, 0, plan=placed(1, b"", b"first")))
-    machine.experts = b"union"
+    machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
+    machine.begin(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    take_up(machine)
     machine.entered()
     assert machine.computed()
     assert machine.reduced()
     report = report_of(machine.stop_order(msg.Stop(term=1, epoch=1)))
-    assert (report.ready, report.experts, report.experts_next) == (True, b"union", b"first")
-    forward = begin(2, DecisionKind.FORWARD, 1, commit=commit(1), plan=placed(2, b"first", b"second"))
+    assert (report.ready, report.experts, report.experts_next) == (True, blob(0, 1), blob(0))
+    forward = begin(2, DecisionKind.FORWARD, 1, commit=commit(1), plan=placed(2, blob(0), blob(1)))
     machine.begin(forward)
     report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
-    assert (report.ready, report.experts, report.experts_next) == (True, b"union", b"first")
+    assert (report.ready, report.experts, report.experts_next) == (True, blob(0, 1), blob(0))
+
+
+SHAPE = msg.ExpertShape(layers=1, experts=2, slots=2)
+
+
+def blob(*experts: int) -> bytes:
+    return encode(np.bincount(experts, minlength=2)[None])
+
+
+def placed(
+    epoch: int, held: bytes, placement: bytes, sources: dict[str, tuple[str, ...]] | None = None
+) -> msg.EpochPlan:
+    """A plan that gives this worker these experts; its peer has the others."""
+    experts = msg.ExpertPlan(
+        layers=1, experts=2, held=(held, b""), placement=(placement, b""), moves=1, asked=1, given=1
+    )
+    return msgspec.structs.replace(plan(epoch, sources=sources), experts=experts)
+
+
+def take_up(machine: WorkerMachine) -> None:
+    assert isinstance(machine.task, Move)
+    assert machine.moving() is not None
+    assert machine.moved(machine.epoch)
+
+
+def with_experts() -> WorkerMachine:
+    """Has applied step 1, with expert 0."""
+    machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
+    machine.begin(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    take_up(machine)
+    machine.entered()
+    machine.computed()
+    machine.reduced()
+    machine.voting()
+    machine.vote_passed(commit())
+    machine.begin_apply()
+    machine.applied_step(5.0)
+    return machine
+
+
+def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
+    machine = with_experts()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    the_plan = placed(2, blob(0), blob(0, 1), sources={PEER: (ME,)})
+    machine.begin(begin(2, DecisionKind.REDO, 1, plan=the_plan))
+    assert machine.task == Move(the_plan, (PEER,))
+    change = machine.moving()
+    assert change is not None
+    assert change.bring
+    assert machine.moved(2)
+    assert machine.task == Enter(the_plan, (PEER,))
+
+
+def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> None:
+    machine = with_experts()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    the_plan = placed(2, b"", blob(1), sources={ME: (PEER,)})
+    machine.begin(begin(2, DecisionKind.REDO, 4, plan=the_plan))
+    assert machine.pushed(2)
+    assert machine.task == Move(the_plan, ())
+    with pytest.raises(InvalidTransitionError, match="received"):
+        machine.received(2, None, 4)
+    with pytest.raises(InvalidTransitionError, match="entered without"):
+        machine.entered()
+    take_up(machine)
+    assert machine.task == Receive(the_plan)
+    assert machine.received(2, None, 4)
+    assert machine.task == Enter(the_plan, ())
+    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
+    assert (report.applied, report.experts) == (4, blob(1))
+
+
+def test_experts_without_the_rest_of_the_state_are_not_reported() -> None:
+    machine = with_experts()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.begin(begin(2, DecisionKind.REDO, 4, plan=placed(2, b"", blob(1), sources={ME: (PEER,)})))
+    take_up(machine)
+    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
+    assert (report.applied, report.experts) == (None, b"")
+
+
+def test_experts_that_come_after_a_stop_do_not_count() -> None:
+    machine = with_experts()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.begin(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(0), blob(0, 1))))
+    assert machine.moving() is not None
+    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
+    assert not machine.moved(2)
+    assert machine.moving() is None
+    assert report.experts == blob(0)
+
+
+def test_a_checkpoint_is_loaded_before_its_experts_are_taken_up() -> None:
+    machine = with_experts()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    the_plan = placed(2, b"", blob(1))
+    machine.begin(begin(2, DecisionKind.ROLLBACK, 0, checkpoint="c", plan=the_plan))
+    assert machine.task == Load(the_plan, "c")
+    with pytest.raises(InvalidTransitionError, match="moving"):
+        machine.moving()
+    assert machine.loaded(2, 0)
+    take_up(machine)
+    assert report_of(machine.stop_order(msg.Stop(term=1, epoch=2))).experts == blob(1)
+
+
+def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story() -> None:
+    machine = with_experts()
+    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.begin(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(1), blob(1))))
+    with pytest.raises(InvalidTransitionError, match=r"here is .* epoch 2"):
+        machine.moving()

@@ -19,7 +19,7 @@ from holdfast.simulation.durable import MemoryJournal, MemoryStore
 from holdfast.simulation.faults import random_plan
 from holdfast.simulation.invariants import InvariantError
 
-SEEDS = range(400)
+SEEDS = range(1000)
 
 
 class ReportsTooEarly(WorkerMachine):

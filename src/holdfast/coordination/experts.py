@@ -50,6 +50,11 @@ def decode(blob: bytes, shape: ExpertShape) -> IntArray:
     return counts
 
 
+def everything(shape: ExpertShape) -> bytes:
+    """Return the blob of a worker that holds every expert once."""
+    return encode(np.ones((shape.layers, shape.experts), dtype=np.int64))
+
+
 def experts_by_layer(blob: bytes, shape: ExpertShape) -> tuple[tuple[int, ...], ...]:
     """Return a worker's experts layer by layer, one entry per slot, ascending."""
     counts = decode(blob, shape)

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.coordination.assignment import round_robin
 from holdfast.protocol.orders import Arm, Begin, JobDone, Prepare, Stop, Void
 from holdfast.protocol.plan import Commit, Decision, DecisionKind, EpochPlan, Passed, Phase
 from holdfast.protocol.worker import Applied, Entered, Fault, Finished, Prepared, Report, WorkerMessage
+
+if TYPE_CHECKING:
+    from holdfast.coordination.holding import Holding, Rearrangement
 
 
 class InvalidTransitionError(Exception):
@@ -62,20 +66,53 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
-    """Carry out the decision and take up the group, in this order: forward, group, checkpoint or state; then `entered`.
+class Forward:
+    """Apply the retained reduced gradients of `step` with this v, between begin_apply and applied_step."""
 
-    forward: apply the retained reduced gradients of `step` with this v, between begin_apply and applied_step.
-    checkpoint: load this one, then call `loaded`. receive: wait for the state, then call `received`.
+    plan: EpochPlan
+    step: int
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load this checkpoint, then call `loaded`."""
+
+    plan: EpochPlan
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Take up the placement of the experts: `moving`, what it says to do, `moved`.
+
+    send_to: meanwhile, and during what follows, push the state to these members.
+    """
+
+    plan: EpochPlan
+    send_to: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Wait for the state that is on its way since `pushed`, then call `received`."""
+
+    plan: EpochPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """All is here: call `entered` once the group stands.
+
     send_to: push the state to these members; compute may go on meanwhile, apply may not.
     """
 
     plan: EpochPlan
-    step: int
-    forward: Commit | None
-    checkpoint: str
-    receive: bool
     send_to: tuple[str, ...]
+
+
+#: What leads into an epoch, in this order, each only where it is needed (docs/protocol.md, Entering).
+Entering = Forward | Load | Move | Receive | Enter
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +129,20 @@ class Done:
     """The job is over: the script may end."""
 
 
-Task = Wait | Enter | Compute | Done
+Task = Wait | Entering | Compute | Done
 
 
 class WorkerMachine:
     """The protocol state of one worker process. Not thread-safe: the shell holds a lock around every call."""
 
-    def __init__(self, worker: str, *, micro_batches: int, keeps_partial: bool = True) -> None:
+    def __init__(self, worker: str, *, micro_batches: int, holding: Holding | None = None) -> None:
         """Be in no epoch.
 
         Args:
-            keeps_partial: gradients of finished micro-batches are of use after a failure. Not with experts: theirs
-                lie on other ranks.
+            holding: this worker's experts, None for a dense model. With experts, gradients of finished micro-batches
+                are of no use after a failure: the experts' lie on other ranks.
         """
-        self._keeps_partial = keeps_partial
+        self.holding = holding
         self.worker = worker
         self.micro_batches = micro_batches
         self.term = 0
@@ -118,14 +155,14 @@ class WorkerMachine:
         self.pending: EpochPlan | None = None
         self.stop: Stop | None = None
         self.done = False
-        #: the experts held with the state of `applied`, as the shell says (a blob of coordination.experts)
-        self.experts = b""
         self._armed = False
         self._prepared = False
         self._ready = False
         self._vote_open = False
         self._applying = False
         self._report_owed = False
+        #: the experts of this epoch are here
+        self._moved = False
         #: the state is the initial one of this process: nothing was applied, loaded or received, not even in part
         self._fresh = True
         self._assignment: tuple[int, ...] | None = None
@@ -174,7 +211,7 @@ class WorkerMachine:
         if self.frozen or self.plan is None:
             return Wait()
         if self.phase is Phase.ENTERING:
-            return self._enter_task(self.plan)
+            return self._entering(self.plan)
         if self.phase is Phase.COMPUTE:
             return Compute(self.step, self.share, tuple(self._held))
         return Wait()
@@ -205,7 +242,7 @@ class WorkerMachine:
         self.term, self.plan, self.decision, self.stop = plan.term, plan, decision, None
         self._assignment = share if order.assignment else None
         self._settle(plan, decision)
-        self.phase = Phase.ENTERING
+        self.phase, self._moved = Phase.ENTERING, False
         return [*out, Build(plan, pending=False)]
 
     def stop_order(self, order: Stop) -> list[WorkerInstruction]:
@@ -268,17 +305,45 @@ class WorkerMachine:
         self._fresh = False
         return True
 
+    def moving(self) -> Rearrangement | None:
+        """The placement of the experts is about to be taken up; None: frozen.
+
+        Raises:
+            JobFailedError: the initial experts are wanted, and are not here any more.
+        """
+        if self.frozen:
+            return None
+        task, decision = self.task, self.decision
+        if not isinstance(task, Move) or self.holding is None or task.plan.experts is None:
+            raise self._invalid("moving")
+        try:
+            return self.holding.take_up(task.plan.experts, self.rank, decision.kind if decision else None)
+        except ValueError as error:
+            raise self._invalid(f"moving ({error})") from error
+
+    def moved(self, epoch: int) -> bool:
+        """The experts are here. False: they came too late, and do not count."""
+        if self.frozen or self.epoch != epoch or self.phase is not Phase.ENTERING or self.holding is None:
+            return False
+        self.holding.brought()
+        self._moved = True
+        return True
+
     def received(self, epoch: int, state: Passed | None, step: int) -> bool:
         """The whole state of `step` is here, checked. False: it came too late, and is void."""
         if self.frozen or self.epoch != epoch or self.phase is not Phase.ENTERING:
             return False
+        if not isinstance(self.task, Receive):
+            raise self._invalid("received")
         self.applied, self.passed = step, state
         return True
 
     def loaded(self, epoch: int, step: int) -> bool:
         """The checkpoint of `step` is loaded. False: it came too late."""
-        if self.frozen or self.epoch != epoch or self.phase is not Phase.ENTERING:
+        if self.plan is None or self.frozen or self.epoch != epoch or self.phase is not Phase.ENTERING:
             return False
+        if self.holding is not None and self.plan.experts is not None:
+            self.holding.loaded(self.plan.experts, self.rank)
         self.applied, self.passed = step, None
         return True
 
@@ -287,7 +352,7 @@ class WorkerMachine:
         if self.frozen:
             return []
         self._expect("entered", Phase.ENTERING)
-        if self.applied is None or self._forward_due:
+        if self.applied is None or not isinstance(self.task, Enter):
             raise self._invalid("entered without the decided state")
         self.phase = Phase.COMPUTE
         message = Entered(
@@ -304,7 +369,7 @@ class WorkerMachine:
         if self.frozen:
             return False
         self._expect("computing", Phase.COMPUTE)
-        if self._keeps_partial and micro_batch not in self._held:
+        if self.holding is None and micro_batch not in self._held:
             self._held.append(micro_batch)
         return True
 
@@ -358,6 +423,8 @@ class WorkerMachine:
         self.applied = self.passed.step
         self._applying = self._ready = False
         self._held, self._assignment = [], None
+        if self.holding is not None:
+            self.holding.passed()
         told = Tell(
             Applied(
                 worker=self.worker,
@@ -423,6 +490,8 @@ class WorkerMachine:
             # A checkpoint is read into the live parameters: they are nobody's initial state any more.
             self._fresh = self._fresh and self.applied is None and decision.kind is not DecisionKind.ROLLBACK
             self.applied, self.passed, self._ready = None, None, False
+            if self.holding is not None and decision.kind is DecisionKind.ROLLBACK:
+                self.holding.overwrite()
             return
         if decision.kind is DecisionKind.START and self.applied is None:
             if not self._fresh:
@@ -439,20 +508,16 @@ class WorkerMachine:
         if self.applied != decision.applied:
             raise self._invalid(f"begin: state {self.applied} where {decision.applied} is decided")
 
-    def _enter_task(self, plan: EpochPlan) -> Enter:
-        decision = self.decision
-        forward = self.passed.commit if self._forward_due and self.passed else None
-        rollback = decision is not None and decision.kind is DecisionKind.ROLLBACK
-        lacking = self.applied is None
-        receivers = tuple(w for w, sources in plan.sources.items() if self.worker in sources)
-        return Enter(
-            plan=plan,
-            step=self.step,
-            forward=forward,
-            checkpoint=decision.checkpoint if decision and rollback and lacking else "",
-            receive=lacking and self.worker in plan.sources,
-            send_to=receivers,
-        )
+    def _entering(self, plan: EpochPlan) -> Entering:
+        decision, lacking = self.decision, self.applied is None
+        if self._forward_due and self.passed is not None:
+            return Forward(plan, self.passed.step, self.passed.commit)
+        if lacking and decision is not None and decision.kind is DecisionKind.ROLLBACK:
+            return Load(plan, decision.checkpoint)
+        send_to = tuple(w for w, sources in plan.sources.items() if self.worker in sources)
+        if self.holding is not None and not self._moved:
+            return Move(plan, send_to)
+        return Receive(plan) if lacking else Enter(plan, send_to)
 
     def _swap(self) -> None:
         """The pending epoch is the current one from here on."""
@@ -460,7 +525,7 @@ class WorkerMachine:
         self.plan, self.pending, self.decision = self.pending, None, None
         self._armed = self._prepared = False
         self._assignment = None
-        self.phase = Phase.ENTERING
+        self.phase, self._moved = Phase.ENTERING, False
 
     def _leave_pending(self) -> list[WorkerInstruction]:
         if self.pending is None:
@@ -490,19 +555,11 @@ class WorkerMachine:
             ready=self._ready,
             passed=self.passed,
             held=tuple(sorted(self._held)),
-            experts=self.experts,
-            experts_next=self._placed if self._ready else b"",
+            # Without the rest of the state they are of no use to anybody.
+            experts=self.holding.blob if self.holding is not None and self.applied is not None else b"",
+            experts_next=self.holding.next_blob if self.holding is not None and self._ready else b"",
         )
         return Tell(report)
-
-    @property
-    def _placed(self) -> bytes:
-        """This worker's experts once the step that is ready here is applied."""
-        experts = self.plan.experts if self.plan is not None else None
-        if experts is None:
-            return b""
-        # A FORWARD that is still due leads to the placement of the epoch before: what its own plan begins with.
-        return (experts.held if self._forward_due else experts.placement)[self.rank]
 
     def _pay_report(self) -> list[WorkerInstruction]:
         return [self._report()] if self._report_owed else []

@@ -6,7 +6,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from holdfast import checkpoint_dir
 from holdfast.checkpoint_dir import DamagedCheckpointError
 from holdfast.errors import BadInputError
-from holdfast.planning.arrays import IntArray
 from holdfast.protocol.worker import CheckpointKept, CheckpointWritten
 from holdfast.runtime.moe.saving import empty_rows, row_name
 from holdfast.runtime.moe.shards import LayerSpec
@@ -201,11 +200,11 @@ def load_checkpoint(directory: Path, name: str, state: TrainingState) -> int:
     return step
 
 
-def load_experts(directory: Path, name: str, experts: JobExperts, wanted: IntArray) -> None:
+def load_experts(directory: Path, name: str, experts: JobExperts, wanted: Sequence[Sequence[int]]) -> None:
     """Load those experts that a worker is to host, at any world size; `load_checkpoint` has checked the files.
 
     Args:
-        wanted: replicas per layer and expert, `(L, E)`.
+        wanted: the experts of each layer.
 
     Raises:
         DamagedCheckpointError: what it says of the experts cannot be read.
@@ -218,11 +217,10 @@ def load_experts(directory: Path, name: str, experts: JobExperts, wanted: IntArr
         raise DamagedCheckpointError(f"{name}/{EXPERTS} cannot be read: {error}") from None
     if [layer.weights for layer in specs] != [layer.weights for layer in experts.specs()]:
         raise BadInputError(f"checkpoint {path} is not of this model: its MoE layers have other experts")
-    names = [tuple(int(expert) for expert in row.nonzero()[0]) for row in wanted]
-    rows = empty_rows(specs, names, experts.layers[0].experts.w1.device)
+    rows = empty_rows(specs, wanted, experts.layers[0].experts.w1.device)
     targets = {row_name(layer, *key): tensor for layer, row in enumerate(rows) for key, tensor in row.items()}
     load_tensors(path, targets)
-    experts.adopt(wanted, specs, dict(enumerate(rows)))
+    experts.adopt(wanted, specs, rows)
 
 
 def _named(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.coordination.worker import Enter, WorkerInstruction, WorkerMachine
+from holdfast.coordination.worker import Enter, Move, WorkerInstruction, WorkerMachine
 from holdfast.protocol import messages as msg
 from holdfast.runtime.faults import Faults
 from holdfast.runtime.inbox import Receipt, StateInbox
@@ -61,11 +61,6 @@ class StateExchange:
         if self._inbox is not None:
             self._inbox.close()
 
-    @property
-    def torn(self) -> bool:
-        """True where a transfer was broken off, so that the tensors here are of two states."""
-        return not self._settled
-
     def settle(self) -> None:
         """The tensors hold one whole state: a receipt's, or a checkpoint's."""
         self._settled = True
@@ -74,11 +69,11 @@ class StateExchange:
         """Wait until no earlier transfer writes to the tensors any more; return whether that is so."""
         return self._latest is None or self._latest.wait_quiet()
 
-    def start_push(self, room: Room, task: Enter) -> None:
+    def start_push(self, room: Room, task: Move | Enter) -> None:
         """Send this worker's state to those that lack it, in the background: compute goes on, apply waits."""
         if not task.send_to or room.push is not None:
             return
-        view = self._state.capture()
+        view, step = self._state.capture(), self._shared.machine.step
         machine = self._shared.machine
         with self._shared.changed:
             if self._shared.left(room.epoch) or machine.applied is None:
@@ -91,7 +86,7 @@ class StateExchange:
                 step=machine.applied,
                 passed=machine.passed,
                 on_end=lambda error: self._push_ended(room.epoch, error),
-                midway=lambda: self._faults.at_side("transfer", task.step),
+                midway=lambda: self._faults.at_side("transfer", step),
             )
             room.push.start()
 

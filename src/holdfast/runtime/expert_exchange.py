@@ -32,7 +32,7 @@ class ExpertExchange:
         self._faults = faults
         self._clock = clock
 
-    def enter(self, room: Room, plan: EpochPlan, comm: Communicator) -> bool:
+    def move(self, room: Room, plan: EpochPlan, comm: Communicator) -> bool:
         """Bring the experts here that this worker is to host; False where the epoch is over, or has to end.
 
         Raises:
@@ -40,14 +40,16 @@ class ExpertExchange:
         """
         machine = self._shared.machine
         with self._shared.changed:
-            decision, step = machine.decision, machine.step
+            step = machine.step
+            change = None if self._shared.left(room.epoch) else machine.moving()
+        if change is None or plan.experts is None:
+            return False
         started = self._clock.monotonic()
         moving = (
             FaultingCommunicator(comm, self._faults, step, "moving") if self._faults.armed("moving", step) else comm
         )
-        kind = decision.kind if decision is not None else None
         try:
-            room.moved_bytes += self._experts.enter(comm, plan.experts, kind, moving=moving)
+            room.moved_bytes = self._experts.take_up(comm, plan.experts, change, moving=moving)
         except HaltedError:
             comm.retire()
             return False
@@ -55,13 +57,11 @@ class ExpertExchange:
             comm.retire()
             self._lost(room.epoch, error)
             return False
-        if plan.experts is not None and plan.experts.moves:
-            room.moving_s += self._clock.monotonic() - started
+        if change.bring:
+            room.moving_s = self._clock.monotonic() - started
         self._experts.state.on_void = lambda error: self._void(room, error)
         with self._shared.changed:
-            # Without the rest of the state they are of no use to anybody, and not reported.
-            machine.experts = b"" if machine.applied is None else self._experts.blob
-        return True
+            return machine.moved(room.epoch)
 
     def after_step(
         self, comm: Communicator, saver: CheckpointSaver | None, *, step: int, epoch: int, verify: bool

@@ -32,7 +32,6 @@ class Room:
     dropped: bool = False
     push: Push | None = None
     receipt: Receipt | None = None
-    experts_here: bool = False
     moved_bytes: int = 0  # of experts that came here
     moving_s: float = 0.0
 

@@ -15,19 +15,24 @@ from typing import Protocol, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.control.framing import FromWorkerProcess
+from holdfast.coordination.holding import Holding
 from holdfast.coordination.worker import (
     Build,
     Compute,
     Done,
     Drop,
     Enter,
+    Entering,
+    Forward,
     Halt,
+    Load,
+    Move,
+    Receive,
     Tell,
     Wait,
     WorkerInstruction,
     WorkerMachine,
 )
-from holdfast.errors import JobFailedError
 from holdfast.protocol import messages as msg
 from holdfast.runtime.building import GroupBuilder, GroupBuilding
 from holdfast.runtime.checkpoint import (
@@ -96,8 +101,8 @@ class Session:
         self._verify_state = verify_state
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
-        self._machine = WorkerMachine(worker, micro_batches=workload.micro_batches, keeps_partial=experts is None)
-        self._machine.experts = experts.blob if experts is not None else b""
+        holding = Holding(experts.shape(1)) if experts is not None else None
+        self._machine = WorkerMachine(worker, micro_batches=workload.micro_batches, holding=holding)
         self._rooms = Rooms(self._post)
         self._shared = Shared(
             changed=self._changed, machine=self._machine, rooms=self._rooms, carry_out=self._carry_out
@@ -169,7 +174,7 @@ class Session:
             if isinstance(task, Compute):
                 self._rooms_leave_before(epoch)
                 return task, epoch
-            if isinstance(task, Enter):
+            if isinstance(task, Entering):
                 self._enter(task)
 
     def settle(self, step: int) -> bool:
@@ -234,8 +239,6 @@ class Session:
         digest = state_hash(self.workload.state.capture()) if self._verify_state else ""
         with self._changed:
             rank = self._machine.rank
-            if self.workload.experts is not None:
-                self._machine.experts = self.workload.experts.blob
             forward = self._machine.phase is msg.Phase.ENTERING
             self._carry_out(self._machine.applied_step(self._clock.time(), digest))
             self.last_applied = msg.Passed(step=step, commit=commit)
@@ -275,7 +278,7 @@ class Session:
 
     # ---- entering an epoch ----
 
-    def _enter(self, task: Enter) -> None:
+    def _enter(self, task: Entering) -> None:
         """Do the next part of entering that can be done; the machine is asked again after each."""
         epoch = task.plan.epoch
         with self._changed:
@@ -283,37 +286,30 @@ class Session:
             room = self._rooms.room(epoch)
         if room is None:
             return
-        self._refuse_torn_start(task)
-        if task.forward is not None:
+        if isinstance(task, Forward):
             self.faults.at("forward", task.step)
-            self.apply(epoch, task.step, task.forward)
+            self.apply(epoch, task.step, task.commit)
             return
-        settled = not task.receive and not task.checkpoint
-        if settled:
+        if isinstance(task, Move | Enter):
             self._exchange.start_push(room, task)
-        self._await(epoch, lambda: room.communicator is not None)
-        if task.checkpoint:
-            self._load(task.plan, task.checkpoint)
-        elif room.communicator is None or not self._enter_experts(room, task.plan):
+        communicator = self._await(epoch, lambda: room.communicator)
+        if communicator is None:
             return
-        elif task.receive:
-            self._receive(room)  # the others' experts have not waited for that
-        else:
-            self._entered(room)
+        match task:
+            case Load():
+                self._load(task.plan, task.checkpoint)
+            case Move():
+                self._move(room, task.plan, communicator)
+            case Receive():
+                self._receive(room)
+            case Enter():
+                self._entered(room)
 
-    def _refuse_torn_start(self, task: Enter) -> None:
-        """A transfer that was broken off leaves parameters of two models: that is no initial state to start from."""
-        if self._exchange.torn and not task.receive and not task.checkpoint:
-            raise JobFailedError("the transfer of the initial state was broken off: this worker has none any more")
-
-    def _enter_experts(self, room: Room, plan: msg.EpochPlan) -> bool:
-        if self._experts is None or room.communicator is None or room.experts_here:
-            return True
-        if self._experts.enter(room, plan, room.communicator):
-            room.experts_here = True
-            return True
-        self._await(room.epoch, lambda: False)
-        return False
+    def _move(self, room: Room, plan: msg.EpochPlan, communicator: Communicator) -> None:
+        if self._experts is None:
+            raise RuntimeError("experts are to move, but this model has none")
+        if not self._experts.move(room, plan, communicator):
+            self._await(room.epoch, lambda: False)
 
     def _entered(self, room: Room) -> None:
         receipt = room.receipt
@@ -332,7 +328,7 @@ class Session:
             return
         try:
             step = load_checkpoint(self._saver.directory, name, self.workload.state)
-            if experts is not None:
+            if experts is not None and plan.experts is not None:
                 wanted = experts.wanted_of(plan.experts, plan.rank(self.worker) or 0)
                 load_experts(self._saver.directory, name, experts, wanted)
         except DamagedCheckpointError as error:
@@ -341,9 +337,7 @@ class Session:
         with self._changed:
             self.last_applied = None
             self._exchange.settle()
-            if self._machine.epoch == epoch:
-                self._machine.experts = experts.blob if experts is not None else b""
-                self._machine.loaded(epoch, step)
+            self._machine.loaded(epoch, step)
 
     def _damaged(self, epoch: int, name: str, why: str) -> None:
         logger.warning("checkpoint %s cannot be read: %s", name, why)
@@ -366,8 +360,6 @@ class Session:
             return
         with self._changed:
             self.last_applied = None
-            if self.workload.experts is not None:
-                self._machine.experts = self.workload.experts.blob  # they came with this epoch
             if self._machine.received(room.epoch, header.passed, header.step):
                 self._exchange.settle()
 

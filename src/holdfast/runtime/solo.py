@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.checkpoint_dir import DamagedCheckpointError, find_checkpoints, verify
 from holdfast.control.framing import FromWorkerProcess
+from holdfast.coordination.experts import everything
 from holdfast.errors import JobFailedError
 from holdfast.protocol import messages as msg
 
@@ -96,4 +97,18 @@ class SoloLink:
 
 def _plan(attach: msg.Attach) -> msg.EpochPlan:
     member = msg.Member(worker=attach.worker, host=attach.host, state_port=0)
-    return msg.EpochPlan(term=1, epoch=1, members=(member,))
+    return msg.EpochPlan(term=1, epoch=1, members=(member,), experts=_all_here(attach.experts))
+
+
+def _all_here(shape: msg.ExpertShape | None) -> msg.ExpertPlan | None:
+    if shape is None:
+        return None
+    return msg.ExpertPlan(
+        layers=shape.layers,
+        experts=shape.experts,
+        held=(b"",),
+        placement=(everything(shape),),
+        moves=0,
+        asked=1,
+        given=1,
+    )

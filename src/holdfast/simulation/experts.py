@@ -1,4 +1,4 @@
-"""The experts of one worker, by the rules of the runtime: what is held is let go of only once a commit has passed."""
+"""The experts in one worker's memory: of which step each is, whatever the worker's machine believes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast.coordination.costs import MeasuredCosts
-from holdfast.coordination.experts import counts_by_node, decode, encode
+from holdfast.coordination.experts import counts_by_node
 from holdfast.coordination.loads import encode_loads
 from holdfast.planning import CostModel
 from holdfast.planning.arrays import IntArray
-from holdfast.protocol.plan import DecisionKind, EpochPlan, ExpertShape
+from holdfast.protocol.plan import EpochPlan, ExpertShape
 from holdfast.protocol.worker import Loads
 
 if TYPE_CHECKING:
@@ -36,55 +36,53 @@ def shape_of(plan: FaultPlan) -> ExpertShape | None:
     return ExpertShape(layers=2, experts=plan.experts, slots=plan.experts + 1)
 
 
-class HeldExperts:
-    """What one worker holds, `[L, E]` replicas. Fresh, it has all initial experts."""
+class StoredExperts:
+    """The step that each expert `[L, E]` in memory is of; -1 where there is none. At first all initial ones."""
 
     def __init__(self, shape: ExpertShape) -> None:
         self.shape = shape
-        self._counts = np.ones((shape.layers, shape.experts), dtype=np.int64)
-        self._placed = self._counts
+        self._steps = np.zeros((shape.layers, shape.experts), dtype=np.int64)
 
     @property
-    def blob(self) -> bytes:
-        """What a report says."""
-        return encode(self._counts)
+    def steps(self) -> tuple[int, ...]:
+        """What is here, in one line: what this worker can give to a migration."""
+        return tuple(int(step) for step in self._steps.flat)
 
-    def load(self, plan: EpochPlan, rank: int) -> None:
-        """Take from a checkpoint what the plan gives this rank."""
-        self._counts = self._placed = self._column(plan, rank)
+    def keep(self, counts: IntArray) -> bool:
+        """Let go of all others; False where one of these is not here."""
+        self._steps = np.where(counts > 0, self._steps, -1)
+        return bool((self._steps[counts > 0] >= 0).all())
 
-    def enter(self, plan: EpochPlan, rank: int, decision: DecisionKind | None) -> bool:
-        """Let go of what does not count in an epoch; False where the plan says held what is not here."""
-        assert plan.experts is not None
-        self._placed = self._column(plan, rank)
-        if decision in (DecisionKind.START, DecisionKind.ROLLBACK):
-            return True
-        held = decode(plan.experts.held[rank], self.shape)
-        missing = bool(((held > 0) & (self._counts == 0)).any())
-        self._counts = held
-        return not missing
+    def fetch(self, offers: tuple[int, ...], counts: IntArray) -> bool:
+        """Hold these too, from what all members had; False where nobody had one."""
+        offered = np.array(offers).reshape(self._steps.shape)
+        self._steps = np.where((counts > 0) & (self._steps < 0), offered, self._steps)
+        return bool((self._steps[counts > 0] >= 0).all())
 
-    def brought(self, offers: IntArray) -> bool:
-        """Hold what the plan wants beside what is held; False where nobody had some of it."""
-        self._counts = np.maximum(self._counts, self._placed)
-        return bool((offers[self._placed > 0] > 0).all())
+    def load(self, counts: IntArray, step: int) -> None:
+        """Read these from the checkpoint of a step, over all that was here."""
+        self._steps = np.where(counts > 0, step, -1)
 
-    def passed(self) -> None:
-        """A commit operation of the epoch has passed: what lives elsewhere now may go."""
-        self._counts = self._placed
+    def apply(self, counts: IntArray, step: int) -> bool:
+        """Keep only these, and train them by one step; False where they are not of the step before."""
+        whole = self.are_of(counts, step - 1)
+        self._steps = np.where(counts > 0, step, -1)
+        return whole
 
-    def offers(self, blobs: Iterable[bytes]) -> IntArray:
-        """Return what all members hold together."""
-        return np.sum([decode(blob, self.shape) for blob in blobs], axis=0)
+    def are_of(self, counts: IntArray, step: int) -> bool:
+        """Return whether all these are here, and of that step."""
+        return bool((self._steps[counts > 0] == step).all())
 
-    def loads(self, worker: str, epoch: int, step: int, rng: Random) -> Loads:
-        """Return a report of loads that drift."""
-        tokens = np.array([[rng.expovariate(1.0) for _ in range(self.shape.experts)] for _ in range(self.shape.layers)])
-        return Loads(worker=worker, epoch=epoch, step=step, tokens=encode_loads(tokens), expert_bytes=1, token_s=1.0)
 
-    def _column(self, plan: EpochPlan, rank: int) -> IntArray:
-        assert plan.experts is not None
-        return decode(plan.experts.placement[rank], self.shape)
+def pool(offers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return what all members together can give; they have let go of all that is of another state."""
+    return tuple(map(max, zip(*offers, strict=True)))
+
+
+def drifting_loads(shape: ExpertShape, worker: str, epoch: int, step: int, rng: Random) -> Loads:
+    """Return a report of loads that drift."""
+    tokens = np.array([[rng.expovariate(1.0) for _ in range(shape.experts)] for _ in range(shape.layers)])
+    return Loads(worker=worker, epoch=epoch, step=step, tokens=encode_loads(tokens), expert_bytes=1, token_s=1.0)
 
 
 def broken_guarantee(plan: EpochPlan, shape: ExpertShape) -> str:

@@ -59,6 +59,7 @@ class Checker:
     def told(self, worker: SimWorker, message: msg.WorkerMessage) -> None:
         """A worker says something; a report is a promise."""
         if isinstance(message, msg.Report):
+            self._experts_of_the_step(worker)
             self._promised[worker.id] = self._stand(worker)
 
     def began(self, worker: SimWorker, order: msg.Begin, accepted: bool) -> None:
@@ -66,10 +67,10 @@ class Checker:
         if accepted:
             self._promised.pop(worker.id, None)
 
-    def issues(self, worker: SimWorker) -> None:
-        """A worker issues a collective."""
+    def issues(self, worker: SimWorker, kind: str) -> None:
+        """A worker issues a collective: of a step, or the one that moves experts, while its state may still come."""
         self._keeps_promise(worker, "issues a collective")
-        if not worker.whole:
+        if kind != "move" and not worker.whole:
             self._fail(f"{worker.id} takes part in a step without a whole state")
 
     def passes(self, worker: SimWorker) -> None:
@@ -82,6 +83,7 @@ class Checker:
             self._fail(f"{worker.id} holds {sorted(worker.gradients)}, its machine says {sorted(task.held)}")
         if not worker.whole:
             self._fail(f"{worker.id} computes without a whole state")
+        self._experts_of_the_step(worker)
 
     def applied(self, worker: SimWorker, before: int, reduced: training.Reduced, commit: Commit) -> None:
         """A worker applied a step."""
@@ -107,6 +109,14 @@ class Checker:
             return
         if self._truth.setdefault(step, worker.state) != worker.state:
             self._fail(f"{worker.id} has another state of step {step} than the lineage")
+
+    def _experts_of_the_step(self, worker: SimWorker) -> None:
+        """All that the machine would report is in memory, and of the state of the applied step."""
+        machine, stored = worker.machine, worker.experts
+        if stored is None or machine.holding is None or machine.applied is None:
+            return
+        if not stored.are_of(machine.holding.held, machine.applied):
+            self._fail(f"{worker.id} does not have the experts of step {machine.applied} that it would report")
 
     def lacks_experts(self, worker: SimWorker, plan: msg.EpochPlan, why: str) -> NoReturn:
         """A worker cannot take up the placement that it is given."""

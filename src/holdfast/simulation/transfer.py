@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.protocol.plan import DecisionKind
+from holdfast.protocol.plan import Passed
 
 if TYPE_CHECKING:
     from holdfast.simulation.worker import SimWorker
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A whole state that has come: the one of `step`."""
+
+    epoch: int
+    step: int
+    passed: Passed | None
+    state: int
+
+
 class Pusher:
-    """A worker's transfers: those it sends, and what it has received."""
+    """The transfers that a worker sends."""
 
     def __init__(self, worker: SimWorker) -> None:
         self._worker = worker
@@ -19,8 +30,6 @@ class Pusher:
         self._open: set[str] = set()
         self._attempt = 0
         self._late_at = 0.0
-        self.received = 0
-        self.received_s = 0.0
 
     @property
     def active(self) -> bool:
@@ -28,8 +37,9 @@ class Pusher:
         return bool(self._open)
 
     def begin(self, epoch: int, targets: tuple[str, ...]) -> None:
-        """Start to push to all targets."""
-        self.received, self.received_s = 0, 0.0
+        """Start to push to all targets, unless that has begun."""
+        if epoch == self._epoch:
+            return
         self._epoch = epoch
         self._late_at = self._worker.cluster.timeline.now + self._worker.cluster.timing.operation_timeout_s
         self._open = set(targets)
@@ -79,13 +89,7 @@ class Pusher:
         if cluster.rng.random() < 0.05:  # the checksum does not fit: once more
             self._try(target, attempt)
             return
-        if peer.machine.received(self._epoch, worker.machine.passed, step):
-            peer.state, peer.whole = state, True
-            start = peer.machine.decision is not None and peer.machine.decision.kind is DecisionKind.START
-            if not start:
-                peer.machine.experts = b""  # those that are here are of another state
-            peer.pusher.received, peer.pusher.received_s = 1, 0.01
-            cluster.checker.holds(peer)
+        peer.receipt = Receipt(self._epoch, step, worker.machine.passed, state)
         self._open.discard(target)
         peer.advance()
         worker.advance()

@@ -10,13 +10,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.coordination import worker as wm
+from holdfast.coordination.holding import Holding
+from holdfast.errors import JobFailedError
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import Phase
 from holdfast.simulation import training
 from holdfast.simulation.collectives import Group, Operation
-from holdfast.simulation.experts import LOADS_EVERY, HeldExperts, shape_of
+from holdfast.simulation.experts import LOADS_EVERY, StoredExperts, drifting_loads, pool, shape_of
 from holdfast.simulation.process import Process
-from holdfast.simulation.transfer import Pusher
+from holdfast.simulation.transfer import Pusher, Receipt
 
 if TYPE_CHECKING:
     from holdfast.simulation.agent import SimAgent
@@ -47,11 +49,13 @@ class SimWorker(Process):
         self.pid = pid
         self.agent = agent
         self.cluster = cluster
-        self.machine = cluster.parts.worker(worker, micro_batches=cluster.plan.micro_batches)
         shape = shape_of(cluster.plan)
-        self.experts = HeldExperts(shape) if shape else None
-        self.machine.experts = self.experts.blob if self.experts else b""
+        self.experts = StoredExperts(shape) if shape else None
+        holding = Holding(shape) if shape else None
+        self.machine = cluster.parts.worker(worker, micro_batches=cluster.plan.micro_batches, holding=holding)
         self._left_move = 0
+        #: epoch and step of the gradients at hand
+        self._attempt = (0, 0)
         #: the model's state; garbage while it is being written
         self.state = training.initial_state(pid)
         self.whole = True
@@ -59,6 +63,8 @@ class SimWorker(Process):
         self.reduced: training.Reduced | None = None
         self.operation: Operation | None = None
         self.pusher = Pusher(self)
+        #: the state that has come, until the training thread takes it
+        self.receipt: Receipt | None = None
         self.raise_next = False
         #: the training thread is to hang where it comes next; it does
         self.hanging = self.hung = False
@@ -176,6 +182,7 @@ class SimWorker(Process):
     def _halt(self) -> None:
         """Leave collectives and transfers; the commit operation is looked at once more."""
         self.pusher.abort()
+        self.receipt = None
         operation = self.operation
         if self._busy in ("reduce", "move") and operation is not None:
             self.operation, self._busy = None, ""
@@ -260,7 +267,9 @@ class SimWorker(Process):
         machine = self.machine
         task = machine.task
         match task:
-            case wm.Enter():
+            case wm.Forward():
+                self._apply()
+            case wm.Load() | wm.Move() | wm.Receive() | wm.Enter():
                 self._enter(task)
             case wm.Compute():
                 self._compute(task)
@@ -271,72 +280,85 @@ class SimWorker(Process):
                 if machine.phase is Phase.PASSED and not machine.frozen:
                     self._apply()
 
-    def _enter(self, task: wm.Enter) -> None:
-        machine = self.machine
-        if task.forward is not None:
-            self._apply()
-            return
-        building = self._builds.get(task.plan.epoch)
+    def _enter(self, task: wm.Load | wm.Move | wm.Receive | wm.Enter) -> None:
+        epoch = task.plan.epoch
+        if isinstance(task, wm.Move | wm.Enter):
+            self.pusher.begin(epoch, task.send_to)
+        building = self._builds.get(epoch)
         if building is None or not building.built:
             return
-        if task.checkpoint:
-            self._busy = "load"
-            self.cluster.after("load", self, self._loaded, task)
-            return
-        if machine.applied is None or self._left_move == task.plan.epoch:
-            return  # the state is on its way, or will be; or the experts could not move
-        if self._boundary("entering"):
-            return
-        received, seconds = self.pusher.received, self.pusher.received_s
-        self.pusher.begin(task.plan.epoch, task.send_to)
-        if self._move_experts(task.plan):
-            return
-        self.obey(machine.entered(received_bytes=received, transfer_s=seconds))
+        match task:
+            case wm.Load():
+                self._busy = "load"
+                self.cluster.after("load", self, self._loaded, task)
+            case wm.Move() if self._left_move != epoch and not self._boundary("entering"):
+                self._move(task.plan)
+            case wm.Receive():
+                self._receive(epoch)
+            case wm.Enter() if self.experts is not None or not self._boundary("entering"):
+                self._entered()
+            case _:
+                pass
+
+    def _entered(self) -> None:
+        receipt, self.receipt = self.receipt, None
+        spent = {"received_bytes": 1, "transfer_s": 0.01} if receipt is not None else {}
+        self.obey(self.machine.entered(**spent))
         if not self._boundary("entered"):
             self.advance()
 
-    def _move_experts(self, plan: msg.EpochPlan) -> bool:
-        """Take up a placement; True where experts travel: then the epoch is entered once they are here."""
-        experts, machine = self.experts, self.machine
-        if experts is None or plan.experts is None:
-            return False
-        decision = machine.decision.kind if machine.decision else None
-        if not experts.enter(plan, machine.rank, decision):
-            self.cluster.checker.lacks_experts(self, plan, "the plan says held what is not here")
-        machine.experts = experts.blob
-        if not plan.experts.moves:
-            return False
-        self._issue("move", experts.blob, experts.offers)
-        self._boundary("moving")
-        return True
-
-    def _moved(self, offers: Any) -> None:
-        experts, plan = self.experts, self.machine.plan
+    def _move(self, plan: msg.EpochPlan) -> None:
+        """Take up a placement; where experts travel, the training thread waits for them."""
+        experts = self.experts
         assert experts is not None
-        assert plan is not None
-        if not experts.brought(offers):
+        try:
+            change = self.machine.moving()
+        except JobFailedError:
+            self._raised()
+            return
+        if change is None:
+            return
+        if not experts.keep(change.keep):
+            self.cluster.checker.lacks_experts(self, plan, "what is to stay is not here")
+        if not change.bring:
+            self._moved(plan, experts.steps)
+            return
+        self._issue("move", experts.steps, pool, step=0)  # those whose state still comes do not know of which it is
+        self._boundary("moving")
+
+    def _moved(self, plan: msg.EpochPlan, offers: tuple[int, ...]) -> None:
+        experts, holding = self.experts, self.machine.holding
+        assert experts is not None
+        assert holding is not None
+        if not experts.fetch(offers, holding.placed):
             self.cluster.checker.lacks_experts(self, plan, "nobody had what is wanted here")
-        self.machine.experts = experts.blob
-        self.obey(self.machine.entered())
-        if not self._boundary("entered"):
+        if self.machine.moved(plan.epoch) and not self._boundary("moved"):
             self.advance()
 
-    def _loaded(self, task: wm.Enter) -> None:
+    def _receive(self, epoch: int) -> None:
+        receipt = self.receipt
+        if receipt is None or receipt.epoch != epoch:
+            return
+        if self.machine.received(epoch, receipt.passed, receipt.step):
+            self.state, self.whole = receipt.state, True
+            self.cluster.checker.holds(self)
+            self.advance()
+
+    def _loaded(self, task: wm.Load) -> None:
         if self._busy != "load" or self.hung:
             return
         self._busy = ""
+        plan = task.plan
         file = self.cluster.checkpoints.files.get(task.checkpoint)
         if file is None or file.damaged:
-            epoch = task.plan.epoch
             self._busy = "waiting for the verdict on a damaged checkpoint"
-            self.tell(msg.CheckpointDamaged(worker=self.id, epoch=epoch, name=task.checkpoint, why="cut short"))
+            self.tell(msg.CheckpointDamaged(worker=self.id, epoch=plan.epoch, name=task.checkpoint, why="cut short"))
             self._busy = "load"  # nothing but a Halt ends this
             return
-        if self.machine.loaded(task.plan.epoch, file.step):
+        if self.machine.loaded(plan.epoch, file.step):
             self.state, self.whole = file.state, True
-            if self.experts is not None:
-                self.experts.load(task.plan, self.machine.rank)
-                self.machine.experts = self.experts.blob
+            if self.experts is not None and self.machine.holding is not None:
+                self.experts.load(self.machine.holding.placed, file.step)
             self.cluster.checker.holds(self)
         self.advance()
 
@@ -346,9 +368,11 @@ class SimWorker(Process):
             if not self._boundary("finishing"):
                 self.obey(machine.finish())
             return
-        if not task.held:
-            self.gradients.clear()
-        self.cluster.checker.held(self, task)
+        if self._attempt != (machine.epoch, task.step):
+            self._attempt = (machine.epoch, task.step)
+            if not task.held:
+                self.gradients.clear()
+            self.cluster.checker.held(self, task)
         todo = next((m for m in task.micro_batches if m not in self.gradients), None)
         if todo is None:
             if machine.computed():
@@ -378,11 +402,12 @@ class SimWorker(Process):
 
         self._issue("reduce", payload, combine)
 
-    def _issue(self, kind: str, payload: Any, combine: Any) -> None:
-        self.cluster.checker.issues(self)
+    def _issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
+        self.cluster.checker.issues(self, kind)
         self._busy = kind
         self.operation = None
-        operation = self.operation = self._group().issue(self, kind, self.machine.step, payload, combine)
+        of_step = self.machine.step if step is None else step
+        operation = self.operation = self._group().issue(self, kind, of_step, payload, combine)
         self.cluster.timeline.after(self.cluster.timing.operation_timeout_s, self.deliver, self._late, operation)
 
     def _late(self, operation: Operation) -> None:
@@ -406,7 +431,8 @@ class SimWorker(Process):
             return
         kind, self._busy = self._busy, ""
         if kind == "move":
-            self._moved(value)
+            assert self.machine.plan is not None
+            self._moved(self.machine.plan, value)
             return
         self.cluster.checker.passes(self)
         self.obey(self.machine.vote_passed(value))
@@ -455,8 +481,7 @@ class SimWorker(Process):
         if self.hung:
             return
         if self.raise_next:
-            self.agent.deliver(self.agent.worker_ended, self, 1, "exception")
-            self.kill()
+            self._raised()
             return
         self._busy = ""
         reduced = self.reduced
@@ -464,9 +489,7 @@ class SimWorker(Process):
             reduced = training.Reduced((self.cluster.garbage(),), self.cluster.garbage())
         assert commit is not None
         self.state, self.whole = training.next_state(before, reduced, commit), True
-        if self.experts is not None:
-            self.experts.passed()
-            self.machine.experts = self.experts.blob
+        self._train_experts()
         instructions = self.machine.applied_step(self.cluster.timeline.now + self._troubles.clock_s, str(self.state))
         self.gradients.clear()
         self.cluster.checker.applied(self, before, reduced, commit)
@@ -476,10 +499,22 @@ class SimWorker(Process):
         if not self._boundary("applied"):
             self.advance()
 
+    def _train_experts(self) -> None:
+        experts, machine = self.experts, self.machine
+        if experts is None or machine.holding is None or machine.plan is None:
+            return
+        if not experts.apply(machine.holding.placed, machine.step):
+            self.cluster.checker.lacks_experts(self, machine.plan, f"not all are of the step before {machine.step}")
+
+    def _raised(self) -> None:
+        """The script ends with an exception."""
+        self.agent.deliver(self.agent.worker_ended, self, 1, "exception")
+        self.kill()
+
     def _maybe_tell_loads(self) -> None:
         step, epoch = self.machine.applied or 0, self.machine.epoch
         if self.experts is not None and step % LOADS_EVERY == 0 and self.machine.rank == 0:
-            self.tell(self.experts.loads(self.id, epoch, step, self.cluster.rng))
+            self.tell(drifting_loads(self.experts.shape, self.id, epoch, step, self.cluster.rng))
 
     # ---- checkpoints ----
 

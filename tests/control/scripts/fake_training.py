@@ -89,7 +89,7 @@ class Training:
                 task = self.machine.task
                 if isinstance(task, w.Done):
                     return
-                if isinstance(task, w.Enter):
+                if isinstance(task, w.Entering):
                     self.enter(task)
                 elif isinstance(task, w.Compute) and task.step <= self.steps:
                     self.step(task)
@@ -98,18 +98,19 @@ class Training:
                 else:
                     self.changed.wait()
 
-    def enter(self, task: w.Enter) -> None:
+    def enter(self, task: w.Entering) -> None:
         machine = self.machine
-        if task.forward is not None:
-            if machine.begin_apply():
-                self.obey(machine.applied_step(time.time()))
-        elif task.receive:
-            decision = machine.decision
-            assert decision is not None
-            if not machine.received(task.plan.epoch, None, decision.applied):
-                return
-        if machine.applied is not None:
-            self.obey(machine.entered())
+        match task:
+            case w.Forward():
+                if machine.begin_apply():
+                    self.obey(machine.applied_step(time.time()))
+            case w.Receive():
+                assert machine.decision is not None
+                machine.received(task.plan.epoch, None, machine.decision.applied)
+            case w.Enter():
+                self.obey(machine.entered())
+            case _:
+                raise RuntimeError(f"there is nothing to load or to move: {task}")
 
     def meet(self, plan: w.EpochPlan, key: str) -> bool:
         """Wait until all members have come here; False where a Stop came first."""

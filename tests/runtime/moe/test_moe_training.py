@@ -1,4 +1,4 @@
-"""What a worker holds from epoch to epoch: nothing is let go of before a commit operation of the epoch has passed."""
+"""What lies in a worker's memory from epoch to epoch, as its `Holding` says, and its part of each step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from holdfast.coordination.experts import encode
-from holdfast.errors import BadInputError, JobFailedError
+from holdfast.coordination.holding import Holding
+from holdfast.errors import BadInputError
 from holdfast.protocol.plan import DecisionKind, ExpertPlan
 from holdfast.runtime.communicator import Communicator, HaltedError, LocalCommunicator
 from holdfast.runtime.hashing import state_hash
@@ -51,40 +52,67 @@ def plan(held: Held, wanted: Held, moves: int = 1) -> ExpertPlan:
     )
 
 
-def take_up(experts: JobExperts, comm: Communicator, held: Held) -> None:
-    """Start with what the ranks hold, and pass a commit operation."""
-    experts.enter(comm, plan([()] * comm.size, held, moves=0), DecisionKind.START)
-    assert experts.blob == blob(range(EXPERTS)), "all initial experts are kept until the first commit"
-    experts.passed()
-    assert experts.blob == blob(held[comm.rank])
-    experts.begin()
+class Worker:
+    """A worker's experts, and what is noted of them."""
+
+    def __init__(self) -> None:
+        self.experts = job_experts()
+        self.holding = Holding(self.experts.shape(1))
+
+    def enter(self, comm: Communicator, plan: ExpertPlan, decision: DecisionKind) -> int:
+        change = self.holding.take_up(plan, comm.rank, decision)
+        received = self.experts.take_up(comm, plan, change)
+        self.holding.brought()
+        assert self.hosted == self.noted
+        return received
+
+    def passed(self) -> None:
+        self.experts.passed()
+        self.holding.passed()
+        assert self.hosted == self.noted
+
+    def start(self, comm: Communicator, held: Held) -> None:
+        """Start with what the ranks are to hold, and pass a commit operation."""
+        self.enter(comm, plan([()] * comm.size, held, moves=0), DecisionKind.START)
+        assert self.hosted == (tuple(range(EXPERTS)),) * LAYERS, "all initial experts are kept until the first commit"
+        self.passed()
+        assert self.hosted == (tuple(held[comm.rank]),) * LAYERS
+        self.experts.begin()
+
+    @property
+    def hosted(self) -> Held:
+        return self.experts.shards.hosted
+
+    @property
+    def noted(self) -> Held:
+        return tuple(tuple(int(expert) for expert in row.nonzero()[0]) for row in self.holding.held)
 
 
 def migrate(seat: Seat) -> list[object]:
-    comm, experts = seat.connect(1), job_experts()
+    comm, worker = seat.connect(1), Worker()
+    experts = worker.experts
     first: Held = [(0, 1), (2, 3)]
     second: Held = [(1, 2), (0, 3)]
-    take_up(experts, comm, first)
-    moved = experts.enter(comm, plan(first, second), DecisionKind.REDO)
-    both, hosted = experts.blob, experts.shards.hosted
+    worker.start(comm, first)
+    moved = worker.enter(comm, plan(first, second), DecisionKind.REDO)
+    both = worker.hosted
     rows = [layer.experts.rows for layer in experts.layers]
-    experts.passed()
-    after, kept_rows = experts.shards.hosted, [layer.experts.rows for layer in experts.layers]
+    worker.passed()
+    after, kept_rows = worker.hosted, [layer.experts.rows for layer in experts.layers]
     experts.begin()
     experts.verify(comm)
     gathered = experts.gather(comm, wanted=seat.rank == 0)
     last = [layer.experts.rows for layer in experts.layers]
     comm.retire(sever=False)
-    return [moved > 0, both, hosted, rows, after, kept_rows, last, sorted(gathered) if gathered else None]
+    return [moved > 0, both, rows, after, kept_rows, last, sorted(gathered) if gathered else None]
 
 
 def test_a_migration_keeps_what_was_held_until_the_first_commit() -> None:
     results = run_world(2, migrate)
     unions, targets = [(0, 1, 2), (0, 2, 3)], [(1, 2), (0, 3)]
-    for rank, (moved, both, hosted, rows, after, kept_rows, last, gathered) in enumerate(results):
+    for rank, (moved, both, rows, after, kept_rows, last, gathered) in enumerate(results):
         assert moved
-        assert both == blob(unions[rank])
-        assert hosted == (unions[rank],) * LAYERS
+        assert both == (unions[rank],) * LAYERS
         assert rows == kept_rows == [3] * LAYERS, "the reduced gradients of the step lie in these rows"
         assert after == (targets[rank],) * LAYERS
         assert last == [2] * LAYERS
@@ -92,59 +120,44 @@ def test_a_migration_keeps_what_was_held_until_the_first_commit() -> None:
         assert gathered == (names if rank == 0 else None)
 
 
-def halted(seat: Seat) -> tuple[str, bytes, tuple[tuple[int, ...], ...]]:
-    comm, experts = seat.connect(1), job_experts()
+def halted(seat: Seat) -> tuple[str, Held, Held]:
+    comm, worker = seat.connect(1), Worker()
     first: Held = [(0, 1), (2, 3)]
-    take_up(experts, comm, first)
+    worker.start(comm, first)
     seat.meet()
     comm.halted = lambda: True
     raised = ""
     if seat.rank == 0:  # the other never comes
         try:
-            experts.enter(comm, plan(first, [(1, 2), (0, 3)]), DecisionKind.REDO)
+            worker.enter(comm, plan(first, [(1, 2), (0, 3)]), DecisionKind.REDO)
         except HaltedError as error:
             raised = type(error).__name__
     seat.meet()
     comm.retire()
-    return raised, experts.blob, experts.shards.hosted
+    return raised, worker.noted, worker.hosted
 
 
 def test_a_migration_that_is_broken_off_changes_nothing() -> None:
-    (raised, held, hosted), _ = run_world(2, halted)
+    (raised, noted, hosted), _ = run_world(2, halted)
     assert raised == "HaltedError"
-    assert held == blob((0, 1))
-    assert hosted == ((0, 1),) * LAYERS
+    assert noted == hosted == ((0, 1),) * LAYERS
 
 
-def test_what_came_too_late_to_be_reported_is_let_go_of() -> None:
-    """A Stop between the end of a migration and the note of it: the next plan knows only of what was held before."""
-    experts = job_experts()
+def let_go(seat: Seat) -> list[bool]:
+    comm, worker = seat.connect(1), Worker()
     everything = tuple(range(EXPERTS))
-    experts.enter(LocalCommunicator(), plan([()], [everything], moves=0), DecisionKind.START)
-    before = [layer.experts.w1.data[2].clone() for layer in experts.layers]
-    experts._keep(np.tile(np.array([0, 0, 1, 0]), (LAYERS, 1)))
-    assert experts.shards.hosted == ((2,),) * LAYERS
-    for layer, weight in zip(experts.layers, before, strict=True):
-        assert torch.equal(layer.experts.w1.data[layer.experts.row(2)], weight)
+    worker.enter(comm, plan([(), ()], [everything, everything], moves=0), DecisionKind.START)
+    before = [layer.experts.w1.data[2].clone() for layer in worker.experts.layers]
+    kept: Held = [(2,), (0, 1, 2, 3)]
+    worker.enter(comm, plan(kept, kept, moves=0), DecisionKind.REDO)
+    assert worker.hosted == (kept[seat.rank],) * LAYERS
+    comm.retire(sever=False)
+    rows = [layer.experts.w1.data[layer.experts.row(2)] for layer in worker.experts.layers]
+    return [torch.equal(row, weight) for row, weight in zip(rows, before, strict=True)]
 
 
-def test_a_plan_that_counts_on_what_is_not_here_is_refused() -> None:
-    experts = job_experts()
-    everything = tuple(range(EXPERTS))
-    experts.enter(LocalCommunicator(), plan([()], [everything], moves=0), DecisionKind.START)
-    experts._keep(np.tile(np.array([1, 0, 1, 0]), (LAYERS, 1)))
-    with pytest.raises(RuntimeError, match="broken invariant"):
-        experts.enter(LocalCommunicator(), plan([(0, 1)], [everything], moves=0), DecisionKind.REDO)
-
-
-def test_initial_experts_that_were_trained_are_initial_no_more() -> None:
-    experts = job_experts()
-    start = plan([()], [range(EXPERTS)], moves=0)
-    experts.enter(LocalCommunicator(), start, DecisionKind.START)
-    experts.enter(LocalCommunicator(), start, DecisionKind.START)
-    experts.passed()
-    with pytest.raises(JobFailedError, match="initial experts"):
-        experts.enter(LocalCommunicator(), start, DecisionKind.START)
+def test_what_does_not_count_is_let_go_of() -> None:
+    assert run_world(2, let_go) == [[True, True], [True, True]]
 
 
 def test_layers_must_have_the_same_number_of_experts() -> None:
@@ -234,7 +247,7 @@ def test_the_loads_of_a_step_count_once_it_has_passed() -> None:
 def test_loads_are_those_of_about_the_window(window: int, report_every: int) -> None:
     experts = job_experts()
     whole = msgspec.structs.replace(plan([()], [range(EXPERTS)], moves=0), window=window)
-    experts.enter(LocalCommunicator(), whole, DecisionKind.START)
+    experts.take_up(LocalCommunicator(), whole, Holding(experts.shape(1)).take_up(whole, 0, DecisionKind.START))
     assert experts.report_every == report_every
 
     def step(tokens: int) -> None:

@@ -1,7 +1,6 @@
-"""The experts of one worker through a job's life: which live here, which will, and their part of each step.
+"""The experts of one worker through a job's life: their weights, their moves, and their part of each step.
 
-Entering an epoch changes the placement tentatively: what was held stays until the epoch's first commit operation has
-passed. That proves that everybody has all it is to host, so that a migration that was broken off loses nothing.
+Which count as held, and when they may go, is decided by `coordination.holding`; here is what lies in memory.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from holdfast.coordination.experts import decode, encode
-from holdfast.errors import BadInputError, JobFailedError
+from holdfast.coordination.experts import decode
+from holdfast.coordination.holding import Rearrangement
+from holdfast.errors import BadInputError
 from holdfast.planning import LoadAverage
 from holdfast.planning.arrays import FloatArray, IntArray
-from holdfast.protocol.plan import LOADS_WINDOW, DecisionKind, ExpertPlan, ExpertShape
+from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape
 from holdfast.runtime.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.moe.binding import bind_layers
 from holdfast.runtime.moe.expert_clock import ExpertClock
 from holdfast.runtime.moe.gradients import ExpertGradients
 from holdfast.runtime.moe.layer import MoE, moe_layers, serve_round
 from holdfast.runtime.moe.migrate import plan_moves, stage
-from holdfast.runtime.moe.placement import Placement, everywhere, from_counts
+from holdfast.runtime.moe.placement import Placement, everywhere, from_counts, rank_column
 from holdfast.runtime.moe.rounds import StepState
 from holdfast.runtime.moe.saving import rows_of
 from holdfast.runtime.moe.shards import ExpertShards, LayerSpec
@@ -41,7 +41,7 @@ class JobExperts:
     """All experts that live here, and what they do in a step."""
 
     def __init__(self, layers: Sequence[MoE], optimizer: Optimizer) -> None:
-        """Hold all experts, as a script has made them; work alone until `enter`.
+        """Hold all experts, as a script has made them; work alone until `take_up`.
 
         Raises:
             BadInputError: the layers differ in their number of experts.
@@ -52,13 +52,10 @@ class JobExperts:
         self.layers = list(layers)
         self.experts = numbers[0]
         self.shards = ExpertShards(layers, optimizer)
-        #: These are the experts that the script made, all of them, never trained nor replaced.
-        self.untouched = True
         self.gradients: ExpertGradients
         self.state: StepState
-        self._counts = np.ones((len(layers), self.experts), dtype=np.int64)
-        self._placed = self._counts
-        self._placement: Placement = ()
+        self._comm: Communicator
+        self._placement: Placement
         self._window = LOADS_WINDOW
         self._clock = ExpertClock()
         for layer in layers:
@@ -75,82 +72,52 @@ class JobExperts:
         return ExpertShape(layers=len(self.layers), experts=self.experts, slots=slots)
 
     @property
-    def blob(self) -> bytes:
-        """What is held here with the state of the applied step, as reports say it."""
-        return encode(self._counts)
-
-    @property
     def void(self) -> Exception | None:
         """Why the step under way is void, None while it is not."""
         return self.state.void
 
     # ---- entering an epoch ----
 
-    def enter(
+    def take_up(
         self,
         comm: Communicator,
-        plan: ExpertPlan | None,
-        decision: DecisionKind | None,
+        plan: ExpertPlan,
+        change: Rearrangement,
         *,
         moving: Communicator | None = None,
     ) -> int:
-        """Take up an epoch's group and placement; nothing that was held is let go of yet.
+        """Take up an epoch's group and placement; nothing that counts is let go of yet.
 
         Args:
-            plan: None for a world of one that hosts everything.
-            decision: what the epoch began with, None after a swap.
+            change: what to keep of what is here, and whether to take part in a migration.
             moving: the same group, wrapped for the migration; None: as it is.
 
         Returns:
             The bytes of the experts that came here.
 
         Raises:
-            JobFailedError: this worker's initial experts are wanted, and are not there any more.
             CorruptExpertError: an expert came damaged.
             HaltedError, PeerLostError: broken off; what was held still is.
         """
-        if plan is None:
-            self._bind(comm, everywhere([self.experts] * len(self.layers), comm.size))
-            return 0
-        held, wanted = self._columns(plan.held), self._columns(plan.placement)
-        received = 0
-        if decision is DecisionKind.START:
-            if not self.untouched:
-                raise JobFailedError("the initial experts are wanted, but this worker has none any more")
-        elif decision is not DecisionKind.ROLLBACK:
-            self._keep(held[:, :, comm.rank])
-            if plan.moves:
-                received = self._bring(moving or comm, held, wanted)
-        self._placed = wanted[:, :, comm.rank]
+        keep = _names(change.keep)
+        if any(set(here) - set(kept) for here, kept in zip(self.shards.hosted, keep, strict=True)):
+            self._hold(keep)
+        wanted = self._columns(plan.placement)
+        received = self._bring(moving or comm, self._columns(plan.held), wanted) if change.bring else 0
         self._window = plan.window
         self._bind(comm, from_counts(wanted))
         return received
-
-    def _keep(self, held: IntArray) -> None:
-        """Let go of what does not count.
-
-        Experts of a state that was replaced by another worker's; or that had just come when a Stop was obeyed, before
-        the report could say so.
-        """
-        if ((held > 0) & (self._counts == 0)).any():
-            raise RuntimeError(f"broken invariant: the plan says {held.tolist()}, here is {self._counts.tolist()}")
-        if ((held == 0) & (self._counts > 0)).any():
-            self._hold(held, {layer: {} for layer in range(len(self.layers))})
-        self._counts = held
 
     def _bring(self, comm: Communicator, held: IntArray, wanted: IntArray) -> int:
         before, after = from_counts(held), from_counts(wanted)
         moves = plan_moves(before, after, [self.experts] * len(self.layers))
         staged = stage(comm, self.shards, held=before, wanted=after, transfers=moves)
-        both = np.maximum(held[:, :, comm.rank], wanted[:, :, comm.rank])
-        rows = _rows(both)
-        self.untouched = False
-        dataclasses.replace(staged, wanted=_names(both), rows=rows).apply()
-        self._counts = both
+        both = _names(held[:, :, comm.rank] + wanted[:, :, comm.rank])
+        dataclasses.replace(staged, wanted=both, rows=_rows(both)).apply()
         return staged.received_bytes
 
     def _bind(self, comm: Communicator, placement: Placement) -> None:
-        self._placement = placement
+        self._comm, self._placement = comm, placement
         self.state = bind_layers(self.layers, comm, placement)
         self.gradients = ExpertGradients(self.layers, placement, comm)
 
@@ -158,21 +125,23 @@ class JobExperts:
         """Return replicas per layer, expert and rank, `(L, E, N)`."""
         return np.stack([decode(blob, self.shape(1)) for blob in blobs], axis=2)
 
-    def _hold(self, counts: IntArray, arrived: Mapping[int, Mapping[tuple[int, str], torch.Tensor]]) -> None:
-        """Let these experts live here, and no others."""
-        self.untouched = False
-        for layer, (names, rows) in enumerate(zip(_names(counts), _rows(counts), strict=True)):
-            self.shards.rearrange(layer, names, rows=rows, arrived=arrived[layer])
-        self._counts = counts
+    def _hold(
+        self,
+        names: Sequence[Sequence[int]],
+        arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]] | None = None,
+    ) -> None:
+        """Let these experts of each layer live here, and no others; give back the room that they do not need."""
+        for layer, (experts, rows) in enumerate(zip(names, _rows(names), strict=True)):
+            self.shards.rearrange(layer, experts, rows=rows, arrived=arrived[layer] if arrived else None)
 
     # ---- a step ----
 
     def begin(self) -> None:
         """Begin a step: no gradient yet; room that a migration needed is given back once it is over."""
-        if any(layer.experts.rows > rows for layer, rows in zip(self.layers, _rows(self._counts), strict=True)):
-            self._hold(self._counts, {layer: {} for layer in range(len(self.layers))})
-            comm = self.layers[0].binding.channel.comm
-            self.gradients = ExpertGradients(self.layers, self._placement, comm)
+        hosted = self.shards.hosted
+        if any(layer.experts.rows > rows for layer, rows in zip(self.layers, _rows(hosted), strict=True)):
+            self._hold(hosted)
+            self.gradients = ExpertGradients(self.layers, self._placement, self._comm)
         self.gradients.zero()
         self.state.loads.clear()
 
@@ -196,12 +165,11 @@ class JobExperts:
 
         The rows stay as many as they are: the reduced gradients lie in the same order.
         """
-        self.untouched = False
         self._count_loads()
-        if (self._counts > 0).sum() != (self._placed > 0).sum():
-            for layer, names in enumerate(_names(self._placed)):
+        placed = rank_column(self._placement, self._comm.rank)
+        if self.shards.hosted != placed:
+            for layer, names in enumerate(placed):
                 self.shards.rearrange(layer, names)
-        self._counts = self._placed
 
     def _count_loads(self) -> None:
         """Add the step that has passed; an attempt that was undone does not count."""
@@ -264,22 +232,20 @@ class JobExperts:
         """Return what each layer keeps per expert and beside them."""
         return tuple(self.shards.describe(layer) for layer in range(len(self.layers)))
 
-    def wanted_of(self, plan: ExpertPlan | None, rank: int) -> IntArray:
-        """Return the experts that a plan gives this rank, `(L, E)`; all of them without a plan."""
-        if plan is None:
-            return np.ones((len(self.layers), self.experts), dtype=np.int64)
-        return decode(plan.placement[rank], self.shape(1))
+    def wanted_of(self, plan: ExpertPlan, rank: int) -> tuple[tuple[int, ...], ...]:
+        """Return the experts of each layer that a plan gives this rank, ascending."""
+        return _names(decode(plan.placement[rank], self.shape(1)))
 
     def adopt(
         self,
-        counts: IntArray,
+        names: Sequence[Sequence[int]],
         specs: Sequence[LayerSpec],
-        arrived: Mapping[int, Mapping[tuple[int, str], torch.Tensor]],
+        arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]],
     ) -> None:
         """Let the experts of a checkpoint live here, and no others."""
         for layer, spec in enumerate(specs):
             self.shards.adopt(layer, spec)
-        self._hold(counts, arrived)
+        self._hold(names, arrived)
 
 
 def experts_of(model: nn.Module, optimizer: Optimizer) -> JobExperts | None:
@@ -297,6 +263,6 @@ def _names(counts: IntArray) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(expert) for expert in np.flatnonzero(row)) for row in counts)
 
 
-def _rows(counts: IntArray) -> tuple[int, ...]:
+def _rows(names: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return how many rows the experts of each layer need; never none: a stack needs one to be multiplied with."""
-    return tuple(max(1, len(names)) for names in _names(counts))
+    return tuple(max(1, len(experts)) for experts in names)
