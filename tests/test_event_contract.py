@@ -38,6 +38,16 @@ CONTRACT = {
     "rolled_back": {"to_step", "why"},
     "checkpoint_saved": {"step", "seconds", "bytes"},
     "checkpoint_rejected": {"name", "why"},
+    "journal_repaired": {
+        "from_seq",
+        "to_seq",
+        "from_step",
+        "to_step",
+        "samples",
+        "step_samples",
+        "loss",
+        "step_time",
+    },
     "job_finished": {"steps", "samples", "final_loss"},
     "job_failed": {"why"},
 }

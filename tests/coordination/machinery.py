@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TypeVar
 
 from holdfast.coordination.coordinator import Coordinator
@@ -14,7 +15,6 @@ from holdfast.coordination.inputs import (
     EndJob,
     Input,
     Instruction,
-    JournalTail,
     Persist,
     Received,
     Send,
@@ -22,6 +22,7 @@ from holdfast.coordination.inputs import (
 )
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
+from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 
 O = TypeVar("O")
@@ -82,7 +83,7 @@ class Job:
     last: list[Instruction] = field(default_factory=list)
     _number: int = 0
 
-    def boot(self, tail: JournalTail | None = None, *, takeover: bool = False) -> Job:
+    def boot(self, tail: Position | None = None, *, takeover: bool = False) -> Job:
         """Start a coordinator from what is durable."""
         config = CoordinatorConfig(
             job="job",
@@ -93,7 +94,7 @@ class Job:
             **self.config,  # pyright: ignore[reportArgumentType]
         )
         record = self.records[-1] if self.records else None
-        self.machine = Coordinator(config, tail or JournalTail(seq=len(self.events)), record)
+        self.machine = Coordinator(config, tail or reduce(Position.after, self.events, Position()), record)
         self.take(self.machine.start(self.now, "url", 1))
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import get_args
 
 import pytest
@@ -10,13 +11,14 @@ from machinery import Job, applied, attach, commit, hello, w
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.hearing import Hearing
-from holdfast.coordination.inputs import FailNode, Input, JournalTail, Received, Shutdown
+from holdfast.coordination.inputs import FailNode, Input, Received, Shutdown
 from holdfast.coordination.parts import JobState
 from holdfast.errors import BadInputError
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import DecisionKind, Phase
-from holdfast.simulation.durable import tail_of
+from holdfast.protocol.position import Position
+from holdfast.protocol.record import KnownCheckpoint
 
 
 def test_the_job_starts_when_all_nodes_are_there() -> None:
@@ -391,7 +393,7 @@ def test_a_restart_says_what_the_journal_lacks_and_counts_it() -> None:
     job.say(applied(w("n2"), 1, 2, commit(swap=3)))
     record = job.records[-1]
     known = record.outbox[0].seq - 1
-    job.boot(JournalTail(seq=known, step=1, samples=24))
+    job.boot(Position(seq=known, step=1, samples=24))
     assert "CoordinatorRestarted" in job.kinds
     said = [event.seq for event in job.last_events()]
     assert said == list(range(known + 1, known + 1 + len(said)))
@@ -407,15 +409,81 @@ def test_a_restart_after_a_lost_roll_back_counts_from_there() -> None:
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
     known = job.records[-1].outbox[0].seq - 1
-    job.boot(JournalTail(seq=known, step=2, samples=48))
+    job.boot(Position(seq=known, step=2, samples=48, step_samples=24))
     assert job.machine.parts.ledger.committed == 1
     assert job.machine.parts.progress.samples == 24
+
+
+def test_samples_are_the_same_with_and_without_a_restart() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.say(msg.CheckpointKept(worker=w("n0"), step=1, name="one", bytes=9, seconds=0.1))
+    job.step(2)
+    job.step(3)
+    job.lose("n0")
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    assert job.said(ev.RolledBack)
+    assert (job.machine.parts.ledger.committed, job.machine.parts.progress.samples) == (1, 24)
+    job.boot()
+    assert (job.machine.parts.ledger.committed, job.machine.parts.progress.samples) == (1, 24)
+
+
+def test_a_job_that_resumed_from_a_checkpoint_goes_on_after_a_restart_before_its_first_step() -> None:
+    job = Job(nodes=1)
+    job.boot()
+    job.machine.turn.change(checkpoints=(KnownCheckpoint(step=20, name="twenty"),))
+    job.connect(hello("n0"))
+    job.say(attach(w("n0")))
+    job.boot()
+    kept = (attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=20), applied(w("n0"), 1, 21, world=1))
+    job.connect(hello("n0", kept, term=1))
+    assert [event.step for event in job.said(ev.StepCommitted)] == [21]
+    assert job.machine.parts.progress.samples == 24
+
+
+def test_agents_forget_only_what_the_record_knows() -> None:
+    job = Job().start()
+    job.step(1)
+    assert job.records[-1].position.step == 0
+    job.connect(hello("n3"))
+    assert [welcome.committed for welcome in job.sent(msg.Welcome)] == [0]
+    job.tick(0.6)
+    assert job.kinds == ["persist", "Committed", "Committed", "Committed", "Committed"]
+    assert (job.records[-1].position.step, job.records[-1].position.samples) == (1, 24)
+    job.connect(hello("n4"))
+    assert [welcome.committed for welcome in job.sent(msg.Welcome)] == [1]
+
+
+@pytest.mark.parametrize("left", [0, 3, 5])
+def test_a_journal_that_lost_its_end_is_mended_from_the_record(left: int) -> None:
+    job = Job().start()
+    for step in (1, 2, 3):
+        job.step(step)
+    job.tick(0.6)
+    job.step(4)
+    told = job.records[-1].position
+    before, job.events[left:] = len(job.events), []
+    end = reduce(Position.after, job.events, Position())
+    job.boot()
+    repaired, restarted = job.last_events()
+    assert isinstance(repaired, ev.JournalRepaired)
+    assert (repaired.from_seq, repaired.to_seq, repaired.seq) == (left + 1, told.seq, told.seq)
+    assert (repaired.from_step, repaired.to_step, repaired.samples) == (end.step, 3, 72)
+    assert isinstance(restarted, ev.CoordinatorRestarted)
+    assert restarted.seq == told.seq + 1 == before
+    # Step 4 had not been told: the agents say it again.
+    for node in ("n0", "n1", "n2"):
+        kept = (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0), applied(w(node), 1, 4))
+        job.connect(hello(node, kept, term=1))
+    assert [event.step for event in job.said(ev.StepCommitted)] == [4]
+    assert job.machine.parts.progress.samples == 96
 
 
 def test_a_restart_waits_for_the_members_and_goes_on() -> None:
     job = Job().start()
     job.step(1)
-    job.boot(JournalTail(seq=len(job.events), step=1))
+    job.boot(Position(seq=len(job.events), step=1))
     for node in ("n0", "n1", "n2"):
         kept = (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0), applied(w(node), 1, 2))
         job.connect(hello(node, kept, term=1))
@@ -438,7 +506,7 @@ def test_a_member_that_does_not_come_back_after_a_restart_is_expelled_after_its_
 
 def test_steps_whose_witnesses_are_dead_are_committed_without_their_loss() -> None:
     job = Job(nodes=2).start()
-    job.boot(JournalTail(seq=len(job.events)))
+    job.boot(Position(seq=len(job.events)))
     kept = (attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=2), applied(w("n0"), 1, 3, world=2))
     job.connect(hello("n0", kept, term=1))
     for _ in range(4):
@@ -507,7 +575,7 @@ def test_a_step_whose_witnesses_are_dead_outlives_the_coordinator_that_filled_it
     job.report("n1", 2, Phase.ENTERING, passed=msg.Passed(step=2, commit=commit(swap=1)))
     epoch = job.machine.turn.epoch
     after = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1)
-    after.boot(tail_of(job.events), takeover=True)
+    after.boot(takeover=True)
     for node in ("n1", "n2"):
         said = (attach(w(node)), msg.Begun(worker=w(node), epoch=epoch))
         after.connect(hello(node, (*said, msg.Entered(worker=w(node), epoch=epoch, applied=2)), term=1))

@@ -6,10 +6,10 @@ import msgspec
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.experts import decode
-from holdfast.coordination.inputs import JournalTail
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import ExpertShape
+from holdfast.protocol.position import Position
 from holdfast.protocol.record import KnownCheckpoint
 
 SHAPE = ExpertShape(layers=1, experts=8, slots=6)
@@ -104,7 +104,7 @@ def test_another_coordinator_waits_on() -> None:
     job.lose("n0")
     job.lose("n1")
     job.tick(0.2)
-    job.boot(JournalTail(seq=len(job.events), step=1))
+    job.boot(Position(seq=len(job.events), step=1))
     job.tick(0.2)
     assert waits(job) == [(1, 0), (1, 0)]
 

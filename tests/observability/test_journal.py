@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,28 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
-from holdfast.observability.journal import Journal, JournalError, JournalFacts, JournalTakenError
+from holdfast.observability.journal import Journal, JournalError, JournalTakenError
 from holdfast.observability.journal_file import FileJournal
+from holdfast.protocol import events as ev
+from holdfast.protocol.events import JournalRepaired
+from holdfast.protocol.position import Position
+from made_events import made
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="something"):
-    seq: int
+class Event(ev.Event, frozen=True, kw_only=True, tag_field="event", tag="something"):
+    """Of a kind that this version does not know."""
+
     time: float = 0.0
+    job: str = "j"
+    term: int = 1
     epoch: int = 0
-
-
-class Committed(Event, frozen=True, kw_only=True, tag_field="event", tag="step_committed"):
-    step: int
-    loss: float
-    samples: int
-
-
-class Started(Event, frozen=True, kw_only=True, tag_field="event", tag="epoch_started"):
-    pass
-
-
-class RolledBack(Event, frozen=True, kw_only=True, tag_field="event", tag="rolled_back"):
-    to_step: int
 
 
 def _numbers(lines: list[bytes]) -> list[int]:
@@ -62,7 +56,8 @@ def test_events_come_back_in_order(journal: Journal) -> None:
     assert journal.read(5) == []
     assert journal.read(99) == []
     assert _numbers(journal.read(1, limit=2)) == [2, 3]
-    assert json.loads(journal.read(4)[0]) == {"event": "something", "seq": 5, "time": 2.5, "epoch": 0}
+    read = json.loads(journal.read(4)[0])
+    assert read == {"event": "something", "seq": 5, "time": 2.5, "job": "j", "term": 1, "epoch": 0}
     journal.close()
 
 
@@ -142,36 +137,36 @@ def test_opening_touches_nothing(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     FileJournal(path).close()
     assert not path.exists()
-    path.write_bytes(b'{"event":"something","seq":1}\n{"event":"some')
+    path.write_bytes(b'{"event":"something","time":0,"seq":1}\n{"event":"some')
     FileJournal(path).close()
-    assert path.read_bytes() == b'{"event":"something","seq":1}\n{"event":"some'
+    assert path.read_bytes() == b'{"event":"something","time":0,"seq":1}\n{"event":"some'
 
 
 _history = st.lists(st.sampled_from(["step", "other", "epoch", "back"]), max_size=30)
 
 
-def _events(history: list[str]) -> tuple[list[Event], JournalFacts]:
+def _events(history: list[str]) -> tuple[list[ev.Event], Position]:
     """Return events made after a history, and what is true after them, told independently."""
-    events: list[Event] = []
-    applied: list[Committed] = []
-    epoch = 0
+    events: list[ev.Event] = []
+    applied: list[int] = []
+    last, last_loss = 0.0, 0.0
     for seq, kind in enumerate(history, 1):
         if kind == "step":
-            event = Committed(seq=seq, time=seq * 1.5, step=len(applied) + 1, loss=1 / seq, samples=seq)
-            applied.append(event)
-        elif kind == "epoch":
-            epoch += 1
-            event = Started(seq=seq, epoch=epoch)
+            applied.append(4)
+            last, last_loss = seq * 1.5, 1 / seq
+            events.append(made("step_committed", last, seq=seq, step=len(applied), loss=last_loss, samples=4))
         elif kind == "back":
-            event = RolledBack(seq=seq, to_step=len(applied) // 2)
             applied = applied[: len(applied) // 2]
+            events.append(made("rolled_back", seq=seq, to_step=len(applied)))
         else:
-            event = Event(seq=seq)
-        events.append(event)
-    last = applied[-1] if applied else Committed(seq=0, step=0, loss=0.0, samples=0)
-    samples = sum(event.samples for event in applied)
-    return events, JournalFacts(
-        seq=len(events), step=last.step, step_time=last.time, loss=last.loss, samples=samples, epoch_announced=epoch
+            events.append(made("epoch_started", seq=seq, epoch=seq) if kind == "epoch" else Event(seq=seq))
+    return events, Position(
+        seq=len(events),
+        step=len(applied),
+        step_time=last,
+        loss=last_loss,
+        samples=sum(applied),
+        step_samples=4 if "step" in history else 0,
     )
 
 
@@ -193,7 +188,7 @@ def test_a_file_cut_anywhere_goes_on_where_it_ends(
     kept = content.count(b"\n")
 
     again = FileJournal(path)
-    assert again.facts == _events(history[:kept])[1]
+    assert again.position == _events(history[:kept])[1]
     assert again.last_seq == kept
     # All events are said again, as after a crash between record and journal: none is missing, none double.
     assert [again.append(event) for event in events] == [False] * kept + [True] * (len(events) - kept)
@@ -201,18 +196,119 @@ def test_a_file_cut_anywhere_goes_on_where_it_ends(
     assert _numbers(again.read(0)) == list(range(1, len(events) + 1))
     again.close()
     final = FileJournal(path)
-    assert final.facts == _events(history)[1]
+    assert final.position == _events(history)[1]
     final.close()
 
 
 def test_a_loss_that_is_no_number_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     journal = FileJournal(path)
-    journal.append(Committed(seq=1, step=1, loss=math.nan, samples=4))
+    journal.append(made("step_committed", seq=1, step=1, loss=math.nan, samples=4))
     journal.close()
     again = FileJournal(path)
-    assert math.isnan(again.facts.loss)
-    assert (again.facts.step, again.facts.samples) == (1, 4)
+    assert math.isnan(again.position.loss)
+    assert (again.position.step, again.position.samples) == (1, 4)
+    again.close()
+
+
+# ---- power cuts, and files that somebody has cut ----
+
+
+class Disk:
+    """Notes how much of each file is on disk: what was there when it was last synced, and nothing else."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.synced: dict[str, int] = {}
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def fsync(self, file: int) -> None:
+        self._fsync(file)
+        self.synced[os.readlink(f"/proc/self/fd/{file}")] = os.fstat(file).st_size
+
+
+def test_what_is_synced_is_on_disk_and_its_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, path = Disk(monkeypatch), tmp_path / "events.jsonl"
+    journal = FileJournal(path)
+    journal.sync()
+    assert disk.synced == {}
+    journal.append(Event(seq=1))
+    assert str(tmp_path) in disk.synced
+    assert str(path) not in disk.synced
+    for seq in range(2, 5):
+        journal.append(Event(seq=seq))
+        journal.sync()
+        assert disk.synced[str(path)] == path.stat().st_size
+    del disk.synced[str(path)]
+    journal.sync()
+    assert str(path) not in disk.synced, "nothing was new"
+    journal.append(Event(seq=5))
+    journal.close()
+    assert disk.synced[str(path)] == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"\0" * 64,
+        b'{"event":"some',
+        b'{"event":"something","se' + b"\0" * 40,
+        b'{"event":"something","se\0\0\0\0":1}\n',
+        b"\0" * 4096 + b'{"event":"something","time":0,"seq":9}\n',
+        b"\0" * 100 + b"\n",
+    ],
+)
+@pytest.mark.parametrize("whole", [0, 3])
+def test_a_damaged_end_is_cut_off_with_the_next_event(tmp_path: Path, whole: int, tail: bytes) -> None:
+    path = tmp_path / "events.jsonl"
+    lines = b"".join(msgspec.json.encode(Event(seq=seq)) + b"\n" for seq in range(1, whole + 1))
+    path.write_bytes(lines + tail)
+    journal = FileJournal(path)
+    assert (journal.last_seq, journal.damaged) == (whole, len(tail))
+    assert _numbers(journal.read(0)) == list(range(1, whole + 1))
+    assert path.read_bytes() == lines + tail
+    journal.append(Event(seq=whole + 1))
+    journal.close()
+    assert path.read_bytes() == lines + msgspec.json.encode(Event(seq=whole + 1)) + b"\n"
+
+
+def _repaired(from_seq: int, to_seq: int, to_step: int) -> JournalRepaired:
+    return JournalRepaired(
+        time=9.0,
+        job="j",
+        term=1,
+        epoch=1,
+        seq=to_seq,
+        from_seq=from_seq,
+        to_seq=to_seq,
+        from_step=0,
+        to_step=to_step,
+        samples=to_step * 4,
+        step_samples=4,
+        loss=math.nan,
+        step_time=8.0,
+    )
+
+
+@pytest.mark.parametrize("before", [0, 1, 255, 256, 600])
+def test_one_event_stands_for_those_that_are_lost(tmp_path: Path, before: int) -> None:
+    path, lost = tmp_path / "events.jsonl", 1000
+    journal = FileJournal(path, recent=10)
+    for seq in range(1, before + 1):
+        journal.append(Event(seq=seq))
+    with pytest.raises(JournalError, match="missing"):
+        journal.append(_repaired(before + 2, before + lost, 7))
+    assert journal.append(_repaired(before + 1, before + lost, 7))
+    for seq in range(before + lost + 1, before + lost + 301):
+        journal.append(Event(seq=seq))
+    there = [*range(1, before + 1), *range(before + lost, before + lost + 301)]
+    again = FileJournal(path, recent=10)
+    assert again.position.samples == 28
+    assert again.position.step == 7
+    assert again.position.seq == again.last_seq == before + lost + 300
+    for opened, after, limit in itertools.product((journal, again), (0, before, before + 500, there[-12]), (1, 1000)):
+        assert _numbers(opened.read(after, limit)) == [seq for seq in there if seq > after][:limit]
+    journal.close()
     again.close()
 
 
@@ -250,10 +346,10 @@ def test_who_read_before_the_other_wrote_writes_nothing(tmp_path: Path) -> None:
     [
         b"notes",
         b"notes\n",
-        b'{"event":"something","seq":2}\n',
-        b'{"event":"something","seq":1}\n{"event":"something","seq":3}\n',
-        b'{"event":"something","seq":1}\nnotes\n',
-        b'{"event":"something","seq":1}\nnotes',
+        b'{"event":"something","time":0,"seq":2}\n',
+        b'{"event":"something","time":0,"seq":1}\n{"event":"something","time":0,"seq":3}\n',
+        b'{"event":"something","time":0,"seq":1}\nnotes\n',
+        b'{"event":"something","time":0,"seq":1}\nnotes',
         b"\xff\x00\n",
         b'{"event":"\xb5","seq":1}\n',
         b'{"event":' + b"[" * 100_000 + b"\n",
@@ -283,6 +379,7 @@ from holdfast.observability.journal_file import FileJournal
 
 class Event(msgspec.Struct, tag_field="event", tag="something"):
     seq: int
+    time: float = 0.0
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

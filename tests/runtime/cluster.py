@@ -27,7 +27,6 @@ from holdfast.coordination.inputs import (
     Emit,
     EndJob,
     FailNode,
-    JournalTail,
     Persist,
     Received,
     Send,
@@ -35,6 +34,7 @@ from holdfast.coordination.inputs import (
 )
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
+from holdfast.protocol.position import Position
 
 DEADLINE_S = 120.0
 JOB = "test"
@@ -140,7 +140,7 @@ class Cluster:
         config = CoordinatorConfig(
             job=JOB, start_nodes=nodes, lease_s=600.0, tick_s=0.05, allow_faults=True, secret=b"s" * 32
         )
-        self.machine = Coordinator(config, JournalTail(), None)
+        self.machine = Coordinator(config, Position(), None)
         self._do(self.machine.start(time.time(), "test:", os.getpid()))
         self._thread = threading.Thread(target=self._run, name="cluster")
         for _ in range(nodes):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.decisions import Verdict
-from holdfast.coordination.inputs import CoordinatorConfig, Instruction, JournalTail, Received
+from holdfast.coordination.inputs import CoordinatorConfig, Received
 from holdfast.coordination.worker import Halt, InvalidTransitionError, Tell, WorkerInstruction, WorkerMachine
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import DecisionKind, Phase
-from holdfast.protocol.record import KnownCheckpoint, Record
+from holdfast.protocol.position import Position
+from holdfast.protocol.record import Record
 from holdfast.simulation.cluster import Parts, run_plan
 from holdfast.simulation.durable import MemoryJournal, MemoryStore
 from holdfast.simulation.faults import random_plan
@@ -90,7 +91,7 @@ class TakesTornState(WorkerMachine):
 class NeverStops(Coordinator):
     """Lets a broken epoch be."""
 
-    def __init__(self, config: CoordinatorConfig, tail: JournalTail, record: Record | None) -> None:
+    def __init__(self, config: CoordinatorConfig, tail: Position, record: Record | None) -> None:
         super().__init__(config, tail, record)
         self.parts.stopping.begin = lambda failed_at: None
 
@@ -98,7 +99,7 @@ class NeverStops(Coordinator):
 class IgnoresPassed(Coordinator):
     """Never decides FORWARD: a step that some have applied is done again."""
 
-    def __init__(self, config: CoordinatorConfig, tail: JournalTail, record: Record | None) -> None:
+    def __init__(self, config: CoordinatorConfig, tail: Position, record: Record | None) -> None:
         super().__init__(config, tail, record)
         begin = self._deciding._begin
 
@@ -147,7 +148,7 @@ class CommitsEarly(Coordinator):
 class RemembersTheUndone(Coordinator):
     """Holds what an expelled worker applied against those that do the step again."""
 
-    def __init__(self, config: CoordinatorConfig, tail: JournalTail, record: Record | None) -> None:
+    def __init__(self, config: CoordinatorConfig, tail: Position, record: Record | None) -> None:
         super().__init__(config, tail, record)
         self.parts.ledger.undo_after = lambda step: None
 
@@ -155,10 +156,8 @@ class RemembersTheUndone(Coordinator):
 class LosesItsOutbox(Coordinator):
     """Does not say after a crash what its record says it said."""
 
-    def start(self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> list[Instruction]:
-        lost, self._lost = self._lost, []
-        self.turn.seq -= len(lost)
-        return super().start(now, url, pid, checkpoints)
+    def __init__(self, config: CoordinatorConfig, tail: Position, record: Record | None) -> None:
+        super().__init__(config, tail, msgspec.structs.replace(record, outbox=()) if record else None)
 
 
 class NothingFenced(MemoryStore):
@@ -173,6 +172,20 @@ class JournalOfAnybody(MemoryJournal):
 
     def append(self, event: object, length: int) -> int:
         return super().append(event, len(self.events))  # pyright: ignore[reportArgumentType]
+
+
+class PromisesTooEarly(MemoryStore):
+    """Says that a record is written before it is on disk."""
+
+    def sync(self) -> None:
+        pass
+
+
+class StaysInMemory(MemoryJournal):
+    """Does not wait for the disk."""
+
+    def sync(self) -> None:
+        pass
 
 
 BROKEN = [
@@ -202,6 +215,28 @@ def test_a_broken_machine_is_caught(parts: Parts, caught: str) -> None:
     for seed in SEEDS:
         try:
             run_plan(random_plan(seed), parts)
+        except (InvariantError, InvalidTransitionError) as error:
+            with pytest.raises(type(error), match=caught):
+                raise error
+            return
+    pytest.fail(f"{parts} went unnoticed in {len(SEEDS)} schedules")
+
+
+@pytest.mark.parametrize(
+    ("parts", "caught"),
+    [
+        (
+            Parts(store=PromisesTooEarly),
+            "superseded coordinator|went back|not allowed|does not follow|first event",
+        ),
+        (Parts(journal=StaysInMemory), "not on disk when its record was"),
+    ],
+    ids=("store", "journal"),
+)
+def test_a_disk_that_promises_too_early_is_caught(parts: Parts, caught: str) -> None:
+    for seed in SEEDS:
+        try:
+            run_plan(replace(random_plan(seed), crashes=(30 + seed,), power_cuts=True), parts)
         except (InvariantError, InvalidTransitionError) as error:
             with pytest.raises(type(error), match=caught):
                 raise error

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.record import SCHEMA, Record
 from holdfast.simulation import training
@@ -138,6 +139,27 @@ def test_store_and_journal_are_fenced() -> None:
     journal = MemoryJournal()
     with pytest.raises(SupersededError):
         journal.append(None, 1)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_power_cut_takes_what_is_not_on_disk_and_nothing_else() -> None:
+    record = Record(schema=SCHEMA, job="j", term=1)
+    store = MemoryStore()
+    store.swap(record, 0)
+    store.power_cut()
+    assert (store.version, store.record) == (1, record)
+    left: set[int] = set()
+    for seed in range(50):
+        journal = MemoryJournal()
+        for seq in range(1, 6):
+            journal.append(
+                ev.JobWaiting(time=0.0, job="j", term=1, epoch=0, seq=seq, nodes=1, slots=0, why=""), seq - 1
+            )
+            if seq == 3:
+                journal.sync()
+        journal.power_cut(Random(seed))
+        assert [event.seq for event in journal.events] == list(range(1, len(journal.events) + 1))
+        left.add(len(journal.events))
+    assert left == {3, 4, 5}
 
 
 def test_a_state_shows_whatever_went_wrong() -> None:

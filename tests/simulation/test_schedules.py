@@ -6,6 +6,7 @@ A schedule that fails prints the command that replays it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -92,6 +93,17 @@ def test_two_failures_and_a_crash(first: int) -> None:
         seeds += [FIRST_SEED + start + write for write in writes]
     outcomes = run_all(seeds)
     assert sum(outcome.exit_code == EXIT_DONE for outcome in outcomes) > len(outcomes) / 2
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_power_cuts(chunk: int) -> None:
+    """The coordinator's machine goes down in random schedules: what was told is on disk, so that nothing is missing."""
+    for seed in range(chunk, 400, 4):
+        plan = replace(plan_of(seed), crashes=(5 + seed % 120,), power_cuts=True)
+        try:
+            run_plan(plan)
+        except Exception as error:
+            raise AssertionError(f"schedule {seed} with a power cut at write {plan.crashes[0]} failed") from error
 
 
 def test_every_enumerated_schedule_has_its_own_number() -> None:

@@ -19,8 +19,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
-
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.agent_channel import AgentChannel
 from holdfast.control.doorkeeper import raise_file_limit
@@ -32,7 +30,7 @@ from holdfast.control.status import status_of
 from holdfast.control.stores import open_store
 from holdfast.control.web import WebServer
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import JournalTail, PlanExperts, Planned, Shutdown, Tick
+from holdfast.coordination.inputs import PlanExperts, Planned, Shutdown, Tick
 from holdfast.counted_log import CountedLog
 from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
@@ -146,8 +144,7 @@ class _Server:
         self._signals = 0
         secret = settings.config.secret or hashlib.sha256(b"holdfast state transfer " + self._token.encode()).digest()
         config = dataclasses.replace(settings.config, secret=secret)
-        tail = JournalTail(**msgspec.structs.asdict(journal.facts))
-        self._coordinator = Coordinator(config, tail, keeper.record)
+        self._coordinator = Coordinator(config, journal.position, keeper.record)
         self._shell = Shell(
             self._coordinator,
             keeper,

@@ -195,6 +195,8 @@ class Shell:
                     if self.journal.append(event):
                         self.metrics.observe(event)
                 case Persist(record):
+                    # What the record has counted must not be missing before it.
+                    self.journal.sync()
                     self._keeper.swap(record)
                 case Close(number):
                     connection = self.connections.get(number)
@@ -203,5 +205,6 @@ class Shell:
                 case PlanExperts():
                     self._on_plan(instruction)
                 case EndJob(exit_code, why):
+                    self.journal.sync()
                     _log.info("the job ends with exit code %d: %s", exit_code, why)
                     self._on_end(exit_code)

@@ -58,7 +58,7 @@ class Admission:
             term=turn.record.term,
             lease_s=config.lease_s,
             heartbeat_s=config.heartbeat_s,
-            committed=self._ledger.committed,
+            committed=self._turn.recorded.step,
         )
         turn.send(connection, welcome)
         return node

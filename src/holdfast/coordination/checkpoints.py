@@ -35,6 +35,7 @@ class CheckpointBook:
         ripe = [written for written in self._written if written.step <= committed]
         self._written = [written for written in self._written if written.step > committed]
         for written in ripe:
+            self._turn.change()  # a checkpoint that counts says that its step is committed
             self._turn.order(written.worker, AcceptCheckpoint(step=written.step, name=written.name))
 
     def rolled_back(self) -> None:

@@ -9,6 +9,7 @@ a promise without its record.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import ClassVar
 
 from holdfast.coordination.admission import Admission
@@ -25,15 +26,14 @@ from holdfast.coordination.inputs import (
     Failure,
     Input,
     Instruction,
-    JournalTail,
     Planned,
     Received,
     Shutdown,
     Tick,
 )
 from holdfast.coordination.membership import Membership, Node
+from holdfast.coordination.mending import missing_events
 from holdfast.coordination.parts import JobParts, JobState
-from holdfast.coordination.progress import continued
 from holdfast.coordination.table import Row, always, ignore, row, while_it_goes_on
 from holdfast.coordination.turn import Turn
 from holdfast.coordination.waiting import Waiting
@@ -43,20 +43,20 @@ from holdfast.protocol import messages as msg
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.position import Position
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 
 class Coordinator:
     """One job's coordination. The shell feeds it inputs with the time and carries out what it returns, in order."""
 
-    def __init__(self, config: CoordinatorConfig, tail: JournalTail, record: Record | None) -> None:
+    def __init__(self, config: CoordinatorConfig, tail: Position, record: Record | None) -> None:
         self.config = config
         record = record or Record(schema=SCHEMA, job=config.job, term=0)
-        #: events of the last transition that did not reach the journal any more
-        self._lost = [event for event in record.outbox if event.seq > tail.seq]
-        tail = continued(tail, self._lost, record.global_batch)
-        self.turn = Turn(record, tail.seq)
-        self.parts = parts = JobParts(self.turn, config, tail)
+        #: events that are not in the journal, although the record knows of them
+        self._lost = missing_events(record, tail)
+        self.turn = Turn(record, reduce(Position.after, self._lost, tail))
+        self.parts = parts = JobParts(self.turn, config)
         self.waiting = Waiting(self.turn, parts.stopping, config)
         self._admission = Admission(parts)
         self._deciding = Deciding(parts)
@@ -86,7 +86,7 @@ class Coordinator:
         return self.record.outcome or self.parts.state
 
     def start(self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> list[Instruction]:
-        """Open a new term; what the journal lacks of the last transition is emitted first.
+        """Open a new term; what the journal lacks of what the record knows is emitted first.
 
         Args:
             checkpoints: intact ones that lie in the checkpoint directory; they count where the record knows of none.

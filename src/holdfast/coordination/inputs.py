@@ -179,15 +179,3 @@ class CoordinatorConfig:
     allow_faults: bool = False
     secret: bytes = b""
     takeover: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JournalTail:
-    """Where the journal ends, read at the coordinator's start."""
-
-    seq: int = 0
-    step: int = 0
-    step_time: float = 0.0
-    samples: int = 0
-    loss: float = 0.0
-    epoch_announced: int = 0

@@ -8,7 +8,7 @@ from holdfast.coordination.absences import Absences
 from holdfast.coordination.checkpoints import CheckpointBook
 from holdfast.coordination.ending import Ending
 from holdfast.coordination.failures import Failures
-from holdfast.coordination.inputs import CoordinatorConfig, JournalTail
+from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.joining import Joining
 from holdfast.coordination.ledger import StepLedger
 from holdfast.coordination.loads import LoadBook
@@ -31,13 +31,13 @@ class JobState(StrEnum):
 class JobParts:
     """Made once per coordinator; what one part needs of another it was given here."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, tail: JournalTail) -> None:
+    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
         self.turn = turn
         self.config = config
-        self.progress = Progress(turn, tail)
+        self.progress = Progress(turn)
         self.loads = LoadBook(turn)
         self.joining = Joining(turn, config, self.loads)
-        self.rebalancing = Rebalancing(turn, config, self.loads, tail.step)
+        self.rebalancing = Rebalancing(turn, config, self.loads, turn.position.step)
         self.checkpoints = CheckpointBook(turn)
         self.ending = Ending(turn)
         self.absences = Absences(turn)

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-
 from holdfast.coordination.costs import MeasuredCosts
-from holdfast.coordination.inputs import JournalTail
 from holdfast.coordination.ledger import CommittedStep, StepLedger
 from holdfast.coordination.recovery import Recovery
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.agent import Committed
-from holdfast.protocol.events import AnyEvent, EpochStarted, Rebalanced, Recovered, RolledBack, StepCommitted
+from holdfast.protocol.events import Rebalanced, Recovered, StepCommitted
 from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan
 
 
-def continued(tail: JournalTail, events: Iterable[AnyEvent], global_batch: int) -> JournalTail:
-    """Return where the journal ends once these events are appended, too."""
-    for event in events:
-        tail = replace(tail, seq=event.seq)
-        if isinstance(event, StepCommitted):
-            samples = tail.samples + event.samples
-            tail = replace(tail, step=event.step, step_time=event.time, samples=samples, loss=event.loss)
-        elif isinstance(event, RolledBack):
-            undone = max(0, tail.step - event.to_step)
-            tail = replace(tail, step=event.to_step, samples=max(0, tail.samples - undone * global_batch))
-        elif isinstance(event, EpochStarted):
-            tail = replace(tail, epoch_announced=event.epoch)
-    return tail
-
-
 class Progress:
-    """Running totals of committed steps; continues where the journal ends."""
+    """Committed steps; continues where the job stands by its events."""
 
-    def __init__(self, turn: Turn, tail: JournalTail) -> None:
-        self.ledger = StepLedger(tail.step, turn.record.passed)
-        self.samples = tail.samples
-        self.loss = tail.loss
-        self.committed_at = tail.step_time
+    def __init__(self, turn: Turn) -> None:
+        self.ledger = StepLedger(turn.position.step, turn.record.passed)
         self.recovery: Recovery | None = None
         self.costs = MeasuredCosts()
         self._turn = turn
-        self._told, self._told_at = tail.step, 0.0
+        self._told, self._told_at = turn.position.step, 0.0
+
+    @property
+    def samples(self) -> int:
+        """Of all committed steps that no roll-back undid."""
+        return self._turn.position.samples
+
+    @property
+    def loss(self) -> float:
+        """Of the step that was committed last."""
+        return self._turn.position.loss
+
+    @property
+    def committed_at(self) -> float:
+        """When the step that was committed last was, unix seconds; 0 before the first."""
+        return self._turn.position.step_time
 
     @property
     def restarting(self) -> bool:
@@ -63,11 +56,12 @@ class Progress:
         return all(info is not None and info.finished for info in infos) and reached == {self.ledger.committed}
 
     def tell(self, every_s: float) -> None:
-        """Let the agents forget what is in the journal; not at every step, for it takes a message to each."""
+        """Let the agents forget what is in the journal; not at every step: it takes a record and messages."""
         turn = self._turn
         if self.ledger.committed == self._told or turn.now < self._told_at + every_s:
             return
         self._told, self._told_at = self.ledger.committed, turn.now
+        turn.change()  # whatever becomes of the journal, the record knows what the agents need not keep any more
         for node in turn.members.nodes.values():
             turn.send(node.connection, Committed(term=turn.record.term, step=self._told))
 
@@ -117,12 +111,10 @@ class Progress:
 
     def _announce(self, done: CommittedStep) -> None:
         commit = done.commit
-        self.samples += commit.samples
-        self.loss = commit.loss_sum / commit.samples if commit.samples else float("nan")
+        loss = commit.loss_sum / commit.samples if commit.samples else float("nan")
         # Nobody knows any more when a step passed whose witnesses are all dead; clocks of other machines may lag.
         time = max(done.time or self._turn.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
-        self.committed_at = time
         self.costs.step(seconds)
         if self.recovery is not None:
             self.recovery.swapped_at(done.step, time)
@@ -130,7 +122,7 @@ class Progress:
             time,
             StepCommitted,
             step=done.step,
-            loss=self.loss,
+            loss=loss,
             samples=commit.samples,
             world=done.world,
             seconds=seconds,

@@ -12,6 +12,7 @@ from holdfast.protocol.agent import CoordinatorMessage, ToWorker
 from holdfast.protocol.events import AnyEvent, Event
 from holdfast.protocol.names import node_of
 from holdfast.protocol.orders import Order
+from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 from holdfast.protocol.worker import Fault
 
@@ -21,15 +22,17 @@ E = TypeVar("E", bound=Event)
 class Turn:
     """The record, the members and the time, and what the call under way changes, announces and sends.
 
-    `flush` puts one Persist before all events and messages: a crash at any write leaves either the state before the
-    call or the state after it, never a promise without its record.
+    `position` is where the job stands by its events, those of this call included; `recorded`, where it stood with the
+    last record. `flush` puts one Persist before all events and messages: a crash at any write leaves either the state
+    before the call or the state after it, never a promise without its record.
     """
 
-    def __init__(self, record: Record, seq: int) -> None:
+    def __init__(self, record: Record, position: Position) -> None:
         self.record = record
         self.members = Membership()
         self.now = 0.0
-        self.seq = seq
+        self.position = self.recorded = position
+        self._begun_at = position
         self._changed = False
         self._events: list[AnyEvent] = []
         self._sends: list[Instruction] = []
@@ -70,9 +73,9 @@ class Turn:
 
     def emit_at(self, time: float, event_type: type[E], /, **fields: Any) -> None:
         """Announce an event that happened at another time than now."""
-        self.seq += 1
-        record = self.record
-        event = event_type(time=time, job=record.job, term=record.term, epoch=self.epoch, seq=self.seq, **fields)
+        record, seq = self.record, self.position.seq + 1
+        event = event_type(time=time, job=record.job, term=record.term, epoch=self.epoch, seq=seq, **fields)
+        self.position = self.position.after(event)  # type: ignore[arg-type]
         self._events.append(event)  # type: ignore[arg-type]
 
     def send(self, connection: int, message: CoordinatorMessage) -> None:
@@ -101,9 +104,11 @@ class Turn:
         """Return everything gathered, in order, and start anew."""
         out: list[Instruction] = []
         if self._changed:
-            self.record = msgspec.structs.replace(self.record, outbox=tuple(self._events))
+            self.record = msgspec.structs.replace(self.record, position=self._begun_at, outbox=tuple(self._events))
+            self.recorded = self.position
             out.append(Persist(self.record))
         out += [Emit(event) for event in self._events]
         out += self._sends
         self._changed, self._events, self._sends = False, [], []
+        self._begun_at = self.position
         return out

@@ -1,7 +1,8 @@
 """The job's events, in order and without gaps: an append-only JSON-lines file, and a bounded memory for followers.
 
 The events' numbers come from whoever makes them; the journal skips what it has and refuses a gap, so that a coordinator
-that died between its record and its journal can say it all again.
+that died between its record and its journal can say it all again. Only `journal_repaired` may leave numbers out: those
+of the events for which it stands.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from itertools import islice
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.protocol.events import Event
+from holdfast.protocol.events import Event, JournalRepaired
+from holdfast.protocol.position import Position
 
 #: How many events the memory holds for followers; older ones are read from the file, where there is one.
 RECENT = 4096
@@ -27,26 +29,20 @@ class JournalTakenError(JournalError):
     """Somebody else appended to our file: another coordinator leads this job now."""
 
 
-class JournalFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a coordinator must know of the events so far; the names are those of coordination's `JournalTail`.
-
-    `step`, `step_time` (unix seconds) and `loss` are the last committed step's, `samples` the sum over all steps that
-    no roll-back undid, `epoch_announced` the last epoch that was said to have started.
-    """
-
-    seq: int = 0
-    step: int = 0
-    step_time: float = 0.0
-    samples: int = 0
-    loss: float = 0.0
-    epoch_announced: int = 0
+def first_of(event: Event) -> int:
+    """Return the number of the first event for which one stands: its own, but for `journal_repaired`."""
+    return event.from_seq if isinstance(event, JournalRepaired) else event.seq
 
 
 class Journal:
-    """The events of one job in memory, the newest `recent` of them; for one asyncio loop."""
+    """The events of one job in memory, the newest `recent` of them; for one asyncio loop.
+
+    `position` is what the events that were there at the begin add up to.
+    """
 
     def __init__(self, *, recent: int = RECENT) -> None:
-        self.facts = JournalFacts()
+        self.position = Position()
+        #: the newest ones, numbered without a gap
         self._lines: deque[bytes] = deque(maxlen=recent)
         self._last = 0
         self._encoder = msgspec.json.Encoder()
@@ -64,7 +60,7 @@ class Journal:
         return self._closed
 
     def append(self, event: Event) -> bool:
-        """Append one event; it is on its way to the disk when this returns.
+        """Append one event; followers see it, and it outlives this process, but not yet a power cut.
 
         Returns:
             False where the journal has it already, by its number.
@@ -78,14 +74,20 @@ class Journal:
             raise JournalError(f"event {seq} came after the journal was closed")
         if seq <= self._last:
             return False
-        if seq != self._last + 1:
+        if first_of(event) != self._last + 1:
             raise JournalError(f"event {seq} cannot follow event {self._last}: the events between are missing")
         line = self._encoder.encode(event) + b"\n"
-        self._write(line)
-        self._lines.append(line)
-        self._last = seq
+        self._write(line, seq)
+        self._take(line, seq)
         self._wake()
         return True
+
+    def sync(self) -> None:
+        """Have all events that were appended outlive a power cut; in memory there is nothing to do.
+
+        Raises:
+            JournalError: the file cannot be written.
+        """
 
     def read(self, after: int, limit: int = 1000) -> list[bytes]:
         """Return up to `limit` events with numbers above `after`, each a line of JSON with its newline.
@@ -112,11 +114,17 @@ class Journal:
         self._closed = True
         self._wake()
 
+    def _take(self, line: bytes, seq: int) -> None:
+        if seq != self._last + 1:
+            self._lines.clear()  # what came before the gap is numbered otherwise
+        self._lines.append(line)
+        self._last = seq
+
     def _wake(self) -> None:
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
         self._waiting.clear()
 
-    def _write(self, line: bytes) -> None:
-        """Make one line durable; in memory there is nothing to do."""
+    def _write(self, line: bytes, seq: int) -> None:
+        """Hand one line to the file; in memory there is nothing to do."""

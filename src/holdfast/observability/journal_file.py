@@ -6,38 +6,29 @@ import contextlib
 import fcntl
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from holdfast.errors import BadInputError
-from holdfast.observability.journal import RECENT, Journal, JournalError, JournalFacts, JournalTakenError
+from holdfast.observability.event_lines import NoEventError, decode_event
+from holdfast.observability.journal import RECENT, Journal, JournalError, JournalTakenError, first_of
 
 #: Every so many lines the place of one in the file is remembered, to read older events without reading all.
-_INDEX_EVERY = 256
+_BLOCK = 256
 _BEGINNING = b'{"event":"'
 _LOCK_TRIES = 200
 _LOCK_PAUSE_S = 0.01
 
 
-class _Line(msgspec.Struct, kw_only=True):
-    """What is read back of a line. A loss that is not finite is null in JSON."""
-
-    seq: int
-    event: str
-    time: float = 0.0
-    epoch: int = 0
-    step: int = 0
-    loss: float | None = None
-    samples: int = 0
-    to_step: int = 0
-
-
 class FileJournal(Journal):
-    """A journal in the file `path`. The first event creates it, or cuts off a torn last line; before, all is only read.
+    """A journal in the file `path`. The first event creates it, or cuts off a damaged end; before, all is only read.
 
-    Between coordinators the file is fenced by its length: who finds it longer than he left it has been replaced.
+    A damaged end is what a process that is killed or a power cut may leave: a line that is not complete, or NULs where
+    the disk never got the data, and all after them. Between coordinators the file is fenced by its length: who finds
+    it longer than he left it has been replaced.
+
+    `job` and `term` are those of the newest event, "" and 0 where there is none; `damaged` is how many bytes are.
 
     Raises:
         BadInputError: the file cannot be written, or holds something else than events.
@@ -45,12 +36,15 @@ class FileJournal(Journal):
 
     def __init__(self, path: Path, *, recent: int = RECENT) -> None:
         super().__init__(recent=recent)
+        self.job = ""
+        self.term = 0
+        self.damaged = 0
         self._path = path
         self._file: int | None = None
-        #: where the block of every _INDEX_EVERY-th event begins in the file
-        self._index: list[int] = []
+        self._synced = True
+        #: blocks of events whose numbers have no gap: the first one's number and its place in the file
+        self._blocks: list[tuple[int, int]] = []
         self._size = 0
-        self._torn = 0
         try:
             if path.exists():
                 self._check(path.is_file(), "is not a file")
@@ -67,75 +61,103 @@ class FileJournal(Journal):
         if not good:
             raise BadInputError(f"the events file {self._path} {what}: give another path")
 
+    def sync(self) -> None:
+        if self._synced or self._file is None:
+            return
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise JournalError(f"the events file {self._path} cannot be written: {error.strerror}") from error
+        self._synced = True
+
     def read(self, after: int, limit: int = 1000) -> list[bytes]:
         """Return up to `limit` events with numbers above `after`, however old."""
         after = max(after, 0)
         if after >= self._last - len(self._lines):
             return super().read(after, limit)
+        first = max(bisect_right(self._blocks, after, key=lambda block: block[0]) - 1, 0)
+        ends = [*(place for _, place in self._blocks[first + 1 :]), self._size]
         out: list[bytes] = []
-        for number, line in enumerate(
-            self._lines_from(after // _INDEX_EVERY), after // _INDEX_EVERY * _INDEX_EVERY + 1
-        ):
-            if number > after:
-                out.append(line)
-            if len(out) >= limit or number >= self._last:
-                break
-        return out
+        with open(self._path, "rb") as file:
+            for (number, place), end in zip(self._blocks[first:], ends, strict=True):
+                file.seek(place)
+                lines = file.read(end - place).splitlines(keepends=True)
+                out += lines[max(after + 1 - number, 0) :]
+                if len(out) >= limit:
+                    break
+        return out[:limit]
 
     def close(self) -> None:
         """Say that no event will follow, and let go of the file."""
         super().close()
         if self._file is not None:
+            self.sync()
             os.close(self._file)
             self._file = None
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes, seq: int) -> None:
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                sync_directory(self._path.parent)
             with _locked(self._file, self._path):
-                self._append(self._file, line)
+                self._append(self._file, line, seq)
         except OSError as error:
             raise JournalError(f"the events file {self._path} cannot be written: {error.strerror}") from error
 
-    def _append(self, file: int, line: bytes) -> None:
+    def _append(self, file: int, line: bytes, seq: int) -> None:
         size = os.fstat(file).st_size
-        if size != self._size + self._torn:
+        if size != self._size + self.damaged:
             raise JournalTakenError(
                 f"the events file {self._path} has {size} bytes where this coordinator knows of "
-                f"{self._size + self._torn}: another one writes to it"
+                f"{self._size + self.damaged}: another one writes to it"
             )
-        if self._torn:
+        if self.damaged:
             os.ftruncate(file, self._size)
-            self._torn = 0
-        if self._last % _INDEX_EVERY == 0:
-            self._index.append(self._size)
+            self.damaged = 0
+        self._synced = False
         if os.write(file, line) != len(line):
             os.ftruncate(file, self._size)
             raise JournalError(f"the events file {self._path} cannot be written: the disk is full")
+        self._note(line, seq)
+
+    def _note(self, line: bytes, seq: int) -> None:
+        """A line is in the file."""
+        if seq != self._last + 1 or not self._blocks or seq - self._blocks[-1][0] >= _BLOCK:
+            self._blocks.append((seq, self._size))
         self._size += len(line)
 
     def _load(self) -> None:
-        """Read what is there and remember where the last complete line ends."""
-        reader = _FactsReader()
-        for line in self._lines_from(0):
-            if not line.endswith(b"\n"):
-                # Only what can be the beginning of an event of ours is torn: the path may be a slip of the pen.
-                self._check(line.startswith(_BEGINNING[: len(line)]), "holds something else than events")
-                self._torn = len(line)
-                break
-            self._check(reader.take(line), f"holds something else than a job's events after event {self._last}")
-            if self._last % _INDEX_EVERY == 0:
-                self._index.append(self._size)
-            self._lines.append(line)
-            self._size += len(line)
-            self._last += 1
-        self.facts = reader.facts()
-
-    def _lines_from(self, block: int) -> Iterator[bytes]:
+        """Read what is there and remember where the last good line ends."""
         with open(self._path, "rb") as file:
-            file.seek(self._index[block] if block else 0)
-            yield from file
+            for line in file:
+                if not line.endswith(b"\n") or b"\0" in line:
+                    # Only what can be the beginning of an event of ours is damaged: the path may be a slip of the pen.
+                    begin = line.partition(b"\0")[0][: len(_BEGINNING)]
+                    self._check(_BEGINNING.startswith(begin), "holds something else than events")
+                    self.damaged = os.fstat(file.fileno()).st_size - self._size
+                    break
+                self._read_back(line)
+
+    def _read_back(self, line: bytes) -> None:
+        event = None
+        with contextlib.suppress(NoEventError):
+            event = decode_event(line)
+        follows = event is not None and first_of(event) == self._last + 1 <= event.seq
+        self._check(follows, f"holds something else than a job's events after event {self._last}")
+        assert event is not None
+        self._note(line, event.seq)
+        self._take(line, event.seq)
+        self.position, self.job, self.term = self.position.after(event), event.job, event.term
+
+
+def sync_directory(path: Path) -> None:
+    """Have a directory's new entries outlive a power cut."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 @contextlib.contextmanager
@@ -152,39 +174,3 @@ def _locked(file: int, path: Path) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
-
-
-class _FactsReader:
-    """Adds up lines to facts; steps that a roll-back undid no longer count."""
-
-    def __init__(self) -> None:
-        self._decoder = msgspec.json.Decoder(_Line)
-        self._seq = 0
-        self._epoch = 0
-        self._steps: list[tuple[int, float, float, int]] = [(0, 0.0, 0.0, 0)]  # step, time, loss, samples up to it
-
-    def take(self, line: bytes) -> bool:
-        """Take in one line; False where it cannot be the next event."""
-        try:
-            event = self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return False
-        if event.seq != self._seq + 1:
-            return False
-        self._seq = event.seq
-        if event.event == "epoch_started":
-            self._epoch = event.epoch
-        elif event.event == "step_committed":
-            loss = float("nan") if event.loss is None else event.loss
-            self._steps.append((event.step, event.time, loss, self._steps[-1][3] + event.samples))
-        elif event.event == "rolled_back":
-            while self._steps[-1][0] > event.to_step:
-                self._steps.pop()
-        return True
-
-    def facts(self) -> JournalFacts:
-        """Return the sums so far."""
-        step, when, loss, samples = self._steps[-1]
-        return JournalFacts(
-            seq=self._seq, step=step, step_time=when, samples=samples, loss=loss, epoch_announced=self._epoch
-        )

@@ -182,6 +182,25 @@ class CheckpointRejected(Event, frozen=True, kw_only=True, tag_field="event", ta
     why: str
 
 
+class JournalRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="journal_repaired"):
+    """The journal had lost its events `from_seq` to `to_seq`; this one, with number `to_seq`, stands for all of them.
+
+    `from_step` is where the events before them end, `to_step` where these did: exact, from the coordinator's record,
+    like `samples` (of all steps up to `to_step` that no roll-back undid), `step_samples` (of each step), `loss` and
+    `step_time` of the step that was committed last. What the lost events said beyond that is gone. `time` is that of
+    the first event after them.
+    """
+
+    from_seq: int
+    to_seq: int
+    from_step: int
+    to_step: int
+    samples: int
+    step_samples: int
+    loss: float | None
+    step_time: float
+
+
 class JobFinished(Event, frozen=True, kw_only=True, tag_field="event", tag="job_finished"):
     """Every member has finished."""
 
@@ -212,6 +231,7 @@ AnyEvent = (
     | RolledBack
     | CheckpointSaved
     | CheckpointRejected
+    | JournalRepaired
     | JobFinished
     | JobFailed
 )

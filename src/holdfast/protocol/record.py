@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.names import Struct
 from holdfast.protocol.plan import Decision, EpochPlan, ExpertShape, Passed
+from holdfast.protocol.position import Position
 
 #: Raised with every change that an older coordinator could not read.
 SCHEMA = 1
@@ -23,8 +24,8 @@ class Record(Struct, frozen=True, kw_only=True):
     `epoch` is the highest number ever given, a pending plan's included. `lineage` is the epoch of the last START or
     ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and that were
     not in the journal when it was taken, with their v. The digests are those of the first worker. `outbox` holds the
-    events of the transition that wrote this record: what of it the journal lacks after a crash is appended at the
-    restart.
+    events of the transition that wrote this record, `position` is where the job stood before them: what the journal
+    lacks of either after a crash is appended at the restart.
     """
 
     schema: int
@@ -42,5 +43,6 @@ class Record(Struct, frozen=True, kw_only=True):
     experts: ExpertShape | None = None
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     passed: tuple[Passed, ...] = ()
+    position: Position = Position()
     outbox: tuple[AnyEvent, ...] = ()
     outcome: str = ""  # "", done, failed

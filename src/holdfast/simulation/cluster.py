@@ -110,6 +110,7 @@ class Cluster:
         self.checker = Checker(self)
         self.agents: dict[str, SimAgent] = {}
         self.coordinator: CoordinatorShell | None = None
+        self._coordinators: list[CoordinatorShell] = []
         self.ended: tuple[int, str] | None = None
         self.story: deque[tuple[Any, ...]] | None = deque(maxlen=20000) if keep_trace else None
         self.injector = Injector(self, plan)
@@ -255,6 +256,7 @@ class Cluster:
         if self.coordinator is not None and self.coordinator.alive and not self.coordinator.stopped:
             return
         shell = self.coordinator = CoordinatorShell(self, self.pid())
+        self._coordinators.append(shell)
         self.trace("coordinator", shell.pid, "starts", self.store.version)
         shell.boot()
         homeless, self._homeless = self._homeless, []
@@ -277,6 +279,21 @@ class Cluster:
             self.timeline.after(self.injector.down_s, self.start_coordinator)
             self.injector.extend(self.injector.down_s)
 
+    def power_cut(self) -> None:
+        """The machine of store, journal and all coordinators goes down, and with it what is not on disk."""
+        self.trace("power cut")
+        for shell in self._coordinators:
+            shell.crash()
+        self.store.power_cut()
+        self.journal.power_cut(self.rng)
+        self.checker.journal_cut()
+
+    def cut_journal(self, length: int) -> None:
+        """While there is no coordinator, somebody leaves only the first `length` events in the journal."""
+        self.trace("journal cut", length)
+        self.journal.cut(length)
+        self.checker.journal_cut()
+
     def connect(self, agent: SimAgent) -> Connection | None:
         """Connect an agent; None where nobody listens: it will be woken when somebody does."""
         shell = self.coordinator
@@ -293,7 +310,10 @@ class Cluster:
         if self.injector.dies_before(self._writes):
             self.injector.note_coordinator(f"crash before {what}")
             self.injector.down_s = self.plan.crash_down_s
-            shell.crash()
+            if self.plan.power_cuts:
+                self.power_cut()
+            else:
+                shell.crash()
             return True
         return not shell.alive
 

@@ -40,7 +40,7 @@ class CoordinatorShell(Process):
         self._version = cluster.store.version
         self._length = len(cluster.journal.events)
         config = replace(cluster.config, takeover=cluster.store.version > 0)
-        self.machine = cluster.parts.coordinator(config, cluster.journal.tail(), cluster.store.record)
+        self.machine = cluster.parts.coordinator(config, cluster.journal.position(), cluster.store.record)
         if cluster.plan.experts:
             self.machine.parts.progress.costs = FreeMoves()
 
@@ -121,6 +121,7 @@ class CoordinatorShell(Process):
                 cluster.trace("journal", event)
                 cluster.checker.emitted(self, event)
             case Persist(record):
+                cluster.journal.sync()
                 self._version = cluster.store.swap(record, self._version)
                 cluster.checker.persisted(self, record)
             case Close(number):
@@ -130,5 +131,6 @@ class CoordinatorShell(Process):
             case PlanExperts(epoch, solve):
                 cluster.after("plan", self, self.feed, Planned(epoch, solve()))
             case EndJob(exit_code, why):
+                cluster.journal.sync()
                 self.ended = True
                 cluster.job_ended(exit_code, why)

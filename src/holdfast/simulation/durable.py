@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import nan
+from functools import reduce
+from random import Random
 
-from holdfast.coordination.inputs import JournalTail
 from holdfast.protocol import events as ev
+from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 
 
@@ -16,14 +16,15 @@ class SupersededError(Exception):
 
 
 class MemoryStore:
-    """One record with a version, replaced by compare-and-swap."""
+    """One record with a version, replaced by compare-and-swap; `power_cut` takes what is not on disk."""
 
     def __init__(self) -> None:
         self.version = 0
         self.record: Record | None = None
+        self._on_disk: tuple[int, Record | None] = (0, None)
 
     def swap(self, record: Record, version: int) -> int:
-        """Replace the record if it still has `version`; return the new version.
+        """Replace the record if it still has `version`, on disk; return the new version.
 
         Raises:
             SupersededError: it has not.
@@ -32,14 +33,25 @@ class MemoryStore:
             raise SupersededError(f"version {version} is not {self.version}")
         self.version += 1
         self.record = record
+        self.sync()
         return self.version
+
+    def sync(self) -> None:
+        """Have the record on disk."""
+        self._on_disk = (self.version, self.record)
+
+    def power_cut(self) -> None:
+        """Go back to what is on disk."""
+        self.version, self.record = self._on_disk
 
 
 class MemoryJournal:
-    """The job's events; fenced by its length, as the file is."""
+    """The job's events; fenced by its length, as the file is. `synced` are on disk; `edited`: `cut` was used."""
 
     def __init__(self) -> None:
         self.events: list[ev.AnyEvent] = []
+        self.synced = 0
+        self.edited = False
 
     def append(self, event: ev.AnyEvent, length: int) -> int:
         """Append an event if the journal still has `length`; return the new length.
@@ -52,29 +64,22 @@ class MemoryJournal:
         self.events.append(event)
         return length + 1
 
-    def tail(self) -> JournalTail:
-        """Return what a coordinator must know of the events so far."""
-        return tail_of(self.events)
+    def sync(self) -> None:
+        """Have all events on disk."""
+        self.synced = len(self.events)
 
+    def power_cut(self, rng: Random) -> None:
+        """Lose events that are not on disk, the newest ones first: as many as chance will have it."""
+        del self.events[rng.randint(self.synced, len(self.events)) :]
 
-def tail_of(events: Iterable[ev.AnyEvent]) -> JournalTail:
-    """Sum up events as the journal's file does."""
-    seq = step = samples = announced = 0
-    step_time = loss = 0.0
-    history: dict[int, tuple[float, float, int]] = {}
-    for event in events:
-        seq = event.seq
-        if isinstance(event, ev.StepCommitted):
-            samples += event.samples
-            step, step_time = event.step, event.time
-            loss = nan if event.loss is None else event.loss
-            history[step] = (step_time, loss, samples)
-        elif isinstance(event, ev.RolledBack):
-            step = event.to_step
-            _, loss, samples = history.get(step, (0.0, 0.0, 0))
-        elif isinstance(event, ev.EpochStarted):
-            announced = event.epoch
-    return JournalTail(seq=seq, step=step, step_time=step_time, samples=samples, loss=loss, epoch_announced=announced)
+    def cut(self, length: int) -> None:
+        """Lose all events but the first `length`, whether they are on disk or not: somebody has edited the file."""
+        del self.events[length:]
+        self.synced, self.edited = min(self.synced, length), True
+
+    def position(self) -> Position:
+        """Return what the events so far add up to."""
+        return reduce(Position.after, self.events, Position())
 
 
 @dataclass(slots=True)

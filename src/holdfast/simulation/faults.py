@@ -54,7 +54,8 @@ class Fault:
 class FaultPlan:
     """A job and all that goes wrong in it.
 
-    crashes: the coordinator dies before its n-th writes (records, events and messages count; 1-based);
+    crashes: the coordinator dies before its n-th writes (records, events and messages count; 1-based), with its machine
+    where `power_cuts` says so;
     ep_size: the world is a multiple of it, other nodes wait; 0: no such rule. restart: all workers are started again at
     every change.
     crashes_after_strike: the same, counted from the first fault on. experts: per MoE layer, 0 for a dense model;
@@ -78,6 +79,7 @@ class FaultPlan:
     crashes: tuple[int, ...] = ()
     crashes_after_strike: tuple[int, ...] = ()
     crash_down_s: float = 0.2
+    power_cuts: bool = False
 
     def __str__(self) -> str:
         """Say everything, one fault a line."""

@@ -14,6 +14,7 @@ from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import Commit, DecisionKind
+from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 from holdfast.simulation import training
 from holdfast.simulation.experts import broken_guarantee, shape_of
@@ -39,6 +40,8 @@ class Checker:
         self._passed: dict[tuple[int, int], tuple[Commit, int]] = {}
         self._promised: dict[str, tuple[object, ...]] = {}
         self._record: Record | None = None
+        #: epoch -> the workers of its plan
+        self._members: dict[int, tuple[str, ...]] = {}
         self._term = 0
         self._expelled: set[str] = set()
         self._commits: dict[int, Commit] = {}
@@ -46,7 +49,8 @@ class Checker:
         self._last: ev.AnyEvent | None = None
         #: when a step was committed last, or the job ended
         self.progress_at = cluster.timeline.now
-        self._committed = 0
+        #: what the journal's events add up to
+        self._position = Position()
         self._epoch = 0
         self._outcome = ""
         self._waiting = False
@@ -148,6 +152,8 @@ class Checker:
         self._without_effect(record)
         self._term, self._writer = record.term, shell
         before, self._record = self._record, record
+        if record.plan is not None:
+            self._members[record.plan.epoch] = record.plan.workers
         if before is None or (before.plan is record.plan and before.pending is record.pending):
             return
         for plan in (record.plan, record.pending):
@@ -202,38 +208,77 @@ class Checker:
         """An event is in the journal."""
         self._without_effect(event)
         self._in_order(event)
-        self._last = event
         if isinstance(event, ev.StepCommitted | ev.JobFinished | ev.JobFailed):
             self.progress_at = self._cluster.timeline.now
         match event:
             case ev.StepCommitted():
                 self._step_committed(event)
-            case ev.RolledBack(to_step=step):
-                self._committed = step
-            case ev.JobWaiting():
-                self._waiting = True
             case ev.EpochStarted(epoch=epoch):
-                self._waiting = False
                 if epoch <= self._epoch:
                     self._fail(f"epoch {epoch} was announced after epoch {self._epoch}")
-                self._epoch = epoch
             case ev.CheckpointSaved(step=step):
                 self._checkpoint_saved(step)
-            case ev.JobFinished(steps=steps):
-                self._outcome = "done"
-                if steps != self._cluster.plan.steps or self._committed != steps:
-                    self._fail(f"finished after {steps} steps of {self._cluster.plan.steps}")
+            case ev.JournalRepaired():
+                self._repaired(event)
+            case ev.JobFinished():
+                self._job_finished(event)
             case ev.JobFailed(why=why):
-                self._outcome = "failed"
                 self._failed(shell, why)
             case _:
                 pass
+        self._follow(event)
+
+    def journal_cut(self) -> None:
+        """The journal has lost its newest events: what is left is what was said."""
+        self._last, self._position = None, Position()
+        self._epoch, self._waiting, self._outcome = 0, False, ""
+        for event in self._cluster.journal.events:
+            self._follow(event)
+
+    def _follow(self, event: ev.AnyEvent) -> None:
+        self._last, self._position = event, self._position.after(event)
+        match event:
+            case ev.JobWaiting():
+                self._waiting = True
+            case ev.EpochStarted(epoch=epoch):
+                self._epoch, self._waiting = epoch, False
+            case ev.JournalRepaired():
+                self._waiting = False  # as far as anybody knows
+            case ev.JobFinished():
+                self._outcome = "done"
+            case ev.JobFailed():
+                self._outcome = "failed"
+            case _:
+                pass
+
+    def _repaired(self, event: ev.JournalRepaired) -> None:
+        """What stands for lost events says exactly where they ended."""
+        plan, step = self._cluster.plan, event.to_step
+        if not self._cluster.journal.edited:
+            self._fail(f"the journal was not on disk when its record was: {event}")
+        if step and step not in self._truth:
+            self._fail(f"the journal is said to have ended at step {step}, which no member applied")
+        if event.samples != step * plan.micro_batches * plan.micro_batch:
+            self._fail(f"the journal is said to have ended at step {step} with {event.samples} samples")
+
+    def _job_finished(self, event: ev.JobFinished) -> None:
+        """Every step counts once, and every sample of it."""
+        plan = self._cluster.plan
+        if event.steps != plan.steps or self._committed != event.steps:
+            self._fail(f"finished after {event.steps} steps of {plan.steps}")
+        if event.samples != plan.steps * plan.micro_batches * plan.micro_batch:
+            self._fail(f"finished with {event.samples} samples")
+
+    @property
+    def _committed(self) -> int:
+        return self._position.step
 
     def _in_order(self, event: ev.AnyEvent) -> None:
         last = self._last
-        if event.seq != (last.seq if last else 0) + 1:
+        first = event.from_seq if isinstance(event, ev.JournalRepaired) else event.seq
+        if first != (last.seq if last else 0) + 1:
             self._fail(f"{event} does not follow {last}")
-        if (last is None) != isinstance(event, ev.JobStarted):
+        if (last is None) != isinstance(event, ev.JobStarted) and not isinstance(event, ev.JournalRepaired):
             self._fail(f"job_started must be the first event, and no other: {event}")
         if last is not None and event.term < last.term:
             self._fail(f"{event} of an older term after {last}")
@@ -246,7 +291,6 @@ class Checker:
             self._fail(f"step {step} was committed while the job waits for nodes")
         if step != self._committed + 1:
             self._fail(f"step {step} was committed after step {self._committed}")
-        self._committed = step
         if event.samples != plan.micro_batches * plan.micro_batch:
             self._fail(f"step {step} was committed with {event.samples} samples")
         commit = self._commits.get(step)
@@ -258,9 +302,8 @@ class Checker:
             self._fail(f"step {step} was committed with loss {event.loss}, the lineage has {commit}")
         elif event.skipped != (commit.nonfinite > 0):
             self._fail(f"step {step} was announced as skipped: {event.skipped}, the lineage has {commit}")
-        assert self._record is not None
-        members = self._record.plan.workers if self._record.plan else ()
-        for worker in members:
+        # (The newest record may know a later epoch already: one call can commit a step and swap.)
+        for worker in self._members[event.epoch]:
             process = self._cluster.worker(worker)
             if process is not None and (process.machine.applied is None or process.machine.applied < step):
                 self._fail(f"step {step} was committed, but {worker} stands at {process.machine.applied}")

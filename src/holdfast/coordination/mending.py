@@ -1,0 +1,37 @@
+"""What a journal lacks of what the record knows: a power cut, or somebody with an editor, took it."""
+
+from __future__ import annotations
+
+from holdfast.protocol.events import AnyEvent, JournalRepaired
+from holdfast.protocol.position import Position
+from holdfast.protocol.record import Record
+
+
+def missing_events(record: Record, tail: Position) -> list[AnyEvent]:
+    """Return the events to append to a journal that ends at `tail`, so that it goes on where the record stands.
+
+    The events of the record's last transition are all there. One `journal_repaired` stands for what is missing before
+    them. Nothing of it is a guess: agents are told to forget only what the record knows, so that steps committed after
+    the record was written come once more from them.
+    """
+    out: list[AnyEvent] = []
+    known = record.position
+    if tail.seq < known.seq:
+        out.append(
+            JournalRepaired(
+                time=record.outbox[0].time if record.outbox else known.step_time,
+                job=record.job,
+                term=record.term,
+                epoch=record.plan.epoch if record.plan else 0,
+                seq=known.seq,
+                from_seq=tail.seq + 1,
+                to_seq=known.seq,
+                from_step=tail.step,
+                to_step=known.step,
+                samples=known.samples,
+                step_samples=known.step_samples,
+                loss=known.loss,
+                step_time=known.step_time,
+            )
+        )
+    return out + [event for event in record.outbox if event.seq > tail.seq]
