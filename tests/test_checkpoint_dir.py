@@ -9,65 +9,111 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import checkpoint_dir
-from holdfast.checkpoint_dir import DamagedCheckpointError
+from holdfast.checkpoint_dir import CheckpointName, DamagedCheckpointError
 from holdfast.errors import BadInputError
 
 FILES = {"a.bin": b"a" * 1000, "sub/b.bin": b"b" * 10, "empty": b""}
 
 
-def write(directory: Path, step: int, nonce: str = "ab") -> str:
-    name = checkpoint_dir.writing_name(step, nonce)
+def write(directory: Path, step: int, nonce: str = "ab", *, term: int = 1, epoch: int = 1) -> CheckpointName:
+    name = CheckpointName(term=term, epoch=epoch, step=step, nonce=nonce)
     for path, content in FILES.items():
-        (directory / name / path).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name / path).write_bytes(content)
-    assert checkpoint_dir.write_manifest(directory / name, step) == 1010
+        (directory / name.writing / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name.writing / path).write_bytes(content)
+    assert checkpoint_dir.write_manifest(directory / name.writing, step) == 1010
     return name
 
 
-def kept(directory: Path, step: int) -> Path:
-    return directory / checkpoint_dir.keep(directory, write(directory, step), step)
+def kept(directory: Path, step: int, *, term: int = 1, epoch: int = 1) -> Path:
+    name = write(directory, step, term=term, epoch=epoch)
+    checkpoint_dir.keep(directory, name)
+    return directory / name.final
+
+
+def of_today(directory: Path, step: int) -> None:
+    """A kept checkpoint under the name that versions without terms gave it."""
+    os.replace(kept(directory, step), directory / f"step-{step:08d}")
 
 
 def test_a_checkpoint_counts_only_under_its_final_name(tmp_path: Path) -> None:
     name = write(tmp_path, 12)
     assert checkpoint_dir.find_checkpoints(tmp_path) == []
-    assert checkpoint_dir.keep(tmp_path, name, 12) == "step-00000012"
-    found = checkpoint_dir.find_checkpoints(tmp_path)
-    assert [(checkpoint.step, checkpoint.name) for checkpoint in found] == [(12, "step-00000012")]
-    assert checkpoint_dir.verify(tmp_path / "step-00000012") == 12
-    assert checkpoint_dir.keep(tmp_path, name, 12) == "step-00000012"
+    checkpoint_dir.keep(tmp_path, name)
+    assert checkpoint_dir.find_checkpoints(tmp_path) == [name]
+    assert checkpoint_dir.verify(tmp_path / "step-00000012-t1-e1-ab") == 12
+    checkpoint_dir.keep(tmp_path, name)  # told twice
 
 
-def test_a_step_that_was_written_again_replaces_the_older_one(tmp_path: Path) -> None:
-    kept(tmp_path, 12)
-    name = write(tmp_path, 12, "cd")
-    (tmp_path / name / "new").write_bytes(b"new")
-    checkpoint_dir.write_manifest(tmp_path / name, 12)
-    checkpoint_dir.keep(tmp_path, name, 12)
-    assert (tmp_path / "step-00000012" / "new").exists()
+def test_writers_of_two_lineages_never_touch_each_others_files(tmp_path: Path) -> None:
+    """Reproducer fence.py: one that was expelled wakes up, and keeps what it has written of the abandoned lineage."""
+    abandoned, decided = write(tmp_path, 20, epoch=1), write(tmp_path, 20, epoch=2)
+    checkpoint_dir.keep(tmp_path, decided)
+    before = {path: path.read_bytes() for path in (tmp_path / decided.final).rglob("*") if path.is_file()}
+    checkpoint_dir.keep(tmp_path, abandoned)
+    checkpoint_dir.remove_unfinished(tmp_path, abandoned)
+    assert {path: path.read_bytes() for path in (tmp_path / decided.final).rglob("*") if path.is_file()} == before
+    assert checkpoint_dir.intact_checkpoints(tmp_path, pytest.fail) == [decided]
+
+
+def test_what_is_damaged_before_it_is_kept_is_told(tmp_path: Path) -> None:
+    name = write(tmp_path, 12)
+    (tmp_path / name.writing / "a.bin").write_bytes(b"")
+    with pytest.raises(DamagedCheckpointError, match="cut short"):
+        checkpoint_dir.keep(tmp_path, name)
 
 
 def test_a_missing_directory_has_no_checkpoints(tmp_path: Path) -> None:
     assert checkpoint_dir.find_checkpoints(tmp_path / "none") == []
 
 
-def test_checkpoints_are_in_order_of_their_steps(tmp_path: Path) -> None:
-    for step in (100_000_000, 5, 99):
-        kept(tmp_path, step)
+def test_checkpoints_are_in_the_order_of_their_lineages(tmp_path: Path) -> None:
+    for step, epoch in ((100_000_000, 3), (5, 1), (99, 3)):
+        kept(tmp_path, step, epoch=epoch)
+    of_today(tmp_path, 7000)
     (tmp_path / "step-x").mkdir()
     (tmp_path / "step-00000007").write_text("a file")
-    assert [found.step for found in checkpoint_dir.find_checkpoints(tmp_path)] == [5, 99, 100_000_000]
+    found = checkpoint_dir.find_checkpoints(tmp_path)
+    assert [(name.epoch, name.step) for name in found] == [(0, 7000), (1, 5), (3, 99), (3, 100_000_000)]
 
 
-def test_old_and_unfinished_ones_are_removed(tmp_path: Path) -> None:
+def test_checkpoints_of_earlier_versions_are_found(tmp_path: Path) -> None:
+    for step in (10, 20):
+        of_today(tmp_path, step)
+    found = checkpoint_dir.intact_checkpoints(tmp_path, pytest.fail)
+    assert [name.final for name in found] == ["step-00000010", "step-00000020"]
+
+
+def test_damaged_ones_are_told_and_stand_in_nobodys_way(tmp_path: Path) -> None:
+    """Reproducer prune.py: two damaged ones with higher numbers."""
+    for term, step in ((1, 10), (1, 20), (2, 90), (3, 100)):
+        path = kept(tmp_path, step, term=term)
+        if step > 50:
+            os.truncate(path / "a.bin", 10)
+    told: list[DamagedCheckpointError] = []
+    assert [name.step for name in checkpoint_dir.intact_checkpoints(tmp_path, told.append)] == [10, 20]
+    assert ["step-00000100" in str(error) for error in told] == [True, False]
+
+
+def test_what_a_later_epoch_went_back_behind_is_abandoned() -> None:
+    def name(epoch: int, step: int) -> CheckpointName:
+        return CheckpointName(term=1, epoch=epoch, step=step)
+
+    names = [name(1, 10), name(1, 20), name(1, 30), name(2, 20), name(2, 25), name(3, 40)]
+    assert checkpoint_dir.on_one_lineage(names) == [name(1, 10), name(2, 20), name(2, 25), name(3, 40)]
+
+
+def test_only_what_is_named_is_removed_and_what_was_left_unfinished_before_it(tmp_path: Path) -> None:
     write(tmp_path, 3, "aa")
-    write(tmp_path, 30, "bb")
+    (tmp_path / ".writing-00000002-ab").mkdir()  # an earlier version's
+    write(tmp_path, 3, "bb", epoch=2)
     for step in (1, 2, 4):
         kept(tmp_path, step)
     (tmp_path / "mine.txt").write_text("the user's")
-    checkpoint_dir.prune(tmp_path, newest=2)
+    checkpoint_dir.remove(tmp_path, ["step-00000001-t1-e1-ab", "step-00000009-t1-e1-ab"])
+    checkpoint_dir.remove_unfinished(tmp_path, CheckpointName(term=1, epoch=1, step=4))
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == [".writing-00000030-bb", "mine.txt", "step-00000002", "step-00000004"]
+    final = ["step-00000002-t1-e1-ab", "step-00000004-t1-e1-ab"]
+    assert left == [".writing-00000003-t1-e2-bb", "mine.txt", *final]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -106,10 +152,13 @@ def test_a_manifest_cannot_point_outside(tmp_path: Path, name: str) -> None:
         checkpoint_dir.verify(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["../x", "step-1", "step-00000001/..", "", ".writing-00000001-", "/tmp"])
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "step-1", "step-00000001/..", "", ".writing-00000001-", "/tmp", "step-000000001", "step-00000001\n"],
+)
 def test_names_from_elsewhere_are_never_paths(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="no name of a checkpoint"):
-        checkpoint_dir.keep(tmp_path, name, 1)
+        checkpoint_dir.remove(tmp_path, [name])
 
 
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """What a checkpoint directory looks like, and whether a checkpoint in it is whole. Knows files only, no torch.
 
-A checkpoint is written under `.writing-STEP-NONCE`, and gets its final name `step-STEP` once the coordinator has
-accepted it. Its `manifest.json` lists every file with size and SHA-256, so that one that was cut short is recognised.
+A checkpoint is written under `.writing-STEP-tTERM-eEPOCH-NONCE`, and gets its final name `step-STEP-tTERM-eEPOCH-NONCE`
+once the coordinator has accepted it: no two writers ever have a name in common, so that one that was expelled and wakes
+up touches nothing but its own. Its `manifest.json` lists every file with size and SHA-256, so that one that was cut
+short is recognised. Names without term and epoch are those of earlier versions, older than all others.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +21,9 @@ from holdfast.errors import BadInputError, HoldfastError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-KEEP = 2
 
-_FINAL = re.compile(r"^step-([0-9]{8,15})$")
-_WRITING = re.compile(r"^\.writing-([0-9]{8,15})-[0-9a-f]{1,32}$")
+_NAME = re.compile(r"(?:step|\.writing)-([0-9]{8,15})(?:-t([0-9]{1,15})-e([0-9]{1,15}))?(?:-([0-9a-f]{1,32}))?")
+_FINAL, _WRITING = "step", ".writing"
 _MAX_MANIFEST_BYTES = 16 << 20
 
 
@@ -29,33 +31,60 @@ class DamagedCheckpointError(HoldfastError):
     """A checkpoint cannot be used; the message says why."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundCheckpoint:
-    """A checkpoint under its final name."""
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class CheckpointName:
+    """What the name of a checkpoint says: whose it is; they are in the order in which a job's lineages follow.
 
+    `term` and `epoch` are those of the writer's plan, 0 where an earlier version wrote it. `nonce`: hex, new for each
+    attempt, "" likewise.
+    """
+
+    term: int
+    epoch: int
     step: int
-    name: str
+    nonce: str = ""
+
+    @property
+    def final(self) -> str:
+        """The name of the kept checkpoint."""
+        return self._under(_FINAL)
+
+    @property
+    def writing(self) -> str:
+        """The temporary name, until it is kept."""
+        return self._under(_WRITING)
+
+    def _under(self, head: str) -> str:
+        origin = f"-t{self.term}-e{self.epoch}" if self.term or self.epoch else ""
+        return f"{head}-{self.step:08d}{origin}" + (f"-{self.nonce}" if self.nonce else "")
 
 
-def final_name(step: int) -> str:
-    """Return the name of the kept checkpoint of a step."""
-    return f"step-{step:08d}"
-
-
-def writing_name(step: int, nonce: str) -> str:
-    """Return the temporary name of a checkpoint; the nonce (hex) is new for each attempt."""
-    return f".writing-{step:08d}-{nonce}"
-
-
-def require_name(name: str) -> str:
-    """Return a name that came from elsewhere, if it is one of ours: never a path.
+def parse_name(name: str) -> CheckpointName:
+    """Return what a name that came from elsewhere says, if it is one of ours: never a path.
 
     Raises:
         ValueError: it is not.
     """
-    if not (_FINAL.match(name) or _WRITING.match(name)):
-        raise ValueError(f"{name!r} is no name of a checkpoint")
-    return name
+    match = _NAME.fullmatch(name)
+    if match:
+        step, term, epoch, nonce = match.groups()
+        found = CheckpointName(term=int(term or 0), epoch=int(epoch or 0), step=int(step), nonce=nonce or "")
+        if name in (found.final, found.writing):
+            return found
+    raise ValueError(f"{name!r} is no name of a checkpoint")
+
+
+def on_one_lineage(names: Iterable[CheckpointName]) -> list[CheckpointName]:
+    """Return those of kept checkpoints that can lie on one lineage, the newest one's, in its order.
+
+    A later term or epoch that has a checkpoint of the same or of an earlier step has gone back there: what the earlier
+    one had beyond was abandoned.
+    """
+    found: list[CheckpointName] = []
+    for name in sorted(names, reverse=True):
+        if not found or name.step < found[-1].step:
+            found.append(name)
+    return found[::-1]
 
 
 def make_directory(directory: Path) -> None:
@@ -72,14 +101,22 @@ def make_directory(directory: Path) -> None:
         raise BadInputError(f"the checkpoint directory {directory} is not writable")
 
 
-def find_checkpoints(directory: Path) -> list[FoundCheckpoint]:
+def find_checkpoints(directory: Path) -> list[CheckpointName]:
     """Return all checkpoints under their final names, oldest first; whether they are whole is not looked at."""
-    found = []
-    for entry in _entries(directory):
-        match = _FINAL.match(entry.name)
-        if match and entry.is_dir():
-            found.append(FoundCheckpoint(step=int(match[1]), name=entry.name))
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    return sorted(name for entry in _entries(directory) if (name := _named(entry, _FINAL)) and entry.is_dir())
+
+
+def intact_checkpoints(directory: Path, damaged: Callable[[DamagedCheckpointError], None]) -> list[CheckpointName]:
+    """Return those that can be used, on one lineage, oldest first; tell of each that is damaged, newest first."""
+    intact: list[CheckpointName] = []
+    for name in reversed(find_checkpoints(directory)):
+        try:
+            verify(directory / name.final)
+        except DamagedCheckpointError as error:
+            damaged(error)
+            continue
+        intact.append(name)
+    return on_one_lineage(intact)
 
 
 def write_manifest(checkpoint: Path, step: int) -> int:
@@ -116,31 +153,38 @@ def verify(checkpoint: Path) -> int:
     return step
 
 
-def keep(directory: Path, name: str, step: int) -> str:
-    """Give an accepted checkpoint its final name, durably, and return that. Repeating it does no harm.
+def keep(directory: Path, name: CheckpointName) -> None:
+    """Give an accepted checkpoint its final name, durably. Repeating it does no harm.
 
     Raises:
         OSError: it is gone, or cannot be renamed.
+        DamagedCheckpointError: it is not whole any more.
     """
-    final = directory / final_name(step)
-    source = directory / require_name(name)
-    if final.exists() and source.exists():
-        # The same step, written again after a roll-back: the newer one is on the decided lineage.
-        shutil.rmtree(final)
+    final = directory / name.final
     if not final.exists():
-        os.replace(source, final)
+        os.replace(directory / name.writing, final)
         _sync(directory)
-    return final.name
+    verify(final)
 
 
-def prune(directory: Path, *, newest: int = KEEP) -> None:
-    """Remove all but the newest checkpoints, and unfinished ones up to the newest one's step."""
-    found = find_checkpoints(directory)
-    for old in found[: max(0, len(found) - newest)]:
-        shutil.rmtree(directory / old.name, ignore_errors=True)
+def remove(directory: Path, names: Iterable[str]) -> None:
+    """Remove these checkpoints, kept or not; one that is gone already is no error.
+
+    Raises:
+        ValueError: one is no name of a checkpoint; nothing was removed.
+    """
+    names = list(names)
+    for name in names:
+        parse_name(name)
+    for name in names:
+        shutil.rmtree(directory / name, ignore_errors=True)
+
+
+def remove_unfinished(directory: Path, before: CheckpointName) -> None:
+    """Remove what never got its final name and is older than a kept checkpoint."""
     for entry in _entries(directory):
-        match = _WRITING.match(entry.name)
-        if match and found and int(match[1]) <= found[-1].step:
+        name = _named(entry, _WRITING)
+        if name and name < before:
             shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -161,6 +205,14 @@ def _read_manifest(checkpoint: Path) -> tuple[int, dict[str, tuple[int, str]]]:
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
         raise DamagedCheckpointError(f"{checkpoint.name}/{MANIFEST} names a file outside the checkpoint")
     return step, files
+
+
+def _named(entry: Path, head: str) -> CheckpointName | None:
+    """Return what the name of an entry says, None where it is no checkpoint's, or no such one's."""
+    try:
+        return parse_name(entry.name) if entry.name.startswith(head) else None
+    except ValueError:
+        return None
 
 
 def _entries(directory: Path) -> list[Path]:

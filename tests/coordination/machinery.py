@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TypeVar
@@ -23,7 +24,7 @@ from holdfast.coordination.inputs import (
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.position import Position
-from holdfast.protocol.record import Record
+from holdfast.protocol.record import KnownCheckpoint, Record
 
 O = TypeVar("O")
 
@@ -50,6 +51,14 @@ def attach(worker: str, digest: str = "config", pid: int = 7, experts: msg.Exper
         micro_batches=MICRO_BATCHES,
         experts=experts,
     )
+
+
+def written(node: str, step: int, name: str, *, epoch: int = 1) -> msg.CheckpointWritten:
+    return msg.CheckpointWritten(worker=w(node), term=1, epoch=epoch, step=step, name=name, bytes=9, seconds=0.1)
+
+
+def kept(node: str, step: int, name: str, *, epoch: int = 1) -> msg.CheckpointKept:
+    return msg.CheckpointKept(worker=w(node), term=1, epoch=epoch, step=step, name=name, bytes=9, seconds=0.1)
 
 
 def hello(node: str, kept: tuple[msg.WorkerMessage, ...] = (), session: str = "", term: int = 0) -> msg.Hello:
@@ -83,7 +92,13 @@ class Job:
     last: list[Instruction] = field(default_factory=list)
     _number: int = 0
 
-    def boot(self, tail: Position | None = None, *, takeover: bool = False) -> Job:
+    def boot(
+        self,
+        tail: Position | None = None,
+        *,
+        takeover: bool = False,
+        checkpoints: Sequence[KnownCheckpoint] = (),
+    ) -> Job:
         """Start a coordinator from what is durable."""
         config = CoordinatorConfig(
             job="job",
@@ -95,7 +110,7 @@ class Job:
         )
         record = self.records[-1] if self.records else None
         self.machine = Coordinator(config, tail or reduce(Position.after, self.events, Position()), record)
-        self.take(self.machine.start(self.now, "url", 1))
+        self.take(self.machine.start(self.now, "url", 1, checkpoints))
         return self
 
     def take(self, instructions: list[Instruction]) -> list[Instruction]:

@@ -162,7 +162,7 @@ def test_the_latest_of_each_kind_is_replayed_in_the_order_of_a_life() -> None:
     """A report comes after the steps that it speaks of: none of them is on its way any more when it is judged."""
     bench = Bench()
     a = bench.worker
-    written = CheckpointWritten(worker=a, epoch=1, step=2, name="n", bytes=1, seconds=0.1)
+    written = CheckpointWritten(worker=a, term=1, epoch=1, step=2, name="n", bytes=1, seconds=0.1)
     bench.say(Entered(worker=a, epoch=1, applied=0), applied(a, 1), report(a, 2), Finished(worker=a, step=1), written)
     bench.say(Entered(worker=a, epoch=2, applied=1))
     assert bench.kept() == [

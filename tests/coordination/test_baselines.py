@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from machinery import Job, attach, commit, hello, w
+from machinery import Job, attach, commit, hello, kept, w, written
 
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol import events as ev
@@ -89,8 +89,8 @@ def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
     job = Job(nodes=3, config=RESTART).start()
     for step in (1, 2, 3):
         job.step(step, epoch=1)
-    job.say(msg.CheckpointWritten(worker=w("n0"), epoch=1, step=2, name="two", bytes=9, seconds=0.1))
-    job.say(msg.CheckpointKept(worker=w("n0"), step=2, name="two", bytes=9, seconds=0.1))
+    job.say(written("n0", 2, "two"))
+    job.say(kept("n0", 2, "two"))
     job.lose("n1")
     for node in ("n0", "n2"):
         job.report(node, 3)
@@ -124,7 +124,7 @@ def test_newcomers_are_taken_in_by_a_restart() -> None:
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
     assert job.orders(msg.Stop) == {}
-    job.say(msg.CheckpointKept(worker=w("n0"), step=1, name="one", bytes=9, seconds=0.1))
+    job.say(kept("n0", 1, "one"))
     job.tick(1.1)
     assert set(job.orders(msg.Stop)) == {w("n0")}
     job.report("n0", 1)

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import get_args
 
 import pytest
-from machinery import Job, applied, attach, commit, hello, w
+from machinery import Job, applied, attach, commit, hello, kept, w, written
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.hearing import Hearing
@@ -141,9 +141,9 @@ def test_a_torn_initial_state_is_nobodys_start() -> None:
 def test_all_copies_gone_rolls_back_to_the_newest_checkpoint() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(msg.CheckpointWritten(worker=w("n0"), epoch=1, step=1, name="one", bytes=9, seconds=0.1))
-    assert job.orders(msg.AcceptCheckpoint) == {w("n0"): msg.AcceptCheckpoint(step=1, name="one")}
-    job.say(msg.CheckpointKept(worker=w("n0"), step=1, name="one", bytes=9, seconds=0.1))
+    job.say(written("n0", 1, "one"))
+    assert job.orders(msg.AcceptCheckpoint) == {w("n0"): msg.AcceptCheckpoint(term=1, epoch=1, step=1, name="one")}
+    job.say(kept("n0", 1, "one"))
     assert job.kinds == ["persist", "CheckpointSaved"]
     job.step(2)
     job.lose("n0")
@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_is_struck_out_and_the_one_before_is_used() -> None
     job = Job(nodes=1).start()
     for step, name in ((1, "one"), (2, "two")):
         job.step(step)
-        job.say(msg.CheckpointKept(worker=w("n0"), step=step, name=name, bytes=9, seconds=0.1))
+        job.say(kept("n0", step, name))
     job.lose("n0")
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_is_struck_out_and_the_one_before_is_used() -> None
 
 def test_a_checkpoint_of_a_step_not_yet_committed_waits() -> None:
     job = Job().start()
-    job.say(msg.CheckpointWritten(worker=w("n0"), epoch=1, step=1, name="one", bytes=9, seconds=0.1))
+    job.say(written("n0", 1, "one"))
     assert not job.orders(msg.AcceptCheckpoint)
     job.step(1)
     assert list(job.orders(msg.AcceptCheckpoint)) == [w("n0")]
@@ -403,7 +403,7 @@ def test_a_restart_says_what_the_journal_lacks_and_counts_it() -> None:
 def test_a_restart_after_a_lost_roll_back_counts_from_there() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(msg.CheckpointKept(worker=w("n0"), step=1, name="one", bytes=9, seconds=0.1))
+    job.say(kept("n0", 1, "one"))
     job.step(2)
     job.lose("n0")
     job.connect(hello("n1"))

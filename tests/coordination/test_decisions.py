@@ -34,7 +34,7 @@ def report(index: int, stand: str) -> Report:
 DURING = st.lists(st.sampled_from(["void", "computing", "ready", "voted"]), max_size=6)
 AFTER = st.lists(st.sampled_from(["void", "ready", "voted", "passed", "applied"]), max_size=6)
 CHECKPOINTS = st.lists(st.integers(1, 4), unique=True, max_size=3).map(
-    lambda steps: [KnownCheckpoint(step=step, name=f"c{step}") for step in steps]
+    lambda steps: [KnownCheckpoint(step=step, name=f"c{step}") for step in sorted(steps)]
 )
 PREVIOUS = st.sampled_from([None, Decision(kind=DecisionKind.REDO, applied=STEP - 1)])
 FORWARD = Decision(kind=DecisionKind.FORWARD, applied=STEP, commit=commit(3.0))

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from holdfast import checkpoint_dir
-from holdfast.checkpoint_dir import DamagedCheckpointError
+from holdfast.checkpoint_dir import CheckpointName, DamagedCheckpointError
 from holdfast.errors import BadInputError
+from holdfast.protocol.orders import AcceptCheckpoint, PruneCheckpoints
 from holdfast.protocol.worker import CheckpointKept, CheckpointWritten
 from holdfast.runtime import checkpoint
 from holdfast.runtime.checkpoint import CheckpointSaver, begin_save, load_checkpoint
@@ -54,14 +55,18 @@ class Told:
 def save(directory: Path, state: TrainingState, step: int) -> str:
     told = Told()
     saver = CheckpointSaver(directory=directory, worker="n/0/a", every=1, tell=told.messages.put)
-    assert saver.offer(state, step, 1)
+    assert saver.offer(state, step, (2, 1))
     written = told.next(CheckpointWritten)
-    assert (written.step, written.epoch) == (step, 1)
-    saver.accept(step, written.name)
+    assert (written.step, written.term, written.epoch) == (step, 2, 1)
+    saver.obey(accepted(written))
     kept = told.next(CheckpointKept)
     saver.close()
     assert kept.bytes == written.bytes > 0
     return kept.name
+
+
+def accepted(written: CheckpointWritten) -> AcceptCheckpoint:
+    return AcceptCheckpoint(term=written.term, epoch=written.epoch, step=written.step, name=written.name)
 
 
 def test_state_comes_back_in_every_bit(tmp_path: Path) -> None:
@@ -83,20 +88,86 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path, monkeypatch: pyt
         return honest(*args, **options)
 
     monkeypatch.setattr(checkpoint.FileSystemWriter, "write_data", held)
-    upload = begin_save(tmp_path / checkpoint_dir.writing_name(3, "ab"), source.capture())
+    name = CheckpointName(term=1, epoch=1, step=3, nonce="ab")
+    upload = begin_save(tmp_path / name.writing, source.capture())
     train(source.model, source.optimizer)
     assert state_hash(source.capture()) != before
     release.set()
     upload.result(DEADLINE_S)
-    checkpoint_dir.write_manifest(tmp_path / checkpoint_dir.writing_name(3, "ab"), 3)
-    load_checkpoint(tmp_path, checkpoint_dir.writing_name(3, "ab"), target)
+    checkpoint_dir.write_manifest(tmp_path / name.writing, 3)
+    checkpoint_dir.keep(tmp_path, name)
+    load_checkpoint(tmp_path, name.final, target)
     assert state_hash(target.capture()) == before
 
 
-def test_only_the_newest_two_stay(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        save(tmp_path, make(step), step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    source, target = make(3), make(0)
+    (tmp_path / save(tmp_path, source, 3)).rename(tmp_path / "step-00000003")
+    assert load_checkpoint(tmp_path, "step-00000003", target) == 3
+    assert state_hash(target.capture()) == state_hash(source.capture())
+
+
+@pytest.mark.parametrize("wakes_first", [True, False])
+def test_an_expelled_writer_that_wakes_up_harms_nobody(tmp_path: Path, *, wakes_first: bool) -> None:
+    """Reproducer fence.py: AcceptCheckpoint of the abandoned lineage lay in its socket."""
+    told, decided, target = Told(), make(3), make(0)
+    old = CheckpointSaver(directory=tmp_path, worker="n0/0/a", every=1, tell=told.messages.put)
+    assert old.offer(make(1), 3, (1, 1))
+    order = accepted(told.next(CheckpointWritten))
+    if wakes_first:
+        old.obey(order)
+        told.next(CheckpointKept)
+    name = save(tmp_path, decided, 3)
+    if not wakes_first:
+        old.obey(order)
+    old.close()
+    load_checkpoint(tmp_path, name, target)
+    assert state_hash(target.capture()) == state_hash(decided.capture())
+    assert checkpoint_dir.find_checkpoints(tmp_path)[-1].final == name
+
+
+def test_only_its_own_files_are_renamed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told, other = Told(), Told()
+    writer = CheckpointSaver(directory=tmp_path, worker="n0/0/a", every=1, tell=told.messages.put)
+    stranger = CheckpointSaver(directory=tmp_path, worker="n1/0/a", every=1, tell=other.messages.put)
+    assert writer.offer(make(1), 3, (1, 1))
+    written = told.next(CheckpointWritten)
+    stranger.obey(accepted(written))
+    stranger.close()
+    assert "none of this worker's" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == [written.name]
+    writer.close()
+
+
+def test_only_what_the_coordinator_names_is_removed(tmp_path: Path) -> None:
+    names = [save(tmp_path, make(step), step) for step in (1, 2, 3)]
+    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=print)
+    saver.obey(PruneCheckpoints(term=1, names=(names[1],)))
+    saver.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [names[0], names[2]]
+
+
+def test_what_was_accepted_twice_is_told_twice(tmp_path: Path) -> None:
+    """A coordinator that took over does not know what the one before it has heard."""
+    told = Told()
+    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=told.messages.put)
+    assert saver.offer(make(1), 1, (1, 1))
+    order = accepted(told.next(CheckpointWritten))
+    saver.obey(order)
+    saver.obey(order)
+    assert told.next(CheckpointKept) == told.next(CheckpointKept)
+    saver.close()
+
+
+def test_what_was_written_before_a_roll_back_is_waited_for_no_longer(tmp_path: Path) -> None:
+    told = Told()
+    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=told.messages.put)
+    assert saver.offer(make(1), 1, (1, 1))
+    told.next(CheckpointWritten)
+    saver.abandon()
+    saver.close()
+    assert saver.idle
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_that_is_cut_short_touches_nothing(tmp_path: Path) -> None:
@@ -129,16 +200,16 @@ def test_one_at_a_time_and_only_when_due(tmp_path: Path, monkeypatch: pytest.Mon
     saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=2, tell=told.messages.put)
     state = make(1)
     assert saver.idle
-    assert not saver.offer(state, 1, 1)
-    assert saver.offer(state, 2, 1)
-    assert not saver.offer(state, 4, 1)
+    assert not saver.offer(state, 1, (1, 1))
+    assert saver.offer(state, 2, (1, 1))
+    assert not saver.offer(state, 4, (1, 1))
     assert not saver.idle
     release.set()
     written = told.next(CheckpointWritten)
     assert not saver.idle
     idle = threading.Event()
     saver.notify(lambda: idle.set() if saver.idle else None)
-    saver.accept(2, written.name)
+    saver.obey(accepted(written))
     assert idle.wait(DEADLINE_S)
     saver.close()
 
@@ -150,9 +221,9 @@ def test_a_failed_save_is_logged_and_forgotten(tmp_path: Path, caplog: pytest.Lo
     directory.rmdir()
     directory.write_text("in the way")
     with caplog.at_level(logging.ERROR):
-        assert not saver.offer(make(1), 1, 1)
-        saver.accept(1, "step-00000001")
-        saver.accept(1, "../../etc")
+        assert not saver.offer(make(1), 1, (1, 1))
+        saver.obey(AcceptCheckpoint(term=1, epoch=1, step=1, name="../../etc"))
+        saver.obey(PruneCheckpoints(term=1, names=("../../etc",)))
         saver.close()
     assert len(caplog.records) == 3
     assert told.messages.empty()

@@ -9,6 +9,7 @@ import pytest
 from cluster import Cluster
 
 from holdfast import checkpoint_dir
+from holdfast.coordination.checkpoints import KEPT
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 
@@ -173,7 +174,7 @@ def test_checkpoints_are_accepted_and_outlive_all_workers(tmp_path: Path, undist
         kept = checkpoint_dir.find_checkpoints(tmp_path / "checkpoints")
         # Not always the last: a checkpoint is left out where the one before it is still being written.
         assert kept[-1].step > back
-        assert len(kept) <= checkpoint_dir.KEEP
+        assert len(kept) <= KEPT
         assert not list((tmp_path / "checkpoints").glob(".writing-*"))
 
 
@@ -185,14 +186,15 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
             cluster.wait("a checkpoint", lambda count=count: len(cluster.of(ev.CheckpointSaved)) == count)
             if gate == 5:
                 cluster.go(5)
-        manifest = tmp_path / "checkpoints" / checkpoint_dir.final_name(8) / checkpoint_dir.MANIFEST
+        newest = checkpoint_dir.find_checkpoints(tmp_path / "checkpoints")[-1].final
+        manifest = tmp_path / "checkpoints" / newest / checkpoint_dir.MANIFEST
         manifest.write_text(manifest.read_text()[:-20])
         cluster.kill("n1")
         cluster.wait("the failure", lambda: len(cluster.of(ev.NodeLeft)) == 1)
         cluster.go()
         cluster.add()
         cluster.wait_done()
-        assert [event.name for event in cluster.of(ev.CheckpointRejected)] == [checkpoint_dir.final_name(8)]
+        assert [event.name for event in cluster.of(ev.CheckpointRejected)] == [newest]
         assert cluster.of(ev.RolledBack)[-1].to_step == 4
         last = {event.step: event.loss for event in cluster.of(ev.StepCommitted)}
         assert last == pytest.approx(undisturbed, rel=1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.checkpoint_dir import DamagedCheckpointError, find_checkpoints, verify
+from holdfast import checkpoint_dir
 from holdfast.protocol.record import KnownCheckpoint
 
 
@@ -17,12 +17,7 @@ def intact_checkpoints(directory: Path | None, say: Callable[[str], None]) -> tu
     """
     if directory is None or not directory.is_dir():
         return ()
-    intact = []
-    for found in find_checkpoints(directory):
-        try:
-            verify(directory / found.name)
-        except DamagedCheckpointError as error:
-            say(f"holdfast: a checkpoint is damaged and not used: {error}")
-            continue
-        intact.append(KnownCheckpoint(step=found.step, name=found.name))
-    return tuple(intact)
+    intact = checkpoint_dir.intact_checkpoints(
+        directory, lambda error: say(f"holdfast: a checkpoint is damaged and not used: {error}")
+    )
+    return tuple(KnownCheckpoint(step=name.step, name=name.final, term=name.term, epoch=name.epoch) for name in intact)

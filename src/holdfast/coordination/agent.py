@@ -28,7 +28,7 @@ from holdfast.protocol.agent import (
     WorkerDown,
 )
 from holdfast.protocol.names import PROTOCOL, index_of, worker_id
-from holdfast.protocol.orders import Arm, Begin, JobDone, Order, Prepare, Stop, Void
+from holdfast.protocol.orders import Arm, Begin, JobDone, Order, Prepare, PruneCheckpoints, Stop, Void
 from holdfast.protocol.worker import (
     Applied,
     Attach,
@@ -361,7 +361,7 @@ class AgentMachine:
         match order:
             case Begin(plan=plan) | Prepare(plan=plan):
                 return plan.term >= self.term
-            case Stop(term=term) | Arm(term=term) | Void(term=term):
+            case Stop(term=term) | Arm(term=term) | Void(term=term) | PruneCheckpoints(term=term):
                 return term >= self.term
             case _:
                 return True  # carries no term: the connection's Welcome vouches for it

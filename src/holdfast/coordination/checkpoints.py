@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import CheckpointRejected, CheckpointSaved
-from holdfast.protocol.orders import AcceptCheckpoint
+from holdfast.protocol.orders import MAX_PRUNED, AcceptCheckpoint, PruneCheckpoints
 from holdfast.protocol.record import KnownCheckpoint
 from holdfast.protocol.worker import CheckpointDamaged, CheckpointKept, CheckpointWritten
 
-#: how many names the record remembers; the writers keep fewer on disk
-REMEMBERED = 16
+#: how many stay: one more than the newest, which may be damaged after it was kept
+KEPT = 2
+
+
+def retained(checkpoints: Iterable[KnownCheckpoint]) -> tuple[tuple[KnownCheckpoint, ...], tuple[str, ...]]:
+    """Return those that stay, oldest first, and the names of those that newer ones supersede."""
+    ordered = sorted(checkpoints, key=lambda known: (known.term, known.epoch, known.step))
+    return tuple(ordered[-KEPT:]), tuple(known.name for known in ordered[:-KEPT])
 
 
 class CheckpointBook:
@@ -35,27 +43,50 @@ class CheckpointBook:
         ripe = [written for written in self._written if written.step <= committed]
         self._written = [written for written in self._written if written.step > committed]
         for written in ripe:
-            self._turn.change()  # a checkpoint that counts says that its step is committed
-            self._turn.order(written.worker, AcceptCheckpoint(step=written.step, name=written.name))
+            self._answer(written)
 
     def rolled_back(self) -> None:
         """What was written of the abandoned steps never counts."""
-        self._written = []
+        abandoned, self._written = self._written, []
+        for written in abandoned:
+            self._prune(written.worker, (written.name,))
 
     def _written_by_member(self, message: CheckpointWritten) -> None:
         """A member has written a checkpoint under a temporary name."""
-        record = self._turn.record
-        if record.lineage <= message.epoch <= record.epoch:
+        if self._on_lineage(message):
             self._written.append(message)
+        else:
+            self._prune(message.worker, (message.name,))
+
+    def _answer(self, written: CheckpointWritten) -> None:
+        """Its step is committed: it is kept, unless a newer one was in the meantime."""
+        turn, known = self._turn, self._turn.record.checkpoints
+        if any(_origin(one) == _origin(written) for one in known) or not turn.is_member(written.worker):
+            return
+        if known and written.step <= known[-1].step:
+            self._prune(written.worker, (written.name,))
+            return
+        turn.change()  # a checkpoint that counts says that its step is committed
+        order = AcceptCheckpoint(term=written.term, epoch=written.epoch, step=written.step, name=written.name)
+        turn.order(written.worker, order)
 
     def _kept(self, message: CheckpointKept) -> None:
         """An accepted checkpoint has its final name."""
-        turn = self._turn
-        if any(known.name == message.name for known in turn.record.checkpoints):
+        turn, record = self._turn, self._turn.record
+        known = KnownCheckpoint(step=message.step, name=message.name, term=message.term, epoch=message.epoch)
+        if known in record.checkpoints or known.name in record.superseded:
             return
-        known = KnownCheckpoint(step=message.step, name=message.name)
-        turn.change(checkpoints=(*turn.record.checkpoints, known)[-REMEMBERED:])
-        turn.emit(CheckpointSaved, step=message.step, seconds=message.seconds, bytes=message.bytes)
+        if not self._on_lineage(message):
+            # It was accepted before a decision that has abandoned its step: to be removed, with the next that are.
+            turn.change(superseded=(*record.superseded, known.name)[-MAX_PRUNED:])
+            return
+        checkpoints, old = retained((*record.checkpoints, known))
+        superseded = (*record.superseded, *old)[-MAX_PRUNED:]
+        turn.change(checkpoints=checkpoints, superseded=superseded)
+        if known in checkpoints:
+            turn.emit(CheckpointSaved, step=message.step, seconds=message.seconds, bytes=message.bytes)
+        if superseded:
+            self._prune(message.worker, superseded)
 
     def _damaged(self, message: CheckpointDamaged) -> bool:
         """Strike out a checkpoint that cannot be read; True where it was one that counted."""
@@ -66,3 +97,14 @@ class CheckpointBook:
         turn.change(checkpoints=remaining)
         turn.emit(CheckpointRejected, name=message.name, why=message.why)
         return True
+
+    def _on_lineage(self, message: CheckpointWritten | CheckpointKept) -> bool:
+        record = self._turn.record
+        return message.term <= record.term and record.lineage <= message.epoch <= record.epoch
+
+    def _prune(self, worker: str, names: tuple[str, ...]) -> None:
+        self._turn.order(worker, PruneCheckpoints(term=self._turn.record.term, names=names))
+
+
+def _origin(checkpoint: KnownCheckpoint | CheckpointWritten) -> tuple[int, int, int]:
+    return checkpoint.term, checkpoint.epoch, checkpoint.step

@@ -93,12 +93,15 @@ class Coordinator:
         """
         turn = self.turn
         turn.now = self._last_tick = now
+        first = self.record.term == 0
         turn.change(term=self.record.term + 1)
         if self.record.outcome == "failed" and not self.config.takeover:
             turn.change(outcome="", plan=None, pending=None, decision=None, passed=())
         if not self.record.checkpoints and checkpoints and self.record.plan is None:
-            turn.change(checkpoints=tuple(checkpoints))
-        if self.record.term == 1:
+            # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
+            term = max(self.record.term, 1 + max(known.term for known in checkpoints))
+            turn.change(checkpoints=tuple(checkpoints), term=term)
+        if first:
             turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, emulate_compute=self.config.emulate_compute)
         else:
             turn.emit(ev.CoordinatorRestarted, url=url, coordinator_pid=pid)

@@ -47,7 +47,7 @@ def decide(
             is inherited.
         committed: the newest step known to be applied by every member.
         reports: one per surviving member.
-        checkpoints: on the decided lineage, intact as far as is known.
+        checkpoints: on the decided lineage, oldest first, intact as far as is known.
         arrivals: workers that were in no epoch yet.
     """
     carriers = [report for report in reports if report.applied is not None]
@@ -85,7 +85,7 @@ def without_state(
         anew: without a checkpoint the job begins from its start, whatever that loses.
     """
     if checkpoints:
-        newest = max(checkpoints, key=lambda checkpoint: checkpoint.step)
+        newest = checkpoints[-1]
         rollback = Decision(kind=DecisionKind.ROLLBACK, applied=newest.step, checkpoint=newest.name)
         return Verdict(decision=rollback, holders=(), why=f"{_names(lost)} have no live copy")
     if committed == 0 or anew:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from holdfast.protocol.names import Blob, Count, Struct, Text
 from holdfast.protocol.plan import Decision, EpochPlan
+
+#: checkpoints that one order has removed
+MAX_PRUNED = 16
 
 
 class Begin(Struct, frozen=True, kw_only=True):
@@ -50,10 +57,19 @@ class Posted(Struct, frozen=True, kw_only=True):
 
 
 class AcceptCheckpoint(Struct, frozen=True, kw_only=True):
-    """This checkpoint is on the decided lineage: give it its final name."""
+    """What was written under this name, in this term and epoch, is on the decided lineage: give it its final name."""
 
+    term: Count
+    epoch: Count
     step: Count
     name: Text
+
+
+class PruneCheckpoints(Struct, frozen=True, kw_only=True):
+    """Remove these: the record knows newer ones that are whole, or they are on no decided lineage. `term`: of now."""
+
+    term: Count
+    names: Annotated[tuple[Text, ...], Meta(max_length=MAX_PRUNED)]
 
 
 #: Where in a step an injected fault may strike. `reducing` is after the first all-to-all was issued, `voted` after the
@@ -89,4 +105,4 @@ class JobDone(Struct, frozen=True, kw_only=True):
     """Every member has finished: the script may end."""
 
 
-Order = Begin | Stop | Prepare | Arm | Void | Posted | AcceptCheckpoint | Inject | JobDone
+Order = Begin | Stop | Prepare | Arm | Void | Posted | AcceptCheckpoint | PruneCheckpoints | Inject | JobDone

@@ -12,10 +12,15 @@ SCHEMA = 1
 
 
 class KnownCheckpoint(Struct, frozen=True, kw_only=True):
-    """A checkpoint on the decided lineage, under its final name in the checkpoint directory."""
+    """A checkpoint on the decided lineage, under its final name in the checkpoint directory.
+
+    `term` and `epoch` are those in which it was written, 0 for one of an earlier version.
+    """
 
     step: int
     name: str
+    term: int = 0
+    epoch: int = 0
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -25,7 +30,8 @@ class Record(Struct, frozen=True, kw_only=True):
     ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and that were
     not in the journal when it was taken, with their v. The digests are those of the first worker. `outbox` holds the
     events of the transition that wrote this record, `position` is where the job stood before them: what the journal
-    lacks of either after a crash is appended at the restart.
+    lacks of either after a crash is appended at the restart. `checkpoints`, oldest first, are those
+    that the job can go back to; those whose names are in `superseded` may be removed from the directory.
     """
 
     schema: int
@@ -42,6 +48,7 @@ class Record(Struct, frozen=True, kw_only=True):
     micro_batches: int = 0
     experts: ExpertShape | None = None
     checkpoints: tuple[KnownCheckpoint, ...] = ()
+    superseded: tuple[str, ...] = ()
     passed: tuple[Passed, ...] = ()
     position: Position = Position()
     outbox: tuple[AnyEvent, ...] = ()

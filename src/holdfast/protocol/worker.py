@@ -110,9 +110,14 @@ class Finished(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointWritten(Struct, frozen=True, kw_only=True):
-    """A checkpoint lies complete under a temporary name; it counts only once the coordinator accepts it."""
+    """A checkpoint lies complete under a temporary name; it counts only once the coordinator accepts it.
+
+    `term` and `epoch` are those of the plan under which the step was applied. The answer is AcceptCheckpoint or
+    PruneCheckpoints.
+    """
 
     worker: WorkerId
+    term: Count
     epoch: Count
     step: Count
     name: Text
@@ -121,9 +126,11 @@ class CheckpointWritten(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointKept(Struct, frozen=True, kw_only=True):
-    """The accepted checkpoint has its final name."""
+    """The accepted checkpoint has its final name, under which it was read again and found whole."""
 
     worker: WorkerId
+    term: Count
+    epoch: Count
     step: Count
     name: Text
     bytes: Count

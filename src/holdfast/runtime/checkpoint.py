@@ -17,8 +17,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from holdfast import checkpoint_dir
-from holdfast.checkpoint_dir import DamagedCheckpointError
+from holdfast.checkpoint_dir import CheckpointName, DamagedCheckpointError
 from holdfast.errors import BadInputError
+from holdfast.protocol.orders import AcceptCheckpoint, PruneCheckpoints
 from holdfast.protocol.worker import CheckpointKept, CheckpointWritten
 from holdfast.runtime.moe.saving import empty_rows, row_name
 from holdfast.runtime.moe.shards import LayerSpec
@@ -52,29 +53,28 @@ class CheckpointSaver:
         worker: str,
         every: int,
         tell: Callable[[CheckpointWritten | CheckpointKept], None],
-        keep: int = checkpoint_dir.KEEP,
     ) -> None:
         """Make sure that the directory is there.
 
         Args:
             every: steps between checkpoints.
             tell: sends a message to the coordinator; thread-safe.
-            keep: how many of the newest stay.
 
         Raises:
             BadInputError: the directory is not usable, or a number makes no sense.
         """
-        if every < 1 or keep < 1:
-            raise BadInputError(f"checkpoint_every is {every} and {keep} are kept: both must be at least 1")
+        if every < 1:
+            raise BadInputError(f"checkpoint_every is {every}: it must be at least 1")
         checkpoint_dir.make_directory(directory)
         self.directory = directory
         self._worker = worker
         self._every = every
         self._tell = tell
-        self._keep = keep
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-checkpoint")
         self._saving: Future[None] | None = None
-        self._written: dict[str, tuple[int, float]] = {}
+        #: what waits for the coordinator's answer, and the newest that was kept
+        self._written: dict[CheckpointName, CheckpointWritten] = {}
+        self._kept: CheckpointKept | None = None
         self._on_idle: Callable[[], None] = lambda: None
 
     @property
@@ -97,58 +97,109 @@ class CheckpointSaver:
             return False
         return True
 
-    def offer(self, state: TrainingState, step: int, epoch: int, experts: ExpertRows | None = None) -> bool:
+    def offer(
+        self, state: TrainingState, step: int, origin: tuple[int, int], experts: ExpertRows | None = None
+    ) -> bool:
         """The state is that of `step` now: snapshot it if a checkpoint is due, and return whether one is under way.
 
         Called by the training thread; the state must not change until it returns.
+
+        Args:
+            origin: term and epoch of the plan under which the step was applied.
         """
         if not self.due(step) or not self.free(step):
             return False
         started = time.monotonic()
-        name = checkpoint_dir.writing_name(step, secrets.token_hex(8))
+        term, epoch = origin
+        name = CheckpointName(term=term, epoch=epoch, step=step, nonce=secrets.token_hex(4))
         try:
-            upload = begin_save(self.directory / name, state.capture(), experts)
+            upload = begin_save(self.directory / name.writing, state.capture(), experts)
         except OSError as error:
             logger.error("the checkpoint of step %d could not be begun: %s", step, error)
             return False
-        self._saving = self._thread.submit(self._complete, upload, name, step, epoch, started)
+        self._saving = self._thread.submit(self._complete, upload, name, started)
         self._saving.add_done_callback(lambda _: self._on_idle())
         return True
 
-    def accept(self, step: int, name: str) -> None:
-        """The checkpoint is on the decided lineage: give it its final name, in the background."""
-        self._thread.submit(self._accept, step, name)
+    def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
+        """In the background: give a checkpoint its final name, or remove what will not be used any more."""
+        if isinstance(order, AcceptCheckpoint):
+            self._thread.submit(self._accept, order)
+        else:
+            self._thread.submit(self._prune, order.names)
+
+    def abandon(self) -> None:
+        """The state went back to a checkpoint: what was written since is nobody's any more."""
+        self._thread.submit(self._prune, [name.writing for name in self._written])
 
     def close(self) -> None:
         """Wait for what is under way."""
         self._thread.shutdown(wait=True)
 
-    def _complete(self, upload: Future[object], name: str, step: int, epoch: int, started: float) -> None:
+    # ---- in the saver's thread ----
+
+    def _complete(self, upload: Future[object], name: CheckpointName, started: float) -> None:
         try:
             upload.result()
-            size = checkpoint_dir.write_manifest(self.directory / name, step)
+            size = checkpoint_dir.write_manifest(self.directory / name.writing, name.step)
         except Exception as error:  # noqa: BLE001
             # Whatever stops a save (a full disk, torch's own errors): training is worth more than a checkpoint.
-            logger.error("the checkpoint of step %d failed: %s: %s", step, type(error).__name__, error)
-            shutil.rmtree(self.directory / name, ignore_errors=True)
+            logger.error("the checkpoint of step %d failed: %s: %s", name.step, type(error).__name__, error)
+            shutil.rmtree(self.directory / name.writing, ignore_errors=True)
             return
-        seconds = time.monotonic() - started
-        self._written[name] = (size, seconds)
-        written = CheckpointWritten(worker=self._worker, epoch=epoch, step=step, name=name, bytes=size, seconds=seconds)
+        written = CheckpointWritten(
+            worker=self._worker,
+            term=name.term,
+            epoch=name.epoch,
+            step=name.step,
+            name=name.writing,
+            bytes=size,
+            seconds=time.monotonic() - started,
+        )
+        self._written[name] = written
         self._tell(written)
 
-    def _accept(self, step: int, name: str) -> None:
-        size, seconds = self._written.get(name, (0, 0.0))
+    def _accept(self, order: AcceptCheckpoint) -> None:
+        name = next((name for name in self._written if name.writing == order.name), None)
+        if name is not None:
+            self._keep(name, self._written[name])
+        elif self._kept is not None and _origin(self._kept) == _origin(order):
+            self._tell(self._kept)  # it was told before, to a coordinator that did not live to write it down
+        else:
+            logger.error("the checkpoint %s is not kept: it is none of this worker's", order.name)
+
+    def _keep(self, name: CheckpointName, written: CheckpointWritten) -> None:
         # What was written before it has been passed over: it will not be accepted any more.
         self._written = {other: entry for other, entry in self._written.items() if other > name}
         try:
-            final = checkpoint_dir.keep(self.directory, name, step)
-            checkpoint_dir.prune(self.directory, newest=self._keep)
-        except (OSError, ValueError) as error:
-            logger.error("the checkpoint %s could not be kept: %s", name, error)
-            return
-        self._tell(CheckpointKept(worker=self._worker, step=step, name=final, bytes=size, seconds=seconds))
+            checkpoint_dir.keep(self.directory, name)
+        except (OSError, DamagedCheckpointError) as error:
+            logger.error("the checkpoint %s could not be kept: %s", name.writing, error)
+        else:
+            self._kept = CheckpointKept(
+                worker=self._worker,
+                term=name.term,
+                epoch=name.epoch,
+                step=name.step,
+                name=name.final,
+                bytes=written.bytes,
+                seconds=written.seconds,
+            )
+            self._tell(self._kept)
+            checkpoint_dir.remove_unfinished(self.directory, name)
         self._on_idle()
+
+    def _prune(self, names: Sequence[str]) -> None:
+        self._written = {name: entry for name, entry in self._written.items() if name.writing not in names}
+        try:
+            checkpoint_dir.remove(self.directory, names)
+        except ValueError as error:
+            logger.error("checkpoints are not removed: %s", error)
+        self._on_idle()
+
+
+def _origin(message: CheckpointKept | AcceptCheckpoint) -> tuple[int, int, int]:
+    return message.term, message.epoch, message.step
 
 
 def begin_save(path: Path, view: StateView, experts: ExpertRows | None = None) -> Future[object]:
@@ -182,7 +233,7 @@ def load_checkpoint(directory: Path, name: str, state: TrainingState) -> int:
         DamagedCheckpointError: it is not whole.
         BadInputError: it is that of another model, optimizer or extra.
     """
-    path = directory / checkpoint_dir.require_name(name)
+    path = directory / checkpoint_dir.parse_name(name).final
     step = checkpoint_dir.verify(path)
     try:
         manifest = msgspec.msgpack.decode((path / STATE).read_bytes(), type=Manifest)
@@ -210,7 +261,7 @@ def load_experts(directory: Path, name: str, experts: JobExperts, wanted: Sequen
         DamagedCheckpointError: what it says of the experts cannot be read.
         BadInputError: it is that of another model.
     """
-    path = directory / checkpoint_dir.require_name(name)
+    path = directory / checkpoint_dir.parse_name(name).final
     try:
         specs = msgspec.msgpack.decode((path / EXPERTS).read_bytes(), type=tuple[LayerSpec, ...])
     except (OSError, msgspec.DecodeError) as error:

@@ -64,9 +64,12 @@ class ExpertExchange:
             return machine.moved(room.epoch)
 
     def after_step(
-        self, comm: Communicator, saver: CheckpointSaver | None, *, step: int, epoch: int, verify: bool
+        self, comm: Communicator, saver: CheckpointSaver | None, *, step: int, origin: tuple[int, int], verify: bool
     ) -> None:
         """Compare all copies if asked to; if a checkpoint is due, bring the experts to rank 0, which saves them.
+
+        Args:
+            origin: term and epoch under which the step was applied.
 
         Raises:
             ReplicasDifferError: on all ranks.
@@ -82,10 +85,10 @@ class ExpertExchange:
             return
         except PeerLostError as error:
             comm.retire()
-            self._lost(epoch, error)
+            self._lost(origin[1], error)
             return
         if rows is not None:
-            saver.offer(self._state, step, epoch, ExpertRows(specs=self._experts.specs(), rows=rows))
+            saver.offer(self._state, step, origin, ExpertRows(specs=self._experts.specs(), rows=rows))
 
     def tell_loads(self, *, step: int, epoch: int) -> None:
         """Tell the coordinator every so many steps how the tokens are shared out; for rank 0 alone: all know the same.

@@ -233,7 +233,9 @@ class Session:
             # A Begin may have come since: only the epoch that this call belongs to may go on.
             if self._machine.epoch != epoch or not self._machine.begin_apply():
                 return False
-            room = self._rooms.room(epoch)
+            plan = self._machine.plan
+            assert plan is not None
+            room, origin = self._rooms.room(epoch), (plan.term, epoch)
         self.workload.apply(commit)
         self.faults.at("applying", step)
         digest = state_hash(self.workload.state.capture()) if self._verify_state else ""
@@ -246,10 +248,10 @@ class Session:
             self._experts.tell_loads(step=step, epoch=epoch)
         if self._experts is None:
             if self._saver is not None and rank == 0:
-                self._saver.offer(self.workload.state, step, epoch)
+                self._saver.offer(self.workload.state, step, origin)
         elif room is not None and room.communicator is not None and not forward:
             saver, comm = self._saver, room.communicator
-            self._experts.after_step(comm, saver, step=step, epoch=epoch, verify=self._verify_state)
+            self._experts.after_step(comm, saver, step=step, origin=origin, verify=self._verify_state)
         return True
 
     def finish(self) -> None:
@@ -334,6 +336,7 @@ class Session:
         except DamagedCheckpointError as error:
             self._damaged(epoch, name, str(error))
             return
+        self._saver.abandon()
         with self._changed:
             self.last_applied = None
             self._exchange.settle()
@@ -410,9 +413,9 @@ class Session:
                 room = self._rooms.room(order.epoch)
                 if room is not None:
                     room.board.put(order.key, order.value)
-            case msg.AcceptCheckpoint():
+            case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
                 if self._saver is not None:
-                    self._saver.accept(order.step, order.name)
+                    self._saver.obey(order)
             case msg.Inject():
                 self.faults.order(order)
         return []

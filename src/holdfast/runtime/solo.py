@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint_dir import DamagedCheckpointError, find_checkpoints, verify
+from holdfast.checkpoint_dir import CheckpointName, intact_checkpoints, parse_name
 from holdfast.control.framing import FromWorkerProcess
+from holdfast.coordination.checkpoints import KEPT
 from holdfast.coordination.experts import everything
 from holdfast.errors import JobFailedError
 from holdfast.protocol import messages as msg
@@ -25,8 +26,9 @@ class SoloLink:
 
     def __init__(self, checkpoint_directory: Path | None = None) -> None:
         self._directory = checkpoint_directory
-        self._damaged: dict[str, str] = {}
         self._plan: msg.EpochPlan | None = None
+        self._known: list[CheckpointName] = []
+        self._damaged: list[str] = []
         self._orders: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
 
     def start(self, on_order: Callable[[msg.Order], None], on_lost: Callable[[], None]) -> None:
@@ -53,14 +55,19 @@ class SoloLink:
         """
         match message:
             case msg.Attach():
-                self._plan = _plan(message)
+                self._look_around()
+                # Terms go on counting from those in the directory: what is written now is newer than all of it.
+                term = 1 + max((name.term for name in self._known), default=0)
+                self._plan = _plan(message, term)
                 self._orders.put(msg.Begin(plan=self._plan, decision=self._decide()))
             case msg.Finished():
                 self._orders.put(msg.JobDone())
-            case msg.CheckpointWritten():
-                self._orders.put(msg.AcceptCheckpoint(step=message.step, name=message.name))
+            case msg.CheckpointWritten(term=term, epoch=epoch, step=step, name=name):
+                self._orders.put(msg.AcceptCheckpoint(term=term, epoch=epoch, step=step, name=name))
+            case msg.CheckpointKept():
+                self._kept(message)
             case msg.CheckpointDamaged() if self._plan is not None:
-                self._damaged[message.name] = message.why
+                self._strike_out(message.why)
                 decision = self._decide()
                 self._orders.put(msg.Stop(term=self._plan.term, epoch=self._plan.epoch))
                 self._plan = msgspec.structs.replace(self._plan, epoch=self._plan.epoch + 1)
@@ -68,36 +75,41 @@ class SoloLink:
             case _:
                 pass
 
+    def _look_around(self) -> None:
+        """Find the checkpoints of an earlier run."""
+        if self._directory is not None:
+            damaged: list[str] = []
+            self._known = intact_checkpoints(self._directory, lambda error: damaged.append(str(error)))
+            self._damaged = damaged
+
+    def _strike_out(self, why: str) -> None:
+        """The newest checkpoint cannot be read, although its files are whole."""
+        self._known.pop()
+        self._damaged.append(why)
+
+    def _kept(self, kept: msg.CheckpointKept) -> None:
+        """A checkpoint has its final name: those that it supersedes may go."""
+        self._known.append(parse_name(kept.name))
+        self._known, old = self._known[-KEPT:], self._known[:-KEPT]
+        if old:
+            names = tuple(name.final for name in old[-msg.MAX_PRUNED :])
+            self._orders.put(msg.PruneCheckpoints(term=kept.term, names=names))
+
     def _decide(self) -> msg.Decision:
         """Resume from the newest checkpoint that can be read, or start where there is none at all."""
-        for found in reversed(find_checkpoints(self._directory) if self._directory else []):
-            try:
-                step = self._verified(found.name)
-            except DamagedCheckpointError as error:
-                logger.warning("%s; the checkpoint before it is used", error)
-                self._damaged[found.name] = str(error)
-                continue
-            return msg.Decision(kind=msg.DecisionKind.ROLLBACK, applied=step, checkpoint=found.name)
+        if self._known:
+            for why in self._damaged:
+                logger.warning("%s; the checkpoint before it is used", why)
+            newest = self._known[-1]
+            return msg.Decision(kind=msg.DecisionKind.ROLLBACK, applied=newest.step, checkpoint=newest.final)
         if self._damaged:
-            why = next(iter(self._damaged.values()))
-            raise JobFailedError(f"no checkpoint in {self._directory} can be read: {why}")
+            raise JobFailedError(f"no checkpoint in {self._directory} can be read: {self._damaged[0]}")
         return msg.Decision(kind=msg.DecisionKind.START, applied=0)
 
-    def _verified(self, name: str) -> int:
-        """Return a checkpoint's step.
 
-        Raises:
-            DamagedCheckpointError: it is not whole, or could not be read before.
-        """
-        assert self._directory is not None
-        if name in self._damaged:
-            raise DamagedCheckpointError(self._damaged[name])
-        return verify(self._directory / name)
-
-
-def _plan(attach: msg.Attach) -> msg.EpochPlan:
+def _plan(attach: msg.Attach, term: int) -> msg.EpochPlan:
     member = msg.Member(worker=attach.worker, host=attach.host, state_port=0)
-    return msg.EpochPlan(term=1, epoch=1, members=(member,), experts=_all_here(attach.experts))
+    return msg.EpochPlan(term=term, epoch=1, members=(member,), experts=_all_here(attach.experts))
 
 
 def _all_here(shape: msg.ExpertShape | None) -> msg.ExpertPlan | None:

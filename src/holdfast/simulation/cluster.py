@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from holdfast.checkpoint_dir import CheckpointName, parse_name
 from holdfast.coordination.agent import AgentMachine
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import CoordinatorConfig
@@ -234,20 +235,37 @@ class Cluster:
 
     # ---- checkpoints ----
 
-    def write_checkpoint(self, epoch: int, step: int, state: int) -> str:
-        """Put a complete checkpoint under a temporary name; return the name that it will have."""
-        name = f"step-{step}-epoch-{epoch}"
-        self.checkpoints.files.setdefault(name, CheckpointFile(step=step, state=state, epoch=epoch))
+    def write_checkpoint(self, plan: msg.EpochPlan, step: int, state: int) -> CheckpointName:
+        """Put a complete checkpoint under a temporary name; return what it is called."""
+        name = CheckpointName(term=plan.term, epoch=plan.epoch, step=step, nonce=self.nonce())
+        self.checkpoints.files[name.writing] = CheckpointFile(step=step, state=state)
         return name
 
-    def checkpoints_renamed(self, worker: SimWorker, order: msg.AcceptCheckpoint) -> None:
-        """Give an accepted checkpoint its final name."""
-        self.after_disk("rename", worker, worker.agent.name, self._rename, worker, order)
+    def keep_checkpoint(self, worker: SimWorker, order: msg.AcceptCheckpoint) -> None:
+        """Give an accepted checkpoint its final name, unless it is not whole any more."""
+        files, name = self.checkpoints.files, parse_name(order.name)
+        if name.writing in files:
+            files[name.final] = files.pop(name.writing)
+        file = files.get(name.final)
+        if file is None or file.damaged:
+            return
+        worker.tell(
+            msg.CheckpointKept(
+                worker=worker.id,
+                term=order.term,
+                epoch=order.epoch,
+                step=order.step,
+                name=name.final,
+                bytes=1,
+                seconds=0.1,
+            )
+        )
 
-    def _rename(self, worker: SimWorker, order: msg.AcceptCheckpoint) -> None:
-        file = self.checkpoints.files[order.name]
-        file.final = True
-        worker.tell(msg.CheckpointKept(worker=worker.id, step=order.step, name=order.name, bytes=1, seconds=0.1))
+    def prune_checkpoints(self, order: msg.PruneCheckpoints) -> None:
+        """Remove checkpoints, kept or not."""
+        for name in order.names:
+            self.checker.pruned(name)
+            self.checkpoints.files.pop(name, None)
 
     # ---- coordinators ----
 

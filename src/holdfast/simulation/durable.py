@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from random import Random
 
+from holdfast.checkpoint_dir import parse_name
 from holdfast.protocol import events as ev
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
@@ -88,8 +89,6 @@ class CheckpointFile:
 
     step: int
     state: int
-    epoch: int
-    final: bool = False
     damaged: bool = False
 
 
@@ -100,7 +99,8 @@ class CheckpointDirectory:
     files: dict[str, CheckpointFile] = field(default_factory=dict[str, CheckpointFile])
 
     def damage_newest(self) -> None:
-        """Cut the newest intact checkpoint short."""
-        intact = [file for file in self.files.values() if file.final and not file.damaged]
-        if intact:
-            max(intact, key=lambda file: file.step).damaged = True
+        """Cut the newest intact checkpoint short that has its final name."""
+        intact = {file: parse_name(file) for file in self.files if not self.files[file].damaged}
+        kept = [name for file, name in intact.items() if name.final == file]
+        if kept:
+            self.files[max(kept).final].damaged = True

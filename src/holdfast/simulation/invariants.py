@@ -198,11 +198,19 @@ class Checker:
                 self._fail(f"FORWARD({decision.applied}) carries {decision.commit}, {known} was applied")
         if decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied < self._committed:
             self._fail(f"{decision} undoes step {self._committed}, which is committed")
+        self._goes_back_to_its_own(decision)
         for worker in plan.workers if plan else ():
             process = self._cluster.worker(worker)
             settled = decision.kind is DecisionKind.REDO and plan is not None and worker not in plan.sources
             if process is not None and settled and process.machine.applied == decision.applied and process.whole:
                 self.holds(process)
+
+    def _goes_back_to_its_own(self, decision: msg.Decision) -> None:
+        """A checkpoint that a decision names lies there, with a state of the lineage."""
+        if decision.kind is DecisionKind.ROLLBACK:
+            file = self._cluster.checkpoints.files.get(decision.checkpoint)
+            if file is None or self._truth.get(decision.applied, file.state) != file.state:
+                self._fail(f"{decision} leads to {file}, which is not on the lineage")
 
     def emitted(self, shell: CoordinatorShell, event: ev.AnyEvent) -> None:
         """An event is in the journal."""
@@ -213,6 +221,8 @@ class Checker:
         match event:
             case ev.StepCommitted():
                 self._step_committed(event)
+            case ev.RolledBack(to_step=step) if step > self._committed:
+                self._fail(f"rolled back forward, from step {self._committed} to {step}")
             case ev.EpochStarted(epoch=epoch):
                 if epoch <= self._epoch:
                     self._fail(f"epoch {epoch} was announced after epoch {self._epoch}")
@@ -316,13 +326,24 @@ class Checker:
 
     def _checkpoint_saved(self, step: int) -> None:
         assert self._record is not None
-        saved = self._record.checkpoints[-1]
-        file = self._cluster.checkpoints.files[saved.name]
-        if saved.step != step or file.step != step or not file.final:
+        saved = next((known for known in self._record.checkpoints if known.step == step), None)
+        if saved is None or saved.name in self._saved:
+            self._fail(f"a checkpoint of step {step} was saved that the record does not know: {self._record}")
+        file = self._cluster.checkpoints.files.get(saved.name)
+        if file is None or file.step != step:
             self._fail(f"checkpoint {saved} of step {step} is {file}")
         if step > self._committed or self._truth.get(step, file.state) != file.state:
             self._fail(f"checkpoint {saved} is not on the decided lineage: {file}")
         self._saved[saved.name] = step
+
+    def pruned(self, name: str) -> None:
+        """A checkpoint is removed: none that the job can go back to, unless it has a newer one that is whole."""
+        known = self._record.checkpoints if self._record else ()
+        if any(one.name == name for one in known):
+            self._fail(f"checkpoint {name} was removed, which the record counts on: {known}")
+        if name in self._saved and not known:
+            self._fail(f"checkpoint {name} was removed, and the record knows of no other")
+        self._saved.pop(name, None)
 
     def _without_effect(self, write: object) -> None:
         if self._stale is not None:

@@ -155,7 +155,10 @@ class SimWorker(Process):
             case msg.JobDone():
                 instructions = machine.job_done(order)
             case msg.AcceptCheckpoint():
-                self.cluster.checkpoints_renamed(self, order)
+                self.cluster.after_disk("rename", self, self.agent.name, self.cluster.keep_checkpoint, self, order)
+                return
+            case msg.PruneCheckpoints():
+                self.cluster.after_disk("rename", self, self.agent.name, self.cluster.prune_checkpoints, order)
                 return
             case _:
                 return
@@ -490,12 +493,14 @@ class SimWorker(Process):
         assert commit is not None
         self.state, self.whole = training.next_state(before, reduced, commit), True
         self._train_experts()
+        plan = self.machine.plan
+        assert plan is not None
         instructions = self.machine.applied_step(self.cluster.timeline.now + self._troubles.clock_s, str(self.state))
         self.gradients.clear()
         self.cluster.checker.applied(self, before, reduced, commit)
         self.obey(instructions)
         self._maybe_tell_loads()
-        self._maybe_checkpoint()
+        self._maybe_checkpoint(plan)
         if not self._boundary("applied"):
             self.advance()
 
@@ -518,17 +523,21 @@ class SimWorker(Process):
 
     # ---- checkpoints ----
 
-    def _maybe_checkpoint(self) -> None:
+    def _maybe_checkpoint(self, plan: msg.EpochPlan) -> None:
+        """`plan`: the one under which the step was applied; a swap may have taken effect since."""
         every, step = self.cluster.plan.checkpoint_every, self.machine.applied
-        if every and step and step % every == 0 and self.machine.rank == 0:
-            task = (self._written, self.machine.epoch, step, self.state)
-            self.cluster.after_disk("checkpoint", self, self.agent.name, *task)
+        if every and step and step % every == 0 and plan.rank(self.id) == 0:
+            self.cluster.after_disk("checkpoint", self, self.agent.name, self._written, plan, step, self.state)
 
-    def _written(self, epoch: int, step: int, state: int) -> None:
+    def _written(self, plan: msg.EpochPlan, step: int, state: int) -> None:
         if self._troubles.full_until > self.cluster.timeline.now:
             return  # training is worth more than a checkpoint
-        name = self.cluster.write_checkpoint(epoch, step, state)
-        self.tell(msg.CheckpointWritten(worker=self.id, epoch=epoch, step=step, name=name, bytes=1, seconds=0.1))
+        name = self.cluster.write_checkpoint(plan, step, state).writing
+        self.tell(
+            msg.CheckpointWritten(
+                worker=self.id, term=plan.term, epoch=plan.epoch, step=step, name=name, bytes=1, seconds=0.1
+            )
+        )
 
     def _boundary(self, name: str) -> bool:
         """Let the plan strike here; True where this process did not survive it, or is stopped."""
