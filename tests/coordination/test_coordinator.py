@@ -417,7 +417,7 @@ def test_a_restart_after_a_lost_roll_back_counts_from_there() -> None:
 def test_samples_are_the_same_with_and_without_a_restart() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(msg.CheckpointKept(worker=w("n0"), step=1, name="one", bytes=9, seconds=0.1))
+    job.say(kept("n0", 1, "one"))
     job.step(2)
     job.step(3)
     job.lose("n0")
