@@ -142,6 +142,7 @@ def test_checkpoint_compares_periods() -> None:
         (("sensitivity", EXAMPLE, "--mttr", "9:1"), "--mttr = '9:1': FROM must be above 0 and below TO"),
         (("sensitivity", EXAMPLE, "--mttr", "0:1"), "FROM must be above 0"),
         (("sensitivity", EXAMPLE, "--points", "1"), "--points = 1"),
+        (("sensitivity", EXAMPLE, "--points", "100000"), "--points = 100000: must be 2 or more, and at most 1,000"),
         (("validate", EXAMPLE, "--replications", "1"), "replications = 1: must be 2 or more"),
         (("validate", EXAMPLE, "--auto-hours", "-1"), "--auto-hours = -1: must be greater than 0"),
         (("standbys", EXAMPLE, "--down-with", "500"), "down_seconds_with = 500: must be at most"),

@@ -34,6 +34,17 @@ def test_statement_holds_on_its_part(maps: dict[int, SensitivityMap], statement:
     assert statement.holds(one)[part].mean() >= needed
 
 
+def test_small_blocks_dominate_figure_2_on_linear_axes_only(maps: dict[int, SensitivityMap]) -> None:
+    statement = next(one for one in STATEMENTS if one.figure == 2 and "36/36" in one.winners)
+    assert statement.holds(maps[2]).mean() < 0.3
+    for mtbf, mttr in ((1e5, 100.0), (5e4, 48.0)):
+        linear = sensitivity_map(
+            catalina(), SCENARIOS[0], np.linspace(mtbf / 100, mtbf, 50), np.linspace(mttr / 1000, mttr, 50)
+        )
+        print(statement.holds(linear).mean())
+        assert 0.69 <= statement.holds(linear).mean() <= 0.88
+
+
 def test_very_low_mtbf_leaves_both_72s_equally_bad() -> None:
     case = replace(catalina(), placement=None, hardware=None, model=None)
     cett = [

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInputError
+from holdfast.reliability.arrays import as_floats
 from holdfast.reliability.case import Cluster, Failures, SparingCase, Strategy
 from holdfast.reliability.distributions import Weibull
 from holdfast.reliability.recovery import Checkpoint, Synchronous
+from holdfast.reliability.reference import catalina
 from holdfast.reliability.simulation import SimulationSettings
 from holdfast.reliability.trace import FailureTrace, merged
 from holdfast.reliability.trace_consequence import consequence
@@ -125,12 +127,27 @@ def test_consequence_of_an_exponential_trace_is_the_closed_form() -> None:
     trace = made_trace(shape=1.0)
     fit = fit_trace(trace)
     outcome = consequence(case, trace, fit, SimulationSettings(replications=20, seed=1), trays_per_node=1.0)
-    assert float(outcome.case.failures.mtbf_rack_hours) == pytest.approx(fit.mtbf_hours.mean / 2)
+    failures = outcome.case.failures
+    assert failures.mtbf_rack_hours == pytest.approx(failures.mtbf_tray_hours / 2)
     without_spare_trays = outcome.strategies[0]
     assert without_spare_trays.simulated[0].contains(without_spare_trays.closed_form)
     assert without_spare_trays.simulated[1].contains(without_spare_trays.closed_form)
     assert outcome.best_simulated(0) == outcome.best_closed_form
     assert outcome.strategies[outcome.best_closed_form].spare_blocks not in outcome.other_spare_blocks
+
+
+@pytest.mark.parametrize("trays_per_node", [1.0, 4.0])
+def test_a_node_fails_as_often_as_in_the_trace_its_rack_included(trays_per_node: float) -> None:
+    case = catalina()
+    trace = made_trace(shape=1.0)
+    fit = fit_trace(trace)
+    one = replace(case, strategies=case.strategies[:1])
+    outcome = consequence(
+        one, trace, fit, SimulationSettings(replications=2, hours=10.0), trays_per_node=trays_per_node
+    )
+    failures = outcome.case.failures
+    per_hour = trays_per_node / as_floats(failures.mtbf_tray_hours) + 1.0 / as_floats(failures.mtbf_rack_hours)
+    assert per_hour == pytest.approx(1.0 / fit.mtbf_hours.mean)
 
 
 def test_a_trace_without_spread_or_repairs_is_refused() -> None:

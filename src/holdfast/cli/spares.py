@@ -23,6 +23,8 @@ app = typer.Typer(
     add_completion=False,
 )
 ClusterFile = Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="The case; see examples/catalina.toml.")]
+#: Points along an axis: four maps of their square take minutes.
+_MOST_POINTS = 1000
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 PlotDirectory = Annotated[Path | None, typer.Option("--plot", metavar="DIR", help="Also draw pictures into DIR.")]
 
@@ -64,8 +66,8 @@ def sensitivity(
     Four maps, as Figures 2-5 of the sparing paper: without gains and placement; with the model gain; with the
     hardware gain too; with placement too. The printed shares are of the (logarithmic) plane.
     """
-    if points < 2:
-        raise BadInputError(f"--points = {points}: must be 2 or more")
+    if not 2 <= points <= _MOST_POINTS:
+        raise BadInputError(f"--points = {points}: must be 2 or more, and at most {_MOST_POINTS:,}")
     case = read_case(cluster).case
     grid = [np.geomspace(*span, points) for span in (_span("--mtbf", mtbf), _span("--mttr", mttr))]
     maps = [sensitivity_map(case, scenario, *grid) for scenario in SCENARIOS]

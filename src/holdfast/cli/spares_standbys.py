@@ -12,6 +12,9 @@ from holdfast.cli.spares_toml import CaseFile, read_case
 from holdfast.errors import BadInputError
 from holdfast.reliability.standbys import StandbyCase, StandbyPlan, plan_standbys
 
+#: Nodes: what a number of standbys brings takes as many steps.
+_MOST_NODES = 100_000
+
 
 def standbys(
     cluster: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="The case; see examples/catalina.toml.")],
@@ -40,6 +43,11 @@ def _standby_case(file: CaseFile, down_with: float | None, down_without: float |
     node_gpus = cluster.gpus_per_tray if section.node_gpus is None else section.node_gpus
     if node_gpus < 1 or cluster.gpus % node_gpus:
         raise BadInputError(f"standbys.node_gpus = {node_gpus}: must divide the cluster's {cluster.gpus} GPUs")
+    if cluster.gpus // node_gpus > _MOST_NODES:
+        raise BadInputError(
+            f"standbys.node_gpus = {node_gpus}: makes {cluster.gpus // node_gpus:,} nodes of the cluster, "
+            f"and standbys are planned for at most {_MOST_NODES:,}"
+        )
     mtbf = section.mtbf_node_hours
     if mtbf is None:
         mtbf = float(failures.mtbf_tray_hours) * cluster.gpus_per_tray / node_gpus

@@ -26,6 +26,10 @@ from holdfast.reliability.recovery import (
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 Reader = Callable[[str, Any], Any]
+#: No hours, seconds or counts are more, or less but for 0: products of a few stay far from over- and underflow.
+MOST, LEAST = 1e15, 1e-15
+#: Characters of a bad value that are shown.
+_MOST_SHOWN = 60
 
 
 class Scheme(StrEnum):
@@ -62,11 +66,13 @@ def read_case(path: Path) -> CaseFile:
         BadInputError: naming the file, the key and the rule.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInputError(f"{path}: is not valid TOML: {error}") from error
+    except RecursionError:
+        raise BadInputError(f"{path}: is not valid TOML: lists or tables within each other too deep to read") from None
+    except ValueError as error:  # of TOML, of UTF-8, and of numbers with thousands of digits
+        raise BadInputError(f"{path}: is not valid TOML: {str(error).splitlines()[0]}") from None
     try:
         return _case_file(document)
     except BadInputError as error:
@@ -76,14 +82,25 @@ def read_case(path: Path) -> CaseFile:
 def number(key: str, value: Any) -> float:
     """Return a TOML number as float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadInputError(f"{key} = {value!r}: must be a number")
+        raise BadInputError(f"{key} = {_shown(value)}: must be a number")
+    if not abs(value) <= MOST:
+        raise BadInputError(f"{key} = {_shown(value)}: must be a finite number, of at most {MOST:g}")
+    if 0 < abs(value) < LEAST:
+        raise BadInputError(f"{key} = {_shown(value)}: must be 0, or at least {LEAST:g}")
     return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
 
 def integer(key: str, value: Any) -> int:
     """Return a TOML integer."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInputError(f"{key} = {value!r}: must be a whole number")
+        raise BadInputError(f"{key} = {_shown(value)}: must be a whole number")
+    if abs(value) > MOST:
+        raise BadInputError(f"{key} = {_shown(value)}: must be at most {MOST:g}")
     return value
 
 
@@ -95,7 +112,7 @@ def choice(kind: type[E]) -> Callable[[str, Any], E]:
             return kind(value)
         except ValueError:
             allowed = " or ".join(f'"{member}"' for member in kind)
-            raise BadInputError(f"{key} = {value!r}: must be {allowed}") from None
+            raise BadInputError(f"{key} = {_shown(value)}: must be {allowed}") from None
 
     return read
 
@@ -116,9 +133,19 @@ CHECKPOINT: dict[str, Reader] = {
     "clock": choice(FailureClock),
 }
 PLACEMENT: dict[str, Reader] = {"group_gpus": integer}
-HARDWARE: dict[str, Reader] = {"gain": number, "power_limit_ratio": number, "exposed_communication": number}
+HARDWARE: dict[str, Reader] = {
+    "spare_gpus_per_rack": integer,
+    "power_limit_ratio": number,
+    "gain": number,
+    "exposed_communication": number,
+}
 MODEL: dict[str, Reader] = {"alpha": number, "baseline_tensor_parallel": integer}
-STRATEGY: dict[str, Reader] = {"block_gpus": integer, "spare_gpus": integer, "spare_blocks": integer}
+STRATEGY: dict[str, Reader] = {
+    "block_gpus": integer,
+    "spare_gpus": integer,
+    "spare_blocks": integer,
+    "hardware_gain": number,
+}
 RECOVERY: dict[str, Reader] = {"scheme": choice(Scheme), "loss_limit_zones": integer, "down_seconds": number}
 STANDBYS: dict[str, Reader] = {
     "node_gpus": integer,
@@ -152,7 +179,7 @@ def _case_file(document: dict[str, Any]) -> CaseFile:
         ),
         recovery=_recovery(document, checkpoint),
         placement=_optional(document, "placement", PLACEMENT, PLACEMENT, Placement),
-        hardware=_optional(document, "hardware", HARDWARE, (), Hardware),
+        hardware=_optional(document, "hardware", HARDWARE, ("spare_gpus_per_rack", "power_limit_ratio"), Hardware),
         model=_optional(document, "model", MODEL, MODEL, Model),
         strategies=_strategies(document),
     )
@@ -205,7 +232,7 @@ def _section(document: dict[str, Any], name: str, readers: dict[str, Reader], ne
 
 def _values(name: str, table: Any, readers: dict[str, Reader], needed: Iterable[str]) -> dict[str, Any]:
     if not isinstance(table, dict):
-        raise BadInputError(f"{name} = {table!r}: must be a section")
+        raise BadInputError(f"{name} = {_shown(table)}: must be a section")
     _check_known(f"{name}.", table, tuple(readers), "key")
     for key in needed:
         if key not in table:
@@ -217,4 +244,5 @@ def _check_known(prefix: str, table: dict[str, Any], known: tuple[str, ...], wha
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise BadInputError(f"{prefix}{key}: unknown {what}; the nearest known one is {near}")
+            name = key if key.isprintable() else repr(key)
+            raise BadInputError(f"{prefix}{name}: unknown {what}; the nearest known one is {near}")

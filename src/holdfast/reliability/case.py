@@ -5,6 +5,7 @@ The field names are the keys of the TOML that the command line reads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from holdfast.errors import BadInputError
@@ -16,8 +17,11 @@ from holdfast.reliability.arrays import (
     require_positive,
 )
 from holdfast.reliability.block_mtbf import RepairChain
-from holdfast.reliability.gains import hardware_gain
+from holdfast.reliability.gains import hardware_gain, power_limit_ratio
 from holdfast.reliability.recovery import RackFailures, RecoveryScheme, Synchronous, check_loss_limit
+
+#: GPUs of a cluster: counts of its blocks fit any array, and sums over them take seconds.
+MOST_GPUS = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +36,10 @@ class Cluster:
     def __post_init__(self) -> None:
         for key in ("zones", "racks_per_zone", "gpus_per_rack", "gpus_per_tray"):
             require_positive(f"cluster.{key}", getattr(self, key))
+        if self.gpus > MOST_GPUS:
+            raise BadInputError(
+                f"cluster.zones x racks_per_zone x gpus_per_rack = {self.gpus:.3g}: must be at most {MOST_GPUS:,} GPUs"
+            )
         if self.gpus_per_rack % self.gpus_per_tray:
             raise BadInputError(
                 f"cluster.gpus_per_tray = {self.gpus_per_tray}: must divide gpus_per_rack = {self.gpus_per_rack}"
@@ -70,32 +78,60 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """Gain of strategies with spare trays: measured (`gain`), or Eq. 8 from the two other fields."""
+    """What a rack gains where `spare_gpus_per_rack` of its GPUs are idle, from which every strategy's gain follows.
 
+    Measured are how far the power limit of the others can rise, and either how much faster they train then (`gain`) or
+    the share of time that communication is exposed, which more power does not shorten.
+    """
+
+    spare_gpus_per_rack: int
+    power_limit_ratio: float
     gain: float | None = None
-    power_limit_ratio: float | None = None
     exposed_communication: float | None = None
 
     def __post_init__(self) -> None:
-        parts = (self.power_limit_ratio, self.exposed_communication)
-        if (self.gain is None) == (parts == (None, None)) or (self.gain is None and None in parts):
-            raise BadInputError("hardware: give either gain, or both power_limit_ratio and exposed_communication")
-        if self.gain is not None:
-            require_positive("hardware.gain", self.gain)
-        if self.power_limit_ratio is not None:
-            require_positive("hardware.power_limit_ratio", self.power_limit_ratio)
+        require_positive("hardware.spare_gpus_per_rack", self.spare_gpus_per_rack)
+        if not self.power_limit_ratio > 1.0:
+            raise BadInputError(f"hardware.power_limit_ratio = {self.power_limit_ratio:g}: must be greater than 1")
+        if (self.gain is None) == (self.exposed_communication is None):
+            raise BadInputError("hardware: give either gain or exposed_communication")
         if self.exposed_communication is not None:
             require_fraction("hardware.exposed_communication", self.exposed_communication)
+        most = math.sqrt(self.power_limit_ratio)
+        if self.gain is not None and not 1.0 <= self.gain <= most:
+            raise BadInputError(
+                f"hardware.gain = {self.gain:g}: must lie between 1 and {most:.6g}, the root of power_limit_ratio"
+            )
+
+    def gain_of(self, strategy: Strategy, gpus_per_rack: int) -> float:
+        """Return a strategy's gain: Eq. 8 at the power that its idle GPUs set free, each as much as measured."""
+        measured = self.spare_gpus_per_rack / (gpus_per_rack - self.spare_gpus_per_rack)
+        ratio = power_limit_ratio(
+            idle_per_working=strategy.spare_gpus / strategy.working_gpus,
+            idle_frees=(self.power_limit_ratio - 1.0) / measured,
+        )
+        return float(hardware_gain(power_limit_ratio=ratio, exposed_communication=self._exposed))
 
     @property
-    def value(self) -> float:
-        """The gain."""
-        if self.gain is not None:
-            return self.gain
-        assert self.power_limit_ratio is not None
-        assert self.exposed_communication is not None
-        return float(
-            hardware_gain(power_limit_ratio=self.power_limit_ratio, exposed_communication=self.exposed_communication)
+    def _exposed(self) -> float:
+        if self.gain is None:
+            assert self.exposed_communication is not None
+            return self.exposed_communication
+        return 1.0 - (self.gain - 1.0) / (math.sqrt(self.power_limit_ratio) - 1.0)
+
+
+def check_hardware(hardware: Hardware, gpus_per_rack: int) -> None:
+    """Raise `BadInputError` where the measured rack is none of these, or sets free more power than idle GPUs draw."""
+    spare = hardware.spare_gpus_per_rack
+    if spare >= gpus_per_rack:
+        raise BadInputError(
+            f"hardware.spare_gpus_per_rack = {spare}: must be fewer than cluster.gpus_per_rack = {gpus_per_rack}"
+        )
+    most = gpus_per_rack / (gpus_per_rack - spare)
+    if hardware.power_limit_ratio > most:
+        raise BadInputError(
+            f"hardware.power_limit_ratio = {hardware.power_limit_ratio:g}: must be at most {most:.6g}, all the "
+            f"power of {spare} of {gpus_per_rack} GPUs shared by the others"
         )
 
 
@@ -113,11 +149,15 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
-    """One way to keep spares: the block size, idle GPUs in each block, idle blocks in each zone (best if None)."""
+    """One way to keep spares: the block size, idle GPUs in each block, idle blocks in each zone (best if None).
+
+    `hardware_gain` is what was measured for this very strategy; where None, it follows from `Hardware`.
+    """
 
     block_gpus: int
     spare_gpus: int = 0
     spare_blocks: int | None = None
+    hardware_gain: float | None = None
 
     def __post_init__(self) -> None:
         require_positive("strategy.block_gpus", self.block_gpus)
@@ -128,6 +168,8 @@ class Strategy:
             )
         if self.spare_blocks is not None:
             require_not_negative("strategy.spare_blocks", self.spare_blocks)
+        if self.hardware_gain is not None:
+            require_positive("strategy.hardware_gain", self.hardware_gain)
 
     @property
     def working_gpus(self) -> int:
@@ -156,7 +198,12 @@ class SparingCase:
         if not self.strategies:
             raise BadInputError("strategy: at least one [[strategy]] is needed")
         check_loss_limit(self.recovery, self.cluster.zones)
+        if self.hardware is not None:
+            check_hardware(self.hardware, self.cluster.gpus_per_rack)
         for index, strategy in enumerate(self.strategies):
+            first = self.strategies.index(strategy)
+            if first != index:
+                raise BadInputError(f"strategy[{index}] = {strategy.label}: is strategy[{first}] again: remove one")
             check_strategy(self.cluster, self.placement, strategy, f"strategy[{index}]")
 
     @property

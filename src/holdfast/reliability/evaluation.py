@@ -124,8 +124,12 @@ def block_pool(case: SparingCase, strategy: Strategy, block_mtbf_hours: FloatArr
 
 
 def strategy_gains(case: SparingCase, strategy: Strategy) -> tuple[float, float]:
-    """Return (hardware gain, model gain); the hardware gain is 1 without spare trays."""
-    hardware = 1.0 if case.hardware is None or strategy.spare_gpus == 0 else case.hardware.value
+    """Return (hardware gain, model gain); the hardware gain is 1 without spare trays, unless measured."""
+    hardware = 1.0
+    if strategy.hardware_gain is not None:
+        hardware = strategy.hardware_gain
+    elif case.hardware is not None and strategy.spare_gpus:
+        hardware = case.hardware.gain_of(strategy, case.cluster.gpus_per_rack)
     if case.model is None:
         return hardware, 1.0
     gain = model_gain(

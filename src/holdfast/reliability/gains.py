@@ -17,6 +17,18 @@ def hardware_gain(*, power_limit_ratio: Floats, exposed_communication: Floats) -
     return 1.0 + (1.0 - as_floats(exposed_communication)) * (np.sqrt(as_floats(power_limit_ratio)) - 1.0)
 
 
+def power_limit_ratio(*, idle_per_working: Floats, idle_frees: Floats) -> FloatArray:
+    """Return the power limit per GPU with some GPUs of a rack idle, over that with all at work.
+
+    The rack's power stays the same, and what idle GPUs do not draw is shared by the others (section 3.6).
+
+    Args:
+        idle_per_working: idle GPUs of a rack for each working one.
+        idle_frees: share of a working GPU's power limit that an idle one does not draw.
+    """
+    return 1.0 + as_floats(idle_frees) * as_floats(idle_per_working)
+
+
 def tensor_parallel_speedup(tensor_parallel: int | IntArray, alpha: Floats) -> FloatArray:
     """Return G, Amdahl's speed-up with a ring collective's overhead, Eq. 9.
 

@@ -70,6 +70,14 @@ class Checkpoint:
         require_positive("checkpoint.period_seconds", self.period_seconds)
         for key in ("save_seconds", "detect_seconds", "restart_seconds"):
             require_not_negative(f"checkpoint.{key}", getattr(self, key))
+        longer = as_floats(self.save_seconds) > as_floats(self.period_seconds)
+        if longer.any():
+            save, period = (
+                np.broadcast_to(each, longer.shape)[longer] for each in (self.save_seconds, self.period_seconds)
+            )
+            raise BadInputError(
+                f"checkpoint.save_seconds = {save[0]:g}: must be at most period_seconds = {period[0]:g}"
+            )
 
     def times(self, interruptions_per_hour: Floats) -> PeriodTimes:
         """Return where the seconds of a period go."""

@@ -57,6 +57,10 @@ class SensitivityMap:
         return counts / self.best.size
 
 
+def _varied(strategy: Strategy, scenario: Scenario) -> Strategy:
+    return replace(strategy, spare_blocks=None, hardware_gain=strategy.hardware_gain if scenario.hardware else None)
+
+
 def sensitivity_map(
     case: SparingCase, scenario: Scenario, mtbf_tray_hours: FloatArray, mttr_hours: FloatArray
 ) -> SensitivityMap:
@@ -69,7 +73,7 @@ def sensitivity_map(
     varied = replace(
         case,
         failures=scaled_failures(case.failures, mtbf, mttr),
-        strategies=tuple(replace(strategy, spare_blocks=None) for strategy in case.strategies),
+        strategies=tuple(_varied(strategy, scenario) for strategy in case.strategies),
         placement=case.placement if scenario.placement else None,
         hardware=case.hardware if scenario.hardware else None,
         model=case.model if scenario.model else None,

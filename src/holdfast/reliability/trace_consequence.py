@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from holdfast.reliability.arrays import as_floats
 from holdfast.reliability.case import SparingCase, Strategy, blocks_per_zone, group_blocks, scaled_failures
 from holdfast.reliability.distributions import Distribution, Empirical, Timeline
 from holdfast.reliability.evaluation import evaluate, strategy_gains
@@ -78,10 +79,12 @@ def consequence(
 ) -> TraceConsequence:
     """Return the goodput of the case's strategies with the trace's failures.
 
-    A node of the trace stands for `trays_per_node` trays: the tray MTBF is the node's times that. The rack MTBF keeps
-    its ratio to the tray's.
+    A node of the trace stands for `trays_per_node` trays. Its failures are those of its trays and of its rack, for a
+    rack takes all its nodes along: both together fail as often as the trace says, and the rack MTBF keeps its ratio to
+    the tray's.
     """
-    mtbf = fit.mtbf_hours.mean * trays_per_node
+    racks_per_tray = as_floats(case.failures.mtbf_tray_hours) / as_floats(case.failures.mtbf_rack_hours)
+    mtbf = fit.mtbf_hours.mean * (trays_per_node + racks_per_tray)
     at_trace = replace(case, failures=scaled_failures(case.failures, mtbf, fit.mttr_hours.mean))
     # A heavy tail forgets that all began whole only once the longest repair is over.
     warmup = max(float(trace.repair_hours.max()), 10.0 * fit.mttr_hours.mean)
