@@ -41,7 +41,6 @@ def test_small_blocks_dominate_figure_2_on_linear_axes_only(maps: dict[int, Sens
         linear = sensitivity_map(
             catalina(), SCENARIOS[0], np.linspace(mtbf / 100, mtbf, 50), np.linspace(mttr / 1000, mttr, 50)
         )
-        print(statement.holds(linear).mean())
         assert 0.69 <= statement.holds(linear).mean() <= 0.88
 
 
