@@ -4,8 +4,8 @@
 
 Beside a training job, periods without and with strangers take turns. A third of the strangers is silent, a third sends
 the head of a request one byte at a time, and a third stops in the middle of a WebSocket handshake; each comes again a
-second after it was dropped. All the time new agents connect, once a second, and say hello; at the end, among
-strangers, a node joins in earnest. Everything stays on the loopback.
+second after it was dropped. All the time new agents connect, once a second, and say hello; at the end
+a node joins in earnest, and another one among strangers. Everything stays on the loopback.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.control.channel import open_channel
+from holdfast.control.launch_settings import script_digest
 from holdfast.control.local_job import LocalJob
 from holdfast.control.registry import JobEntry, find_job, registry_directory
 from holdfast.protocol.agent import CoordinatorMessage, Hello, Welcome
@@ -31,7 +32,7 @@ from holdfast.protocol.agent import CoordinatorMessage, Hello, Welcome
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"
 ARGS = ("--steps", "1000000", "--layers", "4", "--dim", "128", "--heads", "4", "--context", "16")
-SLOW_BYTE_S = 0.5
+SLOW_BYTE_S = 1.0
 AGAIN_S = 1.0
 HELLO_EVERY_S = 1.0
 MOST_S = 600.0
@@ -49,7 +50,9 @@ WORDS = (
 def main() -> int:
     """Run the benchmark; 1 if strangers did harm."""
     options = _options()
-    run = LocalJob(options.script, options.args or ARGS, options=("--nodes", str(options.nodes)))
+    args = tuple(options.args or ARGS)
+    digest = script_digest(options.script, args)
+    run = LocalJob(options.script, args, options=("--nodes", str(options.nodes)))
     with run as job:
         job.wait("step_committed", step=20)
         entry = find_job(registry_directory(job.environment), job.url)
@@ -59,10 +62,11 @@ def main() -> int:
             crowded = number % 2 == 1
             with strangers(entry, options.strangers if crowded else 0):
                 began = time.time()
-                hellos[crowded] += say_hello(entry, options.seconds)
+                hellos[crowded] += say_hello(entry, digest, options.seconds)
                 periods[crowded].append((began, time.time()))
+        joined = {False: join(job)}
         with strangers(entry, options.strangers):
-            joined = join(job)
+            joined[True] = join(job)
         steps = {crowded: steps_in(job, spans) for crowded, spans in periods.items()}
         lines = [
             line for line in job.output().splitlines() if "holdfast.coordinator" in line or "more like this" in line
@@ -104,6 +108,7 @@ def strangers(entry: JobEntry, count: int) -> Iterator[None]:
 
 def crowd(url: str, count: int, there: threading.Event) -> None:
     """Be strangers, for a bounded time."""
+    os.nice(19)  # they have processors of their own where they come from
     host, port = url.split("//")[1].rsplit(":", 1)
 
     async def run() -> None:
@@ -133,6 +138,8 @@ async def talk(writer: asyncio.StreamWriter, words: bytes) -> None:
         writer.write(words)
         return
     for place in range(len(words)):
+        if writer.is_closing():
+            return
         writer.write(words[place : place + 1])
         await asyncio.sleep(SLOW_BYTE_S)
 
@@ -140,7 +147,7 @@ async def talk(writer: asyncio.StreamWriter, words: bytes) -> None:
 # ---- agents ----
 
 
-def say_hello(entry: JobEntry, seconds: float) -> list[float]:
+def say_hello(entry: JobEntry, digest: str, seconds: float) -> list[float]:
     """Have new agents connect for a while; return how long each waited for its welcome, in seconds."""
 
     async def once(number: int) -> float:
@@ -162,7 +169,7 @@ def say_hello(entry: JobEntry, seconds: float) -> list[float]:
                 term=0,
                 agent_pid=os.getpid(),
                 workers=1,
-                digest="hello",
+                digest=digest,
             )
         )
         try:
@@ -187,7 +194,7 @@ def join(job: LocalJob) -> float:
     since = len(job.events)
     began = time.time()
     with job.client() as client:
-        client.add_nodes(1)
+        client.add_node()
     return float(job.wait("node_joined", since=since)["time"]) - began
 
 
@@ -209,7 +216,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def report(
     steps: dict[bool, list[float]],
     hellos: dict[bool, list[float]],
-    joined: float,
+    joined: dict[bool, float],
     lines: list[str],
     options: argparse.Namespace,
 ) -> int:
@@ -232,7 +239,7 @@ def report(
     wrong = []
     if slower > MAX_SLOWER:
         wrong.append(f"steps take {slower:.2f}x")
-    if max(*hellos[True], joined) > MAX_JOIN_S:
+    if max(*hellos[True], joined[True]) > MAX_JOIN_S:
         wrong.append("an agent waited too long")
     if len(lines) > MAX_LINES_A_MINUTE * (options.turns * options.seconds / 60 + 1):
         wrong.append("the log is flooded")

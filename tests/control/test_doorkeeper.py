@@ -22,6 +22,12 @@ LOG = logging.getLogger("holdfast.test_doorkeeper")
 class Greeter(asyncio.Protocol):
     """Says hello, and nothing else."""
 
+    def __init__(self, on_lost: Callable[[], object]) -> None:
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.write(b"hello")
@@ -76,7 +82,7 @@ class Door:
 
 def play(story: Callable[[Door], Awaitable[None]], **limits: float) -> None:
     async def run() -> None:
-        door = Door(Limits(**{"strangers": 4, "seconds": 60.0, "grace_s": 0.0, **limits}))  # type: ignore[arg-type]
+        door = Door(Limits(**{"strangers": 4, "seconds": 60.0, "a_second": 1e9, **limits}))  # type: ignore[arg-type]
         try:
             with door.keeper.opened():
                 await asyncio.wait_for(story(door), DEADLINE_S)
@@ -145,7 +151,7 @@ def test_nobody_is_dropped_before_it_could_speak() -> None:
         await first[0].dropped()
         writer.transport.abort()
 
-    play(story, grace_s=0.5)
+    play(story, a_second=8.0)
 
 
 def test_a_place_that_was_left_is_free() -> None:

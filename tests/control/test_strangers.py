@@ -15,6 +15,8 @@ import pytest
 from server_bench import PATIENCE_S, CoordinatorProcess, frame, hear, hello, make_certificate, say
 from websockets.frames import Frame, Opcode
 
+from holdfast.control.http_api import MAX_WAITING
+from holdfast.errors import BadInputError
 from holdfast.protocol.agent import Welcome
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
@@ -167,3 +169,19 @@ def test_who_does_not_speak_tls_is_dropped(tmp_path: Path, connect: Connect) -> 
         assert "ends without TLS" in coordinator.log
         assert "Traceback" not in coordinator.log
         assert len(coordinator.log.splitlines()) <= 8, coordinator.log
+
+
+def test_those_who_wait_for_events_are_so_many(tmp_path: Path, connect: Connect) -> None:
+    """A token in the wrong loop: hundreds follow, and the rest of the coordinator's work goes on."""
+    with CoordinatorProcess(tmp_path) as coordinator:
+        head = f" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {coordinator.entry.token}\r\n\r\n".encode()
+        for number in range(MAX_WAITING):
+            path = b"GET /events?after=99&wait=60&stream=1" if number % 2 else b"GET /events?after=99&wait=60"
+            connect(coordinator).sendall(path + head)
+        with coordinator.client() as client:
+            client.status()  # the others were heard before
+            with pytest.raises(BadInputError, match="requests wait already"):
+                list(client.events(after=99, follow=True))
+            assert [event.seq for event in client.events()] == [1]
+            client.shutdown(7, "enough")
+        assert coordinator.wait() == 7

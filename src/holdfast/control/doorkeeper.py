@@ -13,7 +13,6 @@ import contextlib
 import resource
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -46,12 +45,13 @@ class Limits:
     """Of strangers.
 
     strangers: how many at the most; fewer where few files may be open. seconds: how long one may take to show the
-    token. grace_s: how long a place is its own before it may be given to a newer one.
+    token. a_second: how many may have their places taken by newer ones in a second, so that a crowd costs the processor
+    little, and each keeps its place for a while. The newer ones wait in the kernel meanwhile.
     """
 
-    strangers: int = 256
+    strangers: int = 2048
     seconds: float = 5.0
-    grace_s: float = 0.1
+    a_second: float = 500.0
 
 
 @dataclass(slots=True)
@@ -59,12 +59,14 @@ class _Connection:
     socket: socket.socket
     since: float
     transport: asyncio.Transport | None = None
+    dropped: bool = False
 
     @property
     def over(self) -> bool:
         return self.socket.fileno() < 0
 
     def drop(self) -> None:
+        self.dropped = True
         if self.transport is not None:
             self.transport.abort()
             return
@@ -78,7 +80,7 @@ class Doorkeeper:
     def __init__(
         self,
         listener: socket.socket,
-        protocol: Callable[[], asyncio.Protocol],
+        protocol: Callable[[Callable[[], object]], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         log: CountedLog,
         limits: Limits | None = None,
@@ -87,7 +89,7 @@ class Doorkeeper:
 
         Args:
             listener: does not block.
-            protocol: makes what serves one connection.
+            protocol: makes what serves one connection, and calls what it is given when that ends.
             log: gets a line for an address, not for a connection.
         """
         self._listener = listener
@@ -96,7 +98,9 @@ class Doorkeeper:
         self._log = log
         self._limits = limits or Limits()
         self._loop = asyncio.get_running_loop()
-        self._strangers: dict[Address, _Connection] = {}
+        #: by host and port, the oldest first
+        self._strangers: dict[str, dict[int, _Connection]] = {}
+        self._count = 0
         self._known: dict[Address, _Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -116,7 +120,7 @@ class Doorkeeper:
 
     def known(self, client: Address | None) -> None:
         """Whoever has this address has shown the token: it is a stranger no more."""
-        connection = self._strangers.pop(client, None) if client else None
+        connection = self._remove(client) if client else None
         if client and connection is not None:
             self._known[client] = connection
 
@@ -142,7 +146,8 @@ class Doorkeeper:
             return
         except OSError as error:
             self._log.warn("accept", f"no connection can be taken: {error.strerror}")
-            self._drop_oldest("the system has nothing left to serve it with")
+            if self._count:
+                self._drop(self._oldest(), "the system has nothing left to serve it with")
             self._pause(_NO_FILES_PAUSE_S)
             return
         self._take(taken, (str(peer[0]), int(peer[1])))
@@ -155,8 +160,9 @@ class Doorkeeper:
             return
         taken.setblocking(False)
         connection = _Connection(taken, self._loop.time())
-        self._strangers.pop(address, None)  # of a connection that is over
-        self._strangers[address] = connection
+        self._remove(address)  # of a connection that is over
+        self._strangers.setdefault(address[0], {})[address[1]] = connection
+        self._count += 1
         task = self._loop.create_task(self._serve(connection, address))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -167,14 +173,14 @@ class Doorkeeper:
             tls = {"ssl_handshake_timeout": self._limits.seconds, "ssl_shutdown_timeout": _GOODBYE_S}
         try:
             transport, _ = await self._loop.connect_accepted_socket(
-                self._protocol, connection.socket, ssl=self._tls, **tls
+                lambda: self._protocol(lambda: self._left(address, connection)), connection.socket, ssl=self._tls, **tls
             )
         except OSError as error:
-            if address in self._strangers:  # else it was dropped, and that was said
+            if self._left(address, connection):  # else it was dropped, and that was said
                 self._log.warn(address[0], f"a connection from {address[0]} ends without TLS: {error}")
             return
         connection.transport = transport
-        if self._strangers.get(address) is not connection:
+        if connection.dropped:
             connection.drop()  # it had to go while it was being taken
 
     # ---- places ----
@@ -189,39 +195,49 @@ class Doorkeeper:
         """See that one more stranger has a place; return the seconds to wait before one can have."""
         room = self._room
         places = max(1, min(self._limits.strangers, room // 2, room - len(self._known)))
-        if len(self._strangers) < places:
+        if self._count < places:
             return 0.0
-        self._forget_those_who_left()
-        if len(self._strangers) < places:
-            return 0.0
-        age = self._loop.time() - self._strangers[self._oldest()].since
-        if age < self._limits.grace_s:
-            return self._limits.grace_s - age
-        self._drop_oldest("others want to come in")
+        host, port = self._oldest()
+        wait_s = self._strangers[host][port].since + places / self._limits.a_second - self._loop.time()
+        if wait_s > 0:
+            return wait_s
+        self._drop((host, port), "others want to come in")
         return 0.0
 
     def _oldest(self) -> Address:
-        """The oldest stranger of the address that holds most places."""
-        ((host, _),) = Counter(host for host, _ in self._strangers).most_common(1)
-        return next(address for address in self._strangers if address[0] == host)
-
-    def _drop_oldest(self, why: str) -> None:
-        if self._strangers:
-            self._drop(self._oldest(), why)
+        """The oldest stranger of the host that holds most places."""
+        host = max(self._strangers, key=lambda host: len(self._strangers[host]))
+        return host, next(iter(self._strangers[host]))
 
     def _drop(self, address: Address, why: str) -> None:
-        self._strangers.pop(address).drop()
-        self._log.warn(address[0], f"a connection from {address[0]} without the token is dropped: {why}")
+        connection = self._remove(address)
+        if connection is not None:
+            connection.drop()
+            self._log.warn(address[0], f"a connection from {address[0]} without the token is dropped: {why}")
+
+    def _left(self, address: Address, connection: _Connection) -> bool:
+        """A connection has ended; return whether it was a stranger's."""
+        if self._strangers.get(address[0], {}).get(address[1]) is not connection:
+            return False
+        self._remove(address)
+        return True
+
+    def _remove(self, address: Address) -> _Connection | None:
+        host, port = address
+        of_host = self._strangers.get(host, {})
+        connection = of_host.pop(port, None)
+        if connection is not None:
+            self._count -= 1
+            if not of_host:
+                del self._strangers[host]
+        return connection
 
     def _look(self) -> None:
-        """Drop who is late."""
-        self._forget_those_who_left()
+        """Drop who is late, and forget who has left."""
         late = self._loop.time() - self._limits.seconds
-        for address in [address for address, stranger in self._strangers.items() if stranger.since <= late]:
-            self._drop(address, f"it has not shown it within {self._limits.seconds:g} s")
+        for host, of_host in list(self._strangers.items()):
+            for port in [port for port, stranger in of_host.items() if stranger.since <= late]:
+                self._drop((host, port), f"it has not shown it within {self._limits.seconds:g} s")
+        self._known = {address: one for address, one in self._known.items() if not one.over}
         self._log.flush()
         self._timers["look"] = self._loop.call_later(_LOOK_S, self._look)
-
-    def _forget_those_who_left(self) -> None:
-        self._strangers = {address: one for address, one in self._strangers.items() if not one.over}
-        self._known = {address: one for address, one in self._known.items() if not one.over}

@@ -34,9 +34,16 @@ class _Uvicorn(uvicorn.Server):
 class _Protocol(H11Protocol):
     """uvicorn's side of a connection; nobody gets as far as a WebSocket without the token."""
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, shown: TokenTest) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: ServerState, shown: TokenTest, on_lost: Callable[[], object]
+    ) -> None:
         super().__init__(config, state, app_state={})
         self._shown = shown
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._on_lost()
 
     def _should_upgrade(self) -> bool:
         # Without the token it is answered like any other request, and frames that follow it are not looked at.
@@ -74,8 +81,8 @@ class WebServer:
         server = self._server = _Uvicorn(config)
         server.should_exit = self._stopped
 
-        def protocol() -> H11Protocol:
-            return _Protocol(config, server.server_state, shown)
+        def protocol(on_lost: Callable[[], object]) -> H11Protocol:
+            return _Protocol(config, server.server_state, shown, on_lost)
 
         self._doorkeeper = Doorkeeper(self._listener, protocol, config.ssl, self._log, self._limits)
         with self._libraries_counted(), self._doorkeeper.opened():
