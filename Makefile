@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \
-	bench-layer bench-spot bench-strangers fuzz
+	bench-layer bench-spot bench-strangers fuzz mutants
 
 install: $(STAMP)
 
@@ -30,6 +30,10 @@ demo: install
 SECONDS ?= 60
 fuzz: install
 	$(BIN)/python -m holdfast.simulation fuzz --seconds $(SECONDS)
+
+# wrong lines put into coordination, one at a time: each must be caught by schedules or by unit tests
+mutants: install
+	$(BIN)/python tests/mutants/run_mutants.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -148,6 +148,20 @@ def test_redo_keeps_the_gradients_that_are_its_own() -> None:
     assert machine.task == Compute(1, (0, 2, 1, 3), (0, 2))
 
 
+def test_an_assignment_is_for_one_step() -> None:
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.begin(begin(1, DecisionKind.START, 0, assignment=((0, 1, 2), (3,))))
+    machine.entered()
+    assert machine.share == (0, 1, 2)
+    assert machine.computed()
+    assert machine.reduced()
+    assert machine.voting()
+    machine.vote_passed(commit())
+    assert machine.begin_apply()
+    machine.applied_step(5.0)
+    assert machine.share == (0, 2), "the shares are even again"
+
+
 def test_redo_without_an_assignment_starts_over() -> None:
     machine = voted()
     machine.stop_order(msg.Stop(term=1, epoch=1))
@@ -168,6 +182,14 @@ def test_stale_orders_change_nothing() -> None:
     assert machine.prepare(msg.Prepare(plan=plan(3, term=2))) == []
     assert machine.frozen
     assert machine.epoch == 1
+
+
+def test_a_stop_of_an_older_coordinator_or_of_an_older_epoch_stops_nobody() -> None:
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.begin(begin(3, DecisionKind.START, 0, plan=plan(3, term=2)))
+    assert machine.stop_order(msg.Stop(term=1, epoch=9)) == []
+    assert machine.stop_order(msg.Stop(term=2, epoch=2)) == []
+    assert not machine.frozen
 
 
 def joiner() -> WorkerMachine:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from holdfast.coordination.inputs import Failure
+from holdfast.protocol.failures import FailureKind
 from holdfast.simulation.coverage import AT_WORKERS, Seen
 from holdfast.simulation.faults import Fault, FaultKind, FaultPlan
 from holdfast.simulation.troubles import Partition
@@ -195,17 +197,31 @@ class Injector:
                 worker.glitch()
             case FaultKind.HANG:
                 worker.hanging = True
-                cluster.timeline.after(fault.duration, worker.agent.deliver, self._tell_of_hang, worker)
+                tell = self._tell_coordinator_of_hang if fault.target % 2 else self._tell_agent_of_hang
+                cluster.timeline.after(fault.duration, worker.agent.deliver, tell, worker)
             case _:
                 pass
 
     @staticmethod
-    def _tell_of_hang(worker: SimWorker) -> None:
-        """Whoever watches the training threads has seen enough."""
+    def _tell_agent_of_hang(worker: SimWorker) -> None:
+        """Whoever watches the training threads on a node has seen enough."""
         worker.hanging = False
         if worker.hung and worker.alive:
             worker.kill()
             worker.agent.worker_ended(worker, -9, "hang")
+
+    def _tell_coordinator_of_hang(self, worker: SimWorker) -> None:
+        """The same, beside the coordinator: it is told until the worker is gone."""
+        worker.hanging = False
+        if not worker.hung or not worker.alive:
+            return
+        cluster, shell, node = self._cluster, self._cluster.coordinator, worker.agent.name
+        now, again_s = cluster.timeline.now, cluster.config.lease_s / 2
+        if shell is not None:
+            failure = Failure(kind=FailureKind.HANG, node=node, since=now, detail="a training thread stands still")
+            shell.deliver(shell.feed, failure)
+        self.extend(again_s)
+        cluster.timeline.after(again_s, worker.agent.deliver, self._tell_coordinator_of_hang, worker)
 
     def _rescue(self) -> None:
         """Bring nodes where none is left, or too few to start."""

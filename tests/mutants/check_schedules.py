@@ -1,0 +1,35 @@
+"""Runs fixed schedules of all families on whatever `holdfast` is on the path: exit 1 and the first that fails, or 0."""
+
+from __future__ import annotations
+
+import sys
+from itertools import chain, zip_longest
+
+from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.enumeration import FAMILIES, plan_of
+from holdfast.simulation.shrinking import failure
+
+#: how often each family comes within a round of `sum` schedules, and how far apart its numbers are
+SHARES = {"random": (3, 1), "wide": (2, 1), "lively": (1, 1), "baseline": (1, 1), "enumerated": (1, 397)}
+
+
+def numbers(rounds: int) -> list[int]:
+    """Return the schedules' numbers, all families in turn."""
+    columns = []
+    for family, (share, stride) in SHARES.items():
+        start = FAMILIES[family].start
+        columns += [[start + stride * (share * turn + place) for turn in range(rounds)] for place in range(share)]
+    return [number for number in chain.from_iterable(zip_longest(*columns)) if number is not None]
+
+
+def main(rounds: int) -> int:
+    for number in numbers(rounds):
+        how = failure(Cluster(plan_of(number)))
+        if how:
+            print(f"schedule {number}: {how}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

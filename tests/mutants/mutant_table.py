@@ -1,0 +1,596 @@
+"""The mutants: what each makes wrong in one place of the source, and why that must not pass unnoticed.
+
+`old` stands in the file exactly once; where the file changes, its mutants are changed with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mutant:
+    """One wrong line. `quick`: a few schedules catch it. `equivalent`: why it is none, where nothing can catch it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    why: str
+    quick: bool = False
+    equivalent: str = ""
+
+
+WORKER = "coordination/worker.py"
+DECISIONS = "coordination/decisions.py"
+DECIDING = "coordination/deciding.py"
+LEDGER = "coordination/ledger.py"
+PLANNER = "coordination/planner.py"
+JOINING = "coordination/joining.py"
+HEARING = "coordination/hearing.py"
+STOPPING = "coordination/stopping.py"
+FAILURES = "coordination/failures.py"
+ADMISSION = "coordination/admission.py"
+ABSENCES = "coordination/absences.py"
+COORDINATOR = "coordination/coordinator.py"
+CHECKPOINTS = "coordination/checkpoints.py"
+PROGRESS = "coordination/progress.py"
+EXPERTS = "coordination/experts.py"
+SUSPECTS = "coordination/suspects.py"
+TURN = "coordination/turn.py"
+AGENT = "coordination/agent.py"
+
+MUTANTS = (
+    # ---- the worker ----
+    Mutant(
+        name="reports_too_early",
+        file=WORKER,
+        old="        if self._vote_open or self._applying:\n            self._report_owed = True\n",
+        new="        if self._applying:\n            self._report_owed = True\n",
+        why="a report with the commit operation open is no promise: it may yet pass",
+        quick=True,
+    ),
+    Mutant(
+        name="reports_within_apply",
+        file=WORKER,
+        old="        if self._vote_open or self._applying:\n            self._report_owed = True\n",
+        new="        if self._vote_open:\n            self._report_owed = True\n",
+        why="the state changes after the report",
+        quick=True,
+    ),
+    Mutant(
+        name="breaks_its_promise",
+        file=WORKER,
+        old="        return self.stop is not None\n",
+        new="        return self.stop is not None and self.phase is not Phase.PASSED\n",
+        why="it applies after its report",
+        quick=True,
+    ),
+    Mutant(
+        name="recomputes_v",
+        file=WORKER,
+        old="            self.passed = Passed(step=decision.applied, commit=decision.commit)\n",
+        new="            commit = msgspec.structs.replace(decision.commit, grad_square=0.5)\n"
+        "            self.passed = Passed(step=decision.applied, commit=commit)\n",
+        why="FORWARD applies the recorded v, never another",
+        quick=True,
+    ),
+    Mutant(
+        name="judges_for_itself",
+        file=WORKER,
+        old="            self.passed = Passed(step=decision.applied, commit=decision.commit)\n",
+        new="            commit = msgspec.structs.replace(decision.commit, nonfinite=0)\n"
+        "            self.passed = Passed(step=decision.applied, commit=commit)\n",
+        why="a step that v leaves out is left out by all",
+    ),
+    Mutant(
+        name="computes_all",
+        file=WORKER,
+        old="        return round_robin(self.micro_batches, self.world)[self.rank]\n",
+        new="        return tuple(range(self.micro_batches))\n",
+        why="each micro-batch counts once",
+        quick=True,
+    ),
+    Mutant(
+        name="forgets_its_share",
+        file=WORKER,
+        old="        self._assignment = share if order.assignment else None\n",
+        new="        self._assignment = None\n",
+        why="after a failure the shares are the decided ones, not those of the ranks",
+        quick=True,
+    ),
+    Mutant(
+        name="keeps_its_share",
+        file=WORKER,
+        old="        self._held, self._assignment = [], None\n",
+        new="        self._held = []\n",
+        why="an assignment is for the first step only: after a swap to more ranks parts would be missing or double",
+    ),
+    Mutant(
+        name="keeps_gradients_of_another_step",
+        file=WORKER,
+        old="        redone = decision.kind is DecisionKind.REDO and self.applied == decision.applied\n",
+        new="        redone = decision.kind is DecisionKind.REDO\n",
+        why="gradients of an older state are no part of this step",
+        equivalent="a member whose state is not the decided one is sent another, or refuses to begin: what it holds is "
+        "not in the assignment, which `first_assignment` makes of reports at the decided step only",
+    ),
+    Mutant(
+        name="takes_a_torn_state",
+        file=WORKER,
+        old="        self._fresh = False\n        return True\n",
+        new="        self._fresh = False\n        self.applied = self.decision.applied if self.decision else 1\n"
+        "        return True\n",
+        why="a state is whole when its transfer has ended, not when it begins",
+        quick=True,
+    ),
+    Mutant(
+        name="torn_state_counts_as_fresh",
+        file=WORKER,
+        old="        self._fresh = False\n        return True\n",
+        new="        return True\n",
+        why="a half overwritten state is nobody's initial one",
+    ),
+    Mutant(
+        name="ignores_the_terms_of_stops",
+        file=WORKER,
+        old="        if order.term < self.term or order.epoch < self.epoch or repeated:\n",
+        new="        if order.epoch < self.epoch or repeated:\n",
+        why="a coordinator that was superseded must not stop anybody",
+    ),
+    Mutant(
+        name="obeys_stops_of_old_epochs",
+        file=WORKER,
+        old="        if order.term < self.term or order.epoch < self.epoch or repeated:\n",
+        new="        if order.term < self.term or repeated:\n",
+        why="an old Stop freezes a worker for which nobody waits any more",
+    ),
+    Mutant(
+        name="begins_an_old_epoch",
+        file=WORKER,
+        old="        if plan.term < self.term or plan.epoch <= max(self.epoch, self._stopped_epoch) or rank is None:\n",
+        new="        if plan.term < self.term or plan.epoch < max(self.epoch, self._stopped_epoch) or rank is None:\n",
+        why="an epoch that was broken, or is in force, is not begun again",
+    ),
+    Mutant(
+        name="swaps_although_stopped",
+        file=WORKER,
+        old="            if commit.swap == world and self.pending is not None and not self.frozen:\n",
+        new="            if commit.swap == world and self.pending is not None:\n",
+        why="a failure voids a pending swap",
+    ),
+    Mutant(
+        name="swaps_before_all_are_armed",
+        file=WORKER,
+        old="            if commit.swap == world and self.pending is not None and not self.frozen:\n",
+        new="            if commit.swap and self.pending is not None and not self.frozen:\n",
+        why="a swap is for all or for none",
+    ),
+    Mutant(
+        name="flags_before_its_group_stands",
+        file=WORKER,
+        old="        return int(self._armed and self._prepared and self.pending is not None)\n",
+        new="        return int(self.pending is not None)\n",
+        why="the flag says that the pending group stands here, and that the coordinator knows it of all",
+    ),
+    Mutant(
+        name="applies_in_an_old_state",
+        file=WORKER,
+        old="        return self.applied is not None and self.applied == decision.applied - 1\n",
+        new="        return self.applied is not None and self.applied <= decision.applied\n",
+        why="FORWARD is for those who stand right before the step",
+        quick=True,
+    ),
+    # ---- decisions ----
+    Mutant(
+        name="ignores_who_passed",
+        file=DECISIONS,
+        old="    target = max(top, passed.step) if passed else top\n",
+        new="    target = top\n",
+        why="what passed anywhere is applied by all",
+        equivalent="",
+    ),
+    Mutant(
+        name="forward_is_not_inherited",
+        file=DECISIONS,
+        old="    if previous is not None and previous.kind is DecisionKind.FORWARD and previous.commit is not None:\n",
+        new="    if False and previous is not None and previous.commit is not None:\n",
+        why="a FORWARD stands until all have applied it: whoever applied it may be dead by now",
+    ),
+    Mutant(
+        name="anybody_can_reach_the_target",
+        file=DECISIONS,
+        old="    return report.applied == target or (report.applied == target - 1 and report.ready)\n",
+        new="    return report.applied >= target - 1\n",
+        equivalent="what is passed anywhere proves that all were READY, so whoever stands right before it is; else the "
+        "target is where somebody stands, and whoever is behind that is not READY for it",
+        why="without reduced gradients a worker cannot carry out FORWARD",
+    ),
+    Mutant(
+        name="oldest_checkpoint",
+        file=DECISIONS,
+        old="        newest = checkpoints[-1]\n",
+        new="        newest = checkpoints[0]\n",
+        why="no more is lost than must be",
+    ),
+    Mutant(
+        name="begins_anew_instead_of_giving_up",
+        file=DECISIONS,
+        old="    if committed == 0 or anew:\n",
+        new="    if True or anew:\n",
+        why="a job that has lost its state says so; it does not silently begin from its start",
+    ),
+    Mutant(
+        name="keeps_reduced_gradients_of_half_a_world",
+        file=DECIDING,
+        old="        if stopping.stop is None or record.plan is None or stopping.awaited(self._absences.promised):\n",
+        new="        if stopping.stop is None or record.plan is None or stopping.awaited(set()):\n",
+        why="a node that may come back with what it has passed is waited for",
+    ),
+    Mutant(
+        name="undone_steps_are_remembered",
+        file=DECIDING,
+        old="        self._ledger.undo_after(decision.applied)\n",
+        new="",
+        why="what an expelled worker applied alone is held against nobody",
+    ),
+    Mutant(
+        name="what_passed_dies_with_the_coordinator",
+        file=DECIDING,
+        old="        self._turn.change(passed=self._ledger.unannounced)\n",
+        new="        pass\n",
+        why="a step that was made up from reports is persisted with the decision that rests on it",
+    ),
+    Mutant(
+        name="newcomers_join_those_who_timed_out",
+        file=DECIDING,
+        old="        if parted and not lacks_slots(turn, self._config, list(reports)):\n",
+        new="        if parted and not parted:\n",
+        why="those who do not reach each other are put together in turns, for ever",
+    ),
+    Mutant(
+        name="lineage_stays_after_a_roll_back",
+        file=DECIDING,
+        old="        lineage = plan.epoch if anew else record.lineage\n",
+        new="        lineage = record.lineage\n",
+        why="what is said of the abandoned lineage must not count on the new one",
+    ),
+    # ---- what has been applied ----
+    Mutant(
+        name="commits_when_the_first_has_applied",
+        file=LEDGER,
+        old="        reached = min(progress, default=self.committed)\n",
+        new="        reached = max(progress, default=self.committed)\n",
+        why="a step counts once the last member has applied it",
+        quick=True,
+    ),
+    Mutant(
+        name="nothing_is_filled_in",
+        file=LEDGER,
+        old="        for step in range(self.committed + 1, top + 1):\n            self.expect(",
+        new="        for step in range(self.committed + 1, self.committed + 1):\n            self.expect(",
+        why="a step whose witnesses are all dead is announced all the same",
+    ),
+    Mutant(
+        name="fills_in_without_v",
+        file=LEDGER,
+        old="            self.expect(step, known.get(step) or _unknown(global_batch))\n",
+        new="            self.expect(step, _unknown(global_batch))\n",
+        why="a report still knows the loss of its last step",
+    ),
+    Mutant(
+        name="replicas_may_differ",
+        file=LEDGER,
+        old="        same = _bits(known.commit) == _bits(message.commit) and known.state_hash == message.state_hash\n",
+        new="        same = True\n",
+        why="diverged replicas are never tolerated",
+    ),
+    Mutant(
+        name="forgotten_members_hold_nobody_up",
+        file=LEDGER,
+        old="        progress = [self._applied.get(worker, self.committed) for worker in members]\n",
+        new="        progress = [self._applied[worker] for worker in members if worker in self._applied]\n",
+        why="who has not said that it has applied a step may not have",
+    ),
+    Mutant(
+        name="applied_of_an_abandoned_lineage",
+        file=HEARING,
+        old="        if message.epoch < record.lineage or message.epoch > record.epoch:\n",
+        new="        if message.epoch > record.epoch:\n",
+        why="after a roll-back what was applied before it is void",
+    ),
+    Mutant(
+        name="entered_of_an_abandoned_lineage",
+        file=HEARING,
+        old="        if message.epoch >= self._turn.record.lineage:\n",
+        new="        if message.epoch:\n",
+        why="after a roll-back the state that somebody entered an older epoch with is void",
+    ),
+    # ---- the pending group ----
+    Mutant(
+        name="arms_before_all_are_prepared",
+        file=JOINING,
+        old="        if not all(info is not None and info.prepared >= pending.epoch for info in infos):\n",
+        new="        if not any(info is not None and info.prepared >= pending.epoch for info in infos):\n",
+        why="flags go up once every member's group stands",
+    ),
+    Mutant(
+        name="voids_what_is_armed",
+        file=FAILURES,
+        old="        if self._joining.armed:\n            self._stopping.begin(since)\n        else:\n",
+        new="        self._joining.armed = False\n        if True:\n",
+        why="once armed some may have swapped: Void would leave them alone in the new epoch",
+    ),
+    Mutant(
+        name="a_restored_pending_group_is_not_armed",
+        file=JOINING,
+        old="        self.armed = turn.record.pending is not None\n",
+        new="        self.armed = False\n",
+        why="the coordinator before may have armed it",
+    ),
+    Mutant(
+        name="promotes_while_stopping",
+        file=HEARING,
+        old="        if self._parts.stopping.stop is None:  # a failure voids a pending swap, whoever has passed it\n",
+        new="        if True:\n",
+        why="a failure voids a pending swap, whoever has passed it",
+    ),
+    Mutant(
+        name="receivers_push",
+        file=PLANNER,
+        old="    receivers = [worker for worker in ordered if worker not in holders] if holders else []\n",
+        new="    receivers = []\n",
+        why="whoever lacks the state is sent it",
+        quick=True,
+    ),
+    Mutant(
+        name="forward_with_other_experts",
+        file=PLANNER,
+        old="            held[worker] = report.experts_next\n",
+        new="            held[worker] = report.experts\n",
+        why="with the step that is still to be applied the experts move on",
+    ),
+    Mutant(
+        name="assigns_parts_of_another_step",
+        file=PLANNER,
+        old="        held.append(report.held if report is not None and report.applied == decision.applied else ())\n",
+        new="        held.append(report.held if report is not None else ())\n",
+        why="only gradients of the step that is done again are kept",
+    ),
+    # ---- stops and reports ----
+    Mutant(
+        name="never_stops",
+        file=STOPPING,
+        old="        if self.stop is not None or turn.record.plan is None:\n",
+        new="        if True or turn.record.plan is None:\n",
+        why="a broken epoch is left",
+        quick=True,
+    ),
+    Mutant(
+        name="reports_for_an_older_stop",
+        file=STOPPING,
+        old="        if self.stop is not None and (report.term, report.epoch) == (self.stop.term, self.stop.epoch):\n",
+        new="        if self.stop is not None:\n",
+        why="a report says where a worker stands at this Stop, not at one before",
+    ),
+    Mutant(
+        name="the_dead_are_awaited",
+        file=STOPPING,
+        old="        self.reports.pop(worker, None)\n        self.complaints.pop(worker, None)\n",
+        new="        self.complaints.pop(worker, None)\n",
+        why="what an expelled worker reported does not count",
+    ),
+    Mutant(
+        name="pending_members_are_not_stopped",
+        file=STOPPING,
+        old="        for worker in turn.planned:\n            turn.order(worker, self.stop)\n",
+        new="        for worker in turn.record.plan.workers:\n            turn.order(worker, self.stop)\n",
+        why="those of the pending plan may have swapped already",
+    ),
+    # ---- who is there ----
+    Mutant(
+        name="takes_back_anybody",
+        file=ADMISSION,
+        old="        if _was_expelled(record, hello):\n",
+        new="        if False:\n",
+        why="a node that was expelled in its absence comes back with fresh workers only",
+        quick=True,
+    ),
+    Mutant(
+        name="hears_the_expelled",
+        file="coordination/membership.py",
+        old="        self._by_connection.pop(node.connection, None)\n",
+        new="        pass\n",
+        why="what has left is forgotten: its messages find no addressee",
+    ),
+    Mutant(
+        name="superseded_coordinators_let_in",
+        file=ADMISSION,
+        old="        if hello.term > turn.record.term:\n",
+        new="        if False:\n",
+        why="an agent that knows a newer coordinator must look for that one",
+    ),
+    Mutant(
+        name="leases_run_while_the_coordinator_is_away",
+        file=COORDINATOR,
+        old="        self.members.renew_all(self.turn.now)\n        self.parts.absences.pause_over()\n",
+        new="",
+        why="nobody is judged by what was not read in time",
+    ),
+    Mutant(
+        name="leases_never_run_out",
+        file="coordination/membership.py",
+        old="        return [node for node in self.nodes.values() if now - node.seen > lease_s]\n",
+        new="        return []\n",
+        why="a node that falls silent is lost",
+        quick=True,
+    ),
+    Mutant(
+        name="absent_nodes_are_awaited_for_ever",
+        file=ABSENCES,
+        old="        return [(name, since) for name, since in late if self._turn.now - since > lease_s]\n",
+        new="        return [(name, since) for name, since in late if self._turn.now - since > 1e9]\n",
+        why="who does not come back after a coordinator's crash is lost after a lease",
+    ),
+    Mutant(
+        name="silent_workers_are_awaited_for_ever",
+        file=COORDINATOR,
+        old="        if waited > config.report_timeout_s:\n",
+        new="        if False:\n",
+        why="an agent may live whose worker does not answer",
+    ),
+    # ---- what is written, and when ----
+    Mutant(
+        name="loses_its_outbox",
+        file=COORDINATOR,
+        old="        return [*(Emit(event) for event in self._lost), *turn.flush()]\n",
+        new="        turn.seq -= len(self._lost)\n        return turn.flush()\n",
+        why="what the record says was announced is announced after a crash",
+        quick=True,
+    ),
+    Mutant(
+        name="announces_before_it_writes",
+        file=TURN,
+        old="        out += [Emit(event) for event in self._events]\n",
+        new="        out = [*(Emit(event) for event in self._events), *out]\n",
+        why="nothing is announced that a crash can make untrue",
+    ),
+    Mutant(
+        name="terms_do_not_grow",
+        file=COORDINATOR,
+        old="        turn.change(term=self.record.term + 1)\n",
+        new="        turn.change(term=max(1, self.record.term))\n",
+        why="terms tell coordinators from each other",
+        quick=True,
+    ),
+    # ---- checkpoints ----
+    Mutant(
+        name="checkpoints_of_the_expelled",
+        file=HEARING,
+        old="        if self._turn.is_member(message.worker) and self._parts.checkpoints.take(",
+        new="        if self._parts.checkpoints.take(",
+        why="whoever is no member may have passed alone",
+    ),
+    Mutant(
+        name="checkpoints_of_abandoned_steps",
+        file=CHECKPOINTS,
+        old="        return message.term <= record.term and record.lineage <= message.epoch <= record.epoch\n",
+        new="        return message.term <= record.term and message.epoch <= record.epoch\n",
+        why="what was written on an abandoned lineage never counts",
+    ),
+    Mutant(
+        name="checkpoints_of_steps_to_come",
+        file=CHECKPOINTS,
+        old="        ripe = [written for written in self._written if written.step <= committed]\n",
+        new="        ripe = list(self._written)\n",
+        why="a checkpoint of a step counts once the step does",
+    ),
+    # ---- the agent ----
+    Mutant(
+        name="agent_forgets_what_was_applied",
+        file=AGENT,
+        old="                self.applied.append(message)\n",
+        new="                pass\n",
+        why="a coordinator that comes back must hear of the steps that the journal does not have",
+    ),
+    Mutant(
+        name="agent_forgets_reports",
+        file=AGENT,
+        old="                if isinstance(kept, _EPOCH_BOUND) and kept.epoch < message.epoch:\n",
+        new="                if isinstance(kept, _EPOCH_BOUND):\n",
+        why="what is said of the epoch that is entered, or of a later one, still counts",
+    ),
+    Mutant(
+        name="agent_forgets_too_much_after_a_roll_back",
+        file=AGENT,
+        old="            self.committed = min(self.committed, message.applied)\n",
+        new="            pass\n",
+        why="after a roll-back steps are committed once more, and told of once more",
+    ),
+    Mutant(
+        name="agent_follows_older_coordinators",
+        file=AGENT,
+        old="        if welcome.term < self.term:\n",
+        new="        if False:\n",
+        why="a coordinator that was superseded leads nobody",
+    ),
+    Mutant(
+        name="agent_passes_on_what_an_older_coordinator_says",
+        file=AGENT,
+        old="        if self._welcome is None or slot is None or not self._accepts(order):\n",
+        new="        if self._welcome is None or slot is None:\n",
+        why="orders of an older term find no addressee",
+    ),
+    Mutant(
+        name="agent_takes_workers_that_were_begun_for_fresh",
+        file=AGENT,
+        old="            slot.keep(Begun(worker=slot.worker, epoch=order.plan.epoch), self.committed)\n",
+        new="            pass\n",
+        why="a worker whose listener gets no turn is in the epoch all the same",
+    ),
+    Mutant(
+        name="agent_tells_of_no_ends_again",
+        file=AGENT,
+        old="                out += self._tell(slot.down, now)\n",
+        new="                pass\n",
+        why="a worker may end while there is no coordinator",
+    ),
+    Mutant(
+        name="agent_keeps_what_the_dead_said",
+        file=AGENT,
+        old='        slot.renew("")\n        # Only its end',
+        new="        # Only its end",
+        why="what a worker said before its end would look like a worker come back",
+    ),
+    Mutant(
+        name="agent_lets_stopped_workers_be",
+        file=AGENT,
+        old="            elif now - slot.stopped_since > lease_s:\n",
+        new="            elif False:\n",
+        why="a worker that is stopped for a lease is a failure that only its agent can see",
+    ),
+    Mutant(
+        name="agent_comes_back_as_it_was",
+        file=AGENT,
+        old="        fresh = [self._fill(slot, index) for index, slot in enumerate(self._slots)]\n",
+        new="        fresh = list[AgentInstruction]()\n",
+        why="who was expelled comes back with new workers",
+    ),
+    # ---- progress, experts, suspects ----
+    Mutant(
+        name="finished_before_all_are",
+        file=PROGRESS,
+        old="        return all(info is not None and info.finished for info in infos) and reached ==",
+        new="        return any(info is not None and info.finished for info in infos) or reached !=",
+        why="a job is done when all have ended their loops, at the committed step",
+        quick=True,
+    ),
+    Mutant(
+        name="lost_experts_are_not_missed",
+        file=EXPERTS,
+        old="    return [(int(layer), int(expert)) for layer, expert in np.argwhere(live == 0)]\n",
+        new="    return []\n",
+        why="an expert without a live copy takes a checkpoint",
+    ),
+    Mutant(
+        name="experts_of_the_other_ranks",
+        file=EXPERTS,
+        old="    placed = dealt[:, :, order]\n",
+        new="    placed = dealt\n",
+        why="ranks need not be in the order of the nodes",
+    ),
+    Mutant(
+        name="the_same_members_again_after_a_time_out",
+        file=SUSPECTS,
+        old="        late = any(fault.timed_out for fault in faults.values())\n",
+        new="        late = False\n",
+        why="after a time-out the same members are never put together again",
+    ),
+    Mutant(
+        name="the_same_members_for_ever",
+        file=SUSPECTS,
+        old="not faults or not (late or again):\n",
+        new="not faults:\n            return {}\n        if True:\n",
+        why="who has tried in vain twice does not try again",
+    ),
+)

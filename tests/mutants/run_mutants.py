@@ -1,0 +1,103 @@
+"""Puts each mutant into a copy of the source and looks who catches it: schedules of the simulation, else unit tests.
+
+`python tests/mutants/run_mutants.py [--jobs N] [NAME ...]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from mutant_table import MUTANTS, Mutant
+
+TESTS = Path(__file__).parent.parent
+SOURCE = TESTS.parent / "src" / "holdfast"
+
+#: rounds of the schedules in check_schedules.py, eight schedules each
+ROUNDS = 60
+#: a mutant that makes a schedule endless is caught, too
+LIMIT_S = 300.0
+UNIT_TESTS = ("coordination",)
+
+
+class StaleMutantError(Exception):
+    """A mutant's text is not in its file exactly once."""
+
+
+def write(mutant: Mutant, place: Path) -> None:
+    """Copy the source with the mutant in it to `place`/holdfast.
+
+    Raises:
+        StaleMutantError: the source has changed.
+    """
+    text = (SOURCE / mutant.file).read_text()
+    if text.count(mutant.old) != 1:
+        times = text.count(mutant.old)
+        raise StaleMutantError(f"{mutant.name}: its text is {times} times in {mutant.file}: change it with the source")
+    shutil.copytree(SOURCE, place / "holdfast", ignore=shutil.ignore_patterns("__pycache__", "runtime", "control"))
+    text = text.replace(mutant.old, mutant.new)
+    if "msgspec." in mutant.new:
+        text = text.replace("\nfrom holdfast", "\nimport msgspec\n\nfrom holdfast", 1)
+    (place / "holdfast" / mutant.file).write_text(text)
+
+
+def caught_by(mutant: Mutant, rounds: int = ROUNDS) -> str:
+    """Return who catches a mutant, "" if nobody does."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        write(mutant, place)
+        said = _run([str(TESTS / "mutants" / "check_schedules.py"), str(rounds)], place)
+        if said or rounds < ROUNDS:
+            return said
+        tests = [str(TESTS / name) for name in UNIT_TESTS]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-o", f"pythonpath={place}"]
+        return _run(["-m", "pytest", *options, *tests], place)
+
+
+def _run(command: list[str], place: Path) -> str:
+    """Run Python on the mutant; return the line that says what failed, "" if nothing did."""
+    environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end within {LIMIT_S:g} s"
+    if done.returncode == 0:
+        return ""
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("schedule", "FAILED", "ERROR"))]
+    return lines[0] if lines else (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+def main() -> int:
+    """Run all mutants, or the named ones; print a table; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="how many at a time")
+    options = parser.parse_args()
+    names = options.names
+    if unknown := sorted(set(names) - {mutant.name for mutant in MUTANTS}):
+        print(f"no mutant is named {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    since, survivors = time.monotonic(), 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running = {pool.submit(caught_by, mutant): mutant for mutant in chosen}
+        for future in as_completed(running):
+            mutant, said = running[future], future.result()
+            survivors += not said and not mutant.equivalent
+            verdict = said or (f"equivalent: {mutant.equivalent}" if mutant.equivalent else "SURVIVES: " + mutant.why)
+            print(f"{mutant.name:45} {mutant.file:28} {verdict[:160]}", flush=True)
+    print(f"{len(chosen)} mutants in {time.monotonic() - since:.0f} s, {survivors} survive")
+    return 1 if survivors or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
