@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -161,6 +162,20 @@ def test_what_was_written_outlives_a_kill(tmp_path: Path) -> None:
     assert entry.value == b"kept"
 
 
+def test_what_was_written_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    store = SqliteStore(tmp_path / "store.db")
+    store.compare_and_swap("a", b"x", 0)
+    assert str(tmp_path) in synced, "the file's name"
+    assert store._connection is not None
+    # (2: SQLite syncs its log with every write)
+    assert store._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    store.close()
+
+
 def test_the_file_is_private_and_alone_when_closed(tmp_path: Path) -> None:
     store = open_store(f"sqlite:{tmp_path / 'store.db'}")
     store.compare_and_swap("a", b"secret", 0)
@@ -199,13 +214,14 @@ def _folder_bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_newer_schema_is_refused_and_untouched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schema", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_another_schema_is_refused_and_untouched(tmp_path: Path, schema: int) -> None:
     path = _made(tmp_path / "store.db")
     connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.execute(f"PRAGMA user_version = {schema}")
     connection.close()
     before = _folder_bytes(tmp_path)
-    with pytest.raises(BadInputError, match=rf"{path}.*schema {SCHEMA_VERSION + 1}.*up to {SCHEMA_VERSION}"):
+    with pytest.raises(BadInputError, match=rf"{path}.*schema {schema}.*reads schema {SCHEMA_VERSION}"):
         open_store(f"sqlite:{path}")
     assert _folder_bytes(tmp_path) == before
 

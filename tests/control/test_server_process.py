@@ -10,16 +10,19 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from server_bench import PATIENCE_S, CoordinatorProcess, EarlyEndError, attach, hear, hello, say
 from websockets.exceptions import ConnectionClosed
 
 from holdfast.control.registry import live_jobs
 from holdfast.control.settings import ServerSettings
+from holdfast.control.stores import open_store
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import BadInputError
 from holdfast.protocol.agent import EndNode, Welcome
 from holdfast.protocol.events import CoordinatorRestarted, JobStarted, name_of
+from made_events import made
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
@@ -88,6 +91,55 @@ def test_a_bad_registry_leaves_the_store_alone(tmp_path: Path, place: Path) -> N
     (tmp_path / "registry").chmod(0o777)
     line = _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl", registry=tmp_path / "registry")
     assert "yours alone" in line
+
+
+def test_an_older_store_is_refused_by_name(tmp_path: Path, place: Path) -> None:
+    record = {"schema": 1, "job": "j", "term": 3, "epoch": 7}
+    store = open_store(f"sqlite:{place}/s.db")
+    store.compare_and_swap("jobs/j/record", msgspec.msgpack.encode(record), 0)
+    store.close()
+    line = _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+    assert f"sqlite:{place}/s.db has schema 1" in line
+    assert "give another store" in line
+
+
+@pytest.mark.parametrize(
+    ("job", "term", "why"), [("other", 1, "of job 'other', not of 'j'"), ("j", 9, "coordinator 9")]
+)
+def test_events_of_another_job_or_run_are_refused(tmp_path: Path, place: Path, job: str, term: int, why: str) -> None:
+    with CoordinatorProcess(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl") as coordinator:
+        coordinator.process.kill()
+        coordinator.wait()
+    store = open_store(f"sqlite:{place}/s.db")  # its log is folded in: nothing else changes it
+    store.close()
+    event = made("job_started", seq=1, job=job, term=term)
+    (place / "e.jsonl").write_bytes(msgspec.json.encode(event) + b"\n")
+    assert why in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+
+
+@pytest.mark.parametrize("damage", ["removed", "last lost", "NUL tail", "torn and NUL"])
+def test_a_journal_that_was_damaged_is_mended(tmp_path: Path, damage: str) -> None:
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "config": {"start_nodes": 9}}
+    path = tmp_path / "s.db.events.jsonl"
+    with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
+        say(agent, hello("n0"))
+        say(agent, attach("n0"))
+        first.until_event("node_joined")
+        first.process.kill()
+        first.wait()
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage == "removed":
+        path.unlink()
+    elif damage == "last lost":
+        path.write_bytes(b"".join(lines[:-1]))
+    else:
+        path.write_bytes(b"".join(lines) + (lines[0][:40] if damage == "torn and NUL" else b"") + b"\0" * 4096)
+    with CoordinatorProcess(tmp_path, **settings) as second, second.client() as client:
+        events = [(event["seq"], event["event"]) for event in map(msgspec.json.decode, path.read_bytes().splitlines())]
+        assert client.status()["events"] == events[-1][0]
+    # (What the record's own transition said, `node_joined`, is in the record.)
+    first_event = "journal_repaired" if damage == "removed" else "job_started"
+    assert events == [(1, first_event), (2, "node_joined"), (3, "coordinator_restarted")]
 
 
 def test_events_of_another_job_are_refused(tmp_path: Path, place: Path) -> None:

@@ -129,6 +129,13 @@ def test_instructions_are_carried_out_in_order(bench: Bench) -> None:
     assert bench.failed == []
 
 
+def test_the_journal_is_on_disk_before_a_record_that_counts_its_events_and_before_the_end(bench: Bench) -> None:
+    done: list[object] = []
+    bench.journal.sync = lambda: done.append((bench.journal.last_seq, bench.stored_term(), list(bench.ended)))
+    bench.does(Emit(_event(1)), Persist(_record(1)), Emit(_event(2)), Emit(_event(3)), EndJob(0, "done"))
+    assert done == [(1, 0, []), (3, 1, [])]
+
+
 def test_inputs_carry_the_time_and_the_connections(bench: Bench) -> None:
     bench.connect(4)
     bench.time = 11.0
@@ -202,11 +209,12 @@ def test_whatever_breaks_stops_the_shell(bench: Bench, answer: list[Instruction]
     assert len(bench.machine.seen) == 1
 
 
-def test_a_record_of_a_newer_schema_is_refused() -> None:
+@pytest.mark.parametrize(("schema", "whose"), [(SCHEMA - 1, "an older one wrote it"), (SCHEMA + 1, "a newer one")])
+def test_a_record_of_another_schema_is_refused(schema: int, whose: str) -> None:
     store = MemoryStore()
-    newer = msgspec.structs.replace(_record(1), schema=SCHEMA + 1)
-    store.compare_and_swap("jobs/j/record", msgspec.msgpack.encode(newer), 0)
-    with pytest.raises(BadInputError, match=rf"schema {SCHEMA + 1}.*up to {SCHEMA}"):
+    other = msgspec.structs.replace(_record(1), schema=schema)
+    store.compare_and_swap("jobs/j/record", msgspec.msgpack.encode(other), 0)
+    with pytest.raises(BadInputError, match=rf"memory:.*schema {schema}.*reads schema {SCHEMA}: {whose}"):
         RecordKeeper(store, "j")
 
 

@@ -11,6 +11,7 @@ class MemoryStore(Store):
     """A dictionary behind a lock; shared by the threads of one process."""
 
     def __init__(self) -> None:
+        self.url = "memory:"
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
         self._closed = False

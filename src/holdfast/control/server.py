@@ -36,6 +36,7 @@ from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, Holdfa
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import FileJournal
 from holdfast.observability.metrics import Metrics
+from holdfast.protocol.record import Record
 
 __all__ = ["ServerSettings", "run_coordinator", "serve"]
 
@@ -112,19 +113,29 @@ def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> Journal:
     """Open the journal, which must fit the record: a new job does not go on in the events of another.
 
     Raises:
-        BadInputError: the file cannot be used, or holds events of which the store knows nothing.
+        BadInputError: the file cannot be used, or holds events of another job or run.
     """
     path = settings.journal_path
     if path is None:
         return Journal()
     journal = FileJournal(path)
-    if keeper.record is None and journal.last_seq:
+    why = _misfit(journal, keeper.record, settings)
+    if why:
         journal.close()
-        raise BadInputError(
-            f"the events file {path} holds {journal.last_seq} events of an earlier job, of which the store "
-            f"{settings.store} knows nothing: give another file, or remove it"
-        )
+        raise BadInputError(f"the events file {path} {why}: give another file, or remove it")
     return journal
+
+
+def _misfit(journal: FileJournal, record: Record | None, settings: ServerSettings) -> str:
+    """Return in what a journal is not that of the job in the store, "" where it is."""
+    if journal.last_seq and journal.job != settings.job:
+        return f"holds events of job {journal.job!r}, not of {settings.job!r}"
+    if record is None and (journal.last_seq or journal.damaged):
+        return f"holds {journal.last_seq} events of an earlier job, of which the store {settings.store} knows nothing"
+    # A term is in the record before it is in any event: these events are of a run that the store has never seen.
+    if record is not None and journal.term > record.term:
+        return f"holds events of coordinator {journal.term}, the store {settings.store} knows of {record.term} only"
+    return ""
 
 
 class _Server:

@@ -72,7 +72,7 @@ class RecordKeeper:
         self._encoder = msgspec.msgpack.Encoder()
         entry = store.get(self._key)
         self._version = entry.version if entry else 0
-        self.record = _decode_record(entry.value) if entry else None
+        self.record = _decode_record(entry.value, f"the store {store.url}") if entry else None
 
     def swap(self, record: Record) -> None:
         """Replace the record.
@@ -86,16 +86,20 @@ class RecordKeeper:
         self._version, self.record = version, record
 
 
-def _decode_record(value: bytes) -> Record:
+def _decode_record(value: bytes, where: str) -> Record:
+    """Read a record that a coordinator of this version wrote; one of another is refused, for it would be misread."""
     try:
         schema = msgspec.msgpack.decode(value, type=_Schema).schema
-        if schema <= SCHEMA:
+        if schema == SCHEMA:
             return msgspec.msgpack.decode(value, type=Record)
     except MALFORMED as error:
-        raise BadInputError(f"the job's record in the store cannot be read: {error}; give another store") from None
+        raise BadInputError(f"the job's record in {where} cannot be read: {error}; give another store") from None
+    known = f"the job's record in {where} has schema {schema}, this holdfast reads schema {SCHEMA}"
+    if schema > SCHEMA:
+        raise BadInputError(f"{known}: a newer one wrote it; upgrade holdfast, or give another store")
     raise BadInputError(
-        f"the job's record in the store has schema {schema}, written by a newer holdfast; this one reads up to "
-        f"{SCHEMA}: upgrade holdfast, or give another store"
+        f"{known}: an older one wrote it; end the job with that one, or give another store and events file, "
+        "where the job resumes from its newest checkpoint"
     )
 
 

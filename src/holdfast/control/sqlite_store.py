@@ -14,6 +14,7 @@ from pathlib import Path
 
 from holdfast.control.store import Entry, Store, StoreError
 from holdfast.errors import BadInputError
+from holdfast.observability.journal_file import sync_directory
 
 #: Raised with every change of the tables that an older holdfast could not read.
 SCHEMA_VERSION = 1
@@ -28,10 +29,11 @@ class SqliteStore(Store):
     """A store in the SQLite file `path`; for one thread. Where there is none, the first write creates it.
 
     Raises:
-        BadInputError: the file is of a newer schema, is no store of ours, or cannot be written; it is untouched.
+        BadInputError: the file is of another schema, is no store of ours, or cannot be written; it is untouched.
     """
 
     def __init__(self, path: Path, *, busy_timeout_s: float = 10.0) -> None:
+        self.url = f"sqlite:{path}"
         self._path = path
         self._busy_timeout_s = busy_timeout_s
         self._connection: sqlite3.Connection | None = None
@@ -104,6 +106,7 @@ def _create(path: Path) -> None:
         # Another process that is as far as we are wins or loses here, and either store will do.
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
+        sync_directory(path.parent)
     finally:
         draft.unlink()
 
@@ -112,7 +115,7 @@ def _check_header(path: Path) -> None:
     """Read what the file says about itself, without SQLite and without a lock.
 
     Raises:
-        BadInputError: it is not a store, or of a newer schema.
+        BadInputError: it is not a store, or of another schema.
     """
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
@@ -122,10 +125,10 @@ def _check_header(path: Path) -> None:
     (application,) = struct.unpack_from(">I", header, 68)
     if application != APPLICATION_ID:
         raise BadInputError(f"the database {path} is not a store of holdfast: give another path")
-    if schema > SCHEMA_VERSION:
+    if schema != SCHEMA_VERSION:
         raise BadInputError(
-            f"the store {path} has schema {schema}, written by a newer holdfast; this one reads up to "
-            f"{SCHEMA_VERSION}: upgrade holdfast, or give another path"
+            f"the store {path} has schema {schema}, this holdfast reads schema {SCHEMA_VERSION}: use the one that "
+            "wrote it, or give another path"
         )
 
 
@@ -135,8 +138,8 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=busy_timeout_s
     )
     try:
-        # WAL + NORMAL: no fsync per write. A killed process loses nothing, a power cut at most the newest writes.
-        connection.execute("PRAGMA synchronous = NORMAL")
+        # WAL + FULL: one fsync per write (2 ms measured), so that what is told of a record outlives a power cut.
+        connection.execute("PRAGMA synchronous = FULL")
         # A checkpoint syncs (up to 0.1 s measured), and a write may come in the middle of a recovery: rather let the
         # log grow to 40 MB. Closing the store folds it in.
         connection.execute("PRAGMA wal_autocheckpoint = 10000")

@@ -21,7 +21,9 @@ class Entry:
 
 
 class Store(ABC):
-    """A small map from keys to versioned values, shared by the processes that open it."""
+    """A small map from keys to versioned values, shared by the processes that open it; `url` says which it is."""
+
+    url: str
 
     @abstractmethod
     def get(self, key: str) -> Entry | None:
@@ -38,7 +40,8 @@ class Store(ABC):
         """Replace the value of `key` if its version is `expected_version` (0: if the key does not exist).
 
         Atomic between all processes that share the store: of several calls that expect the same version exactly one
-        succeeds. What succeeded is there after the death of this process.
+        succeeds. What succeeded is on disk when this returns, and there after a power cut (in memory: as long as this
+        process lives).
 
         Returns:
             The new version; None if the version is another one, and then nothing has changed.

@@ -7,8 +7,9 @@ from holdfast.protocol.names import Struct
 from holdfast.protocol.plan import Decision, EpochPlan, ExpertShape, Passed
 from holdfast.protocol.position import Position
 
-#: Raised with every change that an older coordinator could not read.
-SCHEMA = 1
+#: Raised with every change after which a coordinator would misread what one of before wrote, or the other way round.
+#: 2: `position` and `passed` count; a record without them says nothing of where the job stands.
+SCHEMA = 2
 
 
 class KnownCheckpoint(Struct, frozen=True, kw_only=True):
