@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 import pytest
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from holdfast.control.channel import ChannelRefusedError, open_channel, websocket_url
-from holdfast.protocol.agent import CoordinatorMessage, Heartbeat, Leave, ToWorker, Welcome
+from holdfast.control.channel import MAX_UNSENT_BYTES, ChannelRefusedError, open_channel, websocket_url
+from holdfast.protocol.agent import AgentMessage, CoordinatorMessage, Heartbeat, Leave, ToWorker, Welcome
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from holdfast.protocol.orders import Posted
 
@@ -69,6 +69,59 @@ def test_messages_go_both_ways_with_the_token_and_large_ones_in_parts() -> None:
         await client.wait_for(2)
         assert client.messages == [WELCOME, large]
         channel.close()
+        await channel.wait_closed()
+
+    asyncio.run(with_server(handler, story))
+
+
+def test_a_replay_waits_for_room_and_what_is_said_meanwhile_comes_after_it() -> None:
+    """Found with an outage of 30,000 steps: a replay larger than the limit made the agent end its own connection."""
+    page = Leave(reason="page", detail="x" * 8192)
+    count = 2 * MAX_UNSENT_BYTES // 8192
+    made = 0
+
+    def pages() -> Iterator[Leave]:
+        nonlocal made
+        for _ in range(count):
+            made += 1
+            yield page
+
+    heard: list[AgentMessage] = []
+    let_go = asyncio.Event()
+
+    async def handler(connection: ServerConnection) -> None:
+        await let_go.wait()
+        async for data in connection:
+            assert isinstance(data, bytes)
+            heard.append(msgspec.msgpack.decode(data, type=AgentMessage))
+            if isinstance(heard[-1], Heartbeat):
+                await connection.close()
+
+    async def story(url: str) -> None:
+        channel = await open_channel(url, "t0ken", lambda message: None)
+        channel.replay(pages())
+        channel.send(Heartbeat())
+        while made < 8 or not channel._paused:
+            await asyncio.sleep(0)
+        assert made < count // 2, "it was not waited for room"
+        let_go.set()
+        await channel.wait_closed()
+
+    asyncio.run(with_server(handler, story))
+    assert len(heard) == count + 1
+    assert heard[-1] == Heartbeat()
+
+
+def test_who_does_not_read_for_too_long_is_given_up() -> None:
+    async def handler(connection: ServerConnection) -> None:
+        connection.transport.pause_reading()
+        await connection.wait_closed()
+
+    async def story(url: str) -> None:
+        channel = await open_channel(url, "t0ken", lambda message: None)
+        channel.replay(Leave(reason="page", detail="x" * 8192) for _ in range(2 * MAX_UNSENT_BYTES // 8192))
+        for _ in range(MAX_UNSENT_BYTES // 8192 + 1):
+            channel.send(Leave(reason="meanwhile", detail="x" * 8192))
         await channel.wait_closed()
 
     asyncio.run(with_server(handler, story))

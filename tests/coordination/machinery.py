@@ -61,7 +61,9 @@ def kept(node: str, step: int, name: str, *, epoch: int = 1) -> msg.CheckpointKe
     return msg.CheckpointKept(worker=w(node), term=1, epoch=epoch, step=step, name=name, bytes=9, seconds=0.1)
 
 
-def hello(node: str, kept: tuple[msg.WorkerMessage, ...] = (), session: str = "", term: int = 0) -> msg.Hello:
+def hello(
+    node: str, kept: tuple[msg.WorkerMessage | msg.AppliedSteps, ...] = (), session: str = "", term: int = 0
+) -> msg.Hello:
     return msg.Hello(
         protocol=msg.PROTOCOL,
         job="job",

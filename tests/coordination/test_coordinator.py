@@ -258,6 +258,16 @@ def test_a_paused_coordinator_renews_all_leases() -> None:
     assert not job.said(ev.FailureDetected)
 
 
+def test_a_pause_of_the_coordinator_makes_nobodys_name_taken() -> None:
+    """Found by a simulation (746000442): a node came back while its old lease ran, and the pause renewed that lease."""
+    job = Job(nodes=1).start()
+    job.connect(hello("n0", session="abcdef01", term=1))
+    assert [refused.retry for refused in job.sent(msg.Refused)] == [True]
+    job.tick(4.0)
+    job.connect(hello("n0", session="abcdef02", term=1))
+    assert [refused.retry for refused in job.sent(msg.Refused)] == [True]
+
+
 def test_a_node_that_is_back_before_the_decision_is_asked_like_the_others() -> None:
     job = Job().start()
     job.lose("n2")

@@ -33,7 +33,7 @@ from holdfast.coordination.agent import (
     StartWorker,
 )
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
-from holdfast.protocol.agent import AgentMessage, CoordinatorMessage, NodeFault, WorkerDown
+from holdfast.protocol.agent import CoordinatorMessage, NodeFault, WorkerDown
 from holdfast.protocol.worker import WorkerMessage
 
 _log = logging.getLogger("holdfast.agent")
@@ -84,10 +84,8 @@ class Agent:
         """Carry out what the machine asks for."""
         for instruction in instructions:
             match instruction:
-                case Say(message):
-                    self._say(message)
-                case Replay(messages):
-                    self._say(*messages)
+                case Say() | Replay():
+                    self._say(instruction)
                 case Pass(message):
                     self.workforce.pass_on(message)
                 case StartWorker(worker):
@@ -100,10 +98,13 @@ class Agent:
                 case EndAgent():
                     self._ended(instruction)
 
-    def _say(self, *messages: AgentMessage) -> None:
-        for message in messages:
-            if self._channel is not None:
-                self._channel.send(message)
+    def _say(self, what: Say | Replay) -> None:
+        if self._channel is None:
+            return
+        if isinstance(what, Say):
+            self._channel.send(what.message)
+        else:
+            self._channel.replay(what.messages)
 
     def _leave(self) -> None:
         if self._channel is not None:

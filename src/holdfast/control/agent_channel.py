@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from holdfast.control.shell import MALFORMED, Shell
 from holdfast.coordination.inputs import Received
 from holdfast.errors import HoldfastError
-from holdfast.protocol.agent import AgentMessage, Hello
+from holdfast.protocol.agent import AgentMessage, AppliedSteps, Hello
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
 #: What may wait for a slow agent before its connection is given up.
@@ -143,6 +143,8 @@ class AgentChannel:
                 self._refuse(number, connection, "a second Hello")
                 break
             self._shell.feed(Received(number, message))
+            if isinstance(message, AppliedSteps):
+                await asyncio.sleep(0)  # the next page may be here already: others get their turn before it
         self._shell.remove(number)
 
     def _decode(self, number: int, connection: AgentConnection, frame: Any) -> AgentMessage | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import msgspec
 from websockets.client import ClientProtocol
@@ -20,8 +21,12 @@ from websockets.uri import parse_uri
 from holdfast.protocol.agent import AgentMessage, CoordinatorMessage
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
-#: what may lie unsent before a coordinator counts as gone; a new connection replays what matters
+#: what may wait behind a replay or a slow coordinator until it counts as gone; a new connection replays what matters
 MAX_UNSENT_BYTES = 32 << 20
+#: of a replay, so much is given to the socket before it has to make room
+_SOCKET_BYTES = 1 << 20
+#: and so many messages are sent before others get their turn
+_REPLAY_BATCH = 8
 _UNACKNOWLEDGED_MS = 10_000
 _decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
 _encoder = msgspec.msgpack.Encoder()
@@ -47,20 +52,35 @@ class CoordinatorChannel(asyncio.Protocol):
         self._protocol = ClientProtocol(parse_uri(url), max_size=MAX_MESSAGE_BYTES)
         self._token = token
         self._parts: list[bytes] = []
+        #: encoded messages, and replays that are not at their end yet
+        self._waiting: deque[bytes | Iterator[AgentMessage]] = deque()
+        self._waiting_bytes = 0
+        self._paused = False
 
     def send(self, message: AgentMessage) -> None:
-        """Send a message; one to a connection that has ended is dropped."""
-        transport = self._transport
-        if transport is None or transport.is_closing() or self._protocol.state is not State.OPEN:
+        """Send a message, after all that waits for room; one to a connection that has ended is dropped."""
+        if not self._open:
             return
-        self._protocol.send_binary(_encoder.encode(message))
-        self._flush()
-        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            transport.abort()
+        data = _encoder.encode(message)
+        if self._waiting:
+            self._waiting.append(data)
+            self._waiting_bytes += len(data)
+        else:
+            self._write(data)
+        assert self._transport is not None
+        if self._waiting_bytes + self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self._waiting.clear()
+            self._transport.abort()
+
+    def replay(self, messages: Iterator[AgentMessage]) -> None:
+        """Send these as the socket has room for them; what is sent from now on comes after them."""
+        self._waiting.append(messages)
+        self._pump()
 
     def close(self) -> None:
-        """Close the connection after what was sent."""
+        """Close the connection after what was sent; what waits for room is dropped."""
         transport = self._transport
+        self._waiting.clear()
         if transport is None or transport.is_closing():
             return
         if self._protocol.state is State.OPEN:
@@ -82,6 +102,7 @@ class CoordinatorChannel(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        transport.set_write_buffer_limits(_SOCKET_BYTES)
         raw = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
@@ -102,13 +123,48 @@ class CoordinatorChannel(asyncio.Protocol):
     def eof_received(self) -> bool:
         return False  # the transport closes itself
 
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._pump()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._waiting.clear()
         if not self.ready.done():
             self.ready.set_exception(ChannelRefusedError(0, "the connection ended before it stood"))
         if not self.closed.done():
             self.closed.set_result(None)
 
     # ---- inside ----
+
+    @property
+    def _open(self) -> bool:
+        transport = self._transport
+        return transport is not None and not transport.is_closing() and self._protocol.state is State.OPEN
+
+    def _write(self, data: bytes) -> None:
+        self._protocol.send_binary(data)
+        self._flush()
+
+    def _pump(self) -> None:
+        """Send what waits, as far as there is room; others get their turn in between."""
+        for _ in range(_REPLAY_BATCH):
+            if not self._waiting or self._paused or not self._open:
+                return
+            first = self._waiting[0]
+            if isinstance(first, bytes):
+                self._waiting_bytes -= len(first)
+                self._waiting.popleft()
+                self._write(first)
+                continue
+            message = next(first, None)
+            if message is None:
+                self._waiting.popleft()
+            else:
+                self._write(_encoder.encode(message))
+        asyncio.get_running_loop().call_soon(self._pump)
 
     def _flush(self) -> None:
         transport = self._transport

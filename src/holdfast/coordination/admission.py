@@ -14,7 +14,7 @@ from holdfast.protocol.events import NodeLeft
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.record import Record
-from holdfast.protocol.worker import Applied, Attach, Begun, Entered, Prepared, Report
+from holdfast.protocol.worker import Attach, Begun, Entered, Prepared, Report
 
 
 @dataclass(slots=True)
@@ -98,6 +98,10 @@ class Admission:
             return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
         return None
 
+    def pause_over(self) -> None:
+        """This process was away: what it did not read in that time says nothing about anybody."""
+        self._namesakes.clear()
+
     def _name_taken(self, known: Node) -> Refused:
         """Refuse a namesake: for good only once the other has lived on for more than a lease since it first asked.
 
@@ -144,8 +148,9 @@ def _misfit(record: Record, hello: Hello) -> str | None:
 def _was_expelled(record: Record, hello: Hello) -> bool:
     """True where the node holds workers that were in an epoch and are in none any more."""
     current = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
-    evidence = Begun | Prepared | Entered | Applied | Report
-    return any(isinstance(kept, evidence) and kept.worker not in current for kept in hello.kept)
+    # (Whoever has applied a step was told to begin, or has prepared.)
+    begun = [kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)]
+    return not current.issuperset(begun)
 
 
 def send_away_all(turn: Turn, why: str) -> None:

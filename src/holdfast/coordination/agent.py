@@ -7,14 +7,17 @@ It holds the connection and the processes; all that is decided is decided here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
+from holdfast.coordination.kept_steps import KeptSteps
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.agent import (
     AgentMessage,
+    AppliedSteps,
     Committed,
     CoordinatorMessage,
     EndNode,
@@ -159,7 +162,9 @@ class _Slot:
 
     worker: str = ""
     latest: dict[type, WorkerMessage] = field(default_factory=dict[type, WorkerMessage])
-    applied: deque[Applied] = field(default_factory=deque[Applied])
+    #: the newest step that it has applied, and in which epoch
+    top: int = 0
+    top_epoch: int = 0
     #: how the worker before this one ended, until this one attaches
     down: WorkerDown | None = None
     #: the worker was told that the job is done
@@ -173,15 +178,14 @@ class _Slot:
         """Make the place for another worker."""
         self.worker = worker
         self.latest.clear()
-        self.applied.clear()
+        self.top = self.top_epoch = 0
         self.done = self.ended = False
         self.stopped_since = None
 
-    def keep(self, message: WorkerMessage, committed: int) -> None:
-        """Remember what its worker says; steps up to `committed` are in the journal."""
+    def keep(self, message: WorkerMessage) -> None:
+        """Remember what its worker says."""
         if isinstance(message, Applied):
-            if message.step > committed:
-                self.applied.append(message)
+            self.top, self.top_epoch = max(self.top, message.step), message.epoch
         elif isinstance(message, _LIFE + _STAND):
             self.latest[type(message)] = message
         if isinstance(message, Attach):
@@ -214,6 +218,7 @@ class AgentMachine:
         self.ever_welcomed = False
         self._nonce = nonce
         self._slots = [_Slot() for _ in range(node.workers)]
+        self._steps = KeptSteps()
         self._connected = False
         self._welcome: Welcome | None = None
         self._said_at = 0.0
@@ -270,7 +275,8 @@ class AgentMachine:
         if self.over is not None:
             return []
         self._connected, self._welcome = True, None
-        kept, rest = self._replay()
+        replay = self._replay()
+        kept, rest = _fitting(replay)
         node = self.node
         hello = Hello(
             protocol=PROTOCOL,
@@ -285,8 +291,8 @@ class AgentMachine:
             kept=kept,
         )
         out = self._tell(hello, now)
-        if rest:
-            out.append(Replay(iter([FromWorker(message=message) for message in rest])))
+        if rest is not None:
+            out.append(Replay(_envelopes(chain((rest,), replay))))
         return out
 
     def disconnected(self) -> None:
@@ -331,7 +337,7 @@ class AgentMachine:
         if not refused.retry:
             return self._end(EndAgent(refused.exit_code, refused.why))
         # Nothing that the old workers said may count: new ones, and a new session.
-        self.session = self._nonce()
+        self.session, self._steps = self._nonce(), KeptSteps()
         fresh = [self._fill(slot, index) for index, slot in enumerate(self._slots)]
         for slot in self._slots:
             slot.down = None
@@ -353,7 +359,7 @@ class AgentMachine:
             slot.done = True
         elif isinstance(order, Begin):
             # From here on it is not fresh any more, whether it has come to reading this or not.
-            slot.keep(Begun(worker=slot.worker, epoch=order.plan.epoch), self.committed)
+            slot.keep(Begun(worker=slot.worker, epoch=order.plan.epoch))
         return [Pass(message)]
 
     def _accepts(self, order: Order) -> bool:
@@ -374,9 +380,10 @@ class AgentMachine:
         if slot is None or self.over is not None:
             return []
         if isinstance(message, Entered):
-            # After a roll-back steps are committed once more; until then nothing after it is in the journal.
-            self.committed = min(self.committed, message.applied)
-        slot.keep(message, self.committed)
+            self._undo_after(message.applied, message.epoch)
+        slot.keep(message)
+        if isinstance(message, Applied) and message.step > self.committed:
+            self._steps.note(message)
         return self._tell(FromWorker(message=message), now)
 
     def worker_ended(self, down: WorkerDown, now: float, *, clean: bool) -> list[AgentInstruction]:
@@ -394,8 +401,10 @@ class AgentMachine:
         out = self._tell(down, now)
         index = index_of(slot.worker)
         slot.renew("")
-        # Only its end is replayed: what it said before would look like a worker come back.
+        # Only its end is replayed: what it said before would look like a worker come back, and what it applied alone
+        # may be done again, with another v.
         slot.down = down
+        self._steps.undo_after(max(other.top for other in self._slots))
         if down.exit_code == EXIT_BAD_INPUT:
             slot.ended = True  # another process would say the same; the coordinator decides what becomes of the job
         elif slot.deaths.died(now, self.committed):
@@ -425,23 +434,25 @@ class AgentMachine:
 
     # ---- what is kept ----
 
-    def _replay(self) -> tuple[tuple[WorkerMessage, ...], list[WorkerMessage]]:
-        """Return what goes into Hello, and what must follow it because it would not fit; steps oldest first."""
-        messages = [message for slot in self._slots for message in slot.kept(_LIFE)]
-        messages += sorted((message for slot in self._slots for message in slot.applied), key=lambda m: m.step)
-        messages += [message for slot in self._slots for message in slot.kept(_STAND)]
-        room = _HELLO_BYTES
-        for count, message in enumerate(messages):
-            room -= len(msgspec.msgpack.encode(message)) + 8
-            if room < 0:
-                return tuple(messages[:count]), messages[count:]
-        return tuple(messages), []
+    def _replay(self) -> Iterator[WorkerMessage | AppliedSteps]:
+        """What a coordinator must know of the workers, as it stands now."""
+        life = [message for slot in self._slots for message in slot.kept(_LIFE)]
+        tops = {slot.worker: slot.top for slot in self._slots if slot.top > self.committed}
+        stand = [message for slot in self._slots for message in slot.kept(_STAND)]
+        return chain(life, self._steps.pages(tops, self.committed) if tops else (), self._steps.odd, stand)
+
+    def _undo_after(self, step: int, epoch: int) -> None:
+        """`epoch` begins with the state of `step`: what was done after it in older ones never counted."""
+        self._steps.undo_after(step, epoch)
+        for slot in self._slots:
+            if slot.top_epoch < epoch:
+                slot.top = min(slot.top, step)
+        # After a roll-back steps are committed once more; until then nothing after it is in the journal.
+        self.committed = min(self.committed, step)
 
     def _forget_up_to(self, step: int) -> None:
         self.committed = max(self.committed, step)
-        for slot in self._slots:
-            while slot.applied and slot.applied[0].step <= self.committed:
-                slot.applied.popleft()
+        self._steps.forget_up_to(self.committed)
 
     # ---- inside ----
 
@@ -463,3 +474,23 @@ class AgentMachine:
             return []
         self.over = end
         return [end]
+
+
+def _fitting(
+    messages: Iterator[WorkerMessage | AppliedSteps],
+) -> tuple[tuple[WorkerMessage | AppliedSteps, ...], WorkerMessage | AppliedSteps | None]:
+    """Take from `messages` what fits into Hello, one page of steps at most; also return what was taken too much."""
+    kept: list[WorkerMessage | AppliedSteps] = []
+    room, pages = _HELLO_BYTES, 1
+    for message in messages:
+        pages -= isinstance(message, AppliedSteps)
+        room -= len(msgspec.msgpack.encode(message)) + 8
+        if room < 0 or pages < 0:
+            return tuple(kept), message
+        kept.append(message)
+    return tuple(kept), None
+
+
+def _envelopes(messages: Iterable[WorkerMessage | AppliedSteps]) -> Iterator[AgentMessage]:
+    for message in messages:
+        yield message if isinstance(message, AppliedSteps) else FromWorker(message=message)

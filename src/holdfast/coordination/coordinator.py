@@ -189,7 +189,10 @@ class Coordinator:
             return
         epoch = self.turn.epoch
         for kept in hello.kept:
-            self._hearing.take(node, kept)
+            if isinstance(kept, msg.AppliedSteps):
+                self._AGENT_SAYS[msg.AppliedSteps][self.parts.state](self, node, kept)
+            else:
+                self._hearing.take(node, kept)
         # Only now is everything known that the node has to say: until here it was awaited as absent.
         self.parts.absences.back(node)
         if self.over is None:
@@ -228,6 +231,7 @@ class Coordinator:
             return False
         self.members.renew_all(self.turn.now)
         self.parts.absences.pause_over()
+        self._admission.pause_over()
         self.parts.stopping.renew()
         return True
 
@@ -253,6 +257,9 @@ class Coordinator:
 
     def _from_worker(self, node: Node, envelope: msg.FromWorker) -> None:
         self._hearing.take(node, envelope.message)
+
+    def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
+        self._hearing.replayed(node, page)
 
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
         known = node.workers.pop(down.worker, None)
@@ -304,6 +311,7 @@ class Coordinator:
     _AGENT_SAYS: ClassVar[dict[type, Row]] = {
         msg.Heartbeat: always(ignore),
         msg.FromWorker: always(_from_worker),
+        msg.AppliedSteps: row(_replayed, _replayed, _replayed, ignore),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),
     }

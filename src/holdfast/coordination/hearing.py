@@ -30,6 +30,28 @@ class Hearing:
         if isinstance(message, msg.Attach) or message.worker in node.workers:
             handler(self, node, message)
 
+    def replayed(self, node: Node, page: msg.AppliedSteps) -> None:
+        """Take in a page of what a node's workers applied while nobody listened, as if they had told it one by one."""
+        record, ledger = self._turn.record, self._parts.ledger
+        # (A report comes after the steps before it: who has many to tell is not silent.)
+        self._parts.stopping.renew()
+        ledger.give_up_to(page.given_up, record.global_batch)
+        reached, tops = page.given_up, {worker: top for worker, top in page.workers.items() if worker in node.workers}
+        for kept in page.steps:
+            witness = next((worker for worker, top in tops.items() if top >= kept.step), None)
+            if witness is None or not record.lineage <= kept.epoch <= record.epoch:
+                continue
+            reached = kept.step
+            try:
+                ledger.learn(kept, witness)
+            except DivergedError as error:
+                self._parts.ending.failed(f"replicas diverged: {error}")
+                return
+            self._passed(kept.step, kept.epoch, kept.commit.swap, kept.world)
+        for worker, top in tops.items():
+            if reached:
+                ledger.settle(worker, min(top, reached))
+
     def _attach(self, node: Node, attach: msg.Attach) -> None:
         if attach.worker in node.workers or not takes_part(self._turn, node, attach):
             return
@@ -50,8 +72,12 @@ class Hearing:
         except DivergedError as error:
             self._parts.ending.failed(f"replicas diverged: {error}")
             return
-        if message.epoch == self._turn.epoch and message.commit.swap == message.world:
-            self._promote(message.step)
+        self._passed(message.step, message.epoch, message.commit.swap, message.world)
+
+    def _passed(self, step: int, epoch: int, swap: int, world: int) -> None:
+        # A step that is in the journal is told again after an outage: its swap is not the one that is pending now.
+        if epoch == self._turn.epoch and swap == world and step > self._parts.ledger.committed:
+            self._promote(step)
 
     def _entered(self, node: Node, message: msg.Entered) -> None:
         info, pending = node.workers[message.worker], self._turn.record.pending

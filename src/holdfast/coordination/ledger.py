@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from holdfast.protocol.agent import KeptStep
 from holdfast.protocol.plan import Commit, Passed
 from holdfast.protocol.worker import Applied, Report
 
@@ -66,24 +67,39 @@ class StepLedger:
             DivergedError: the worker's v or state hash differs from another's.
         """
         self.settle(message.worker, message.step)
-        if message.step <= self.committed:
+        news = _Pending(message.commit, message.world, message.time, message.state_hash, message.worker)
+        self._learn(message.step, news)
+
+    def learn(self, kept: KeptStep, worker: str) -> None:
+        """Take in what an agent has kept of a step; `worker`: one who has applied it.
+
+        Raises:
+            DivergedError: v or state hash differ from those that others told.
+        """
+        self._learn(kept.step, _Pending(kept.commit.v, kept.world, kept.time, kept.state_hash, worker))
+
+    def give_up_to(self, step: int, global_batch: int) -> None:
+        """Nobody on some node knows v of the steps up to this one any more; others may."""
+        for unknown in range(self.committed + 1, step + 1):
+            self.expect(unknown, _unknown(global_batch))
+
+    def _learn(self, step: int, news: _Pending) -> None:
+        if step <= self.committed:
             return
-        known = self._steps.get(message.step)
-        if known is None:
-            self._steps[message.step] = _Pending(
-                message.commit, message.world, message.time, message.state_hash, message.worker
-            )
+        known = self._steps.get(step)
+        if known is None or _is_unknown(known):
+            self._steps[step] = news
             return
         # What was filled in from a promise has v, but nobody's hash yet.
-        known.state_hash = known.state_hash or message.state_hash
-        same = _bits(known.commit) == _bits(message.commit) and known.state_hash == message.state_hash
+        known.state_hash = known.state_hash or news.state_hash
+        same = _bits(known.commit) == _bits(news.commit) and known.state_hash == news.state_hash
         if not same:
             raise DivergedError(
-                f"step {message.step}: {known.worker} and {message.worker} differ "
-                f"({known.commit} {known.state_hash} against {message.commit} {message.state_hash})"
+                f"step {step}: {known.worker} and {news.worker} differ "
+                f"({known.commit} {known.state_hash} against {news.commit} {news.state_hash})"
             )
-        known.time = max(known.time, message.time)
-        known.world = known.world or message.world
+        known.time = max(known.time, news.time)
+        known.world = known.world or news.world
 
     def settle(self, worker: str, step: int) -> None:
         """A worker holds the state of `step` now, by whatever way."""
@@ -134,6 +150,10 @@ class StepLedger:
 
 def _unknown(samples: int) -> Commit:
     return Commit(grad_square=math.nan, loss_sum=math.nan, samples=samples, nonfinite=0, swap=0)
+
+
+def _is_unknown(pending: _Pending) -> bool:
+    return not pending.worker and math.isnan(pending.commit.loss_sum) and math.isnan(pending.commit.grad_square)
 
 
 def _bits(commit: Commit) -> bytes:

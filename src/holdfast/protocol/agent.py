@@ -4,17 +4,56 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
 from holdfast.protocol.orders import Order
+from holdfast.protocol.plan import Commit
 from holdfast.protocol.worker import WorkerMessage
+
+#: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds.
+PAGE_STEPS = 512
 
 # ---- agent -> coordinator ----
 
 
+class Lanes(Commit, frozen=True, kw_only=True, array_like=True, tag=False):
+    """v without the names of its fields."""
+
+    @property
+    def v(self) -> Commit:
+        """v as everybody else writes it."""
+        return Commit(**msgspec.structs.asdict(self))
+
+
+class KeptStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A step that workers of one node have applied; `time` is the last one's."""
+
+    step: Count
+    epoch: Count
+    world: Count
+    time: float
+    commit: Lanes
+    state_hash: Text = ""  # test mode only
+
+
+class AppliedSteps(Struct, frozen=True, kw_only=True):
+    """What a node's workers applied while nobody listened, oldest first: one page of a replay.
+
+    `workers`: the newest step that each has applied. `given_up`: up to this step v is not known here any more.
+    """
+
+    workers: Annotated[dict[WorkerId, Count], Meta(max_length=1024)]
+    steps: Annotated[tuple[KeptStep, ...], Meta(max_length=PAGE_STEPS)] = ()
+    given_up: Count = 0
+
+
 class Hello(Struct, frozen=True, kw_only=True):
-    """First message of a connection. `kept` replays what the coordinator must know of the node's workers."""
+    """First message of a connection. `kept` replays what the coordinator must know of the node's workers.
+
+    What does not fit follows, before anything else.
+    """
 
     protocol: int
     job: Name
@@ -25,7 +64,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(ge=1, le=1024)]  # workers per node
     digest: Text  # of script and arguments
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
-    kept: tuple[WorkerMessage, ...] = ()
+    kept: tuple[WorkerMessage | AppliedSteps, ...] = ()
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
@@ -54,7 +93,7 @@ class Leave(Struct, frozen=True, kw_only=True):
     detail: Text = ""
 
 
-AgentMessage = Hello | Heartbeat | FromWorker | WorkerDown | Leave
+AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | Leave
 
 
 # ---- coordinator -> agent ----
