@@ -150,6 +150,11 @@ def test_a_node_fails_as_often_as_in_the_trace_its_rack_included(trays_per_node:
     assert per_hour == pytest.approx(1.0 / fit.mtbf_hours.mean)
 
 
+def test_an_endless_observation_is_refused() -> None:
+    with pytest.raises(BadInputError, match="span_hours = inf: must be a finite number"):
+        replace(made_trace(shape=1.0), span_hours=float("inf"))
+
+
 def test_a_trace_without_spread_or_repairs_is_refused() -> None:
     trace = made_trace(shape=1.0, nodes=5)
     with pytest.raises(BadInputError, match="at least two repairs"):

@@ -10,7 +10,7 @@ import typer
 from holdfast.cli.spares_report import duration, percent, print_json, table
 from holdfast.cli.spares_toml import CaseFile, read_case
 from holdfast.errors import BadInputError
-from holdfast.reliability.arrays import require_not_negative, require_positive
+from holdfast.reliability.arrays import require_finite, require_not_negative, require_positive
 from holdfast.reliability.checkpointing import (
     FailureClock,
     best_period,
@@ -48,6 +48,9 @@ def checkpoint(
         "restart": _either("--restart-seconds", restart_seconds, known and known.restart_seconds),
     }
     mtbf = _either("--job-mtbf-hours", job_mtbf_hours, None if file is None else _job_mtbf_hours(file))
+    require_finite("--job-mtbf-hours", mtbf)
+    for name, seconds in times.items():
+        require_finite(f"--{name}-seconds", seconds)
     require_positive("--job-mtbf-hours", mtbf)
     require_positive("--save-seconds", times["save"])
     require_not_negative("--detect-seconds", times["detect"])

@@ -11,7 +11,7 @@ import typer
 from holdfast.cli.spares_report import estimate_json, percent, print_json, table
 from holdfast.cli.spares_toml import read_case
 from holdfast.errors import BadInputError
-from holdfast.reliability.arrays import require_positive
+from holdfast.reliability.arrays import require_finite, require_positive
 from holdfast.reliability.case import SparingCase
 from holdfast.reliability.evaluation import evaluate
 from holdfast.reliability.simulation import SimulationSettings, synchronous_checkpoint
@@ -41,8 +41,9 @@ def validate(
     settings = SimulationSettings(replications=replications, hours=hours, seed=seed)
     mttr = float(case.failures.mttr_hours)
     auto, ticket = (auto_hours or mttr / 24.0, ticket_hours or 2.0 * mttr)
-    require_positive("--auto-hours", auto)
-    require_positive("--ticket-hours", ticket)
+    for option, mean in (("--auto-hours", auto), ("--ticket-hours", ticket)):
+        require_finite(option, mean)
+        require_positive(option, mean)
     synchronous_checkpoint(case)
     _check_goodput(case)
     rows = compare(case, settings)

@@ -45,6 +45,11 @@ def require_not_negative(key: str, value: Floats) -> None:
     _require(key, value, as_floats(value) >= 0, "must be 0 or more")
 
 
+def require_finite(key: str, value: Floats) -> None:
+    """Raise `BadInputError` naming `key` unless every element is a finite number."""
+    _require(key, value, np.isfinite(as_floats(value)), "must be a finite number")
+
+
 def require_fraction(key: str, value: Floats) -> None:
     """Raise `BadInputError` naming `key` unless every element lies in 0..1."""
     values = as_floats(value)

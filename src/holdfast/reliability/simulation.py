@@ -9,13 +9,15 @@ import numpy as np
 from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.errors import BadInputError
-from holdfast.reliability.arrays import FloatArray, as_floats, require_not_negative, require_positive
+from holdfast.reliability.arrays import FloatArray, as_floats, require_finite, require_not_negative, require_positive
 from holdfast.reliability.case import SparingCase, Strategy, blocks_per_zone
 from holdfast.reliability.distributions import Distribution, Exponential, Scaled, Timeline
 from holdfast.reliability.fleet_simulation import Fleet, simulate_fleet
 from holdfast.reliability.job_simulation import simulate_job
 from holdfast.reliability.recovery import Checkpoint, RackFailures, Synchronous
 
+#: More would take days.
+MOST_REPLICATIONS = 100_000
 #: Failures simulated side by side; more replications than fit are run in turns, to bound memory.
 FAILURES_AT_ONCE = 3e6
 #: More failures in one replication are refused: they would take minutes and gigabytes.
@@ -35,7 +37,10 @@ class SimulationSettings:
     def __post_init__(self) -> None:
         if self.replications < 2:
             raise BadInputError(f"replications = {self.replications}: must be 2 or more, to give a confidence interval")
+        if self.replications > MOST_REPLICATIONS:
+            raise BadInputError(f"replications = {self.replications}: must be at most {MOST_REPLICATIONS:,}")
         require_positive("hours", self.hours)
+        require_finite("hours", self.hours)
         require_not_negative("seed", self.seed)
 
 

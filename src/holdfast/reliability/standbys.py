@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.errors import BadInputError
-from holdfast.reliability.arrays import FloatArray, IntArray, require_not_negative, require_positive
+from holdfast.reliability.arrays import FloatArray, IntArray, require_finite, require_not_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,8 +25,10 @@ class StandbyCase:
     def __post_init__(self) -> None:
         for key in ("nodes", "mtbf_node_hours", "mttr_hours"):
             require_positive(f"standbys.{key}", getattr(self, key))
+            require_finite(f"standbys.{key}", getattr(self, key))
         for key in ("down_seconds_with", "down_seconds_without"):
             require_not_negative(f"standbys.{key}", getattr(self, key))
+            require_finite(f"standbys.{key}", getattr(self, key))
         if self.down_seconds_with > self.down_seconds_without:
             raise BadInputError(
                 f"standbys.down_seconds_with = {self.down_seconds_with:g}: must be at most "

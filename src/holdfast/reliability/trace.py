@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.errors import BadInputError
-from holdfast.reliability.arrays import BoolArray, FloatArray, IntArray, require_positive
+from holdfast.reliability.arrays import BoolArray, FloatArray, IntArray, require_finite, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,6 +31,7 @@ class FailureTrace:
             raise BadInputError(f"trace: has {self.start_hours.size} failures, and 2 are the least to fit anything")
         require_positive("nodes", self.nodes)
         require_positive("span_hours", self.span_hours)
+        require_finite("span_hours", self.span_hours)
         distinct = np.unique(self.node).size
         if distinct > self.nodes:
             raise BadInputError(f"nodes = {self.nodes}: the trace names {distinct} nodes, so it must be at least that")
