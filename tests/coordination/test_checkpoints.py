@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 from machinery import Job, attach, hello, kept, w, written
 
 from holdfast.protocol import events as ev
@@ -135,3 +136,40 @@ def test_terms_go_on_counting_from_those_in_the_directory() -> None:
     job.boot(checkpoints=found)
     assert job.machine.record.term == 5
     assert [type(event) for event in job.last_events()] == [ev.JobStarted]
+
+
+def saving(nodes: int = 1) -> Job:
+    """A job whose workers were given a directory for checkpoints."""
+    job = Job(nodes=nodes).boot()
+    for index in range(nodes):
+        job.connect(hello(f"n{index}"))
+        job.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=True))
+    for index in range(nodes):
+        job.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
+    return job
+
+
+def test_a_loss_before_the_first_checkpoint_begins_anew() -> None:
+    job = saving()
+    for step in (1, 2):
+        job.step(step)
+    job.lose("n0")
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    assert job.orders(msg.Begin)[w("n1")].decision == msg.Decision(kind=DecisionKind.START, applied=0)
+    (back,) = job.said(ev.RolledBack)
+    assert back.to_step == 0
+    assert "no checkpoint is kept yet: the job begins anew" in back.why
+
+
+def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:
+    job = saving()
+    saves(job, 1, "one")
+    job.lose("n0")
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    job.say(msg.CheckpointDamaged(worker=w("n1"), epoch=2, name="one", why="short"))
+    job.step(2, epoch=2)
+    job.report("n1", None, msg.Phase.ENTERING)
+    (failed,) = job.said(ev.JobFailed)
+    assert "no checkpoint can be read (1 could not)" in failed.why

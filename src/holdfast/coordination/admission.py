@@ -127,6 +127,7 @@ def takes_part(turn: Turn, node: Node, attach: Attach) -> bool:
             global_batch=attach.global_batch,
             micro_batches=attach.micro_batches,
             experts=attach.experts,
+            saves=attach.saves,
         )
     elif attach.digest != turn.record.config_digest:
         why = f"model, optimizer or batch of {attach.worker} differ from the job's: use the same code and config"

@@ -94,7 +94,7 @@ class CheckpointBook:
         remaining = tuple(known for known in turn.record.checkpoints if known.name != message.name)
         if len(remaining) == len(turn.record.checkpoints):
             return False
-        turn.change(checkpoints=remaining)
+        turn.change(checkpoints=remaining, unreadable=turn.record.unreadable + 1)
         turn.emit(CheckpointRejected, name=message.name, why=message.why)
         return True
 

@@ -59,9 +59,11 @@ class Deciding:
             # be put together in turns, for ever.
             arrivals = []
         committed = self._ledger.committed
-        verdict = decide(record.decision, committed, list(reports.values()), record.checkpoints, arrivals)
+        known, anew, unreadable = record.checkpoints, self._anew, record.unreadable
+        stands = list(reports.values())
+        verdict = decide(record.decision, committed, stands, known, arrivals, anew=anew, unreadable=unreadable)
         if lost := lost_of(record, verdict, reports):
-            verdict = without_state(committed, record.checkpoints, [], lost)
+            verdict = without_state(committed, known, [], lost, anew=anew, unreadable=unreadable)
         self._carry_out(verdict, [*reports, *arrivals], reports)
 
     def start(self) -> None:
@@ -74,9 +76,16 @@ class Deciding:
         if len(complete) < needed or (record.epoch and lacks_slots(turn, config)):
             return
         workers = [info.id for info in turn.members.workers()]
-        anew = config.on_failure == RESTART
-        verdict = without_state(self._ledger.committed, record.checkpoints, workers, anew=anew)
+        verdict = without_state(
+            self._ledger.committed, record.checkpoints, workers, anew=self._anew, unreadable=record.unreadable
+        )
         self._carry_out(verdict, workers, {})
+
+    @property
+    def _anew(self) -> bool:
+        """Where nothing is left and there is no checkpoint, begin from the start: none was kept yet, or none may be."""
+        record = self._turn.record
+        return self._config.on_failure == RESTART or (record.saves and not record.unreadable)
 
     def _judge(self, members: tuple[str, ...]) -> bool:
         """Collectives failed: where nobody is gone whose fault that was, look for whose it is; True if it is found."""

@@ -39,6 +39,9 @@ def decide(
     reports: Sequence[Report],
     checkpoints: Sequence[KnownCheckpoint],
     arrivals: Sequence[str] = (),
+    *,
+    anew: bool = False,
+    unreadable: int = 0,
 ) -> Verdict | NothingLeft:
     """Decide from the reports of all members that were not expelled.
 
@@ -49,17 +52,18 @@ def decide(
         reports: one per surviving member.
         checkpoints: on the decided lineage, oldest first, intact as far as is known.
         arrivals: workers that were in no epoch yet.
+        anew, unreadable: as `without_state`.
     """
     carriers = [report for report in reports if report.applied is not None]
     if not carriers:
         fresh = [report.worker for report in reports if report.fresh]
-        return without_state(committed, checkpoints, [*fresh, *arrivals])
+        return without_state(committed, checkpoints, [*fresh, *arrivals], anew=anew, unreadable=unreadable)
     passed = _newest_passed(previous, reports)
     top = max(report.applied or 0 for report in carriers)
     target = max(top, passed.step) if passed else top
     holders = [report for report in carriers if _can_reach(report, target)]
     if not holders:
-        return without_state(committed, checkpoints, [])
+        return without_state(committed, checkpoints, [], anew=anew, unreadable=unreadable)
     workers = tuple(report.worker for report in holders)
     if any(report.applied != target for report in holders):
         assert passed is not None
@@ -75,6 +79,7 @@ def without_state(
     lost: Sequence[tuple[int, int]] = (),
     *,
     anew: bool = False,
+    unreadable: int = 0,
 ) -> Verdict | NothingLeft:
     """Decide where some state has no live copy: begin anew, go back to the newest checkpoint, or give up.
 
@@ -83,16 +88,23 @@ def without_state(
             there is none (a transfer was torn), START has no holder: the workers have to begin afresh.
         lost: (layer, expert) of what is lost; none means that everything is.
         anew: without a checkpoint the job begins from its start, whatever that loses.
+        unreadable: how many checkpoints there were that cannot be read.
     """
     if checkpoints:
         newest = checkpoints[-1]
         rollback = Decision(kind=DecisionKind.ROLLBACK, applied=newest.step, checkpoint=newest.name)
         return Verdict(decision=rollback, holders=(), why=f"{_names(lost)} have no live copy")
     if committed == 0 or anew:
-        return Verdict(decision=Decision(kind=DecisionKind.START, applied=0), holders=tuple(fresh[:1]))
+        why = f"{_names(lost)} have no live copy and no checkpoint is kept yet: the job begins anew"
+        start = Decision(kind=DecisionKind.START, applied=0)
+        return Verdict(decision=start, holders=tuple(fresh[:1]), why=why if committed else "")
+    what = f"{_names(lost)} of step {committed} have no live copy"
+    if unreadable:
+        why = f"{what} and no checkpoint can be read ({unreadable} could not): {committed} committed steps are lost"
+        return NothingLeft(why=why)
     return NothingLeft(
-        why=f"{_names(lost)} of step {committed} have no live copy and there is no checkpoint: "
-        f"{committed} committed steps are lost (give --checkpoint DIR to keep some)"
+        why=f"{what} and there is no checkpoint: {committed} committed steps are lost "
+        "(give --checkpoint DIR to keep some)"
     )
 
 

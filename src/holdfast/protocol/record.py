@@ -50,6 +50,8 @@ class Record(Struct, frozen=True, kw_only=True):
     experts: ExpertShape | None = None
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     superseded: tuple[str, ...] = ()
+    saves: bool = False  # the workers were given a directory for checkpoints
+    unreadable: int = 0  # checkpoints that counted, until they could not be read
     passed: tuple[Passed, ...] = ()
     position: Position = Position()
     outbox: tuple[AnyEvent, ...] = ()

@@ -24,6 +24,7 @@ class Attach(Struct, frozen=True, kw_only=True):
     global_batch: Count
     micro_batches: Count  # M, per global batch
     experts: ExpertShape | None = None
+    saves: bool = False  # checkpoints
 
 
 class Begun(Struct, frozen=True, kw_only=True):

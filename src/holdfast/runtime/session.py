@@ -158,6 +158,7 @@ class Session:
             global_batch=order.global_batch,
             micro_batches=order.micro_batches,
             experts=experts.shape(slots) if experts is not None else None,
+            saves=self._saver is not None,
         )
         self._link.send(message)
 

@@ -207,6 +207,10 @@ class Checker:
 
     def _goes_back_to_its_own(self, decision: msg.Decision) -> None:
         """A checkpoint that a decision names lies there, with a state of the lineage."""
+        if decision.kind is DecisionKind.START and self._committed:
+            left = [name for name in self._saved if not self._cluster.checkpoints.files[name].damaged]
+            if left:
+                self._fail(f"the job begins anew although {left} are there")
         if decision.kind is DecisionKind.ROLLBACK:
             file = self._cluster.checkpoints.files.get(decision.checkpoint)
             if file is None or self._truth.get(decision.applied, file.state) != file.state:

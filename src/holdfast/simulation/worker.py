@@ -92,6 +92,7 @@ class SimWorker(Process):
                 global_batch=plan.micro_batches * plan.micro_batch,
                 micro_batches=plan.micro_batches,
                 experts=self.experts.shape if self.experts else None,
+                saves=plan.checkpoint_every > 0,
             )
         )
 
