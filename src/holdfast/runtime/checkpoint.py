@@ -72,6 +72,8 @@ class CheckpointSaver:
         self._tell = tell
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-checkpoint")
         self._saving: Future[None] | None = None
+        #: the step of the newest checkpoint that was begun or loaded here
+        self.newest = 0
         #: what waits for the coordinator's answer, and the newest that was kept
         self._written: dict[CheckpointName, CheckpointWritten] = {}
         self._kept: CheckpointKept | None = None
@@ -97,6 +99,11 @@ class CheckpointSaver:
             return False
         return True
 
+    def await_free(self) -> None:
+        """Wait until the one before is written: the last checkpoint is never the one that is left out."""
+        if self._saving is not None:
+            self._saving.result()
+
     def offer(
         self, state: TrainingState, step: int, origin: tuple[int, int], experts: ExpertRows | None = None
     ) -> bool:
@@ -107,8 +114,10 @@ class CheckpointSaver:
         Args:
             origin: term and epoch of the plan under which the step was applied.
         """
-        if not self.due(step) or not self.free(step):
-            return False
+        return self.due(step) and self.free(step) and self.save(state, step, origin, experts)
+
+    def save(self, state: TrainingState, step: int, origin: tuple[int, int], experts: ExpertRows | None = None) -> bool:
+        """As `offer`, due or not; the one before is written."""
         started = time.monotonic()
         term, epoch = origin
         name = CheckpointName(term=term, epoch=epoch, step=step, nonce=secrets.token_hex(4))
@@ -117,6 +126,7 @@ class CheckpointSaver:
         except OSError as error:
             logger.error("the checkpoint of step %d could not be begun: %s", step, error)
             return False
+        self.newest = step
         self._saving = self._thread.submit(self._complete, upload, name, started)
         self._saving.add_done_callback(lambda _: self._on_idle())
         return True

@@ -77,18 +77,32 @@ class ExpertExchange:
         try:
             if verify:
                 self._experts.verify(comm)
-            if saver is None or not saver.due(step):
-                return
-            rows = self._experts.gather(comm, wanted=comm.rank == 0 and saver.free(step))
-        except HaltedError:
-            comm.retire()  # the step is applied; what comes next finds the epoch over
+        except (HaltedError, PeerLostError) as error:
+            self._broken_off(comm, origin[1], error)
             return
-        except PeerLostError as error:
-            comm.retire()
-            self._lost(origin[1], error)
+        if saver is not None and saver.due(step):
+            self.save(comm, saver, step=step, origin=origin, wanted=comm.rank == 0 and saver.free(step))
+
+    def save(
+        self, comm: Communicator, saver: CheckpointSaver, *, step: int, origin: tuple[int, int], wanted: bool
+    ) -> None:
+        """Bring the experts to rank 0, on all ranks; it saves them.
+
+        Args:
+            wanted: rank 0 can save them now; what the others say does not count.
+        """
+        try:
+            rows = self._experts.gather(comm, wanted=wanted)
+        except (HaltedError, PeerLostError) as error:
+            self._broken_off(comm, origin[1], error)
             return
         if rows is not None:
-            saver.offer(self._state, step, origin, ExpertRows(specs=self._experts.specs(), rows=rows))
+            saver.save(self._state, step, origin, ExpertRows(specs=self._experts.specs(), rows=rows))
+
+    def _broken_off(self, comm: Communicator, epoch: int, error: Exception) -> None:
+        comm.retire()  # (where it was halted: the step is applied, and what comes next finds the epoch over)
+        if isinstance(error, PeerLostError):
+            self._lost(epoch, error)
 
     def tell_loads(self, *, step: int, epoch: int) -> None:
         """Tell the coordinator every so many steps how the tokens are shared out; for rank 0 alone: all know the same.

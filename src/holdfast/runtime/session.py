@@ -54,8 +54,6 @@ from holdfast.runtime.workload import Workload
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
-#: How long the last checkpoint is waited for at the end of the loop.
-FINISH_S = 20.0
 
 T = TypeVar("T")
 
@@ -256,15 +254,33 @@ class Session:
         return True
 
     def finish(self) -> None:
-        """The training loop asks for no further step."""
+        """The training loop asks for no further step: what it has led to is saved, unless it is already."""
         saver = self._saver
         with self._changed:
             epoch = self._machine.epoch
+        if saver is not None:
+            self._save_last(saver, epoch)
+        with self._changed:
             if saver is not None:
                 # Otherwise the job could end between a checkpoint's writing and its acceptance.
-                self._changed.wait_for(lambda: self._left(epoch) or saver.idle, timeout=FINISH_S)
-            if isinstance(self._machine.task, Compute):
+                self._changed.wait_for(lambda: self._left(epoch) or saver.idle)
+            if not self._left(epoch) and isinstance(self._machine.task, Compute):
                 self._carry_out(self._machine.finish())
+
+    def _save_last(self, saver: CheckpointSaver, epoch: int) -> None:
+        with self._changed:
+            machine, room = self._machine, self._rooms.room(epoch)
+            if self._left(epoch) or machine.plan is None or not machine.applied:
+                return
+            step, rank, origin = machine.applied, machine.rank, (machine.plan.term, epoch)
+        wanted = rank == 0 and saver.newest != step
+        if wanted:
+            saver.await_free()
+        if self._experts is None:
+            if wanted:
+                saver.save(self.workload.state, step, origin)
+        elif room is not None and room.communicator is not None:
+            self._experts.save(room.communicator, saver, step=step, origin=origin, wanted=wanted)
 
     def close(self) -> None:
         """Let go of threads, sockets and groups. The link stays: its end would look like a death."""
@@ -338,6 +354,7 @@ class Session:
             self._damaged(epoch, name, str(error))
             return
         self._saver.abandon()
+        self._saver.newest = step
         with self._changed:
             self.last_applied = None
             self._exchange.settle()
