@@ -23,6 +23,7 @@ from holdfast.simulation.enumeration import (
     WRITES,
     plan_of,
 )
+from holdfast.simulation.every_write import killed_at_every_write, one_failure
 from holdfast.simulation.faults import FaultKind, lively_plan, random_plan, wide_plan
 
 RANDOM_SCHEDULES = 5000
@@ -104,6 +105,21 @@ def test_power_cuts(chunk: int) -> None:
             run_plan(plan)
         except Exception as error:
             raise AssertionError(f"schedule {seed} with a power cut at write {plan.crashes[0]} failed") from error
+
+
+@pytest.mark.parametrize("power_cuts", [False, True], ids=("killed", "power cut"))
+@pytest.mark.parametrize("number", range(0, len(FIRSTS), 13))
+def test_the_coordinator_dies_at_every_write(number: int, power_cuts: bool) -> None:
+    """The same future as undisturbed: every step, every sample once, and in time."""
+    tried = 0
+    for plan in killed_at_every_write(one_failure(number), power_cuts=power_cuts):
+        try:
+            outcome = run_plan(plan)
+        except Exception as error:
+            raise AssertionError(f"{plan} failed") from error
+        assert outcome.exit_code == EXIT_DONE, plan
+        tried += 1
+    assert tried > 30
 
 
 def test_every_enumerated_schedule_has_its_own_number() -> None:

@@ -335,6 +335,11 @@ class Cluster:
             return True
         return not shell.alive
 
+    @property
+    def writes(self) -> int:
+        """How many writes coordinators have made."""
+        return self._writes
+
     def job_ended(self, exit_code: int, why: str) -> None:
         """A coordinator says that the job is over."""
         self.ended = (exit_code, why)
