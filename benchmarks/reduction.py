@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from holdfast.protocol.commit import Commit
 from holdfast.runtime.commit import finish, start_commit
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.local_world import Seat, run_world
@@ -32,10 +33,8 @@ def model_of(parameters: int) -> nn.Module:
 
 def ours(comm: Communicator, buckets: GradientBuckets) -> None:
     reduced = reduce_gradients([buckets], comm, 1.0 / comm.size, 1.0)
-    commit = start_commit(
-        comm, grad_square=reduced.grad_square, loss_sum=1.0, samples=1, nonfinite=reduced.nonfinite, swap=0
-    )
-    finish(commit)
+    part = Commit(grad_square=reduced.grad_square, loss_sum=1.0, samples=1, nonfinite=reduced.nonfinite)
+    finish(start_commit(comm, part))
 
 
 def all_reduce(group: object, flat: torch.Tensor, model: nn.Module) -> None:

@@ -24,11 +24,11 @@ from holdfast.protocol.agent import (
     Welcome,
     WorkerDown,
 )
+from holdfast.protocol.commit import Commit
 from holdfast.protocol.orders import JobDone, Stop
-from holdfast.protocol.plan import Commit
 from holdfast.protocol.worker import Applied, Entered
 
-COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=8, nonfinite=0, swap=0)
+COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=8, nonfinite=0)
 Running = asyncio.Task[int]
 
 

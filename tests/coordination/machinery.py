@@ -32,8 +32,8 @@ MICRO_BATCHES = 6
 BATCH = 24
 
 
-def commit(loss: float = 1.0, swap: int = 0) -> msg.Commit:
-    return msg.Commit(grad_square=1.0, loss_sum=loss * BATCH, samples=BATCH, nonfinite=0, swap=swap)
+def commit(loss: float = 1.0, *flags: msg.Flag) -> msg.Commit:
+    return msg.Commit(grad_square=1.0, loss_sum=loss * BATCH, samples=BATCH, nonfinite=0, flags=flags)
 
 
 def w(node: str, nonce: str = "a") -> str:

@@ -65,7 +65,7 @@ from holdfast.protocol.messages import (
     WorkerMessage,
 )
 
-COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0, swap=0)
+COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)
 
 
 class Bench:

@@ -194,7 +194,7 @@ def test_a_joiner_is_prepared_armed_and_swapped_in() -> None:
     job = joining()
     prepare_all(job)
     assert job.kinds == ["Arm"] * 4
-    job.say(applied(w("n0"), 1, 1, commit(swap=3)))
+    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     assert job.kinds == ["persist", "EpochStarted"]
     assert job.said(ev.EpochStarted)[0].reason == "join"
     assert job.machine.record.plan is not None
@@ -205,11 +205,11 @@ def test_a_joiner_is_prepared_armed_and_swapped_in() -> None:
 def test_a_member_whose_vote_failed_while_the_others_swapped_is_not_left_behind() -> None:
     job = joining()
     prepare_all(job)
-    job.say(applied(w("n0"), 1, 1, commit(swap=3)))
+    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     job.say(msg.Fault(worker=w("n2"), epoch=1, detail="vote"))
     assert job.kinds == ["Stop"] * 4
-    job.report("n0", 1, passed=msg.Passed(step=1, commit=commit(swap=3)))
-    job.report("n1", 1, passed=msg.Passed(step=1, commit=commit(swap=3)))
+    job.report("n0", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
+    job.report("n1", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
     job.report("n2", 0, Phase.VOTED, ready=True)
     job.report("n3", None)
     assert job.orders(msg.Begin)[w("n2")].decision.kind is DecisionKind.FORWARD
@@ -400,7 +400,7 @@ def test_a_restart_says_what_the_journal_lacks_and_counts_it() -> None:
     job.step(2, "n0", "n1")
     # One call commits step 2 and writes a record; the journal gets none of it before the crash.
     job.events.clear()
-    job.say(applied(w("n2"), 1, 2, commit(swap=3)))
+    job.say(applied(w("n2"), 1, 2, commit(1.0, msg.Flag.SWAP)))
     record = job.records[-1]
     known = record.outbox[0].seq - 1
     job.boot(Position(seq=known, step=1, samples=24))
@@ -578,11 +578,11 @@ def test_a_step_whose_witnesses_are_dead_outlives_the_coordinator_that_filled_it
     assert pending is not None
     for node in ("n0", "n1"):
         job.say(msg.Prepared(worker=w(node), epoch=pending.epoch))
-    job.say(applied(w("n0"), 1, 2, commit(swap=1), world=1))
+    job.say(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP), world=1))
     job.connect(hello("n2"))
     job.say(attach(w("n2")))
     job.lose("n0")  # the only one that told of step 2; n1 has received its state
-    job.report("n1", 2, Phase.ENTERING, passed=msg.Passed(step=2, commit=commit(swap=1)))
+    job.report("n1", 2, Phase.ENTERING, passed=msg.Passed(step=2, commit=commit(1.0, msg.Flag.SWAP)))
     epoch = job.machine.turn.epoch
     after = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1)
     after.boot(takeover=True)

@@ -65,7 +65,7 @@ def swap(job: Job, pending: msg.EpochPlan, step: int) -> None:
         job.say(msg.Prepared(worker=worker, epoch=pending.epoch))
     assert set(job.orders(msg.Arm)) == set(pending.workers)
     for worker in pending.workers:
-        job.say(applied(worker, 1, step, commit(swap=4), world=4))
+        job.say(applied(worker, 1, step, commit(1.0, msg.Flag.SWAP), world=4))
 
 
 def test_replicas_follow_the_loads_at_a_step_boundary() -> None:

@@ -173,5 +173,5 @@ def test_a_swap_that_is_in_the_journal_is_not_taken_for_the_one_that_is_pending(
     job.records.append(msgspec.structs.replace(record, pending=pending, epoch=2))
     job.boot(Position(seq=len(job.events), step=1))
     job.connect(hello("n0", life(w("n0")), term=1))
-    job.say(applied(w("n0"), 1, 1, commit(swap=3)))
+    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     assert job.machine.record.pending == pending

@@ -227,8 +227,8 @@ def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> No
         machine.prepare(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): (ME,)})))
         machine.prepared(2)
         machine.arm(msg.Arm(term=1, epoch=2))
-        assert machine.swap_flag == 1
-        machine.vote_passed(commit(swap=2))
+        assert machine.flags == (msg.Flag.SWAP,)
+        machine.vote_passed(commit(1.0, msg.Flag.SWAP))
         machine.begin_apply()
         if stopped:
             machine.stop_order(msg.Stop(term=1, epoch=2))
@@ -242,7 +242,7 @@ def test_a_void_lowers_the_flag() -> None:
     machine.prepared(2)
     machine.arm(msg.Arm(term=1, epoch=2))
     machine.void(msg.Void(term=1, epoch=2))
-    assert machine.swap_flag == 0
+    assert machine.flags == ()
     assert machine.pending is None
 
 

@@ -21,6 +21,7 @@ class Mutant:
     equivalent: str = ""
 
 
+COMMIT = "protocol/commit.py"
 WORKER = "coordination/worker.py"
 DECISIONS = "coordination/decisions.py"
 DECIDING = "coordination/deciding.py"
@@ -155,22 +156,22 @@ MUTANTS = (
     Mutant(
         name="swaps_although_stopped",
         file=WORKER,
-        old="            if commit.swap == world and self.pending is not None and not self.frozen:\n",
-        new="            if commit.swap == world and self.pending is not None:\n",
+        old="            if Flag.SWAP in commit.flags and self.pending is not None and not self.frozen:\n",
+        new="            if Flag.SWAP in commit.flags and self.pending is not None:\n",
         why="a failure voids a pending swap",
     ),
     Mutant(
         name="swaps_before_all_are_armed",
-        file=WORKER,
-        old="            if commit.swap == world and self.pending is not None and not self.frozen:\n",
-        new="            if commit.swap and self.pending is not None and not self.frozen:\n",
+        file=COMMIT,
+        old="strict=True) if raised == world]\n",
+        new="strict=True) if raised]\n",
         why="a swap is for all or for none",
     ),
     Mutant(
         name="flags_before_its_group_stands",
         file=WORKER,
-        old="        return int(self._armed and self._prepared and self.pending is not None)\n",
-        new="        return int(self.pending is not None)\n",
+        old="        return (Flag.SWAP,) if self._armed and self._prepared and self.pending is not None else ()\n",
+        new="        return (Flag.SWAP,) if self.pending is not None else ()\n",
         why="the flag says that the pending group stands here, and that the coordinator knows it of all",
     ),
     Mutant(

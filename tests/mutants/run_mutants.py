@@ -24,7 +24,7 @@ SOURCE = TESTS.parent / "src" / "holdfast"
 ROUNDS = 60
 #: a mutant that makes a schedule endless is caught, too
 LIMIT_S = 300.0
-UNIT_TESTS = ("coordination",)
+UNIT_TESTS = ("coordination", "protocol")
 
 
 class StaleMutantError(Exception):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from holdfast.protocol.commit import Commit
 from holdfast.runtime.commit import start_commit
 from holdfast.runtime.communicator import HaltedError, LocalCommunicator, PeerLostError
 from holdfast.runtime.gloo import GlooCommunicator
@@ -71,8 +72,9 @@ def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
 
 def test_the_commit_operation_lies_where_the_group_works():
     group = FakeGroup(FakeWork(ended=True))
+    part = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)
     # (NCCL refuses tensors in host memory)
-    start_commit(communicator_of(group, Graveyard()), grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0, swap=0)
+    start_commit(communicator_of(group, Graveyard()), part)
     assert group.devices == {"meta"}
 
 

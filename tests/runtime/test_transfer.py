@@ -13,7 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.protocol.plan import Commit, EpochPlan, Member, Passed
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.plan import EpochPlan, Member, Passed
 from holdfast.runtime import inbox, wire
 from holdfast.runtime.hashing import state_hash
 from holdfast.runtime.inbox import Receipt, StateInbox
@@ -22,7 +23,7 @@ from holdfast.runtime.transfer import Push
 from holdfast.runtime.wire import FlatState, Ticket, stream_chunks
 
 SENDER, RECEIVER = "n1/0/a", "n2/0/b"
-PASSED = Passed(step=7, commit=Commit(grad_square=1.0, loss_sum=2.0, samples=3, nonfinite=0, swap=0))
+PASSED = Passed(step=7, commit=Commit(grad_square=1.0, loss_sum=2.0, samples=3, nonfinite=0))
 DEADLINE_S = 60.0
 
 

@@ -167,13 +167,13 @@ def test_a_state_shows_whatever_went_wrong() -> None:
     parts = [training.gradient(state, 1, micro_batch) for micro_batch in range(4)]
     right = training.reduce_parts([parts[:2], parts[2:]], epoch=1)
     assert right.parts == training.expected_parts(state, 1, 4)
-    v = training.combine([training.vote(right, parts[:2], 8, 0), training.vote(right, parts[2:], 8, 1)])
-    assert (v.samples, v.swap) == (16, 1)
+    v = training.combine([training.vote(right, parts[:2], 8, ()), training.vote(right, parts[2:], 8, (msg.Flag.SWAP,))])
+    assert (v.samples, v.flags) == (16, ())
     good = training.next_state(state, right, v)
     doubled = training.reduce_parts([parts, parts[2:]], epoch=1)
     lost = training.reduce_parts([parts[:2]], epoch=1)
     elsewhere = training.reduce_parts([parts[:2], parts[2:]], epoch=2)
-    other_v = msg.Commit(grad_square=0.0, loss_sum=v.loss_sum, samples=16, nonfinite=0, swap=1)
+    other_v = msg.Commit(grad_square=0.0, loss_sum=v.loss_sum, samples=16, nonfinite=0)
     wrong = {
         *(training.next_state(state, reduced, v) for reduced in (doubled, lost, elsewhere)),
         training.next_state(state, right, other_v),

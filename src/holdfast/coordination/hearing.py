@@ -47,7 +47,7 @@ class Hearing:
             except DivergedError as error:
                 self._parts.ending.failed(f"replicas diverged: {error}")
                 return
-            self._passed(kept.step, kept.epoch, kept.commit.swap, kept.world)
+            self._passed(kept.step, kept.epoch, kept.commit)
         for worker, top in tops.items():
             if reached:
                 ledger.settle(worker, min(top, reached))
@@ -72,11 +72,11 @@ class Hearing:
         except DivergedError as error:
             self._parts.ending.failed(f"replicas diverged: {error}")
             return
-        self._passed(message.step, message.epoch, message.commit.swap, message.world)
+        self._passed(message.step, message.epoch, message.commit)
 
-    def _passed(self, step: int, epoch: int, swap: int, world: int) -> None:
+    def _passed(self, step: int, epoch: int, commit: msg.Commit) -> None:
         # A step that is in the journal is told again after an outage: its swap is not the one that is pending now.
-        if epoch == self._turn.epoch and swap == world and step > self._parts.ledger.committed:
+        if epoch == self._turn.epoch and msg.Flag.SWAP in commit.flags and step > self._parts.ledger.committed:
             self._promote(step)
 
     def _entered(self, node: Node, message: msg.Entered) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.protocol.agent import KeptStep
-from holdfast.protocol.plan import Commit, Passed
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.plan import Passed
 from holdfast.protocol.worker import Applied, Report
 
 
@@ -149,7 +150,7 @@ class StepLedger:
 
 
 def _unknown(samples: int) -> Commit:
-    return Commit(grad_square=math.nan, loss_sum=math.nan, samples=samples, nonfinite=0, swap=0)
+    return Commit(grad_square=math.nan, loss_sum=math.nan, samples=samples, nonfinite=0)
 
 
 def _is_unknown(pending: _Pending) -> bool:

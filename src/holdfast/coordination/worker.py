@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.coordination.assignment import round_robin
+from holdfast.protocol.commit import Commit, Flag
 from holdfast.protocol.orders import Arm, Begin, JobDone, Prepare, Stop, Void
-from holdfast.protocol.plan import Commit, Decision, DecisionKind, EpochPlan, Passed, Phase
+from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, Passed, Phase
 from holdfast.protocol.worker import Applied, Entered, Fault, Finished, Prepared, Report, WorkerMessage
 
 if TYPE_CHECKING:
@@ -199,9 +200,9 @@ class WorkerMachine:
         return 1 if self.applied is None else self.applied + 1
 
     @property
-    def swap_flag(self) -> int:
-        """What to put into the commit operation's swap field."""
-        return int(self._armed and self._prepared and self.pending is not None)
+    def flags(self) -> tuple[Flag, ...]:
+        """What this worker raises in the commit operation."""
+        return (Flag.SWAP,) if self._armed and self._prepared and self.pending is not None else ()
 
     @property
     def task(self) -> Task:
@@ -438,7 +439,7 @@ class WorkerMachine:
         )
         if self.phase is Phase.PASSED:
             self.phase = Phase.COMPUTE
-            if commit.swap == world and self.pending is not None and not self.frozen:
+            if Flag.SWAP in commit.flags and self.pending is not None and not self.frozen:
                 self._swap()
         return [told, *self._pay_report()]
 

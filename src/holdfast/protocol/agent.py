@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from holdfast.protocol.commit import Commit
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
 from holdfast.protocol.orders import Order
-from holdfast.protocol.plan import Commit
 from holdfast.protocol.worker import WorkerMessage
 
 #: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds.

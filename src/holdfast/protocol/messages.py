@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from holdfast.protocol.agent import *
+from holdfast.protocol.commit import *
 from holdfast.protocol.names import *
 from holdfast.protocol.orders import *
 from holdfast.protocol.plan import *

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
+from holdfast.protocol.commit import Commit
 from holdfast.protocol.names import Blob, Count, Struct, Text, WorkerId, node_of
 
 #: Steps over which loads are taken where nobody ever looks at the placement again (Lazarus, 6.1: looks every 200).
@@ -24,16 +25,6 @@ class Phase(StrEnum):
     VOTED = "voted"  # the commit operation is issued
     PASSED = "passed"  # the commit operation returned v
     FINISHED = "finished"  # no step left to do
-
-
-class Commit(Struct, frozen=True, kw_only=True):
-    """v: what the commit operation returns, the same on every rank in every bit."""
-
-    grad_square: float
-    loss_sum: float
-    samples: int
-    nonfinite: int
-    swap: int
 
 
 class Passed(Struct, frozen=True, kw_only=True):

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from holdfast.protocol.commit import Commit
 from holdfast.protocol.names import Blob, Count, Struct, Text, WorkerId
-from holdfast.protocol.plan import Commit, ExpertShape, Passed, Phase
+from holdfast.protocol.plan import ExpertShape, Passed, Phase
 
 #: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
 MAX_LOADS = 1 << 17

@@ -198,12 +198,12 @@ class Session:
         with self._changed:
             return not self._left(epoch) and boundary(self._machine)
 
-    def vote(self, epoch: int) -> int | None:
-        """READY -> VOTED; return what to put into the swap field, None where frozen."""
+    def vote(self, epoch: int) -> tuple[msg.Flag, ...] | None:
+        """READY -> VOTED; return the flags that this worker raises, None where frozen."""
         with self._changed:
             if self._left(epoch) or not self._machine.voting():
                 return None
-            return self._machine.swap_flag
+            return self._machine.flags
 
     def vote_passed(self, commit: msg.Commit) -> None:
         """The commit operation returned v."""

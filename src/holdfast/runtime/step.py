@@ -10,7 +10,7 @@ import torch
 
 from holdfast.coordination.worker import Compute
 from holdfast.errors import HoldfastError
-from holdfast.protocol.plan import Commit
+from holdfast.protocol.commit import Commit
 from holdfast.runtime import commit as commit_operation
 from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.faulting import FaultingCommunicator
@@ -166,18 +166,18 @@ class Step:
         if not session.cross(self._epoch, lambda machine: machine.reduced()):
             return None
         session.faults.at("ready", self.number)
-        swap = session.vote(self._epoch)
-        if swap is None:
+        flags = session.vote(self._epoch)
+        if flags is None:
             return None
+        part = Commit(
+            grad_square=reduced.grad_square,
+            loss_sum=workload.sums.loss,
+            samples=workload.sums.samples,
+            nonfinite=reduced.nonfinite,
+            flags=flags,
+        )
         try:
-            pending = commit_operation.start_commit(
-                communicator,
-                grad_square=reduced.grad_square,
-                loss_sum=workload.sums.loss,
-                samples=workload.sums.samples,
-                nonfinite=reduced.nonfinite,
-                swap=swap,
-            )
+            pending = commit_operation.start_commit(communicator, part)
             session.faults.at("voted", self.number)
             v = commit_operation.finish(pending)
         except (HaltedError, PeerLostError):

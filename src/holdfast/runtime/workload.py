@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError
-from holdfast.protocol.plan import Commit
+from holdfast.protocol.commit import Commit
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.loss_scale import LossScale
 from holdfast.runtime.moe.binding import dense_parameters

@@ -13,7 +13,8 @@ from holdfast.coordination.inputs import Input, Received
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
-from holdfast.protocol.plan import Commit, DecisionKind
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 from holdfast.simulation import training

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from holdfast.protocol.plan import Commit
+from holdfast.protocol.commit import Commit, Flag, from_sums, lanes_of, to_numbers
 
 
 class Reduced(NamedTuple):
@@ -19,16 +19,6 @@ class Reduced(NamedTuple):
 
     parts: tuple[int, ...]
     rounding: int
-
-
-class Vote(NamedTuple):
-    """What one rank puts into the commit operation."""
-
-    grad_square: float
-    loss_sum: float
-    samples: int
-    nonfinite: int
-    swap: int
 
 
 def initial_state(token: int) -> int:
@@ -47,29 +37,27 @@ def reduce_parts(shares: Iterable[Iterable[int]], epoch: int) -> Reduced:
     return Reduced(parts, hash((17, epoch, parts)))
 
 
-def vote(reduced: Reduced, share: Iterable[int], samples: int, swap: int) -> Vote:
+def vote(reduced: Reduced, share: Iterable[int], samples: int, flags: tuple[Flag, ...]) -> Commit:
     """Return one rank's part of v; now and then its gradients are not finite, all by itself."""
     share = tuple(share)
-    nonfinite = int(hash((23, reduced.rounding, share)) % 8 == 0)
-    return Vote(float(reduced.rounding % 1048573), float(sum(part % 1009 for part in share)), samples, nonfinite, swap)
-
-
-def combine(votes: Iterable[Vote]) -> Commit:
-    """Return v."""
-    votes = list(votes)
     return Commit(
-        grad_square=sum(vote.grad_square for vote in votes),
-        loss_sum=sum(vote.loss_sum for vote in votes),
-        samples=sum(vote.samples for vote in votes),
-        nonfinite=sum(vote.nonfinite for vote in votes),
-        swap=sum(vote.swap for vote in votes),
+        grad_square=float(reduced.rounding % 1048573),
+        loss_sum=float(sum(part % 1009 for part in share)),
+        samples=samples,
+        nonfinite=int(hash((23, reduced.rounding, share)) % 8 == 0),
+        flags=flags,
     )
+
+
+def combine(votes: Iterable[Commit]) -> Commit:
+    """Return v."""
+    numbers = [to_numbers(vote) for vote in votes]
+    return from_sums([sum(column) for column in zip(*numbers, strict=True)], len(numbers))
 
 
 def next_state(state: int, reduced: Reduced, commit: Commit) -> int:
     """Apply a step."""
-    v = (commit.grad_square, commit.loss_sum, commit.samples, commit.nonfinite)
-    return hash((19, state, reduced.parts, reduced.rounding, v))
+    return hash((19, state, reduced.parts, reduced.rounding, lanes_of(commit)))
 
 
 def expected_parts(state: int, step: int, micro_batches: int) -> tuple[int, ...]:

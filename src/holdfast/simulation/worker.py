@@ -467,7 +467,7 @@ class SimWorker(Process):
         if not machine.voting():
             return
         samples = len(self.gradients) * self.cluster.plan.micro_batch
-        payload = training.vote(self.reduced, self.gradients.values(), samples, machine.swap_flag)
+        payload = training.vote(self.reduced, self.gradients.values(), samples, machine.flags)
         self._issue("vote", payload, training.combine)
         self._boundary("voted")
 

@@ -17,8 +17,8 @@ from holdfast.config import WorkerSettings
 from holdfast.control.worker_link import WorkerLink
 from holdfast.coordination import worker as w
 from holdfast.errors import BadInputError
+from holdfast.protocol.commit import Commit
 from holdfast.protocol.orders import Arm, Begin, Inject, JobDone, Order, Prepare, Stop, Void
-from holdfast.protocol.plan import Commit
 from holdfast.protocol.worker import Attach
 
 GLOBAL_BATCH = 8
@@ -137,7 +137,7 @@ class Training:
             self.obey(machine.vote_abandoned())
             return
         # No joins here: the barrier carries no values, so the swap flag is never raised.
-        commit = Commit(grad_square=1.0, loss_sum=GLOBAL_BATCH / task.step, samples=GLOBAL_BATCH, nonfinite=0, swap=0)
+        commit = Commit(grad_square=1.0, loss_sum=GLOBAL_BATCH / task.step, samples=GLOBAL_BATCH, nonfinite=0)
         self.obey(machine.vote_passed(commit))
         if machine.begin_apply():
             self.obey(machine.applied_step(time.time()))
