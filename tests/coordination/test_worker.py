@@ -236,6 +236,17 @@ def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> No
         assert machine.epoch == (1 if stopped else 2)
 
 
+def test_the_flag_goes_up_once_the_group_stands_and_all_are_known_to_have_it() -> None:
+    machine = computing()
+    assert machine.swap_flag == 0
+    machine.prepare(msg.Prepare(plan=plan(2)))
+    assert machine.swap_flag == 0
+    machine.prepared(2)
+    assert machine.swap_flag == 0
+    machine.arm(msg.Arm(term=1, epoch=2))
+    assert machine.swap_flag == 1
+
+
 def test_a_void_lowers_the_flag() -> None:
     machine = voted()
     machine.prepare(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))

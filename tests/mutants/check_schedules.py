@@ -13,16 +13,16 @@ from holdfast.simulation.shrinking import failure
 SHARES = {"random": (3, 1), "wide": (2, 1), "lively": (1, 1), "baseline": (1, 1), "enumerated": (1, 397)}
 
 
-def numbers(rounds: int) -> list[int]:
-    """Return the schedules' numbers, all families in turn."""
+def numbers(rounds: range) -> list[int]:
+    """Return the schedules' numbers of these rounds, all families in turn."""
     columns = []
     for family, (share, stride) in SHARES.items():
         start = FAMILIES[family].start
-        columns += [[start + stride * (share * turn + place) for turn in range(rounds)] for place in range(share)]
+        columns += [[start + stride * (share * turn + place) for turn in rounds] for place in range(share)]
     return [number for number in chain.from_iterable(zip_longest(*columns)) if number is not None]
 
 
-def main(rounds: int) -> int:
+def main(rounds: range) -> int:
     for number in numbers(rounds):
         how = failure(Cluster(plan_of(number)))
         if how:
@@ -32,4 +32,4 @@ def main(rounds: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(range(int(sys.argv[1]), int(sys.argv[2]))))

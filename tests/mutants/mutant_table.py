@@ -166,6 +166,8 @@ MUTANTS = (
         old="strict=True) if raised == world]\n",
         new="strict=True) if raised]\n",
         why="a swap is for all or for none",
+        equivalent="a flag goes up once Arm is said, which is once all have prepared; from then on nothing but a Stop "
+        "undoes the pending epoch, and v is the same everywhere: all swap a step or two sooner",
     ),
     Mutant(
         name="flags_before_its_group_stands",
@@ -282,7 +284,7 @@ MUTANTS = (
     Mutant(
         name="replicas_may_differ",
         file=LEDGER,
-        old="        same = _bits(known.commit) == _bits(message.commit) and known.state_hash == message.state_hash\n",
+        old="        same = _bits(known.commit) == _bits(news.commit) and known.state_hash == news.state_hash\n",
         new="        same = True\n",
         why="diverged replicas are never tolerated",
     ),
@@ -490,8 +492,8 @@ MUTANTS = (
     Mutant(
         name="agent_forgets_what_was_applied",
         file=AGENT,
-        old="                self.applied.append(message)\n",
-        new="                pass\n",
+        old="            self._steps.note(message)\n",
+        new="            pass\n",
         why="a coordinator that comes back must hear of the steps that the journal does not have",
     ),
     Mutant(
@@ -504,8 +506,8 @@ MUTANTS = (
     Mutant(
         name="agent_forgets_too_much_after_a_roll_back",
         file=AGENT,
-        old="            self.committed = min(self.committed, message.applied)\n",
-        new="            pass\n",
+        old="        self.committed = min(self.committed, step)\n",
+        new="        pass\n",
         why="after a roll-back steps are committed once more, and told of once more",
     ),
     Mutant(
@@ -525,7 +527,7 @@ MUTANTS = (
     Mutant(
         name="agent_takes_workers_that_were_begun_for_fresh",
         file=AGENT,
-        old="            slot.keep(Begun(worker=slot.worker, epoch=order.plan.epoch), self.committed)\n",
+        old="            slot.keep(Begun(worker=slot.worker, epoch=order.plan.epoch))\n",
         new="            pass\n",
         why="a worker whose listener gets no turn is in the epoch all the same",
     ),

@@ -8,9 +8,6 @@ import pytest
 from mutant_table import MUTANTS, Mutant
 from run_mutants import SOURCE, StaleMutantError, caught_by, write
 
-#: eight schedules each
-QUICK_ROUNDS = 8
-
 
 def test_every_mutant_fits_the_source() -> None:
     """Its text is there once, so that what is tested is what the table says."""
@@ -28,9 +25,11 @@ def test_a_mutant_that_does_not_fit_fails_loudly(tmp_path: Path) -> None:
 
 def test_without_a_mutant_nothing_is_caught() -> None:
     line = '"""What becomes of an interrupted step'
-    assert caught_by(Mutant(name="none", file="coordination/decisions.py", old=line, new=line, why=""), 2) == ""
+    assert (
+        caught_by(Mutant(name="none", file="coordination/decisions.py", old=line, new=line, why=""), quick=True) == ""
+    )
 
 
 @pytest.mark.parametrize("mutant", [mutant for mutant in MUTANTS if mutant.quick], ids=lambda mutant: mutant.name)
 def test_a_quick_mutant_is_caught(mutant: Mutant) -> None:
-    assert caught_by(mutant, QUICK_ROUNDS), f"{mutant.why}: nobody noticed"
+    assert caught_by(mutant, quick=True), f"{mutant.why}: nobody noticed"

@@ -139,3 +139,25 @@ def test_a_full_disk_keeps_no_checkpoint_and_a_slow_one_keeps_it_late() -> None:
     saved = events(slow, ev.CheckpointSaved)
     assert saved
     assert saved[0].time >= struck_at(slow) + 0.5
+
+
+def said_twice(seed: int) -> int:
+    """Return how many events were lost with the power, and said again."""
+    cut = Fault(kind=FaultKind.POWER_CUT, time=0.8, duration=0.3)
+    cluster = run(cut, seed=seed, nodes=1, start_nodes=1, steps=20, checkpoint_every=1)
+    assert [event.seq for event in cluster.journal.events] == list(range(1, len(cluster.journal.events) + 1))
+    assert cluster.story is not None
+    said = [line[2] for line in cluster.story if line[1] == "journal"]
+    return len(said) - len(set(said))
+
+
+def test_a_power_cut_takes_what_is_not_on_disk() -> None:
+    assert sum(said_twice(seed) > 0 for seed in range(8)) > 1
+
+
+def test_too_few_slots_make_those_who_are_left_wait() -> None:
+    kill = Fault(kind=FaultKind.KILL_NODE, time=0.6, target=0)
+    back = Fault(kind=FaultKind.RETURN, time=1.6, target=0)
+    cluster = run(kill, back, nodes=2, start_nodes=2, steps=20, checkpoint_every=1, experts=4, slots=2)
+    (waiting,) = events(cluster, ev.JobWaiting)
+    assert (waiting.nodes, waiting.slots) == (1, 2)

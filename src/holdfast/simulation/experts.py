@@ -30,10 +30,10 @@ class FreeMoves(MeasuredCosts):
 
 
 def shape_of(plan: FaultPlan) -> ExpertShape | None:
-    """Return the experts of a job, None for a dense one. Every node has room for all, so that none has to wait."""
+    """Return the experts of a job, None for a dense one. Where the plan says nothing, every node has room for all."""
     if not plan.experts:
         return None
-    return ExpertShape(layers=2, experts=plan.experts, slots=plan.experts + 1)
+    return ExpertShape(layers=2, experts=plan.experts, slots=plan.slots or plan.experts + 1)
 
 
 class StoredExperts:
@@ -91,7 +91,11 @@ def broken_guarantee(plan: EpochPlan, shape: ExpertShape) -> str:
     if experts is None:
         return "there is no placement"
     counts = counts_by_node(plan.workers, experts.placement, shape)
-    fewest, possible = int((counts > 0).sum(axis=2).min()), min(experts.asked, counts.shape[2])
+    nodes = counts.shape[2]
+    fewest, possible = (
+        int((counts > 0).sum(axis=2).min()),
+        min(experts.asked, nodes, shape.slots * nodes // shape.experts),
+    )
     if fewest < experts.given or experts.given < possible:
         return f"an expert lives on {fewest} nodes; {experts.given} are said, {possible} are possible"
     return ""

@@ -30,6 +30,7 @@ class FaultKind(StrEnum):
     PARTITION = "partition"  # a node's data plane is apart from all others, or from one, and heals
     PARTITION_FOR_GOOD = "partition_for_good"
     HANG = "hang"  # a training thread hangs; told as a failure after the duration
+    POWER_CUT = "power_cut"  # the coordinator's machine goes down, and with it what is not on disk; for the duration
     SKEW_CLOCK = "skew_clock"  # a node's clock is an hour off
     SLOW_DISK = "slow_disk"  # writing and renaming a node's checkpoints takes until the end of the duration
     FULL_DISK = "full_disk"  # a node's checkpoints cannot be written
@@ -59,7 +60,7 @@ class FaultPlan:
     ep_size: the world is a multiple of it, other nodes wait; 0: no such rule. restart: all workers are started again at
     every change.
     crashes_after_strike: the same, counted from the first fault on. experts: per MoE layer, 0 for a dense model;
-    rebalance_every: steps.
+    slots: for them, per layer and node, 0 for room for all; rebalance_every: steps.
     """
 
     seed: int
@@ -74,12 +75,18 @@ class FaultPlan:
     restart: bool = False
     start_spread: float = 0.05
     experts: int = 0
+    slots: int = 0
     rebalance_every: int = 0
     faults: tuple[Fault, ...] = ()
     crashes: tuple[int, ...] = ()
     crashes_after_strike: tuple[int, ...] = ()
     crash_down_s: float = 0.2
     power_cuts: bool = False
+
+    @property
+    def nodes_for_experts(self) -> int:
+        """How many nodes have room for all experts."""
+        return -(-self.experts // self.slots) if self.slots else 1
 
     def __str__(self) -> str:
         """Say everything, one fault a line."""
@@ -161,6 +168,7 @@ _WIDE_KINDS = (
     (FaultKind.LAG_DOWN, 3),
     (FaultKind.PARTITION, 4),
     (FaultKind.HANG, 4),
+    (FaultKind.POWER_CUT, 3),
     (FaultKind.SKEW_CLOCK, 2),
     (FaultKind.SLOW_DISK, 2),
     (FaultKind.FULL_DISK, 2),
@@ -201,7 +209,13 @@ def wide_plan(seed: int) -> FaultPlan:
         for _ in range(rng.choice((1, 1, 2, 3)))
     )
     kept = rng.randint(0, len(plan.faults))
-    return replace(plan, faults=(*plan.faults[:kept], *more), checkpoint_every=rng.choice((0, 1, 1, 2, 3)))
+    plan = replace(plan, faults=(*plan.faults[:kept], *more), checkpoint_every=rng.choice((0, 1, 1, 2, 3)))
+    if not plan.experts or rng.random() < 0.4:
+        return plan
+    # A node alone has too little room: who is left may have to wait for others.
+    plan = replace(plan, slots=rng.randint(max(1, plan.experts // 2), plan.experts))
+    nodes, least = max(plan.nodes, plan.nodes_for_experts), plan.nodes_for_experts
+    return replace(plan, nodes=nodes, start_nodes=max(plan.start_nodes, least))
 
 
 def baseline_plan(seed: int) -> FaultPlan:

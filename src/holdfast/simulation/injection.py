@@ -103,7 +103,12 @@ class Injector:
                 cluster.add_node(gone[fault.target % len(gone)])
         elif kind is FaultKind.DAMAGE:
             cluster.checkpoints.damage_newest()
-        elif kind in (FaultKind.CRASH_COORDINATOR, FaultKind.PAUSE_COORDINATOR, FaultKind.SUPERSEDE):
+        elif kind in (
+            FaultKind.CRASH_COORDINATOR,
+            FaultKind.PAUSE_COORDINATOR,
+            FaultKind.SUPERSEDE,
+            FaultKind.POWER_CUT,
+        ):
             self._strike_coordinator(fault)
         elif agent is not None:
             self._strike_node(fault, agent)
@@ -130,6 +135,11 @@ class Injector:
             self.down_s = fault.duration
             # Not from within: a boundary may be reached while the coordinator's own message is being handled.
             timeline.after(0.0, shell.crash)
+            self.extend(fault.duration)
+            return
+        if fault.kind is FaultKind.POWER_CUT:
+            self.down_s = fault.duration
+            timeline.after(0.0, cluster.power_cut)
             self.extend(fault.duration)
             return
         shell.stop()
@@ -230,7 +240,8 @@ class Injector:
             return
         started = cluster.store.record is not None and cluster.store.record.epoch > 0
         alive = sum(agent.alive for agent in cluster.agents.values())
-        for _ in range(alive, max(1, self._plan.ep_size) if started else self._plan.start_nodes):
+        needed = max(1, self._plan.ep_size, self._plan.nodes_for_experts)
+        for _ in range(alive, needed if started else self._plan.start_nodes):
             cluster.add_node(f"n{self._next_node}")
             self._next_node += 1
 

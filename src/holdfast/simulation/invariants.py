@@ -249,6 +249,8 @@ class Checker:
         self._epoch, self._waiting, self._outcome = 0, False, ""
         for event in self._cluster.journal.events:
             self._follow(event)
+        told = {event.step for event in self._cluster.journal.events if isinstance(event, ev.CheckpointSaved)}
+        self._saved = {name: step for name, step in self._saved.items() if step in told}
 
     def _follow(self, event: ev.AnyEvent) -> None:
         self._last, self._position = event, self._position.after(event)

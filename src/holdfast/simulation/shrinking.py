@@ -62,6 +62,7 @@ def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
         ("micro_batches", 1),
         ("checkpoint_every", 0),
         ("experts", 0),
+        ("slots", 0),
         ("rebalance_every", 0),
         ("start_spread", 0.0),
     ):

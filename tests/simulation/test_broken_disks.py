@@ -1,0 +1,83 @@
+"""Stores and journals that are broken on purpose are caught by schedules that pass with the real ones.
+
+(Machines that are broken on purpose are in tests/mutants.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.coordination.worker import InvalidTransitionError
+from holdfast.protocol.record import Record
+from holdfast.simulation.cluster import Parts, run_plan
+from holdfast.simulation.durable import MemoryJournal, MemoryStore
+from holdfast.simulation.faults import FaultPlan, random_plan
+from holdfast.simulation.invariants import InvariantError
+
+SEEDS = range(400)
+
+
+class NothingFenced(MemoryStore):
+    """Writes whatever it is given."""
+
+    def swap(self, record: Record, version: int) -> int:
+        return super().swap(record, self.version)
+
+
+class JournalOfAnybody(MemoryJournal):
+    """Appends for whoever asks."""
+
+    def append(self, event: object, length: int) -> int:
+        return super().append(event, len(self.events))  # pyright: ignore[reportArgumentType]
+
+
+class PromisesTooEarly(MemoryStore):
+    """Says that a record is written before it is on disk."""
+
+    def sync(self) -> None:
+        pass
+
+
+class StaysInMemory(MemoryJournal):
+    """Does not wait for the disk."""
+
+    def sync(self) -> None:
+        pass
+
+
+def with_a_power_cut(seed: int) -> FaultPlan:
+    return replace(random_plan(seed), crashes=(30 + seed,), power_cuts=True)
+
+
+BROKEN = {
+    "nothing is fenced": (
+        Parts(store=NothingFenced, journal=JournalOfAnybody),
+        random_plan,
+        "superseded coordinator|does not follow|after",
+    ),
+    "the store promises too early": (
+        Parts(store=PromisesTooEarly),
+        with_a_power_cut,
+        "superseded coordinator|went back|not allowed|does not follow|first event",
+    ),
+    "the journal stays in memory": (
+        Parts(journal=StaysInMemory),
+        with_a_power_cut,
+        "not on disk when its record was",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_disk_is_caught(name: str) -> None:
+    parts, plan_of, caught = BROKEN[name]
+    for seed in SEEDS:
+        try:
+            run_plan(plan_of(seed), parts)
+        except (InvariantError, InvalidTransitionError) as error:
+            with pytest.raises(type(error), match=caught):
+                raise error
+            return
+    pytest.fail(f"{name} went unnoticed in {len(SEEDS)} schedules")
