@@ -22,14 +22,6 @@ def saves(job: Job, step: int, name: str) -> None:
     assert [event.step for event in job.said(ev.CheckpointSaved)] == [step]
 
 
-def everybody_lost(job: Job, newcomer: str) -> msg.Begin:
-    """All that have state are gone, and somebody else comes."""
-    job.lose("n0")
-    job.connect(hello(newcomer))
-    job.say(attach(w(newcomer)))
-    return job.orders(msg.Begin)[w(newcomer)]
-
-
 def rolled_back() -> Job:
     """Step 1 is kept, of steps 2 and 3 nothing is left; n1 begins epoch 2 from step 1."""
     job = Job(nodes=2).start()

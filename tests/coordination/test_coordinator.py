@@ -13,7 +13,7 @@ from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.hearing import Hearing
 from holdfast.coordination.inputs import FailNode, Input, Received, Shutdown
 from holdfast.coordination.parts import JobState
-from holdfast.errors import BadInputError
+from holdfast.errors import EXIT_FAILED, BadInputError
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import DecisionKind, Phase
@@ -649,3 +649,13 @@ def test_a_newcomer_is_tried_again_less_and_less_often() -> None:
             keep_alive(job, 0.5)
         waits.append(job.now - since)
     assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+
+
+def test_a_script_that_fails_after_apply_ends_the_job_with_the_cause() -> None:
+    """It is tried nowhere else: there it would raise as well."""
+    job = Job().start()
+    job.step(1)
+    why = "after_apply raised at step 1 on node n1, rank 1: ZeroDivisionError: of the script (train.py:33)"
+    job.say(msg.ScriptFailed(worker=w("n1"), epoch=1, step=1, why=why))
+    assert [failed.why for failed in job.said(ev.JobFailed)] == [why]
+    assert {end.exit_code for end in job.sent(msg.EndNode)} == {EXIT_FAILED}

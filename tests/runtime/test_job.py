@@ -18,8 +18,10 @@ from torch.utils.data import TensorDataset
 import holdfast
 from holdfast import checkpoint_dir
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError
+from holdfast.runtime.checkpoint import SAMPLES
 from holdfast.runtime.job import Job
 from holdfast.runtime.session import Session
+from holdfast.runtime.step import Step
 from holdfast.runtime.stored_tensors import METADATA
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -253,3 +255,103 @@ def test_importing_holdfast_leaves_torch_out() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError):
         holdfast.nothing  # noqa: B018
+
+
+class Count:
+    """State of the user's: how often it was counted up."""
+
+    def __init__(self) -> None:
+        self.count = torch.zeros(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, value: dict[str, Any]) -> None:
+        self.count.copy_(value["count"])
+
+
+class Counting:
+    """A job with state of the user's, counted up once per step by `after_apply` or by the loop."""
+
+    def __init__(self, directory: Path | str = "", *, inside: bool = True, raises_at: int = 0, batch: int = 8) -> None:
+        torch.manual_seed(0)
+        self.model, self.count = torch.nn.Linear(4, 1), Count()
+        self.seen: list[tuple[int, bool, float]] = []
+        self.inside, self.raises_at = inside, raises_at
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.job = holdfast.init(checkpoint_dir=str(directory), checkpoint_every=4)
+        after = self.after if inside else None
+        extra = {"count": self.count}
+        data = (self.model, self.optimizer, DATA)
+        self.job.protect(*data, global_batch=batch, micro_batch=4, extra=extra, after_apply=after)
+
+    def after(self, step: Step) -> None:
+        if step.number == self.raises_at:
+            raise ZeroDivisionError("of the script")
+        self.seen.append((step.number, step.applied, step.loss))
+        self.count.count += 1
+
+    def run(self, steps: int) -> int:
+        for step in self.job.steps(steps):
+            for x, y in step.micro_batches():
+                step.backward(torch.nn.functional.mse_loss(self.model(x), y))
+            assert step.apply()
+            if not self.inside:
+                self.count.count += 1
+        return int(self.count.count)
+
+
+def test_what_a_script_does_after_apply_is_in_the_checkpoint_of_the_step(tmp_path: Path) -> None:
+    """Reproducer odd_models.py ema: resumed, it was a step behind."""
+    first = Counting(tmp_path)
+    assert first.run(9) == 9
+    assert [number for number, applied, loss in first.seen if applied and loss == loss] == list(range(1, 10))
+    assert Counting(tmp_path).run(12) == 12
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_an_extra_that_the_loop_changes_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, copies: bool
+) -> None:
+    if copies:
+        monkeypatch.setattr(Count, "state_dict", lambda self: {"count": self.count.clone()})
+    with pytest.raises(BadInputError, match=r"extra\['count'\] was changed outside of apply"):
+        Counting(tmp_path, inside=False).run(3)
+    # Not even that of the last step, which nothing comes after.
+    with pytest.raises(BadInputError, match=r"extra\['count'\] was changed outside of apply"):
+        Counting(tmp_path, inside=False).run(1)
+
+
+def test_where_after_apply_raises_the_step_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError, match="of the script"):
+        Counting(tmp_path, raises_at=3).run(6)
+    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [3]
+    again = Counting(tmp_path)
+    again.run(3)
+    whole = Counting()
+    whole.run(3)
+    assert torch.equal(again.model.weight, whole.model.weight)
+
+
+def test_other_samples_are_refused_with_the_difference(tmp_path: Path) -> None:
+    Counting(tmp_path).run(2)
+    with pytest.raises(BadInputError, match="global_batch was 8 and is 16"):
+        Counting(tmp_path, batch=16).run(3)
+
+
+def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_samples(tmp_path: Path) -> None:
+    Counting(tmp_path).run(2)
+    (checkpoint,) = tmp_path.iterdir()
+    (checkpoint / SAMPLES).unlink()
+    checkpoint_dir.write_manifest(checkpoint, 2)
+    assert Counting(tmp_path).run(3) == 3
+
+
+def test_another_learning_rate_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Counting(tmp_path).run(2)
+    again = Counting(tmp_path)
+    again.optimizer.param_groups[0]["lr"] = 0.5
+    with caplog.at_level(logging.WARNING):
+        again.run(3)
+    (said,) = [record.getMessage() for record in caplog.records if "learning rate" in record.message]
+    assert "[0.01] is used, not the script's [0.5]" in said

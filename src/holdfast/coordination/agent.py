@@ -44,6 +44,7 @@ from holdfast.protocol.worker import (
     Loads,
     Prepared,
     Report,
+    ScriptFailed,
     WorkerMessage,
 )
 
@@ -58,7 +59,7 @@ WATCH_S = 0.1
 #: Of these kinds only the latest is kept. The replay of a node: what its workers are, what they applied, where they
 #: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
 _LIFE = (Attach, Begun, Entered)
-_STAND = (Prepared, Report, Fault, Finished, CheckpointWritten, CheckpointKept, Loads)
+_STAND = (Prepared, Report, Fault, Finished, CheckpointWritten, CheckpointKept, Loads, ScriptFailed)
 #: what a newer epoch makes worthless
 _EPOCH_BOUND = (Prepared, Report, Fault)
 #: of a message of a megabyte, this much is left to Hello's other fields

@@ -120,6 +120,10 @@ class Hearing:
     def _post(self, node: Node, message: msg.Post) -> None:
         pass_on(self._turn, message)
 
+    def _script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
+        if self._turn.is_member(message.worker):
+            self._parts.ending.failed(message.why)
+
     def _fault(self, node: Node, message: msg.Fault) -> None:
         pending = self._turn.record.pending
         if pending is not None and message.epoch == pending.epoch:
@@ -151,5 +155,6 @@ class Hearing:
         msg.CheckpointKept: while_it_goes_on(_checkpoint),
         msg.CheckpointDamaged: while_it_goes_on(_checkpoint),
         msg.Loads: while_it_goes_on(_loads),
+        msg.ScriptFailed: while_it_goes_on(_script_failed),
         msg.Post: while_it_goes_on(_post),
     }

@@ -111,6 +111,15 @@ class Finished(Struct, frozen=True, kw_only=True):
     step: Count
 
 
+class ScriptFailed(Struct, frozen=True, kw_only=True):
+    """The script's `after_apply` raised, as it would anywhere: the job ends. The step is applied, and saved if it can be."""
+
+    worker: WorkerId
+    epoch: Count
+    step: Count
+    why: Text
+
+
 class CheckpointWritten(Struct, frozen=True, kw_only=True):
     """A checkpoint lies complete under a temporary name; it counts only once the coordinator accepts it.
 
@@ -187,5 +196,6 @@ WorkerMessage = (
     | CheckpointKept
     | CheckpointDamaged
     | Loads
+    | ScriptFailed
     | Post
 )

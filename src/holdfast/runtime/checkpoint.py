@@ -24,6 +24,7 @@ from holdfast.protocol.worker import CheckpointKept, CheckpointWritten
 from holdfast.runtime.moe.saving import empty_rows, row_name
 from holdfast.runtime.moe.shards import LayerSpec
 from holdfast.runtime.moe.training import JobExperts
+from holdfast.runtime.sampling import SampleOrder
 from holdfast.runtime.state import Manifest, StateMismatchError, StateView, TrainingState
 from holdfast.runtime.stored_tensors import load_tensors
 
@@ -33,6 +34,27 @@ logger = logging.getLogger(__name__)
 STATE = "state.msgpack"
 #: What each MoE layer keeps per expert, likewise.
 EXPERTS = "experts.msgpack"
+#: What the samples of its steps follow from, likewise.
+SAMPLES = "samples.json"
+
+
+class Samples(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step's samples follow from: with others a resumed job would use some twice and leave others out."""
+
+    global_batch: int
+    length: int
+    seed: int
+
+    @classmethod
+    def of(cls, order: SampleOrder) -> Samples:
+        """Return those of an order."""
+        return cls(global_batch=order.global_batch, length=order.length, seed=order.seed)
+
+    def differences(self, other: Samples) -> list[str]:
+        """Say where a checkpoint's are not these."""
+        names = {"global_batch": "global_batch", "length": "samples in the data set", "seed": "seed"}
+        pairs = [(said, getattr(other, name), getattr(self, name)) for name, said in names.items()]
+        return [f"{said} was {theirs} and is {mine}" for said, theirs, mine in pairs if theirs != mine]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +75,14 @@ class CheckpointSaver:
         worker: str,
         every: int,
         tell: Callable[[CheckpointWritten | CheckpointKept], None],
+        samples: Samples | None = None,
     ) -> None:
         """Make sure that the directory is there.
 
         Args:
             every: steps between checkpoints.
             tell: sends a message to the coordinator; thread-safe.
+            samples: those of the job, to be written down and compared; None for neither.
 
         Raises:
             BadInputError: the directory is not usable, or a number makes no sense.
@@ -70,6 +94,7 @@ class CheckpointSaver:
         self._worker = worker
         self._every = every
         self._tell = tell
+        self._samples = samples
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-checkpoint")
         self._saving: Future[None] | None = None
         #: the step of the newest checkpoint that was begun or loaded here
@@ -122,7 +147,7 @@ class CheckpointSaver:
         term, epoch = origin
         name = CheckpointName(term=term, epoch=epoch, step=step, nonce=secrets.token_hex(4))
         try:
-            upload = begin_save(self.directory / name.writing, state.capture(), experts)
+            upload = begin_save(self.directory / name.writing, state.capture(), experts, self._samples)
         except OSError as error:
             logger.error("the checkpoint of step %d could not be begun: %s", step, error)
             return False
@@ -130,6 +155,15 @@ class CheckpointSaver:
         self._saving = self._thread.submit(self._complete, upload, name, started)
         self._saving.add_done_callback(lambda _: self._on_idle())
         return True
+
+    def load(self, name: str, state: TrainingState, *, first: bool) -> int:
+        """As `load_checkpoint`; the first rank says where the checkpoint's learning rates are not the script's."""
+        mine = state.learning_rates()
+        step = load_checkpoint(self.directory, name, state, self._samples)
+        theirs = state.learning_rates()
+        if first and mine != theirs:
+            logger.warning("the checkpoint's learning rate %s is used, not the script's %s", theirs, mine)
+        return step
 
     def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
         """In the background: give a checkpoint its final name, or remove what will not be used any more."""
@@ -212,7 +246,9 @@ def _origin(message: CheckpointKept | AcceptCheckpoint) -> tuple[int, int, int]:
     return message.term, message.epoch, message.step
 
 
-def begin_save(path: Path, view: StateView, experts: ExpertRows | None = None) -> Future[object]:
+def begin_save(
+    path: Path, view: StateView, experts: ExpertRows | None = None, samples: Samples | None = None
+) -> Future[object]:
     """Copy the state, and write the copy in a background thread; the returned future ends with the writing.
 
     Raises:
@@ -220,6 +256,8 @@ def begin_save(path: Path, view: StateView, experts: ExpertRows | None = None) -
     """
     path.mkdir(parents=True)
     (path / STATE).write_bytes(msgspec.msgpack.encode(view.manifest))
+    if samples is not None:
+        (path / SAMPLES).write_bytes(msgspec.json.encode(samples))
     tensors = _named(view.tensors)
     if experts is not None:
         (path / EXPERTS).write_bytes(msgspec.msgpack.encode(experts.specs))
@@ -234,14 +272,14 @@ def begin_save(path: Path, view: StateView, experts: ExpertRows | None = None) -
     return upload
 
 
-def load_checkpoint(directory: Path, name: str, state: TrainingState) -> int:
+def load_checkpoint(directory: Path, name: str, state: TrainingState, samples: Samples | None = None) -> int:
     """Load a checkpoint into the model, the optimizer and the extra objects, and return its step.
 
     Nothing is touched before the checkpoint is known to be whole and of this model.
 
     Raises:
         DamagedCheckpointError: it is not whole.
-        BadInputError: it is that of another model, optimizer or extra.
+        BadInputError: it is that of another model, optimizer or extra, or of a job with other samples.
     """
     path = directory / checkpoint_dir.parse_name(name).final
     step = checkpoint_dir.verify(path)
@@ -249,6 +287,7 @@ def load_checkpoint(directory: Path, name: str, state: TrainingState) -> int:
         manifest = msgspec.msgpack.decode((path / STATE).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError) as error:
         raise DamagedCheckpointError(f"{name}/{STATE} cannot be read: {error}") from None
+    _compare(path, samples)
     try:
         tensors = state.prepare(manifest)
     except StateMismatchError as error:
@@ -259,6 +298,21 @@ def load_checkpoint(directory: Path, name: str, state: TrainingState) -> int:
     except StateMismatchError as error:
         raise DamagedCheckpointError(f"{name}/{STATE} does not fit: {error}") from None
     return step
+
+
+def _compare(path: Path, samples: Samples | None) -> None:
+    """Refuse to go on with other samples; a checkpoint of an earlier version does not say what its were."""
+    if samples is None or not (path / SAMPLES).exists():
+        return
+    try:
+        written = msgspec.json.decode((path / SAMPLES).read_bytes(), type=Samples)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DamagedCheckpointError(f"{path.name}/{SAMPLES} cannot be read: {error}") from None
+    if differences := samples.differences(written):
+        raise BadInputError(
+            f"checkpoint {path} is of a job with other samples: {', '.join(differences)}; resumed, it would use some "
+            "twice and leave others out: give the same ones, or another checkpoint directory"
+        )
 
 
 def load_experts(directory: Path, name: str, experts: JobExperts, wanted: Sequence[Sequence[int]]) -> None:

@@ -73,6 +73,7 @@ class StateExchange:
         """Send this worker's state to those that lack it, in the background: compute goes on, apply waits."""
         if not task.send_to or room.push is not None:
             return
+        self._state.watch.check()
         view, step = self._state.capture(), self._shared.machine.step
         machine = self._shared.machine
         with self._shared.changed:

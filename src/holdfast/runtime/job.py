@@ -18,8 +18,9 @@ from holdfast.clock import SystemClock
 from holdfast.config import WorkerSettings
 from holdfast.control.worker_link import WorkerLink
 from holdfast.errors import BadInputError
+from holdfast.protocol.plan import Commit
 from holdfast.runtime.building import group_builder
-from holdfast.runtime.checkpoint import CheckpointSaver
+from holdfast.runtime.checkpoint import CheckpointSaver, Samples
 from holdfast.runtime.faults import Faults
 from holdfast.runtime.graveyard import Graveyard
 from holdfast.runtime.loss_scale import LossScale, with_scaler
@@ -53,6 +54,8 @@ class Job:
         self._checkpoint_every = settings.checkpoint_every if settings else checkpoint_every
         self._session: Session | None = None
         self._ended = False
+        self._after_apply: Callable[[Step], None] | None = None
+        self._step: Step | None = None
         local = settings.local_rank if settings else 0
         #: where the model belongs
         self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
@@ -79,6 +82,7 @@ class Job:
         max_grad_norm: float | None = None,
         scaler: torch.amp.GradScaler | None = None,
         extra: Mapping[str, Any] | None = None,
+        after_apply: Callable[[Step], None] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         """Say what is trained, and join the job.
@@ -96,6 +100,10 @@ class Job:
                 is not finite on any of them; call none of its methods.
             extra: more state, by name: anything with state_dict() and load_state_dict(). Learning rate schedulers of
                 torch among them are stepped once per step.
+            after_apply: the script's own part of a step, such as a moving average of the weights in `extra`: called
+                inside `apply()`, on every worker, before the state is saved or sent to anybody. It must be a function
+                of the state and of the step's loss, norm and the like alone, and may change the model and `extra`; an
+                `extra` that is changed anywhere else is refused. If it raises, the step is saved and the job ends.
             collate: makes a micro-batch of a list of samples; torch's default_collate if None.
 
         Raises:
@@ -129,6 +137,7 @@ class Job:
             loss_scale=loss_scale,
             experts=experts,
         )
+        self._after_apply = after_apply
         self._session = self._open(workload, digest)
 
     def steps(self, count: int) -> Iterator[Step]:
@@ -154,9 +163,18 @@ class Job:
             if compute.step > count:
                 session.finish()
             else:
-                yield Step(session, compute, epoch)
+                self._step = Step(session, compute, epoch)
+                yield self._step
         self._ended = True
         session.close()
+
+    def _applied(self, number: int, commit: Commit) -> None:
+        """Let the script do its part of a step, which is always the one that its loop is at."""
+        step = self._step
+        if self._after_apply is None or step is None or step.number != number:
+            raise RuntimeError(f"broken invariant: step {number} is applied, the loop is at {step and step.number}")
+        step.passed(commit)
+        self._after_apply(step)
 
     def _emulate(self, model: torch.nn.Module) -> None:
         seconds = self._settings.emulate_compute if self._settings else 0.0
@@ -176,7 +194,13 @@ class Job:
         link: Link = agent if agent is not None else SoloLink(directory)
         saver = None
         if directory is not None:
-            saver = CheckpointSaver(directory=directory, worker=worker, every=self._checkpoint_every, tell=link.send)
+            saver = CheckpointSaver(
+                directory=directory,
+                worker=worker,
+                every=self._checkpoint_every,
+                tell=link.send,
+                samples=Samples.of(workload.loader.order),
+            )
         graveyard = Graveyard()
         host = settings.host if settings else "127.0.0.1"
         session = Session(
@@ -190,6 +214,7 @@ class Job:
             saver=saver,
             inbox_host=settings.host if settings else None,
             verify_state=settings.verify_state if settings else False,
+            after_apply=self._applied if self._after_apply else None,
         )
         session.attach(digest=digest, host=host, slots=settings.slots if settings else 1)
         return session

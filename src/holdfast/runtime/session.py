@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import traceback
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.control.framing import FromWorkerProcess
@@ -34,11 +35,11 @@ from holdfast.coordination.worker import (
     WorkerMachine,
 )
 from holdfast.protocol import messages as msg
+from holdfast.protocol.names import node_of
 from holdfast.runtime.building import GroupBuilder, GroupBuilding
 from holdfast.runtime.checkpoint import (
     CheckpointSaver,
     DamagedCheckpointError,
-    load_checkpoint,
     load_experts,
 )
 from holdfast.runtime.communicator import Communicator
@@ -54,6 +55,8 @@ from holdfast.runtime.workload import Workload
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
+#: How long a step whose `after_apply` raised may take to be saved before the job ends.
+GIVE_UP_S = 30.0
 
 T = TypeVar("T")
 
@@ -82,6 +85,7 @@ class Session:
         saver: CheckpointSaver | None = None,
         inbox_host: str | None = None,
         verify_state: bool = False,
+        after_apply: Callable[[int, msg.Commit], None] | None = None,
     ) -> None:
         """Make a session that nobody knows of yet; `attach` announces it.
 
@@ -89,6 +93,7 @@ class Session:
             saver: writes checkpoints; None for none.
             inbox_host: the address to receive state at; None where no peer can ever send any.
             verify_state: report a hash of all state with every applied step.
+            after_apply: the script's part of a step, called with it and its v before anything is saved or sent.
         """
         self.workload = workload
         self.faults = faults
@@ -97,6 +102,7 @@ class Session:
         self._clock = clock
         self._saver = saver
         self._verify_state = verify_state
+        self._after_apply = after_apply
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
         holding = Holding(experts.shape(1)) if experts is not None else None
@@ -225,7 +231,8 @@ class Session:
         """Carry a passed step out; False where a Stop was faster: the decision will say what becomes of it.
 
         Raises:
-            Exception: whatever the optimizer raised. The state is void then, and the process has to end.
+            Exception: whatever the optimizer raised: the state is void then, and the process has to end. Or what
+                `after_apply` raised: the step is applied and saved, and the job ends.
         """
         self._await_push(epoch)
         with self._changed:
@@ -237,12 +244,16 @@ class Session:
             room, origin = self._rooms.room(epoch), (plan.term, epoch)
         self.workload.apply(commit)
         self.faults.at("applying", step)
+        failure = self._run_after_apply(step, commit)
+        self.workload.state.watch.note()
         digest = state_hash(self.workload.state.capture()) if self._verify_state else ""
         with self._changed:
             rank = self._machine.rank
             forward = self._machine.phase is msg.Phase.ENTERING
             self._carry_out(self._machine.applied_step(self._clock.time(), digest))
             self.last_applied = msg.Passed(step=step, commit=commit)
+        if failure is not None:
+            self._give_up(step, epoch, failure)
         if self._experts is not None and rank == 0:
             self._experts.tell_loads(step=step, epoch=epoch)
         if self._experts is None:
@@ -252,6 +263,39 @@ class Session:
             saver, comm = self._saver, room.communicator
             self._experts.after_step(comm, saver, step=step, origin=origin, verify=self._verify_state)
         return True
+
+    def _run_after_apply(self, step: int, commit: msg.Commit) -> Exception | None:
+        """Run the script's part of a step; return what it raised: model and optimizer are whole all the same."""
+        if self._after_apply is None:
+            return None
+        try:
+            self._after_apply(step, commit)
+        except Exception as error:  # noqa: BLE001
+            return error
+        return None
+
+    def _give_up(self, step: int, epoch: int, failure: Exception) -> NoReturn:
+        """Save what the step has led to, have the job end with the cause, and raise it here."""
+        with self._changed:
+            rank = self._machine.rank
+        saver = self._saver
+        # (Experts are brought together by all ranks: whether all have raised is not known here.)
+        if saver is not None and self._experts is None:
+            self._save_last(saver, epoch)
+            with self._changed:
+                # It has raised on all ranks, most likely, and the first one's word ends the job: that one saves.
+                first = rank == 0
+                self._changed.wait_for(
+                    lambda: self._left(epoch) or self._machine.done or (first and saver.idle), timeout=GIVE_UP_S
+                )
+        place = traceback.extract_tb(failure.__traceback__)[-1]
+        cause = f"{type(failure).__name__}: {failure} ({place.filename}:{place.lineno})"
+        why = f"after_apply raised at step {step} on node {node_of(self.worker)}, rank {rank}: {cause}"
+        self._link.send(msg.ScriptFailed(worker=self.worker, epoch=epoch, step=step, why=why[:8000]))
+        traceback.print_exception(failure)
+        with self._changed:
+            self._changed.wait_for(lambda: self._machine.done, timeout=CLOSE_S)
+        raise failure
 
     def finish(self) -> None:
         """The training loop asks for no further step: what it has led to is saved, unless it is already."""
@@ -273,6 +317,7 @@ class Session:
             if self._left(epoch) or machine.plan is None or not machine.applied:
                 return
             step, rank, origin = machine.applied, machine.rank, (machine.plan.term, epoch)
+        self.workload.state.watch.check()
         wanted = rank == 0 and saver.newest != step
         if wanted:
             saver.await_free()
@@ -346,7 +391,7 @@ class Session:
         if self.halted(epoch) or not self._exchange.quiet():
             return
         try:
-            step = load_checkpoint(self._saver.directory, name, self.workload.state)
+            step = self._saver.load(name, self.workload.state, first=plan.rank(self.worker) == 0)
             if experts is not None and plan.experts is not None:
                 wanted = experts.wanted_of(plan.experts, plan.rank(self.worker) or 0)
                 load_experts(self._saver.directory, name, experts, wanted)

@@ -60,7 +60,7 @@ class SoloLink:
                 term = 1 + max((name.term for name in self._known), default=0)
                 self._plan = _plan(message, term)
                 self._orders.put(msg.Begin(plan=self._plan, decision=self._decide()))
-            case msg.Finished():
+            case msg.Finished() | msg.ScriptFailed():
                 self._orders.put(msg.JobDone())
             case msg.CheckpointWritten(term=term, epoch=epoch, step=step, name=name):
                 self._orders.put(msg.AcceptCheckpoint(term=term, epoch=epoch, step=step, name=name))

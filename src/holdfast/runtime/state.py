@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
 from holdfast.runtime import tree
+from holdfast.runtime.extra_watch import ExtraWatch
 
 MAX_TENSORS = 1 << 20
 
@@ -84,6 +85,7 @@ class TrainingState:
                 raise BadInputError(
                     f"extra[{name!r}] is a {type(thing).__name__}: it needs state_dict() and load_state_dict()"
                 )
+        self.watch = ExtraWatch(self.extra)
         self._modules = tuple(model.named_modules())
         for name, module in self._modules:
             if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
@@ -159,12 +161,17 @@ class TrainingState:
         Raises:
             StateMismatchError: the values do not fit the objects.
         """
+        self.watch.forget()
         try:
             self._set_optimizer_state(tree.unpack(manifest.optimizer, tensors))
             for name, node in manifest.extra.items():
                 self.extra[name].load_state_dict(tree.unpack(node, tensors))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateMismatchError(f"{type(error).__name__}: {error}") from error
+
+    def learning_rates(self) -> list[float]:
+        """Return those of the parameter groups, as they were before any schedule."""
+        return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in self.optimizer.param_groups]
 
     def buffer_versions(self) -> dict[str, tuple[int, int]]:
         """Return what changes when a buffer is written to or replaced: (identity, torch's version counter).

@@ -86,10 +86,13 @@ class Step:
 
         Raises:
             StepUseError: called twice, or before all micro-batches were computed.
+            BadInputError: an `extra` was changed since the step before, outside of its apply().
+            Exception: whatever `after_apply` raised; the step is applied, and the job ends.
         """
         if self._ended or self._open is not None:
             raise StepUseError(f"step {self.number}: apply() is called once, after all micro-batches had backward()")
         self._ended = True
+        self._session.workload.state.watch.check()
         if not self._exhausted and not self._void() and not self._session.halted(self._epoch):
             raise StepUseError(
                 f"step {self.number}: apply() before the micro-batches were used up; do not break the loop"
@@ -124,11 +127,15 @@ class Step:
         passed = self._session.last_applied
         if passed is None or passed.step != self.number:
             return False
-        self.applied = True
-        self.loss = mean_loss(passed.commit)
-        self.grad_norm = math.sqrt(passed.commit.grad_square)
-        self.skipped = passed.commit.nonfinite > 0
+        self.passed(passed.commit)
         return True
+
+    def passed(self, commit: Commit) -> None:
+        """Say what v says."""
+        self.applied = True
+        self.loss = mean_loss(commit)
+        self.grad_norm = math.sqrt(commit.grad_square)
+        self.skipped = commit.nonfinite > 0
 
     def _attempt(self) -> bool:
         session, epoch = self._session, self._epoch
