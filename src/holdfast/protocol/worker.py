@@ -112,7 +112,7 @@ class Finished(Struct, frozen=True, kw_only=True):
 
 
 class ScriptFailed(Struct, frozen=True, kw_only=True):
-    """The script's `after_apply` raised, as it would anywhere: the job ends. The step is applied, and saved if possible."""
+    """The script's `after_apply` raised, as it would anywhere: the job ends. The step is applied, and may be saved."""
 
     worker: WorkerId
     epoch: Count
