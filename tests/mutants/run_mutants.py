@@ -23,7 +23,7 @@ SOURCE = TESTS.parent / "src" / "holdfast"
 #: rounds of the schedules in check_schedules.py, eight schedules each
 QUICK_ROUNDS, ROUNDS = 8, 60
 #: a mutant that makes a schedule endless is caught, too
-LIMIT_S = 300.0
+LIMIT_S = 120.0
 UNIT_TESTS = ("coordination", "protocol")
 
 
