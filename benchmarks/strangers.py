@@ -28,6 +28,7 @@ from holdfast.control.launch_settings import script_digest
 from holdfast.control.local_job import LocalJob
 from holdfast.control.registry import JobEntry, find_job, registry_directory
 from holdfast.protocol.agent import CoordinatorMessage, Hello, Welcome
+from holdfast.protocol.names import PROTOCOL
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"
@@ -162,7 +163,7 @@ def say_hello(entry: JobEntry, digest: str, seconds: float) -> list[float]:
         node = f"hello-{number}"
         channel.send(
             Hello(
-                protocol=1,
+                protocol=PROTOCOL,
                 job=entry.job,
                 node=node,
                 session=secrets.token_hex(8),

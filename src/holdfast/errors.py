@@ -20,5 +20,9 @@ class BadInputError(HoldfastError, ValueError):
     exit_code = EXIT_BAD_INPUT
 
 
+class StepUseError(BadInputError):
+    """The training loop does not use a step as it has to be used; the message says how."""
+
+
 class JobFailedError(HoldfastError):
     """The job cannot go on: the message says what was lost."""

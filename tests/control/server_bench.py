@@ -20,7 +20,7 @@ from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import JobEntry
 from holdfast.protocol.agent import CoordinatorMessage, FromWorker, Hello
 from holdfast.protocol.events import name_of
-from holdfast.protocol.names import worker_id
+from holdfast.protocol.names import PROTOCOL, worker_id
 from holdfast.protocol.worker import Attach, WorkerMessage
 
 #: For conditions that a loaded machine may take long to bring about; nothing is measured by it.
@@ -161,7 +161,7 @@ def frame(message: msgspec.Struct) -> bytes:
 
 def hello(node: str, **changes: Any) -> Hello:
     """Return the first message of a node with one worker."""
-    fresh = Hello(protocol=1, job="j", node=node, session="0" * 16, term=0, agent_pid=1, workers=1, digest="d")
+    fresh = Hello(protocol=PROTOCOL, job="j", node=node, session="0" * 16, term=0, agent_pid=1, workers=1, digest="d")
     return msgspec.structs.replace(fresh, **changes)
 
 
@@ -172,7 +172,7 @@ def attach(node: str) -> WorkerMessage:
         pid=2,
         host="127.0.0.1",
         state_port=1,
-        digest="d",
+        config={"model": "m"},
         global_batch=8,
         micro_batches=4,
     )

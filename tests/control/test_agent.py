@@ -25,6 +25,7 @@ from holdfast.protocol.agent import (
     WorkerDown,
 )
 from holdfast.protocol.commit import Commit
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.orders import JobDone, Stop
 from holdfast.protocol.worker import Applied, Entered
 
@@ -139,31 +140,43 @@ def test_words_said_while_the_coordinator_is_away_arrive_later(tmp_path: Path) -
     asyncio.run(asyncio.wait_for(story(), 2 * DEADLINE))
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "kind", "detail", "exit_code"),
-    [
-        ("exit", b"7", "process_exit", "exit code 7", 7),
-        ("exit", b"0", "process_exit", "the script ended before its steps were done", 0),
-        ("raise", b"out of luck", "exception", "RuntimeError: out of luck", 1),
-    ],
-)
-def test_a_worker_that_ends_is_told_and_replaced(
-    key: str, value: bytes, kind: str, detail: str, exit_code: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_whose_script_raises_is_told_and_replaced(capfd: pytest.CaptureFixture[str]) -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
-        await coordinator.order(worker, key, value)
+        await coordinator.order(worker, "raise", b"out of luck")
         old, new = await coordinator.attach(2)
         assert old.rsplit("/", 1)[0] == new.rsplit("/", 1)[0]
         assert old != new
-        down = WorkerDown(worker=worker, kind=kind, detail=detail, exit_code=exit_code)
-        assert coordinator.of(WorkerDown) == [down]
+        detail = "RuntimeError: out of luck (obedient.py, line 51)"
+        assert coordinator.of(WorkerDown) == [
+            WorkerDown(worker=worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1)
+        ]
 
     play(story)
-    if key == "raise":
-        error = capfd.readouterr().err
-        assert "RuntimeError: out of luck" in error
-        assert "worker_process.py" not in error  # the traceback begins with the user's script
+    error = capfd.readouterr().err
+    assert "RuntimeError: out of luck" in error
+    assert "worker_process.py" not in error  # the traceback begins with the user's script
+
+
+@pytest.mark.parametrize(
+    ("code", "detail"),
+    [
+        (7, "the script called sys.exit(7) (obedient.py, line 49)"),
+        (0, "the script ended before its steps were done"),
+    ],
+)
+def test_a_worker_whose_script_ends_itself_is_told_and_not_replaced(code: int, detail: str) -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        await coordinator.order(worker, "exit", str(code).encode())
+        await coordinator.until(lambda: coordinator.of(WorkerDown), "the worker's end")
+        kind = FailureKind.PROCESS_EXIT
+        assert coordinator.of(WorkerDown) == [
+            WorkerDown(worker=worker, kind=kind, detail=detail, exit_code=code, final=True)
+        ]
+        assert agent.machine.workers == ("",)
+
+    play(story)
 
 
 def test_a_killed_worker_is_told_with_its_signal() -> None:
@@ -180,8 +193,8 @@ def test_a_killed_worker_is_told_with_its_signal() -> None:
 def test_the_end_of_a_worker_is_told_again_until_it_is_replaced() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
-        down = WorkerDown(worker=worker, kind="process_exit", detail="exit code 2", exit_code=2)
-        await coordinator.order(worker, "exit", b"2")  # bad input: no other process follows
+        down = WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail="a wrong batch", exit_code=2)
+        await coordinator.order(worker, "bad-input", b"a wrong batch")  # no other process follows
         await coordinator.until(lambda: coordinator.of(WorkerDown), "the exit")
         coordinator.drop()
         await coordinator.until(lambda: len(coordinator.of(WorkerDown)) == 2, "the exit again")
@@ -198,7 +211,7 @@ def test_bad_input_is_passed_on_and_ends_the_node_when_the_coordinator_says_so(
         (worker,) = await coordinator.attach()
         await coordinator.order(worker, "bad-input", b"global_batch is 7")
         await coordinator.until(lambda: coordinator.of(WorkerDown), "the exit")
-        down = WorkerDown(worker=worker, kind="process_exit", detail="global_batch is 7", exit_code=2)
+        down = WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail="global_batch is 7", exit_code=2)
         assert coordinator.of(WorkerDown) == [down]
         await coordinator.say(EndNode(exit_code=2, why="global_batch is 7", alone=True))
         assert await asyncio.wait_for(running, DEADLINE) == 2
@@ -239,7 +252,7 @@ def test_a_script_that_never_trains_is_bad_input(tmp_path: Path) -> None:
 
 def test_workers_that_die_again_and_again_quarantine_the_node(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
-    script.write_text("raise SystemExit(9)\n")
+    script.write_text("import os\n\nos._exit(9)\n")
 
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         assert await asyncio.wait_for(running, DEADLINE) == 1
@@ -408,7 +421,7 @@ def test_a_wrong_token_ends_an_agent_that_was_never_let_in(tmp_path: Path) -> No
 def test_a_quarantined_node_waits_to_tell_a_coordinator_that_is_away(tmp_path: Path) -> None:
     """Found when agents started faster than their coordinator: they left before anybody could hear why."""
     script = tmp_path / "broken.py"
-    script.write_text("raise SystemExit(9)\n")
+    script.write_text("import os\n\nos._exit(9)\n")
 
     async def story() -> None:
         async with fake_coordinator() as gone:

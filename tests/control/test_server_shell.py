@@ -27,9 +27,10 @@ from holdfast.observability.journal import Journal, JournalError
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.agent import Committed, Hello
 from holdfast.protocol.events import CoordinatorRestarted, StepCommitted
+from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
-HELLO = Hello(protocol=1, job="j", node="n", session="0" * 8, term=0, agent_pid=1, workers=1, digest="")
+HELLO = Hello(protocol=PROTOCOL, job="j", node="n", session="0" * 8, term=0, agent_pid=1, workers=1, digest="")
 
 
 def _event(seq: int) -> StepCommitted:

@@ -23,6 +23,7 @@ from holdfast.control.framing import (
     encode_frame,
 )
 from holdfast.control.worker_link import WorkerLink
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from holdfast.protocol.orders import JobDone, Order, Posted, Stop
 from holdfast.protocol.worker import Finished, WorkerMessage
@@ -143,7 +144,7 @@ def test_no_agent_is_an_os_error(tmp_path: Path) -> None:
 
 
 def test_a_frame_that_is_too_large_is_not_sent() -> None:
-    message = Crashed(worker=WORKER, kind="exception", detail="x" * (MAX_MESSAGE_BYTES + 1), exit_code=1)
+    message = Crashed(worker=WORKER, kind=FailureKind.EXCEPTION, detail="x" * (MAX_MESSAGE_BYTES + 1), exit_code=1)
     with pytest.raises(FrameError, match="at most"):
         encode_frame(message)
 

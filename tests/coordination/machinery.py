@@ -40,13 +40,13 @@ def w(node: str, nonce: str = "a") -> str:
     return msg.worker_id(node, 0, nonce)
 
 
-def attach(worker: str, digest: str = "config", pid: int = 7, experts: msg.ExpertShape | None = None) -> msg.Attach:
+def attach(worker: str, model: str = "small", pid: int = 7, experts: msg.ExpertShape | None = None) -> msg.Attach:
     return msg.Attach(
         worker=worker,
         pid=pid,
         host="h",
         state_port=1,
-        digest=digest,
+        config={"model": model},
         global_batch=BATCH,
         micro_batches=MICRO_BATCHES,
         experts=experts,

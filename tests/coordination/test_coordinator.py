@@ -16,6 +16,7 @@ from holdfast.coordination.parts import JobState
 from holdfast.errors import EXIT_FAILED, BadInputError
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.plan import DecisionKind, Phase
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import KnownCheckpoint
@@ -313,7 +314,7 @@ def namesake(job: Job) -> msg.Refused:
 def test_another_node_of_the_same_name_is_turned_away_once_the_first_has_lived_on() -> None:
     job = Job().start()
     assert namesake(job).retry
-    for _ in range(4):
+    for _ in range(7):
         for node in ("n0", "n1", "n2"):
             job.feed(Received(job.connections[node], msg.Heartbeat()), after=0.3)
         assert "n2" in job.machine.members.nodes
@@ -340,8 +341,22 @@ def test_a_node_that_comes_back_while_its_old_lease_runs_is_told_to_come_again()
 def test_a_worker_of_another_config_ends_its_node_with_2() -> None:
     job = Job().start()
     job.connect(hello("n3"))
-    job.say(attach(w("n3"), digest="other"))
-    assert [(end.exit_code, end.alone) for end in job.sent(msg.EndNode)] == [(2, True)]
+    job.say(attach(w("n3"), model="large"))
+    (end,) = job.sent(msg.EndNode)
+    assert (end.exit_code, end.alone) == (2, True)
+    assert end.why == "node n3 does not fit the job: model is large, the job's is small"
+
+
+def test_a_job_that_waits_for_a_node_that_did_not_fit_says_so_once() -> None:
+    job = Job(nodes=2).boot()
+    for node, model in (("n0", "small"), ("n1", "large")):
+        job.connect(hello(node))
+        job.say(attach(w(node), model=model))
+    job.tick(0.1)
+    (waiting,) = job.said(ev.JobWaiting)
+    assert (waiting.nodes, waiting.why) == (1, "node n1 does not fit the job: model is large, the job's is small")
+    job.tick(0.1)
+    assert not job.said(ev.JobWaiting)
 
 
 def test_an_agent_of_a_newer_term_is_not_talked_to() -> None:
@@ -546,7 +561,7 @@ def test_a_worker_that_gives_no_report_costs_its_node_the_place() -> None:
 def test_a_worker_process_that_dies_leaves_its_node_in_the_job() -> None:
     job = Job().start()
     connection = job.connections["n2"]
-    down = msg.WorkerDown(worker=w("n2"), kind="process_exit", detail="SIGKILL", exit_code=-9)
+    down = msg.WorkerDown(worker=w("n2"), kind=FailureKind.PROCESS_EXIT, detail="SIGKILL", exit_code=-9)
     job.feed(Received(connection, down))
     assert job.kinds == ["FailureDetected", "Stop", "Stop"]
     job.report("n0", 0)
@@ -659,3 +674,121 @@ def test_a_script_that_fails_after_apply_ends_the_job_with_the_cause() -> None:
     job.say(msg.ScriptFailed(worker=w("n1"), epoch=1, step=1, why=why))
     assert [failed.why for failed in job.said(ev.JobFailed)] == [why]
     assert {end.exit_code for end in job.sent(msg.EndNode)} == {EXIT_FAILED}
+
+
+def down(node: str, kind: FailureKind, detail: str, exit_code: int = 1, *, final: bool = False) -> msg.WorkerDown:
+    return msg.WorkerDown(worker=w(node), kind=kind, detail=detail, exit_code=exit_code, final=final)
+
+
+def test_a_script_that_ends_itself_ends_the_job_at_once_and_is_named() -> None:
+    job = Job().start()
+    job.step(1)
+    end = down("n1", FailureKind.PROCESS_EXIT, "the script called sys.exit(3) (train.py, line 7)", 3, final=True)
+    job.feed(Received(job.connections["n1"], end))
+    (failed,) = job.said(ev.JobFailed)
+    assert failed.why == "rank 1 on node n1: the script called sys.exit(3) (train.py, line 7)"
+    assert job.machine.over is not None
+    assert job.machine.over.exit_code == 1
+
+
+def test_a_failed_job_names_the_exception_first_and_what_it_led_to_after_it() -> None:
+    job = Job().start()
+    job.step(1)
+    job.lose("n0")
+    for node in ("n1", "n2"):
+        job.feed(
+            Received(
+                job.connections[node], down(node, FailureKind.EXCEPTION, "ValueError: bad batch (train.py, line 9)")
+            )
+        )
+    (failed,) = job.said(ev.JobFailed)
+    assert failed.why.startswith("rank 1 on node n1: ValueError: bad batch (train.py, line 9); then parameters")
+
+
+def test_what_was_made_good_explains_no_later_end() -> None:
+    job = Job().start()
+    job.feed(Received(job.connections["n1"], down("n1", FailureKind.EXCEPTION, "ValueError: old")))
+    for node in ("n0", "n2"):
+        job.report(node, 0)
+    for node in ("n0", "n2"):
+        job.say(msg.Entered(worker=w(node), epoch=2, applied=0))
+    job.step(1, "n0", "n2", epoch=2)
+    for node in ("n0", "n2"):
+        job.lose(node)
+    (failed,) = job.said(ev.JobFailed)
+    assert failed.why.startswith("node n0: connection_lost; then parameters")
+
+
+def finish(job: Job, *nodes: str) -> None:
+    for node in nodes:
+        job.say(msg.Finished(worker=w(node), step=1))
+
+
+def test_a_rank_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> None:
+    job = Job(config={"report_timeout_s": 2.0}).start()
+    job.step(1)
+    finish(job, "n1")
+    keep_alive(job, 3.0)
+    job.report("n0", 1, Phase.REDUCING)
+    job.report("n1", 1, Phase.FINISHED)
+    job.report("n2", 1, Phase.COMPUTE)
+    (failed,) = job.said(ev.JobFailed)
+    assert failed.why.startswith("rank 1 on node n1 left its loop after step 1 while rank 0 on node n0 went on")
+
+
+def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time() -> None:
+    job = Job(config={"report_timeout_s": 2.0}).start()
+    job.step(1)
+    epoch, asked = 1, []
+    for _ in range(3):
+        finish(job, "n1")
+        since = job.now
+        while job.machine.parts.stopping.stop is None:
+            keep_alive(job, 0.5)
+        asked.append(job.now - since)
+        for node, phase in (("n0", Phase.COMPUTE), ("n1", Phase.FINISHED), ("n2", Phase.COMPUTE)):
+            job.report(node, 1, phase)
+        epoch += 1
+        for node in ("n0", "n1", "n2"):
+            job.say(msg.Entered(worker=w(node), epoch=epoch, applied=1))
+    assert asked == [3.0, 5.0, 9.0]
+    finish(job, "n0", "n1", "n2")
+    assert job.machine.record.outcome == "done"
+
+
+def leave(job: Job, *nodes: str) -> None:
+    """The scripts of these nodes have left their loops and ended."""
+    for node in nodes:
+        end = down(node, FailureKind.PROCESS_EXIT, "the script ended before its steps were done", 0, final=True)
+        job.feed(Received(job.connections[node], end))
+
+
+def test_a_job_whose_scripts_all_leave_their_loops_after_the_same_step_is_done() -> None:
+    job = Job().start()
+    job.step(1)
+    leave(job, "n0", "n1")
+    assert job.machine.over is None
+    leave(job, "n2")
+    (finished,) = job.said(ev.JobFinished)
+    assert finished.steps == 1
+    assert [end.exit_code for end in job.sent(msg.EndNode)] == [0, 0, 0]
+
+
+def test_a_script_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> None:
+    job = Job(config={"report_timeout_s": 2.0}).start()
+    job.step(1)
+    leave(job, "n1")
+    keep_alive(job, 3.0)
+    job.report("n0", 1, Phase.REDUCING)
+    job.report("n2", 1, Phase.REDUCING)
+    (failed,) = job.said(ev.JobFailed)
+    assert failed.why.startswith("rank 1 on node n1 left its loop after step 1 while rank 0 on node n0 went on")
+
+
+def test_of_two_lists_the_first_items_that_differ_are_named() -> None:
+    job = Job(nodes=2).boot()
+    for node, model in (("n0", "a 4x8, b 8, c 2"), ("n1", "a 4x8, b 9, d 2")):
+        job.connect(hello(node))
+        job.say(attach(w(node), model=model))
+    (end,) = job.sent(msg.EndNode)
+    assert end.why == "node n1 does not fit the job: the first of the model that differs is b 9, the job's is b 8"

@@ -10,6 +10,7 @@ from holdfast.control.framing import Crashed, FrameDecoder, FrameError, FromWork
 from holdfast.control.supervisor import ProcessHandle, describe_exit
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol.agent import WorkerDown
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.orders import Order
 
 #: the exit code of a process whose parent, the zygote, was lost before it could tell
@@ -93,17 +94,17 @@ class Slot:
 
     def obituary(self, code: int, script: str) -> WorkerDown:
         """Say how the process ended."""
-        kind, detail, exit_code = "process_exit", describe_exit(code), code
+        kind, detail, exit_code, final = FailureKind.PROCESS_EXIT, describe_exit(code), code, False
         if code == UNKNOWN_EXIT:
             detail, exit_code = "its exit code is not known: the zygote was lost", EXIT_FAILED
         if self.hung:
-            kind, detail = "hang", "the process was stopped for longer than the lease"
+            kind, detail = FailureKind.HANG, "the process was stopped for longer than the lease"
         elif self.crashed is not None:
-            kind = "process_exit" if self.crashed.kind == "bad_input" else "exception"
+            kind, final = self.crashed.kind, self.crashed.final
             detail, exit_code = self.crashed.detail, self.crashed.exit_code
         elif code == 0 and not self.attached:
             exit_code = EXIT_BAD_INPUT
             detail = f"{script} ended without training: call holdfast.init(), protect() and loop over job.steps()"
         elif code == 0:
-            detail = "the script ended before its steps were done"
-        return WorkerDown(worker=self.worker, kind=kind, detail=detail[:8000], exit_code=exit_code)
+            detail, final = "the script ended before its steps were done", True
+        return WorkerDown(worker=self.worker, kind=kind, detail=detail[:8000], exit_code=exit_code, final=final)

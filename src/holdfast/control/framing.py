@@ -7,7 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from holdfast.protocol.names import MAX_MESSAGE_BYTES, Name, Text, WorkerId
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.names import MAX_MESSAGE_BYTES, Text, WorkerId
 from holdfast.protocol.orders import Order
 from holdfast.protocol.worker import WorkerMessage
 
@@ -22,12 +23,13 @@ class FrameError(ValueError):
 
 
 class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A worker process ends by an exception; for its agent only, which adds it to what it says of the exit."""
+    """Why a worker process ends; for its agent only, which adds it to what it says of the exit (see WorkerDown)."""
 
     worker: WorkerId
-    kind: Name  # bad_input | exception
+    kind: FailureKind
     detail: Text
     exit_code: int
+    final: bool = False
 
 
 #: what a worker process says to its agent, and what it hears from it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.membership import Node
@@ -103,7 +104,7 @@ class Admission:
         self._namesakes.clear()
 
     def _name_taken(self, known: Node) -> Refused:
-        """Refuse a namesake: for good only once the other has lived on for more than a lease since it first asked.
+        """Refuse a namesake: for good only once the other has lived on for two leases since it first asked.
 
         Until then it may well be the same node, come back before its old connection's end was noticed.
         """
@@ -112,28 +113,45 @@ class Admission:
         if now - asked.last > lease_s:
             asked.first = now
         asked.last = now
-        if known.seen - asked.first > lease_s:
+        if known.seen - asked.first > 2 * lease_s:
             why = f"a node named {known.name} is connected: choose another --node"
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
         why = f"the lease of a node named {known.name} still runs"
         return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
 
 
-def takes_part(turn: Turn, node: Node, attach: Attach) -> bool:
-    """Take the job's configuration from its first worker; False where another's differs: its node is told to end."""
-    if not turn.record.config_digest:
+def misfit(turn: Turn, node: Node, attach: Attach) -> str:
+    """Take the job's configuration from its first worker; where another's differs its node is told to end.
+
+    Returns:
+        What differs; "" where all is the same.
+    """
+    if not turn.record.config:
         turn.change(
-            config_digest=attach.digest,
+            config=attach.config,
             global_batch=attach.global_batch,
             micro_batches=attach.micro_batches,
             experts=attach.experts,
             saves=attach.saves,
         )
-    elif attach.digest != turn.record.config_digest:
-        why = f"model, optimizer or batch of {attach.worker} differ from the job's: use the same code and config"
-        turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
-        return False
-    return True
+        return ""
+    job, here = turn.record.config, attach.config
+    differing = [name for name in dict.fromkeys((*job, *here)) if job.get(name) != here.get(name)]
+    if not differing:
+        return ""
+    said = [_difference(name, here.get(name, "none"), job.get(name, "none")) for name in differing]
+    why = f"node {node.name} does not fit the job: {'; '.join(said)}"
+    turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
+    return why
+
+
+def _difference(name: str, here: str, job: str) -> str:
+    """Say how two values differ; of two lists, the first items that do."""
+    if ", " in here and ", " in job:
+        both = zip_longest(here.split(", "), job.split(", "), fillvalue="none")
+        here, job = next((mine, theirs) for mine, theirs in both if mine != theirs)
+        name = f"the first of the {name} that differs"
+    return f"{name} is {here}, the job's is {job}"
 
 
 def _misfit(record: Record, hello: Hello) -> str | None:

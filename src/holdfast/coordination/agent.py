@@ -406,7 +406,7 @@ class AgentMachine:
         # may be done again, with another v.
         slot.down = down
         self._steps.undo_after(max(other.top for other in self._slots))
-        if down.exit_code == EXIT_BAD_INPUT:
+        if down.final or down.exit_code == EXIT_BAD_INPUT:
             slot.ended = True  # another process would say the same; the coordinator decides what becomes of the job
         elif slot.deaths.died(now, self.committed):
             slot.ended = True

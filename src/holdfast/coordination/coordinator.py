@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from holdfast.coordination.admission import Admission
 from holdfast.coordination.deciding import Deciding
+from holdfast.coordination.finishing import Finishing
 from holdfast.coordination.hearing import Hearing
 from holdfast.coordination.injection import injection
 from holdfast.coordination.inputs import (
@@ -37,7 +38,7 @@ from holdfast.coordination.parts import JobParts, JobState
 from holdfast.coordination.table import Row, always, ignore, row, while_it_goes_on
 from holdfast.coordination.turn import Turn
 from holdfast.coordination.waiting import Waiting
-from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.failures import FailureKind
@@ -57,10 +58,11 @@ class Coordinator:
         self._lost = missing_events(record, tail)
         self.turn = Turn(record, reduce(Position.after, self._lost, tail))
         self.parts = parts = JobParts(self.turn, config)
-        self.waiting = Waiting(self.turn, parts.stopping, config)
+        self.waiting = Waiting(parts)
         self._admission = Admission(parts)
         self._deciding = Deciding(parts)
         self._hearing = Hearing(parts)
+        self._finishing = Finishing(parts)
         self._last_tick: float | None = None
 
     # ---- the shell's side ----
@@ -122,7 +124,7 @@ class Coordinator:
         self._advance()
         if isinstance(event, Tick) and self.over is None:
             self.parts.progress.tell(self.config.heartbeat_s)
-            self.waiting.tell(self.parts.absences.promised, restarting=self.parts.absences.renewing)
+            self.waiting.tell()
         return self.turn.flush()
 
     def _take(self, event: Input) -> None:
@@ -143,7 +145,7 @@ class Coordinator:
         if self.parts.progress.release(plan):
             self.parts.failures.made_good()
         self.parts.checkpoints.accept(self.parts.ledger.committed)
-        if self.parts.progress.finished(plan):
+        if self.parts.progress.finished(plan, self.parts.left):
             self.parts.ending.done(self.parts.progress)
             return
         self.parts.joining.arm()
@@ -254,6 +256,7 @@ class Coordinator:
             self.parts.failures.take(*(Failure(kind=kind, node=name, since=now - waited, detail=why) for name in here))
         if self.parts.joining.overdue:
             self.parts.failures.undo_pending(now, ())
+        self._finishing.tick()
 
     def _from_worker(self, node: Node, envelope: msg.FromWorker) -> None:
         self._hearing.take(node, envelope.message)
@@ -266,10 +269,18 @@ class Coordinator:
         if down.exit_code == EXIT_BAD_INPUT and self.turn.epoch == 0:
             self.parts.ending.failed(down.detail, EXIT_BAD_INPUT)
             return
+        if down.final and down.exit_code == EXIT_DONE:
+            if known is not None:
+                self.parts.left[down.worker] = self.parts.ledger.applied_by(down.worker) or 0
+            return
+        if down.final:
+            exit_code = EXIT_BAD_INPUT if down.exit_code == EXIT_BAD_INPUT else EXIT_FAILED
+            self.parts.ending.failed(f"{self.turn.place_of(down.worker)}: {down.detail}", exit_code)
+            return
         if down.exit_code == EXIT_BAD_INPUT:
             self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
         if known is not None:
-            now, kind = self.turn.now, FailureKind(down.kind)
+            now, kind = self.turn.now, down.kind
             self.parts.failures.take(
                 Failure(kind=kind, node=node.name, worker=down.worker, since=now, detail=down.detail)
             )

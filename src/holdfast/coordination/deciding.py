@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from holdfast.coordination.admission import send_away_all
 from holdfast.coordination.announcing import announce_epoch
 from holdfast.coordination.decisions import NothingLeft, Verdict, decide, without_state
+from holdfast.coordination.finishing import left_alone
 from holdfast.coordination.inputs import RESTART, Failure
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.planner import first_assignment, held_experts, lacks_slots, lost_of, make_plan
@@ -35,12 +36,19 @@ class Deciding:
         self._checkpoints = parts.checkpoints
         self._loads = parts.loads
         self._ending = parts.ending
+        self._left = parts.left
         self._suspects = Suspects()
 
     def decide(self) -> None:
         """Decide what becomes of the interrupted step, if everybody has spoken and there is room for all experts."""
         turn, record, stopping = self._turn, self._turn.record, self._stopping
         if stopping.stop is None or record.plan is None or stopping.awaited(self._absences.promised):
+            return
+        if alone := left_alone(record.plan.workers, stopping.reports, self._left):
+            gone, step, waiting = alone
+            gone, waiting = turn.place_of(gone), turn.place_of(waiting)
+            why = f"{gone} left its loop after step {step} while {waiting} went on"
+            self._ending.failed(f"{why}: all ranks must leave it after the same step")
             return
         parted = self._judge(record.plan.workers)
         if lacks_slots(turn, self._config):

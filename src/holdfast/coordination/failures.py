@@ -17,12 +17,12 @@ from holdfast.protocol.failures import FailureKind
 
 
 class Failures:
-    """Takes in failures. `cause` explains those since the last committed step, None where there are none."""
+    """Takes in failures, and keeps the one that explains the others since the last committed step."""
 
     def __init__(
         self, turn: Turn, ledger: StepLedger, stopping: Stopping, joining: Joining, absences: Absences
     ) -> None:
-        self.cause: Failure | None = None
+        self._cause, self._raised = "", False
         self._turn = turn
         self._ledger = ledger
         self._stopping = stopping
@@ -62,16 +62,18 @@ class Failures:
         after_s = max(0.0, turn.now - failure.since)
         turn.emit(FailureDetected, node=failure.node, kind=failure.kind, after_s=after_s, detail=failure.detail)
         # What users' code raises explains the losses around it, and is explained by none of them.
-        if self.cause is None or (failure.kind is FailureKind.EXCEPTION and self.cause.kind is not failure.kind):
-            self.cause = failure
+        raised = failure.kind is FailureKind.EXCEPTION
+        if not self._cause or (raised and not self._raised):
+            place = turn.place_of(failure.worker) if failure.worker else f"node {failure.node}"
+            self._cause, self._raised = f"{place}: {failure.detail or failure.kind}", raised
 
     def made_good(self) -> None:
         """A step is committed: whatever had failed explains nothing of what comes."""
-        self.cause = None
+        self._cause, self._raised = "", False
 
     def explain(self, consequence: str) -> str:
         """Return why the job ends: the first cause, then what it led to."""
-        return f"{self.cause}; then {consequence}" if self.cause is not None else consequence
+        return f"{self._cause}; then {consequence}" if self._cause else consequence
 
     def _out(self, failure: Failure) -> list[str]:
         """Expel what failed; return the workers that are gone with it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from holdfast.coordination.admission import takes_part
+from holdfast.coordination.admission import misfit
 from holdfast.coordination.announcing import announce_node
 from holdfast.coordination.ledger import DivergedError
 from holdfast.coordination.membership import Node, WorkerInfo
@@ -53,7 +53,10 @@ class Hearing:
                 ledger.settle(worker, min(top, reached))
 
     def _attach(self, node: Node, attach: msg.Attach) -> None:
-        if attach.worker in node.workers or not takes_part(self._turn, node, attach):
+        if attach.worker in node.workers:
+            return
+        if differing := misfit(self._turn, node, attach):
+            self._parts.misfit = differing
             return
         node.workers[attach.worker] = WorkerInfo(attach)
         if self._turn.record.outcome:

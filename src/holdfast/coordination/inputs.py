@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from holdfast.protocol.agent import AgentMessage, CoordinatorMessage
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.names import index_of
 from holdfast.protocol.plan import ExpertPlan
 from holdfast.protocol.record import Record
 
@@ -51,11 +50,6 @@ class Failure:
     since: float
     worker: str = ""
     detail: str = ""
-
-    def __str__(self) -> str:
-        """Say it in a line."""
-        place = f"worker {index_of(self.worker)} of node {self.node}" if self.worker else f"node {self.node}"
-        return f"{place}: {self.detail or self.kind}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,10 @@ class JobParts:
         self.ending = Ending(turn)
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
+        #: workers whose scripts have left their loops and ended, with the step that they had applied
+        self.left: dict[str, int] = {}
+        #: why a node was turned away last
+        self.misfit = ""
         self.failures = Failures(turn, self.ledger, self.stopping, self.joining, self.absences)
 
     @property

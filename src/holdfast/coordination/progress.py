@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from holdfast.coordination.costs import MeasuredCosts
 from holdfast.coordination.ledger import CommittedStep, StepLedger
 from holdfast.coordination.recovery import Recovery
@@ -49,11 +51,12 @@ class Progress:
             self._recovered(done)
         return bool(released)
 
-    def finished(self, plan: EpochPlan) -> bool:
-        """Tell whether all members of `plan` have ended their loops, at the step that is committed."""
-        infos = [self._turn.members.worker(worker) for worker in plan.workers]
-        reached = {self.ledger.applied_by(worker) for worker in plan.workers}
-        return all(info is not None and info.finished for info in infos) and reached == {self.ledger.committed}
+    def finished(self, plan: EpochPlan, left: Mapping[str, int]) -> bool:
+        """Tell whether all members of `plan` have ended (or left) their loops, at the step that is committed."""
+        infos = ((worker, self._turn.members.worker(worker)) for worker in plan.workers)
+        if not all(worker in left or (info is not None and info.finished) for worker, info in infos):
+            return False
+        return {self.ledger.applied_by(worker) for worker in plan.workers} == {self.ledger.committed}
 
     def tell(self, every_s: float) -> None:
         """Let the agents forget what is in the journal; not at every step: it takes a record and messages."""

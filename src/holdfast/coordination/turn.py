@@ -10,7 +10,7 @@ from holdfast.coordination.inputs import Close, Emit, EndJob, Instruction, Persi
 from holdfast.coordination.membership import Membership
 from holdfast.protocol.agent import CoordinatorMessage, ToWorker
 from holdfast.protocol.events import AnyEvent, Event
-from holdfast.protocol.names import node_of
+from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.orders import Order
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
@@ -55,6 +55,12 @@ class Turn:
     def is_member(self, worker: str) -> bool:
         """Tell whether the plan in force names a worker."""
         return self.record.plan is not None and self.record.plan.rank(worker) is not None
+
+    def place_of(self, worker: str) -> str:
+        """Say which worker it is, as people name it."""
+        rank = self.record.plan.rank(worker) if self.record.plan is not None else None
+        node = node_of(worker)
+        return f"worker {index_of(worker)} of node {node}" if rank is None else f"rank {rank} on node {node}"
 
     def left_behind(self, message: Fault) -> bool:
         """Tell whether a member's commit operation failed although all others passed it, and swapped."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass, field
 
-from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.parts import JobParts
 from holdfast.coordination.planner import lacks_slots
 from holdfast.coordination.static_experts import ep_size_of
-from holdfast.coordination.stopping import Stopping
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.protocol.events import JobWaiting
@@ -26,35 +24,34 @@ class Need:
 class Waiting:
     """Tells what is missing, once for each need."""
 
-    def __init__(self, turn: Turn, stopping: Stopping, config: CoordinatorConfig) -> None:
+    def __init__(self, parts: JobParts) -> None:
         self.need: Need | None = None
-        self._config = config
-        self._turn = turn
-        self._stopping = stopping
+        self._parts = parts
 
-    def tell(self, absent: Set[str], *, restarting: bool = False) -> None:
-        """Say what the job waits for, where it does and has not said it yet.
-
-        Args:
-            absent: nodes that may still come back with their part of the state: it is them that the job waits for.
-            restarting: nodes are about to come back with fresh workers.
-        """
-        need = None if restarting else self._need(absent)
+    def tell(self) -> None:
+        """Say what the job waits for, where it does and has not said it yet."""
+        # Those that are about to come with fresh workers were not lost, and what they bring is known.
+        need = None if self._parts.absences.renewing else self._need()
         if need is not None and need != self.need:
-            self._turn.emit(JobWaiting, nodes=need.nodes, slots=need.slots, why=need.why)
+            self._parts.turn.emit(JobWaiting, nodes=need.nodes, slots=need.slots, why=need.why)
         self.need = need
 
-    def _need(self, absent: Set[str]) -> Need | None:
-        turn, stopping = self._turn, self._stopping
-        record, members = turn.record, turn.members
-        if record.epoch == 0 or record.outcome:
-            return None  # it has not begun, or is over
-        broken = stopping.stop is not None and not stopping.awaited(absent)
-        if record.plan is not None and not (broken and lacks_slots(turn, self._config)):
+    def _need(self) -> Need | None:
+        parts, turn = self._parts, self._parts.turn
+        record, members, config = turn.record, turn.members, parts.config
+        if record.outcome:
+            return None
+        if record.epoch == 0:
+            here = sum(node.complete for node in members.nodes.values())
+            # (that nodes are still to come at the begin is worth no word, unless one came in vain)
+            return Need(nodes=config.start_nodes - here, slots=0, why=parts.misfit) if parts.misfit else None
+        # Of those that may still come back it is their part of the state that the job waits for.
+        broken = parts.stopping.stop is not None and not parts.stopping.awaited(parts.absences.promised)
+        if record.plan is not None and not (broken and lacks_slots(turn, config)):
             return None
         why = "too few nodes are left for all experts" if members.nodes else "no node is left"
-        if self._config.static_experts:
-            return _missing_statically(turn, self._config.ep_size)
+        if config.static_experts:
+            return _missing_statically(turn, config.ep_size)
         return _missing(turn, why)
 
 

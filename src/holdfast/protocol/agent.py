@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.commit import Commit
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
 from holdfast.protocol.orders import Order
 from holdfast.protocol.worker import WorkerMessage
@@ -78,12 +79,17 @@ class FromWorker(Struct, frozen=True, kw_only=True):
 
 
 class WorkerDown(Struct, frozen=True, kw_only=True):
-    """A worker process ended without having finished."""
+    """A worker process ended without having finished.
+
+    `final`: the script itself wants no more, another process would do the same. With exit code 0 it has left its loop
+    (`break`): the job is done once all have; else the job ends with this cause.
+    """
 
     worker: WorkerId
-    kind: Text  # process_exit | exception | hang
+    kind: FailureKind
     detail: Text
     exit_code: int
+    final: bool = False
 
 
 class Leave(Struct, frozen=True, kw_only=True):

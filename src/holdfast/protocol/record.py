@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.names import Struct
 from holdfast.protocol.plan import Decision, EpochPlan, ExpertShape, Passed
@@ -29,9 +33,9 @@ class Record(Struct, frozen=True, kw_only=True):
 
     `epoch` is the highest number ever given, a pending plan's included. `lineage` is the epoch of the last START or
     ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and that were
-    not in the journal when it was taken, with their v. The digests are those of the first worker. `outbox` holds the
-    events of the transition that wrote this record, `position` is where the job stood before them: what the journal
-    lacks of either after a crash is appended at the restart. `checkpoints`, oldest first, are those
+    not in the journal when it was taken, with their v. `script_digest` and `config` are those of the first worker.
+    `outbox` holds the events of the transition that wrote this record, `position` is where the job stood before them:
+    what the journal lacks of either after a crash is appended at the restart. `checkpoints`, oldest first, are those
     that the job can go back to; those whose names are in `superseded` may be removed from the directory.
     """
 
@@ -44,7 +48,7 @@ class Record(Struct, frozen=True, kw_only=True):
     pending: EpochPlan | None = None
     lineage: int = 0
     script_digest: str = ""
-    config_digest: str = ""
+    config: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     global_batch: int = 0
     micro_batches: int = 0
     experts: ExpertShape | None = None

@@ -21,7 +21,8 @@ class Attach(Struct, frozen=True, kw_only=True):
     pid: Count
     host: Text
     state_port: Annotated[int, Meta(ge=0, le=65535)]
-    digest: Text  # of code and configuration: all workers of a job must have the same
+    #: software, model and settings, as people would say them: all workers of a job must have the same
+    config: Annotated[dict[Text, Text], Meta(max_length=32)]
     global_batch: Count
     micro_batches: Count  # M, per global batch
     experts: ExpertShape | None = None

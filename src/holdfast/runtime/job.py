@@ -30,11 +30,13 @@ from holdfast.runtime.moe.training import experts_of
 from holdfast.runtime.sampling import MicroBatchLoader
 from holdfast.runtime.session import Link, Session
 from holdfast.runtime.solo import SoloLink
-from holdfast.runtime.state import TrainingState, structure
+from holdfast.runtime.state import Manifest, TrainingState
 from holdfast.runtime.step import Step
 from holdfast.runtime.workload import Workload
 
 _ALONE = "alone/0/0"
+#: of a model's list of tensors; a hash of all that it says goes beside it
+_LISTED_CHARACTERS = 8000
 
 
 class Job:
@@ -123,12 +125,18 @@ class Job:
         experts = experts_of(model, optimizer)
         loss_scale = LossScale(scaler, model.parameters(), self.device)
         state = TrainingState(model, optimizer, with_scaler(extra, scaler), apart=expert_parameters(model))
-        numbers = (len(dataset), global_batch, micro_batch, seed, max_grad_norm)
+        numbers: dict[str, Any] = {
+            "samples": len(dataset),
+            "global batch": global_batch,
+            "micro-batch": micro_batch,
+            "seed": seed,
+            "max_grad_norm": max_grad_norm,
+        }
         if experts is not None:
             # All workers bring their experts to the one that saves them: at the same steps.
             saving = self._checkpoint_every if self._checkpoint_dir else 0
-            numbers = (*numbers, experts.experts, experts.specs(), saving)
-        digest = self._digest(structure(state.capture()), numbers)
+            numbers |= {"experts": experts.experts, "expert tensors": experts.specs(), "checkpoint_every": saving}
+        config = self._config(state.capture().manifest, numbers)
         workload = Workload(
             state=state,
             loader=loader,
@@ -138,7 +146,7 @@ class Job:
             experts=experts,
         )
         self._after_apply = after_apply
-        self._session = self._open(workload, digest)
+        self._session = self._open(workload, config)
 
     def steps(self, count: int) -> Iterator[Step]:
         """Yield steps until `count` are applied; resumes where the job stands, repeats a step that a failure undid.
@@ -155,10 +163,7 @@ class Job:
             raise BadInputError("job.steps() was used up: a job has one loop over its steps")
         if count < 0:
             raise BadInputError(f"job.steps({count}): the number of steps must not be negative")
-        while True:
-            work = session.next_compute()
-            if work is None:
-                break
+        while (work := session.next_compute()) is not None:
             compute, epoch = work
             if compute.step > count:
                 session.finish()
@@ -186,7 +191,7 @@ class Job:
         for layer in layers:
             layer.emulation = Emulation(seconds_per_token=seconds)
 
-    def _open(self, workload: Workload, digest: str) -> Session:
+    def _open(self, workload: Workload, config: dict[str, str]) -> Session:
         settings = self._settings
         directory = Path(self._checkpoint_dir).absolute() if self._checkpoint_dir else None
         worker = settings.worker if settings else _ALONE
@@ -216,15 +221,23 @@ class Job:
             verify_state=settings.verify_state if settings else False,
             after_apply=self._applied if self._after_apply else None,
         )
-        session.attach(digest=digest, host=host, slots=settings.slots if settings else 1)
+        session.attach(config=config, host=host, slots=settings.slots if settings else 1)
         return session
 
-    def _digest(self, state: bytes, numbers: tuple[Any, ...]) -> str:
+    def _config(self, state: Manifest, numbers: dict[str, Any]) -> dict[str, str]:
         """Return what all workers of a job must have in common: software, model, settings."""
-        versions = (platform.python_version(), str(torch.__version__), numpy.__version__, scipy.__version__)
-        digest = hashlib.blake2b(state, digest_size=16)
-        digest.update(msgspec.msgpack.encode((versions, numbers, str(self.device.type))))
-        return digest.hexdigest()
+        software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": scipy.__version__}
+        everything = hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=16).hexdigest()
+        tensors = ", ".join(f"{t.name} {t.dtype} {'x'.join(map(str, t.shape)) or 'scalar'}" for t in state.tensors)
+        config = {
+            "Python": platform.python_version(),
+            **software,
+            "device": self.device.type,
+            **numbers,
+            "tensors": tensors[:_LISTED_CHARACTERS],
+            "state": everything,  # what the list has no room for, and the optimizer's settings
+        }
+        return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
 
 
 def init(*, checkpoint_dir: str = "", checkpoint_every: int = 100) -> Job:

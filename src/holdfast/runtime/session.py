@@ -143,10 +143,11 @@ class Session:
         with self._changed:
             return self._machine.applied
 
-    def attach(self, *, digest: str, host: str, slots: int = 1) -> None:
+    def attach(self, *, config: dict[str, str], host: str, slots: int = 1) -> None:
         """Announce this worker, and listen for orders from now on.
 
         Args:
+            config: software, model and settings in words; all workers of a job must have the same.
             slots: this node's room for experts, per layer.
         """
         experts = self.workload.experts
@@ -158,7 +159,7 @@ class Session:
             pid=os.getpid(),
             host=host,
             state_port=port,
-            digest=digest,
+            config=config,
             global_batch=order.global_batch,
             micro_batches=order.micro_batches,
             experts=experts.shape(slots) if experts is not None else None,

@@ -235,11 +235,6 @@ class TrainingState:
             self.optimizer.state[parameters[number]] = state
 
 
-def structure(view: StateView) -> bytes:
-    """Return what two replicas must have in common before they may train together: names, dtypes, shapes, settings."""
-    return msgspec.msgpack.encode(view.manifest)
-
-
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorSpec(name, dtype, tuple(tensor.shape), tensor.device.type == "cpu")

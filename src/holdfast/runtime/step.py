@@ -9,16 +9,12 @@ from typing import Any
 import torch
 
 from holdfast.coordination.worker import Compute
-from holdfast.errors import HoldfastError
+from holdfast.errors import StepUseError
 from holdfast.protocol.commit import Commit
 from holdfast.runtime import commit as commit_operation
 from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.faulting import FaultingCommunicator
 from holdfast.runtime.session import Session
-
-
-class StepUseError(HoldfastError):
-    """The training loop does not use a step as it has to be used; the message says how."""
 
 
 class Step:

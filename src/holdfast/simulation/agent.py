@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.coordination import agent as am
 from holdfast.protocol import messages as msg
+from holdfast.protocol.failures import FailureKind
 from holdfast.simulation.network import Connection
 from holdfast.simulation.process import Process
 from holdfast.simulation.worker import SimWorker
@@ -97,7 +98,7 @@ class SimAgent(Process):
     def _kill_hung(self, name: str) -> None:
         for worker in [worker for worker in self.workers if worker.id == name]:
             worker.kill()
-            self.worker_ended(worker, -9, "hang")
+            self.worker_ended(worker, -9, FailureKind.HANG)
 
     def _replace(self, name: str) -> None:
         """Another process is to fill a worker's place; whoever is there is killed."""
@@ -120,7 +121,7 @@ class SimAgent(Process):
             self._cluster.trace(worker.id, message)
             self._obey(self.machine.worker_said(message, self._cluster.timeline.now))
 
-    def worker_ended(self, worker: SimWorker, code: int, kind: str) -> None:
+    def worker_ended(self, worker: SimWorker, code: int, kind: FailureKind) -> None:
         """A worker process ended."""
         if worker not in self.workers:
             return

@@ -197,7 +197,7 @@ class Injector:
         match fault.kind:
             case FaultKind.KILL_WORKER:
                 worker.kill()
-                cluster.after("exit", worker.agent, worker.agent.worker_ended, worker, -9, "process_exit")
+                cluster.after("exit", worker.agent, worker.agent.worker_ended, worker, -9, FailureKind.PROCESS_EXIT)
             case FaultKind.STOP_WORKER:
                 worker.stop()
                 cluster.timeline.after(fault.duration, worker.resume)
@@ -218,7 +218,7 @@ class Injector:
         worker.hanging = False
         if worker.hung and worker.alive:
             worker.kill()
-            worker.agent.worker_ended(worker, -9, "hang")
+            worker.agent.worker_ended(worker, -9, FailureKind.HANG)
 
     def _tell_coordinator_of_hang(self, worker: SimWorker) -> None:
         """The same, beside the coordinator: it is told until the worker is gone."""

@@ -13,6 +13,7 @@ from holdfast.coordination import worker as wm
 from holdfast.coordination.holding import Holding
 from holdfast.errors import JobFailedError
 from holdfast.protocol import messages as msg
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.plan import Phase
 from holdfast.simulation import training
 from holdfast.simulation.collectives import Group, Operation
@@ -88,7 +89,7 @@ class SimWorker(Process):
                 pid=self.pid,
                 host="10.0.0.1",
                 state_port=1,
-                digest="config",
+                config={"model": "m"},
                 global_batch=plan.micro_batches * plan.micro_batch,
                 micro_batches=plan.micro_batches,
                 experts=self.experts.shape if self.experts else None,
@@ -278,7 +279,7 @@ class SimWorker(Process):
             case wm.Compute():
                 self._compute(task)
             case wm.Done():
-                self.agent.deliver(self.agent.worker_ended, self, 0, "")
+                self.agent.deliver(self.agent.worker_ended, self, 0, FailureKind.PROCESS_EXIT)
                 self.kill()
             case _:
                 if machine.phase is Phase.PASSED and not machine.frozen:
@@ -514,7 +515,7 @@ class SimWorker(Process):
 
     def _raised(self) -> None:
         """The script ends with an exception."""
-        self.agent.deliver(self.agent.worker_ended, self, 1, "exception")
+        self.agent.deliver(self.agent.worker_ended, self, 1, FailureKind.EXCEPTION)
         self.kill()
 
     def _maybe_tell_loads(self) -> None:

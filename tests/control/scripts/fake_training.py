@@ -47,7 +47,7 @@ class Training:
                 pid=os.getpid(),
                 host="127.0.0.1",
                 state_port=1,
-                digest="same",
+                config={"model": "same"},
                 global_batch=GLOBAL_BATCH,
                 micro_batches=MICRO_BATCHES,
             )

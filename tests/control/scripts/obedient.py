@@ -27,7 +27,7 @@ def main() -> None:
         pid=os.getpid(),
         host=settings.host,
         state_port=1,
-        digest=settings.script_digest,
+        config={"script": settings.script_digest},
         global_batch=8,
         micro_batches=4,
     )
