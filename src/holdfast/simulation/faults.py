@@ -169,6 +169,7 @@ _WIDE_KINDS = (
     (FaultKind.PARTITION, 4),
     (FaultKind.HANG, 4),
     (FaultKind.POWER_CUT, 3),
+    (FaultKind.RAISE_APPLY, 1),
     (FaultKind.SKEW_CLOCK, 2),
     (FaultKind.SLOW_DISK, 2),
     (FaultKind.FULL_DISK, 2),
@@ -209,6 +210,9 @@ def wide_plan(seed: int) -> FaultPlan:
         for _ in range(rng.choice((1, 1, 2, 3)))
     )
     kept = rng.randint(0, len(plan.faults))
+    if plan.experts:  # they seldom move: strike where they do
+        kind = rng.choice((*_AT_BOUNDARY, FaultKind.RAISE_APPLY, FaultKind.GLITCH, *kinds))
+        more += (Fault(kind=kind, target=rng.randrange(64), duration=0.7, boundary="moving"),)
     plan = replace(plan, faults=(*plan.faults[:kept], *more), checkpoint_every=rng.choice((0, 1, 1, 2, 3)))
     if not plan.experts or rng.random() < 0.4:
         return plan

@@ -19,7 +19,7 @@ from holdfast.simulation.shrinking import failure, shrunk
 #: how often each family comes, within one round
 SHARES = {"random": 3, "enumerated": 2, "baseline": 1, "wide": 4, "lively": 2}
 #: a run of so many schedules that strike at random must have seen every pair of fault and phase
-LONG_RUN = 20_000
+LONG_RUN = 100_000
 #: numbers that are kept of schedules which fail in the same way
 _KEPT = 5
 
