@@ -6,6 +6,7 @@ import math
 from functools import reduce
 from typing import get_args
 
+import msgspec
 import pytest
 from machinery import Job, applied, attach, commit, hello, kept, w, written
 
@@ -792,3 +793,24 @@ def test_of_two_lists_the_first_items_that_differ_are_named() -> None:
         job.say(attach(w(node), model=model))
     (end,) = job.sent(msg.EndNode)
     assert end.why == "node n1 does not fit the job: the first of the model that differs is b 9, the job's is b 8"
+
+
+def test_steps_that_were_applied_while_nobody_listened_have_the_times_of_then_whatever_the_nodes_clocks_show() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    after = Job(nodes=2, records=job.records, events=job.events, now=job.now + 10.0)
+    after.boot(takeover=True)
+    said = {node: (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0)) for node in ("n0", "n1")}
+    lanes = msg.Lanes(**msgspec.structs.asdict(commit()))
+    for node, clock in (("n0", 50.0), ("n1", -3600.0)):
+        # Two seconds and one second ago; n1's clock is set forward by an hour before it tells of the third step.
+        times = (clock - 2.0, clock - 1.0, clock + 3600.0 * (node == "n1"))
+        steps = tuple(
+            msg.KeptStep(step=step, epoch=1, world=2, time=time, commit=lanes)
+            for step, time in enumerate(times, start=2)
+        )
+        page = msg.AppliedSteps(workers={w(node): 4}, steps=steps)
+        after.connect(msgspec.structs.replace(hello(node, said[node], term=1), clock=clock, kept=(*said[node], page)))
+    committed = [event for event in after.events if isinstance(event, ev.StepCommitted)]
+    assert [event.time - after.now for event in committed[-3:]] == [-2.0, -1.0, 0.0]
+    assert [event.seconds for event in committed[-2:]] == [1.0, 1.0]

@@ -28,14 +28,14 @@ def steps(kept: KeptSteps, committed: int = 0) -> list[int]:
 def kept_up_to(last: int, max_bytes: int = 1 << 30) -> KeptSteps:
     kept = KeptSteps(max_bytes)
     for step in range(1, last + 1):
-        kept.note(applied(A, 1, step))
+        kept.note(applied(A, 1, step), 1.0)
     return kept
 
 
 def test_a_step_is_kept_once_with_the_time_of_the_last_who_applied_it() -> None:
     kept = KeptSteps()
-    kept.note(msgspec.structs.replace(applied(A, 1, 1), time=5.0))
-    kept.note(msgspec.structs.replace(applied(B, 1, 1), time=7.0))
+    kept.note(applied(A, 1, 1), 5.0)
+    kept.note(applied(B, 1, 1), 7.0)
     ((step,),) = [page.steps for page in pages(kept)]
     assert (step.step, step.epoch, step.world, step.time, step.commit.v) == (1, 1, 3, 7.0, commit())
     assert kept.odd == ()
@@ -44,9 +44,9 @@ def test_a_step_is_kept_once_with_the_time_of_the_last_who_applied_it() -> None:
 def test_what_contradicts_a_step_is_kept_for_the_coordinator_to_judge() -> None:
     other_v, other_hash = applied(B, 1, 1, commit(2.0)), msgspec.structs.replace(applied(B, 1, 1), state_hash="b")
     kept = KeptSteps()
-    kept.note(msgspec.structs.replace(applied(A, 1, 1), state_hash="a"))
-    kept.note(other_v)
-    kept.note(other_hash)
+    kept.note(msgspec.structs.replace(applied(A, 1, 1), state_hash="a"), 1.0)
+    kept.note(other_v, 1.0)
+    kept.note(other_hash, 1.0)
     assert kept.odd == (other_v, other_hash)
     kept.forget_up_to(1)
     assert kept.odd == ()
@@ -72,7 +72,7 @@ def test_what_is_undone_is_forgotten_and_what_is_done_instead_is_kept(last: int,
     kept = kept_up_to(last)
     kept.undo_after(back, 2)
     assert steps(kept) == list(range(1, min(last, back) + 1))
-    kept.note(applied(A, 2, back + 1, commit(9.0)))
+    kept.note(applied(A, 2, back + 1, commit(9.0)), 1.0)
     kept.undo_after(back, 2)  # said by another worker of the node, a little later
     assert steps(kept)[-1] == back + 1
     assert kept.odd == ()
@@ -102,7 +102,7 @@ def say(job: Job, node: str, message: msg.AgentMessage) -> None:
 def page(worker: str, first: int, last: int, top: int = 0) -> AppliedSteps:
     kept = KeptSteps()
     for step in range(first, last + 1):
-        kept.note(applied(worker, 1, step))
+        kept.note(applied(worker, 1, step), 1.0)
     (only,) = kept.pages({worker: top or last}, 0)
     return only
 
@@ -157,7 +157,7 @@ def test_a_page_of_an_abandoned_lineage_counts_for_nothing() -> None:
 def test_replicas_that_differ_in_their_pages_end_the_job() -> None:
     job = restarted(Job().start())
     kept = KeptSteps()
-    kept.note(applied(w("n1"), 1, 1, commit(2.0)))
+    kept.note(applied(w("n1"), 1, 1, commit(2.0)), 1.0)
     job.connect(hello("n0", (*life(w("n0")), page(w("n0"), 1, 1)), term=1))
     job.connect(hello("n1", (*life(w("n1")), *kept.pages({w("n1"): 1}, 0)), term=1))
     (failed,) = [event for event in job.events if isinstance(event, ev.JobFailed)]

@@ -290,6 +290,7 @@ class AgentMachine:
             digest=node.digest,
             rack=node.rack,
             kept=kept,
+            clock=now,
         )
         out = self._tell(hello, now)
         if rest is not None:
@@ -384,7 +385,7 @@ class AgentMachine:
             self._undo_after(message.applied, message.epoch)
         slot.keep(message)
         if isinstance(message, Applied) and message.step > self.committed:
-            self._steps.note(message)
+            self._steps.note(message, now)
         return self._tell(FromWorker(message=message), now)
 
     def worker_ended(self, down: WorkerDown, now: float, *, clean: bool) -> list[AgentInstruction]:

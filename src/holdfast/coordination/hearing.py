@@ -43,7 +43,8 @@ class Hearing:
                 continue
             reached = kept.step
             try:
-                ledger.learn(kept, witness)
+                # (a clock that was set meanwhile must not bring times that are still to come)
+                ledger.learn(kept, witness, min(self._turn.now, kept.time + node.ahead_s))
             except DivergedError as error:
                 self._parts.ending.failed(f"replicas diverged: {error}")
                 return
@@ -71,7 +72,7 @@ class Hearing:
         if message.epoch < record.lineage or message.epoch > record.epoch:
             return
         try:
-            self._parts.ledger.note(message)
+            self._parts.ledger.note(message, self._turn.now)
         except DivergedError as error:
             self._parts.ending.failed(f"replicas diverged: {error}")
             return

@@ -40,24 +40,24 @@ class KeptSteps:
         #: what contradicts a step that is kept: the coordinator judges
         self._odd: deque[Applied] = deque(maxlen=16)
 
-    def note(self, message: Applied) -> None:
-        """Keep a step that a worker has applied; another worker may have told of it before."""
+    def note(self, message: Applied, now: float) -> None:
+        """Keep a step that a worker tells it has applied; another worker may have told of it before."""
         known = self._newest.get(message.step)
         if known is None:
             if self._pages and message.step <= self._pages[-1].last:
                 return  # (pages are of the past: no worker lags that far behind another)
-            self._newest[message.step] = _kept(message)
+            self._newest[message.step] = _kept(message, now)
             if len(self._newest) >= 2 * PAGE_STEPS:
                 self._seal()
             return
-        new = _kept(message)
+        new = _kept(message, now)
         same_hash = known.state_hash == new.state_hash or not known.state_hash
         if not same_hash or _encoder.encode(known.commit) != _encoder.encode(new.commit):
             self._odd.append(message)
         elif known.epoch <= new.epoch:
-            self._newest[message.step] = msgspec.structs.replace(new, time=max(known.time, new.time))
+            self._newest[message.step] = new
         else:
-            self._newest[message.step] = msgspec.structs.replace(known, time=max(known.time, new.time))
+            self._newest[message.step] = msgspec.structs.replace(known, time=now)
 
     def forget_up_to(self, step: int) -> None:
         """Steps up to this one are in the journal."""
@@ -112,12 +112,12 @@ class KeptSteps:
             self.given_up = oldest.last
 
 
-def _kept(message: Applied) -> KeptStep:
+def _kept(message: Applied, now: float) -> KeptStep:
     return KeptStep(
         step=message.step,
         epoch=message.epoch,
         world=message.world,
-        time=message.time,
+        time=now,
         commit=Lanes(**msgspec.structs.asdict(message.commit)),
         state_hash=message.state_hash,
     )

@@ -61,23 +61,23 @@ class StepLedger:
         if step > self.committed:
             self._steps.setdefault(step, _Pending(commit, 0, 0.0, "", ""))
 
-    def note(self, message: Applied) -> None:
-        """Take in one worker's report.
+    def note(self, message: Applied, now: float) -> None:
+        """Take in one worker's report, heard now.
 
         Raises:
             DivergedError: the worker's v or state hash differs from another's.
         """
         self.settle(message.worker, message.step)
-        news = _Pending(message.commit, message.world, message.time, message.state_hash, message.worker)
+        news = _Pending(message.commit, message.world, now, message.state_hash, message.worker)
         self._learn(message.step, news)
 
-    def learn(self, kept: KeptStep, worker: str) -> None:
-        """Take in what an agent has kept of a step; `worker`: one who has applied it.
+    def learn(self, kept: KeptStep, worker: str, time: float) -> None:
+        """Take in what an agent has kept of a step; `worker`: one who has applied it, at `time` (unix seconds).
 
         Raises:
             DivergedError: v or state hash differ from those that others told.
         """
-        self._learn(kept.step, _Pending(kept.commit.v, kept.world, kept.time, kept.state_hash, worker))
+        self._learn(kept.step, _Pending(kept.commit.v, kept.world, time, kept.state_hash, worker))
 
     def give_up_to(self, step: int, global_batch: int) -> None:
         """Nobody on some node knows v of the steps up to this one any more; others may."""

@@ -39,6 +39,8 @@ class Node:
     workers: dict[str, WorkerInfo] = field(default_factory=dict[str, WorkerInfo])
     announced: tuple[int, ...] = ()
     rack: str = ""
+    #: the coordinator's clock less the node's, in seconds
+    ahead_s: float = 0.0
     #: known from before this coordinator's start
     returning: bool = False
 
@@ -70,6 +72,7 @@ class Membership:
             agent_pid=hello.agent_pid,
             expected=hello.workers,
             rack=hello.rack,
+            ahead_s=now - hello.clock,
             seen=now,
         )
         self.nodes[node.name] = node

@@ -115,7 +115,7 @@ class Progress:
     def _announce(self, done: CommittedStep) -> None:
         commit = done.commit
         loss = commit.loss_sum / commit.samples if commit.samples else float("nan")
-        # Nobody knows any more when a step passed whose witnesses are all dead; clocks of other machines may lag.
+        # Nobody knows any more when a step passed whose witnesses are all dead; other machines' clocks may lag.
         time = max(done.time or self._turn.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
         self.costs.step(seconds)

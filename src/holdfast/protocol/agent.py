@@ -29,7 +29,7 @@ class Lanes(Commit, frozen=True, kw_only=True, array_like=True, tag=False):
 
 
 class KeptStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A step that workers of one node have applied; `time` is the last one's."""
+    """A step that workers of one node have applied; `time`: when the last one told, on the clock of Hello."""
 
     step: Count
     epoch: Count
@@ -53,7 +53,7 @@ class AppliedSteps(Struct, frozen=True, kw_only=True):
 class Hello(Struct, frozen=True, kw_only=True):
     """First message of a connection. `kept` replays what the coordinator must know of the node's workers.
 
-    What does not fit follows, before anything else.
+    What does not fit follows, before anything else. `clock`: what the node's own clock shows (monotonic seconds).
     """
 
     protocol: int
@@ -64,6 +64,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     agent_pid: Count
     workers: Annotated[int, Meta(ge=1, le=1024)]  # workers per node
     digest: Text  # of script and arguments
+    clock: float = 0.0
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
     kept: tuple[WorkerMessage | AppliedSteps, ...] = ()
 
