@@ -64,7 +64,7 @@ class GroupBuilding:
         except HaltedError:
             return
         except PeerLostError as error:
-            self._failed(room, str(error))
+            self._shared.lost(room.epoch, error)
             return
         except BaseException:  # noqa: BLE001
             # Nobody would ever learn of it in this thread: the worker would wait for its group for ever.
@@ -77,9 +77,3 @@ class GroupBuilding:
             room.communicator = communicator
             self._shared.carry_out(self._shared.machine.prepared(plan.epoch))
             self._shared.changed.notify_all()
-
-    def _failed(self, room: Room, why: str) -> None:
-        logger.warning("epoch %d: %s", room.epoch, why)
-        with self._shared.changed:
-            room.failure = why
-            self._shared.carry_out(self._shared.machine.fault(room.epoch, why))

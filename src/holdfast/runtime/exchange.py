@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.coordination.worker import Enter, Move, WorkerInstruction, WorkerMachine
-from holdfast.protocol import messages as msg
+from holdfast.protocol.plan import EpochPlan
+from holdfast.runtime.communicator import PeerLostError
 from holdfast.runtime.faults import Faults
 from holdfast.runtime.inbox import Receipt, StateInbox
+from holdfast.runtime.reach import unreachable
 from holdfast.runtime.rooms import Room, Rooms
 from holdfast.runtime.state import TrainingState
 from holdfast.runtime.transfer import Push
 from holdfast.runtime.wire import Ticket
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +33,21 @@ class Shared:
     def left(self, epoch: int) -> bool:
         """Return whether an epoch is over for this worker; the lock is held."""
         return self.machine.frozen or self.machine.epoch != epoch
+
+    def plan_of(self, epoch: int) -> EpochPlan | None:
+        """Return the plan of the epoch that this worker is in, or of the pending one; the lock is held."""
+        plans = (self.machine.plan, self.machine.pending)
+        return next((plan for plan in plans if plan is not None and plan.epoch == epoch), None)
+
+    def lost(self, epoch: int, error: Exception | str) -> None:
+        """Something of an epoch failed: tell, and where its time was up, whom no connection can be made to."""
+        logger.info("epoch %d: %s", epoch, error)
+        timed_out = isinstance(error, PeerLostError) and error.timed_out
+        with self.changed:
+            plan = self.plan_of(epoch)
+        cut_off = unreachable(plan, self.machine.worker) if timed_out and plan is not None else ()
+        with self.changed:
+            self.carry_out(self.machine.fault(epoch, str(error), timed_out=timed_out, unreachable=cut_off))
 
     def notify(self) -> None:
         """Let all threads look again."""
@@ -92,10 +112,9 @@ class StateExchange:
             room.push.start()
 
     def _push_ended(self, epoch: int, error: str) -> None:
-        with self._shared.changed:
-            if error:
-                self._shared.carry_out(self._shared.machine.fault(epoch, error))
-            self._shared.changed.notify_all()
+        if error:
+            self._shared.lost(epoch, error)
+        self._shared.notify()
 
     # ---- in the inbox's threads ----
 
@@ -103,15 +122,11 @@ class StateExchange:
         """Return who may send this worker the state of an epoch, once that is known; None where nobody may."""
         machine = self._shared.machine
         with self._shared.changed:
-            self._shared.changed.wait_for(lambda: self._plan_of(epoch) is not None, timeout=wait_s)
-            plan = self._plan_of(epoch)
+            self._shared.changed.wait_for(lambda: self._shared.plan_of(epoch) is not None, timeout=wait_s)
+            plan = self._shared.plan_of(epoch)
             if plan is None or machine.worker not in plan.sources:
                 return None
             return Ticket(plan=plan, receiver=machine.worker, sender=plan.sources[machine.worker][0])
-
-    def _plan_of(self, epoch: int) -> msg.EpochPlan | None:
-        plans = (self._shared.machine.plan, self._shared.machine.pending)
-        return next((plan for plan in plans if plan is not None and plan.epoch == epoch), None)
 
     def _open_receipt(self, ticket: Ticket) -> Receipt | None:
         """A sender has shown who it is: return where its streams go, None where they come too late."""

@@ -55,7 +55,7 @@ class ExpertExchange:
             return False
         except (PeerLostError, CorruptExpertError) as error:
             comm.retire()
-            self._lost(room.epoch, error)
+            self._shared.lost(room.epoch, error)
             return False
         if change.bring:
             room.moving_s = self._clock.monotonic() - started
@@ -102,7 +102,7 @@ class ExpertExchange:
     def _broken_off(self, comm: Communicator, epoch: int, error: Exception) -> None:
         comm.retire()  # (where it was halted: the step is applied, and what comes next finds the epoch over)
         if isinstance(error, PeerLostError):
-            self._lost(epoch, error)
+            self._shared.lost(epoch, error)
 
     def tell_loads(self, *, step: int, epoch: int) -> None:
         """Tell the coordinator every so many steps how the tokens are shared out; for rank 0 alone: all know the same.
@@ -129,9 +129,4 @@ class ExpertExchange:
         if room.communicator is not None:
             room.communicator.retire()
         if isinstance(error, PeerLostError):
-            self._lost(room.epoch, error)
-
-    def _lost(self, epoch: int, error: Exception) -> None:
-        logger.info("epoch %d: %s", epoch, error)
-        with self._shared.changed:
-            self._shared.carry_out(self._shared.machine.fault(epoch, str(error)))
+            self._shared.lost(room.epoch, error)

@@ -28,7 +28,6 @@ class Room:
     halt: threading.Event = field(default_factory=threading.Event)
     plan: EpochPlan | None = None
     communicator: Communicator | None = None
-    failure: str = ""
     dropped: bool = False
     push: Push | None = None
     receipt: Receipt | None = None

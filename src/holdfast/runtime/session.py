@@ -222,11 +222,9 @@ class Session:
         with self._changed:
             self._carry_out(self._machine.vote_abandoned())
 
-    def peer_lost(self, epoch: int, detail: str) -> None:
+    def peer_lost(self, epoch: int, error: Exception | str) -> None:
         """A collective failed: tell, and wait for the coordinator's word."""
-        logger.info("epoch %d: %s", epoch, detail)
-        with self._changed:
-            self._carry_out(self._machine.fault(epoch, detail))
+        self._shared.lost(epoch, error)
 
     def apply(self, epoch: int, step: int, commit: msg.Commit) -> bool:
         """Carry a passed step out; False where a Stop was faster: the decision will say what becomes of it.

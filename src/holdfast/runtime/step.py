@@ -142,7 +142,7 @@ class Step:
             v = self._reduce_and_vote(communicator)
         except PeerLostError as error:
             communicator.retire()
-            session.peer_lost(epoch, str(error))
+            session.peer_lost(epoch, error)
             return False
         except HaltedError:
             communicator.retire()
