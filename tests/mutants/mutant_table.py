@@ -492,7 +492,7 @@ MUTANTS = (
     Mutant(
         name="agent_forgets_what_was_applied",
         file=AGENT,
-        old="            self._steps.note(message)\n",
+        old="            self._steps.note(message, now)\n",
         new="            pass\n",
         why="a coordinator that comes back must hear of the steps that the journal does not have",
     ),
