@@ -30,6 +30,7 @@ class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     exit_code: Annotated[int, Meta(ge=0, le=255)] = EXIT_INTERRUPTED
     why: Annotated[str, Meta(max_length=1000)] = "shut down on request"
+    save: bool = False
 
 
 class NodesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

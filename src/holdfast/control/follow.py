@@ -63,10 +63,11 @@ class Follower:
             if not requests and loop.time() - asked_at < _WAIT_S / 2:
                 await asyncio.sleep(_ENDING_S)  # nothing, and before its time: the coordinator wants to end
 
-    async def shutdown(self, exit_code: int, why: str) -> bool:
-        """End the job; False where no coordinator answers."""
+    async def shutdown(self, exit_code: int, why: str, *, save: bool = False) -> bool:
+        """End the job, `save` after a last checkpoint; False where no coordinator answers."""
+        request = {"exit_code": exit_code, "why": why, "save": save}
         try:
-            answer = await self._http.post("/shutdown", json={"exit_code": exit_code, "why": why}, timeout=1.0)
+            answer = await self._http.post("/shutdown", json=request, timeout=1.0)
         except httpx.TransportError:
             return False
         return answer.is_success

@@ -206,7 +206,7 @@ class HttpApi:
     async def shutdown(self, request: Request) -> Response:
         """End the job."""
         body = await _body(request, ShutdownRequest)
-        self._shell.feed(Shutdown(exit_code=body.exit_code, why=body.why))
+        self._shell.feed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
         return _json({"ok": True})
 
     async def add_nodes(self, request: Request) -> Response:

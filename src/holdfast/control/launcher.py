@@ -23,6 +23,7 @@ from holdfast.control.launch_settings import LaunchSettings, script_digest
 from holdfast.control.registry import live_jobs
 from holdfast.control.settings import ServerSettings
 from holdfast.control.spawn import EXIT_CRASHED, AgentOrder, CoordinatorOrder, spawn
+from holdfast.control.standing import Standing
 from holdfast.control.supervisor import ChildProcess, ProcessHandle, end_all
 from holdfast.control.zygote_client import start_zygote
 from holdfast.coordination.agent import TAIL_FAILED
@@ -41,6 +42,9 @@ _COORDINATOR_GRACE_S = 1.5
 _AGENT_GRACE_S = 2.0
 _LAST_EVENTS_S = 1.0
 _SHUTDOWN_PAUSE_S = 0.1
+#: an interrupted job is asked to save its state and to end, so often and for so long: the coordinator gives up before
+_SAVE_PAUSE_S = 0.5
+_SAVE_S = 45.0
 
 
 @contextlib.contextmanager
@@ -107,6 +111,7 @@ class Launcher:
         sockets: Path,
         checkpoints: tuple[KnownCheckpoint, ...],
         on_event: Callable[[ReadEvent], None],
+        say: Callable[[str], None],
         director: Director | None = None,
     ) -> None:
         self.settings = settings
@@ -117,6 +122,8 @@ class Launcher:
         self._sockets = sockets
         self._checkpoints = checkpoints
         self._on_event = on_event
+        self._say = say
+        self._standing = Standing(checkpoints)
         self._director = director
         self._follower = Follower(self.url, self.token)
         self._agents: dict[str, ChildProcess] = {}
@@ -127,6 +134,7 @@ class Launcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tail_failed = False
         self._concluded = False
+        self._saving = False
         self._hurry = asyncio.Event()
 
     async def run(self) -> int:
@@ -147,14 +155,19 @@ class Launcher:
                 await asyncio.wait((following,), timeout=_LAST_EVENTS_S)
             finally:
                 await self._end()
+        if self._saving and code not in (EXIT_DONE, EXIT_FAILED):
+            self._say(f"holdfast: {self._standing.line}")
         return EXIT_FAILED if code == EXIT_DONE and self._tail_failed else code
 
     def interrupt(self, code: int) -> None:
-        """End the job (a signal came); the second time without waiting for anything."""
+        """End the job (a signal came), and save what it has led to; every further time wait for less."""
         if self._over.done():
             self._hurry.set()
-        else:
+        elif self.settings.checkpoint_dir is None or self._saving:
             self._over.set_result(code)
+        else:
+            self._saving = True
+            self._task(self._save(code))
 
     # ---- what a director asks for ----
 
@@ -179,6 +192,17 @@ class Launcher:
         self._concluded = True
         while not self._over.done() and not await self._follower.shutdown(EXIT_DONE, why):
             await asyncio.sleep(_SHUTDOWN_PAUSE_S)  # the coordinator is being started again
+
+    async def _save(self, code: int) -> None:
+        """Ask for the end after a last checkpoint, and ask again: a coordinator may die meanwhile."""
+        self._say("holdfast: the job is saved, then it ends; another signal ends it at once")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _SAVE_S
+        while not self._over.done() and loop.time() < until:
+            await self._follower.shutdown(code, "interrupted", save=True)
+            await asyncio.sleep(_SAVE_PAUSE_S)
+        if not self._over.done():
+            self._over.set_result(code)
 
     # ---- starting ----
 
@@ -287,6 +311,7 @@ class Launcher:
         async for event in self._follower.events():
             if self._director is not None:
                 self._director.take(event)
+            self._standing.take(event)
             self._on_event(event)
 
     async def _serve_requests(self) -> None:
@@ -349,7 +374,7 @@ async def launch(
     say: Callable[[str], None],
     director: Director | None = None,
 ) -> int:
-    """Run a job on this machine; return its exit code. SIGINT and SIGTERM end it.
+    """Run a job on this machine; return its exit code. SIGINT and SIGTERM end it, saved where it has checkpoints.
 
     Args:
         on_event: called with each event of the job, as it happens.
@@ -362,7 +387,7 @@ async def launch(
     settings.check()
     checkpoints = intact_checkpoints(settings.checkpoint_dir, say)
     with reserved_port(settings.port) as port, job_folders(settings) as (folder, sockets):
-        launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, director)
+        launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director)
         loop = asyncio.get_running_loop()
         codes = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: 128 + signal.SIGTERM}
         for number, code in codes.items():

@@ -109,6 +109,8 @@ class Coordinator:
             turn.emit(ev.CoordinatorRestarted, url=url, coordinator_pid=pid)
         self.parts.absences.expect(map(node_of, turn.planned))
         self.parts.joining.renew()
+        if self.config.takeover:
+            self.parts.closing.taken_over()
         if self.record.outcome:
             self.parts.ending.taken_over()
         return [*(Emit(event) for event in self._lost), *turn.flush()]
@@ -146,7 +148,10 @@ class Coordinator:
             self.parts.failures.made_good()
         self.parts.checkpoints.accept(self.parts.ledger.committed)
         if self.parts.progress.finished(plan, self.parts.left):
-            self.parts.ending.done(self.parts.progress)
+            if plan.last:
+                self.parts.closing.end()
+            else:
+                self.parts.ending.done(self.parts.progress)
             return
         self.parts.joining.arm()
         if self._settled is not None:
@@ -165,6 +170,8 @@ class Coordinator:
     def _settled(self) -> EpochPlan | None:
         """The plan in force, where nothing is about to change it; else None."""
         plan = self.record.plan
+        if plan is None or plan.last:
+            return None
         calm = self.parts.state is JobState.RUNNING and self.record.pending is None and not self.parts.absences.promised
         return plan if calm and self.members.entered(plan) else None
 
@@ -199,6 +206,8 @@ class Coordinator:
         self.parts.absences.back(node)
         if self.over is None:
             self._admission.catch_up(node, epoch)
+        else:
+            self.parts.ending.late(node)
 
     def _disconnected(self, event: Disconnected) -> None:
         node = self.members.on(event.connection)
@@ -257,6 +266,7 @@ class Coordinator:
         if self.parts.joining.overdue:
             self.parts.failures.undo_pending(now, ())
         self._finishing.tick()
+        self.parts.closing.tick()
 
     def _from_worker(self, node: Node, envelope: msg.FromWorker) -> None:
         self._hearing.take(node, envelope.message)
@@ -298,7 +308,7 @@ class Coordinator:
         self.turn.send(*injection(self.config, self.members, request))
 
     def _shut_down(self, request: Shutdown) -> None:
-        self.parts.ending.by_will(request.exit_code, request.why)
+        self.parts.closing.ask(request)
 
     def _planned(self, planned: Planned) -> None:
         plan = self._settled

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from holdfast.coordination.admission import send_away_all
 from holdfast.coordination.announcing import announce_epoch
 from holdfast.coordination.decisions import NothingLeft, Verdict, decide, without_state
@@ -36,6 +38,7 @@ class Deciding:
         self._checkpoints = parts.checkpoints
         self._loads = parts.loads
         self._ending = parts.ending
+        self._closing = parts.closing
         self._left = parts.left
         self._suspects = Suspects()
 
@@ -51,18 +54,21 @@ class Deciding:
             self._ending.failed(f"{why}: all ranks must leave it after the same step")
             return
         parted = self._judge(record.plan.workers)
+        closing = self._closing.will is not None
         if lacks_slots(turn, self._config):
+            if closing:
+                self._closing.end()  # (nobody waits for the nodes that would bring room)
             return
         reports = stopping.end()
         for report in reports.values():
             if report.applied is not None:
                 self._ledger.settle(report.worker, report.applied)
         self._ledger.fill_in(reports.values(), record.global_batch)
-        if self._config.on_failure == RESTART:
+        if self._config.on_failure == RESTART and not closing:
             self._restart()
             return
         arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
-        if parted and not lacks_slots(turn, self._config, list(reports)):
+        if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
             # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
             # be put together in turns, for ever.
             arrivals = []
@@ -111,6 +117,9 @@ class Deciding:
         return bool(named)
 
     def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
+        if self._closing.will is not None and (isinstance(verdict, NothingLeft) or not _to_save(verdict.decision)):
+            self._closing.end()
+            return
         if isinstance(verdict, NothingLeft):
             self._ending.failed(self._failures.explain(verdict.why))
             return
@@ -123,6 +132,8 @@ class Deciding:
             turn.change(plan=None, pending=None, decision=decision, passed=())
             return
         reason = "failure" if turn.record.plan else "start"
+        if self._closing.will is not None:
+            reason = "save"
         if decision.kind is DecisionKind.ROLLBACK or (decision.kind is DecisionKind.START and self._ledger.committed):
             reason = self._roll_back(verdict)
         self._ledger.undo_after(decision.applied)
@@ -153,8 +164,12 @@ class Deciding:
             record, turn.members, workers, list(verdict.holders), experts, self._config, self._loads.tokens
         )
         if isinstance(plan, Shortage):
-            self._ending.failed(str(plan), EXIT_BAD_INPUT)
+            if self._closing.will is not None:
+                self._closing.end()
+            else:
+                self._ending.failed(str(plan), EXIT_BAD_INPUT)
             return
+        plan = msgspec.structs.replace(plan, last=self._closing.will is not None)
         begin = Begin(plan=plan, decision=decision, assignment=first_assignment(record, plan, decision, reports))
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision)
@@ -182,3 +197,8 @@ class Deciding:
             self._ledger.expect(decision.applied, decision.commit)
         self._progress.release(record.plan)
         self._turn.change(passed=self._ledger.unannounced)
+
+
+def _to_save(decision: Decision) -> bool:
+    """Tell whether a decision leads to a state that may be in no checkpoint yet."""
+    return decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.coordination.inputs import EndJob
+from holdfast.coordination.membership import Node
 from holdfast.coordination.progress import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
@@ -52,9 +53,18 @@ class Ending:
         """All nodes are told to end; nothing is written: the job can be taken up again."""
         if self.over is not None:
             return
+        end = EndJob(exit_code, why)
         for node in self._turn.members.nodes.values():
-            self._turn.send(node.connection, EndNode(exit_code=exit_code, why=why))
+            self._tell(node, end)
         self._end(exit_code, why)
+
+    def late(self, node: Node) -> None:
+        """A node comes after the user has ended the job."""
+        if self.over is not None and not self._turn.record.outcome:
+            self._tell(node, self.over)
+
+    def _tell(self, node: Node, end: EndJob) -> None:
+        self._turn.send(node.connection, EndNode(exit_code=end.exit_code, why=end.why))
 
     def _end(self, exit_code: int, why: str) -> None:
         self.over = EndJob(exit_code, why)

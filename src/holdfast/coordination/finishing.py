@@ -28,7 +28,7 @@ class Finishing:
         """Stop the members and ask them, where it is time."""
         parts, now = self._parts, self._parts.turn.now
         plan = parts.turn.record.plan
-        if plan is None or parts.state is not JobState.RUNNING:
+        if plan is None or plan.last or parts.state is not JobState.RUNNING:
             self._since = None
             return
         infos = [parts.members.worker(worker) for worker in plan.workers]

@@ -65,10 +65,11 @@ class FailNode:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The user ends the job (Ctrl-C)."""
+    """The user ends the job (Ctrl-C); `save`: with a checkpoint of what it has led to, where it keeps any."""
 
     exit_code: int
     why: str
+    save: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ class CoordinatorConfig:
     that fits). on_failure: `reconfigure` the job, or `restart` all workers from the newest checkpoint, at joins too.
     emulate_compute: seconds per token that expert computation is made to take, 0 for none; for the record.
     rebalance_every: steps from one look at the experts' placement to the next, 0 for none; loads bring the first one.
+    save_timeout_s: how long a job that is to end may take to save what it has led to.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
     """
@@ -163,6 +165,7 @@ class CoordinatorConfig:
     prepare_timeout_s: float = 30.0
     join_window_s: float = 0.0
     join_retry_s: float = 1.0
+    save_timeout_s: float = 30.0
     fault_threshold: int = 2
     strategy: str = "best"
     static_experts: bool = False

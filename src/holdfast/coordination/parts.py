@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from holdfast.coordination.absences import Absences
 from holdfast.coordination.checkpoints import CheckpointBook
+from holdfast.coordination.closing import Closing
 from holdfast.coordination.ending import Ending
 from holdfast.coordination.failures import Failures
 from holdfast.coordination.inputs import CoordinatorConfig
@@ -42,6 +43,7 @@ class JobParts:
         self.ending = Ending(turn)
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
+        self.closing = Closing(turn, config, self.stopping, self.ending)
         #: workers whose scripts have left their loops and ended, with the step that they had applied
         self.left: dict[str, int] = {}
         #: why a node was turned away last

@@ -126,11 +126,16 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """The job ends before its last step: save what is here, as at the end of the loop, then call `finish`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The job is over: the script may end."""
 
 
-Task = Wait | Entering | Compute | Done
+Task = Wait | Entering | Compute | Finish | Done
 
 
 class WorkerMachine:
@@ -213,6 +218,8 @@ class WorkerMachine:
             return Wait()
         if self.phase is Phase.ENTERING:
             return self._entering(self.plan)
+        if self.phase is Phase.COMPUTE and self.plan.last:
+            return Finish()
         if self.phase is Phase.COMPUTE:
             return Compute(self.step, self.share, tuple(self._held))
         return Wait()
@@ -465,7 +472,7 @@ class WorkerMachine:
         return [Tell(fault)]
 
     def finish(self) -> list[WorkerInstruction]:
-        """The training loop asks for no further step."""
+        """The training loop asks for no further step, or the epoch is the last."""
         if self.frozen:
             return []
         self._expect("finish", Phase.COMPUTE)

@@ -68,7 +68,9 @@ class FaultThreshold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpochStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="epoch_started"):
-    """`members` are node names, `world` counts workers; `reason`: start, failure, join, rebalance, move, rollback.
+    """`members` are node names, `world` counts workers.
+
+    `reason`: start, failure, join, rebalance, move, rollback, save (the last one of a job that is to end).
 
     `expert_moves`: expert replicas that travel; `fault_threshold`: on how many distinct nodes each expert should live
     (`asked`) and does (`given`); None for a model without experts.

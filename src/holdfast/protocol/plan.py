@@ -94,7 +94,10 @@ class ExpertPlan(Struct, frozen=True, kw_only=True):
 
 
 class EpochPlan(Struct, frozen=True, kw_only=True):
-    """A numbered configuration. `sources` gives each member without state the members that send it theirs."""
+    """A numbered configuration. `sources` gives each member without state the members that send it theirs.
+
+    `last`: nothing is computed in it. Its members save what they have, where they save anything, and finish.
+    """
 
     term: Count
     epoch: Count
@@ -102,6 +105,7 @@ class EpochPlan(Struct, frozen=True, kw_only=True):
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     experts: ExpertPlan | None = None
     secret: Annotated[bytes, Meta(max_length=64)] = b""
+    last: bool = False
 
     def rank(self, worker: str) -> int | None:
         """Return the rank of a worker, None where it is no member."""

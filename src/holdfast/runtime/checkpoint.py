@@ -213,8 +213,6 @@ class CheckpointSaver:
             logger.error("the checkpoint %s is not kept: it is none of this worker's", order.name)
 
     def _keep(self, name: CheckpointName, written: CheckpointWritten) -> None:
-        # What was written before it has been passed over: it will not be accepted any more.
-        self._written = {other: entry for other, entry in self._written.items() if other > name}
         try:
             checkpoint_dir.keep(self.directory, name)
         except (OSError, DamagedCheckpointError) as error:
@@ -231,6 +229,9 @@ class CheckpointSaver:
             )
             self._tell(self._kept)
             checkpoint_dir.remove_unfinished(self.directory, name)
+        # What was written before it has been passed over: it will not be accepted any more. (Only now: whoever waits
+        # for `idle` says next that it has finished, and then this process may be ended.)
+        self._written = {other: entry for other, entry in self._written.items() if other > name}
         self._on_idle()
 
     def _prune(self, names: Sequence[str]) -> None:

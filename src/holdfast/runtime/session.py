@@ -24,6 +24,7 @@ from holdfast.coordination.worker import (
     Drop,
     Enter,
     Entering,
+    Finish,
     Forward,
     Halt,
     Load,
@@ -180,6 +181,8 @@ class Session:
             if isinstance(task, Compute):
                 self._rooms_leave_before(epoch)
                 return task, epoch
+            if isinstance(task, Finish):
+                self.finish()
             if isinstance(task, Entering):
                 self._enter(task)
 
@@ -297,7 +300,7 @@ class Session:
         raise failure
 
     def finish(self) -> None:
-        """The training loop asks for no further step: what it has led to is saved, unless it is already."""
+        """Loop or job want no further step: what they have led to is saved, unless it is already."""
         saver = self._saver
         with self._changed:
             epoch = self._machine.epoch
@@ -307,7 +310,7 @@ class Session:
             if saver is not None:
                 # Otherwise the job could end between a checkpoint's writing and its acceptance.
                 self._changed.wait_for(lambda: self._left(epoch) or saver.idle)
-            if not self._left(epoch) and isinstance(self._machine.task, Compute):
+            if not self._left(epoch) and isinstance(self._machine.task, Compute | Finish):
                 self._carry_out(self._machine.finish())
 
     def _save_last(self, saver: CheckpointSaver, epoch: int) -> None:

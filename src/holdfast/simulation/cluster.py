@@ -11,8 +11,9 @@ from typing import Any
 from holdfast.checkpoint_dir import CheckpointName, parse_name
 from holdfast.coordination.agent import AgentMachine
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.inputs import CoordinatorConfig, Shutdown
 from holdfast.coordination.worker import WorkerMachine
+from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol import messages as msg
 from holdfast.simulation.agent import SimAgent
 from holdfast.simulation.clock import Timeline
@@ -113,6 +114,8 @@ class Cluster:
         self.coordinator: CoordinatorShell | None = None
         self._coordinators: list[CoordinatorShell] = []
         self.ended: tuple[int, str] | None = None
+        #: its user wants the job to end
+        self.interrupted = False
         self.story: deque[tuple[Any, ...]] | None = deque(maxlen=20000) if keep_trace else None
         self.injector = Injector(self, plan)
         self._workers: dict[str, SimWorker] = {}
@@ -152,8 +155,8 @@ class Cluster:
 
     @property
     def over(self) -> bool:
-        """True when the job has ended and no agent is left."""
-        return self.ended is not None and not any(agent.alive for agent in self.agents.values())
+        """True when the job has ended and no agent is left (whom an interrupted job leaves, its launcher ends)."""
+        return self.ended is not None and (self.interrupted or not any(agent.alive for agent in self.agents.values()))
 
     def trace(self, *what: Any) -> None:
         """Keep a line of the story, where it is wanted."""
@@ -280,6 +283,15 @@ class Cluster:
         homeless, self._homeless = self._homeless, []
         for agent in homeless:
             self.after("reconnect", agent, agent.connect)
+
+    def interrupt(self) -> None:
+        """Ask the job to save what it has led to and to end; ask again, as its launcher does, until it has."""
+        self.interrupted = True
+        shell = self.coordinator
+        if shell is not None:
+            shell.deliver(shell.feed, Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True))
+        if not self.over:
+            self.timeline.after(0.5, self.interrupt)
 
     def supersede(self) -> None:
         """Start another coordinator beside the one that is paused."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.coordination import worker as wm
 from holdfast.coordination.inputs import Input, Received
-from holdfast.errors import EXIT_DONE
+from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.commit import Commit
@@ -333,8 +333,10 @@ class Checker:
 
     def _checkpoint_saved(self, step: int) -> None:
         assert self._record is not None
-        saved = next((known for known in self._record.checkpoints if known.step == step), None)
-        if saved is None or saved.name in self._saved:
+        # (Two first ranks may save the same step: that of an epoch and that of the one which it was left for.)
+        known = (known for known in self._record.checkpoints if known.step == step and known.name not in self._saved)
+        saved = next(known, None)
+        if saved is None:
             self._fail(f"a checkpoint of step {step} was saved that the record does not know: {self._record}")
         file = self._cluster.checkpoints.files.get(saved.name)
         if file is None or file.step != step:
@@ -378,13 +380,15 @@ class Checker:
                 self._fail(f"the job failed although checkpoint {name} is there: {why}")
 
     def job_ended(self, exit_code: int, why: str) -> None:
-        """A coordinator ends the job: the journal must say so already."""
+        """A coordinator ends the job: the journal must say so already, unless its user has interrupted it."""
+        if exit_code == EXIT_INTERRUPTED and not self._outcome and self._cluster.interrupted:
+            return
         if (exit_code == EXIT_DONE) != (self._outcome == "done") or not self._outcome:
             self._fail(f"the job ended with {exit_code} ({why}); the journal says {self._outcome!r}")
 
     def finished(self) -> None:
         """The run is over."""
-        if not self._outcome:
+        if not self._outcome and not self._cluster.interrupted:
             self._fail("the run is over and the journal does not say how")
 
     def stuck(self) -> NoReturn:

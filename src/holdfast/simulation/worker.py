@@ -70,6 +70,8 @@ class SimWorker(Process):
         #: the training thread is to hang where it comes next; it does
         self.hanging = self.hung = False
         self._troubles = cluster.troubles(agent.name)
+        #: the checkpoint of the step that is here, under its temporary name
+        self._saving = ""
         #: the boundary that was reached last
         self.at = "starting"
         self._busy = ""
@@ -156,11 +158,8 @@ class SimWorker(Process):
                 instructions = machine.void(order)
             case msg.JobDone():
                 instructions = machine.job_done(order)
-            case msg.AcceptCheckpoint():
-                self.cluster.after_disk("rename", self, self.agent.name, self.cluster.keep_checkpoint, self, order)
-                return
-            case msg.PruneCheckpoints():
-                self.cluster.after_disk("rename", self, self.agent.name, self.cluster.prune_checkpoints, order)
+            case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
+                self.cluster.after_disk("rename", self, self.agent.name, self._obey_saver, order)
                 return
             case _:
                 return
@@ -194,7 +193,7 @@ class SimWorker(Process):
             self._group().abandon(self, operation)
         elif self._busy == "vote" and operation is not None:
             self.cluster.after("abandon", self, self._leave_vote, operation)
-        elif self._busy in ("load", "pause"):
+        elif self._busy in ("load", "pause", "save"):
             self._busy = ""
 
     def _leave_vote(self, operation: Operation) -> None:
@@ -278,6 +277,8 @@ class SimWorker(Process):
                 self._enter(task)
             case wm.Compute():
                 self._compute(task)
+            case wm.Finish():
+                self._save_last()
             case wm.Done():
                 self.agent.deliver(self.agent.worker_ended, self, 0, FailureKind.PROCESS_EXIT)
                 self.kill()
@@ -533,13 +534,43 @@ class SimWorker(Process):
 
     def _written(self, plan: msg.EpochPlan, step: int, state: int) -> None:
         if self._troubles.full_until > self.cluster.timeline.now:
+            if step == self.machine.applied:
+                self._saved()
             return  # training is worth more than a checkpoint
         name = self.cluster.write_checkpoint(plan, step, state).writing
+        if step == self.machine.applied:
+            self._saving = name
         self.tell(
             msg.CheckpointWritten(
                 worker=self.id, term=plan.term, epoch=plan.epoch, step=step, name=name, bytes=1, seconds=0.1
             )
         )
+
+    def _save_last(self) -> None:
+        """The job ends before its last step: finish once what is here is saved."""
+        plan, step = self.machine.plan, self.machine.applied
+        assert plan is not None
+        if self._boundary("finishing"):
+            return
+        self._busy = "save"
+        if self.cluster.plan.checkpoint_every and step and plan.rank(self.id) == 0:
+            self.cluster.after_disk("checkpoint", self, self.agent.name, self._written, plan, step, self.state)
+        else:
+            self._saved()
+
+    def _obey_saver(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
+        if isinstance(order, msg.AcceptCheckpoint):
+            self.cluster.keep_checkpoint(self, order)
+        else:
+            self.cluster.prune_checkpoints(order)
+        if self._saving in (order.names if isinstance(order, msg.PruneCheckpoints) else (order.name,)):
+            self._saved()
+
+    def _saved(self) -> None:
+        """Nothing is being written any more, nor waits for an answer."""
+        if self._busy == "save":
+            self._busy = ""
+            self.obey(self.machine.finish())
 
     def _boundary(self, name: str) -> bool:
         """Let the plan strike here; True where this process did not survive it, or is stopped."""

@@ -1,0 +1,38 @@
+"""How far a job has come and what of it is saved: what an interrupted one says last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.protocol.events import CheckpointSaved, ReadEvent, RolledBack, StepCommitted
+from holdfast.protocol.record import KnownCheckpoint
+
+
+class Standing:
+    """Follows a job's events."""
+
+    def __init__(self, checkpoints: Sequence[KnownCheckpoint]) -> None:
+        """Begin with the checkpoints of an earlier run."""
+        self._saved = max((known.step for known in checkpoints), default=0)
+        self._committed = 0
+
+    def take(self, event: ReadEvent) -> None:
+        """Hear of an event of the job."""
+        match event:
+            case StepCommitted():
+                self._committed = event.step
+            case RolledBack():
+                self._committed = event.to_step
+            case CheckpointSaved():
+                self._saved = event.step
+            case _:
+                pass
+
+    @property
+    def line(self) -> str:
+        """What the same command will go on from."""
+        lost = max(0, self._committed - self._saved)
+        if not self._saved:
+            return f"nothing is saved: {lost} steps are lost" if lost else "no step was done yet"
+        where = f"step {self._saved} is saved: the same command goes on from there"
+        return f"{where}; {lost} later steps are lost" if lost else where

@@ -1,0 +1,202 @@
+"""A job that is to end with a checkpoint: its members save where they stand, whatever else happens meanwhile."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import Job, applied, attach, commit, hello, kept, w, written
+
+from holdfast.coordination.inputs import EndJob, Received, Shutdown
+from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
+from holdfast.protocol import events as ev
+from holdfast.protocol import messages as msg
+from holdfast.protocol.plan import DecisionKind
+from holdfast.protocol.record import KnownCheckpoint
+
+CTRL_C = Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True)
+
+
+def saving_job(nodes: int = 3, **config: object) -> Job:
+    """A job whose workers save, in its first epoch, with no step done."""
+    job = Job(nodes=nodes, config=config).boot()
+    for index in range(nodes):
+        job.connect(hello(f"n{index}"))
+        job.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=True))
+    for index in range(nodes):
+        job.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
+    return job
+
+
+def interrupted_job(at: int = 4, **config: object) -> Job:
+    """Three nodes that have applied a step, told to stop."""
+    job = saving_job(**config)
+    for step in range(1, at + 1):
+        job.step(step)
+    job.feed(CTRL_C)
+    assert job.kinds == ["Stop", "Stop", "Stop"]
+    return job
+
+
+def all_report(job: Job, at: int, *nodes: str) -> msg.Begin:
+    """Answer the Stop; return the order that begins the last epoch."""
+    for node in nodes or ("n0", "n1", "n2"):
+        job.report(node, at)
+    begins = job.orders(msg.Begin)
+    assert set(begins) == {w(node) for node in nodes or ("n0", "n1", "n2")}
+    begin = next(iter(begins.values()))
+    assert begin.plan.last
+    assert job.said(ev.EpochStarted)[0].reason == "save"
+    return begin
+
+
+def all_save(job: Job, step: int, epoch: int = 2, nodes: tuple[str, ...] = ("n0", "n1", "n2")) -> None:
+    """The members enter, the first one saves, and all finish."""
+    for node in nodes:
+        job.say(msg.Entered(worker=w(node), epoch=epoch, applied=step))
+    job.say(written(nodes[0], step, f"writing-{step}", epoch=epoch))
+    assert job.orders(msg.AcceptCheckpoint)[w(nodes[0])].step == step
+    job.say(kept(nodes[0], step, f"step-{step}", epoch=epoch))
+    for node in nodes:
+        assert job.machine.over is None
+        job.say(msg.Finished(worker=w(node), step=step))
+
+
+@pytest.mark.parametrize("policy", ["reconfigure", "restart"])
+def test_all_members_save_where_they_stand_and_the_job_can_be_taken_up_again(policy: str) -> None:
+    job = interrupted_job(4, on_failure=policy)
+    begin = all_report(job, 4)
+    assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=4)
+    all_save(job, 4)
+    assert job.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
+    assert [end.exit_code for end in job.sent(msg.EndNode)] == [EXIT_INTERRUPTED] * 3
+    assert job.machine.record.outcome == ""
+    assert job.machine.record.checkpoints[-1].step == 4
+    assert not job.said(ev.JobFinished)
+
+
+def test_a_step_that_has_passed_somewhere_is_applied_and_saved() -> None:
+    job = interrupted_job(4)
+    passed = msg.Passed(step=5, commit=commit())
+    job.report("n0", 4, msg.Phase.VOTED, ready=True)
+    job.report("n1", 4, msg.Phase.PASSED, ready=True, passed=passed)
+    job.report("n2", 4, msg.Phase.VOTED, ready=True)
+    begin = job.orders(msg.Begin)[w("n0")]
+    assert (begin.decision.kind, begin.decision.applied, begin.plan.last) == (DecisionKind.FORWARD, 5, True)
+    for node in ("n0", "n1", "n2"):
+        job.say(applied(w(node), 2, 5))
+    all_save(job, 5)
+    assert job.machine.over is not None
+    assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)][-1] == 5
+
+
+def test_being_asked_again_changes_nothing_and_without_saving_ends_at_once() -> None:
+    job = interrupted_job()
+    job.feed(CTRL_C, after=1.0)
+    assert job.kinds == []
+    all_report(job, 4)
+    job.feed(CTRL_C, after=1.0)
+    assert job.kinds == []
+    job.feed(Shutdown(143, "SIGTERM"))
+    assert job.machine.over == EndJob(143, "SIGTERM")
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_what_takes_too_long_is_given_up(reported: bool) -> None:
+    job = interrupted_job(save_timeout_s=4.0)
+    if reported:
+        all_report(job, 4)
+    for _ in range(4):
+        assert job.machine.over is None
+        for connection in job.connections.values():
+            job.feed(Received(connection, msg.Heartbeat()))
+        job.tick(1.0)
+    job.tick(0.1)
+    assert job.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
+    assert job.machine.record.outcome == ""
+
+
+def test_who_fails_meanwhile_is_left_out_and_the_others_save() -> None:
+    job = interrupted_job()
+    all_report(job, 4)
+    job.lose("n0")
+    assert job.kinds.count("Stop") == 2
+    begin = all_report(job, 4, "n1", "n2")
+    assert begin.plan.workers == (w("n1"), w("n2"))
+    all_save(job, 4, epoch=3, nodes=("n1", "n2"))
+    assert job.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
+
+
+def test_a_job_that_is_recovering_saves_instead_of_going_on() -> None:
+    job = saving_job()
+    job.step(1)
+    job.lose("n2")
+    job.report("n0", 1)
+    job.feed(CTRL_C)
+    assert job.machine.over is None
+    job.report("n1", 1)
+    assert all(begin.plan.last for begin in job.orders(msg.Begin).values())
+    assert set(job.orders(msg.Begin)) == {w("n0"), w("n1")}
+
+
+def test_nobody_is_let_in_any_more() -> None:
+    job = interrupted_job()
+    job.connect(hello("n3"))
+    job.say(msgspec.structs.replace(attach(w("n3")), saves=True))
+    all_report(job, 4)
+    for node in ("n0", "n1", "n2"):
+        job.say(msg.Entered(worker=w(node), epoch=2, applied=4))
+    job.tick(2.0)
+    assert job.orders(msg.Prepare) == {}
+    assert job.orders(msg.Stop) == {}
+
+
+def test_the_job_ends_at_once_where_nothing_can_be_saved() -> None:
+    waiting = Job(nodes=2).boot()
+    waiting.connect(hello("n0"))
+    waiting.say(msgspec.structs.replace(attach(w("n0")), saves=True))
+    waiting.feed(CTRL_C)
+    assert waiting.kinds == ["EndNode", "end"]
+    unsaved = Job().start()
+    unsaved.feed(CTRL_C)
+    assert unsaved.kinds == ["EndNode", "EndNode", "EndNode", "end"]
+
+
+def test_a_node_that_comes_late_is_told_to_end() -> None:
+    job = Job().start()
+    job.feed(CTRL_C)
+    job.connect(hello("n3"))
+    assert [end.exit_code for end in job.sent(msg.EndNode)] == [EXIT_INTERRUPTED]
+
+
+def test_a_state_that_is_lost_or_initial_is_not_waited_for() -> None:
+    fresh = interrupted_job(at=0)
+    for node in ("n0", "n1", "n2"):
+        fresh.report(node, 0)
+    assert fresh.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
+    lost = saving_job()
+    lost.step(1)
+    lost.say(written("n0", 1, "writing-1"))
+    lost.say(kept("n0", 1, "step-1"))
+    lost.step(2)
+    lost.feed(CTRL_C)
+    for node in ("n0", "n1", "n2"):
+        lost.report(node, None)
+    assert lost.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
+    assert lost.machine.record.checkpoints == (KnownCheckpoint(step=1, name="step-1", term=1, epoch=1),)
+
+
+def test_no_coordinator_takes_the_last_epochs_end_for_the_jobs() -> None:
+    job = interrupted_job()
+    all_report(job, 4)
+    job.boot(takeover=True)
+    for node in ("n0", "n1", "n2"):
+        worker = w(node)
+        said = (
+            msgspec.structs.replace(attach(worker), saves=True),
+            msg.Entered(worker=worker, epoch=2, applied=4),
+            msg.Finished(worker=worker, step=4),
+        )
+        job.connect(hello(node, said))
+    assert job.machine.over is not None
+    assert job.machine.over.exit_code != EXIT_DONE
+    assert job.machine.record.outcome == ""

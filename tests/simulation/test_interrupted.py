@@ -1,0 +1,62 @@
+"""A user ends jobs in which things go wrong: what all members had is saved, and nothing says that the job is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from holdfast.errors import EXIT_INTERRUPTED
+from holdfast.protocol import events as ev
+from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.faults import Fault, FaultKind, FaultPlan, random_plan
+
+
+def interrupted(plan: FaultPlan, at_s: float) -> Cluster:
+    """A run whose user asks for its end at a time."""
+    cluster = Cluster(plan)
+    cluster.timeline.after(at_s, cluster.interrupt)
+    outcome = cluster.run()
+    assert outcome.exit_code == EXIT_INTERRUPTED, outcome.why
+    return cluster
+
+
+def saved(cluster: Cluster) -> int:
+    """The step of the newest checkpoint that the record knows; it lies in the directory with that step's state."""
+    record = cluster.store.record
+    assert record is not None
+    assert record.outcome == ""
+    newest = record.checkpoints[-1]
+    assert cluster.checkpoints.files[newest.name].step == newest.step
+    return newest.step
+
+
+def committed(cluster: Cluster) -> int:
+    return max(event.step for event in cluster.journal.events if isinstance(event, ev.StepCommitted))
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_all_that_is_committed_is_saved(chunk: int) -> None:
+    for seed in range(chunk, 60, 2):
+        rng = Random(seed)
+        at = 1.5 + rng.uniform(0.0, 0.3)
+        crash = Fault(kind=FaultKind.CRASH_COORDINATOR, time=at + rng.uniform(0.0, 0.3), duration=0.2)
+        plan = FaultPlan(
+            seed=seed,
+            steps=10_000,
+            checkpoint_every=1000,
+            experts=4 if seed % 4 == 1 else 0,
+            restart=seed % 5 == 2,
+            faults=(crash,) if seed % 3 == 0 else (),
+        )
+        cluster = interrupted(plan, at)
+        assert saved(cluster) == committed(cluster), f"seed {seed}"
+
+
+def test_whatever_goes_wrong_the_job_ends_and_is_not_done() -> None:
+    for seed in range(150):
+        plan = random_plan(seed)
+        faults = tuple(fault for fault in plan.faults if fault.kind is not FaultKind.DAMAGE)
+        rng = Random(seed)
+        interrupted(replace(plan, steps=10_000, checkpoint_every=3, faults=faults), rng.uniform(0.0, 1.5))
