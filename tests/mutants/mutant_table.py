@@ -247,8 +247,8 @@ MUTANTS = (
     Mutant(
         name="newcomers_join_those_who_timed_out",
         file=DECIDING,
-        old="        if parted and not lacks_slots(turn, self._config, list(reports)):\n",
-        new="        if parted and not parted:\n",
+        old="        if closing or (parted and not lacks_slots(turn, self._config, list(reports))):\n",
+        new="        if closing:\n",
         why="those who do not reach each other are put together in turns, for ever",
     ),
     Mutant(
