@@ -159,6 +159,22 @@ def test_what_was_accepted_twice_is_told_twice(tmp_path: Path) -> None:
     saver.close()
 
 
+def test_a_saver_is_idle_only_once_it_has_told_what_it_kept(tmp_path: Path) -> None:
+    """Who waits for that finishes next, and then its process may be ended."""
+    told, idle = Told(), list[bool]()
+
+    def tell(message: CheckpointWritten | CheckpointKept) -> None:
+        idle.append(saver.idle)
+        told.messages.put(message)
+
+    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=tell)
+    assert saver.offer(make(1), 1, (1, 1))
+    saver.obey(accepted(told.next(CheckpointWritten)))
+    saver.close()
+    assert idle == [False, False]
+    assert saver.idle
+
+
 def test_what_was_written_before_a_roll_back_is_waited_for_no_longer(tmp_path: Path) -> None:
     told = Told()
     saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=told.messages.put)
