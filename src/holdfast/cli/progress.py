@@ -77,6 +77,10 @@ _WORDS = dict(
             ev.CheckpointSaved, lambda e: f"checkpoint of step {e.step}: {e.bytes / 1e6:.1f} MB in {e.seconds:.2f} s"
         ),
         _line(ev.CheckpointRejected, lambda e: f"checkpoint {e.name} cannot be used: {e.why}"),
+        _line(
+            ev.JournalRepaired,
+            lambda e: f"the journal had lost lines {e.from_seq} to {e.to_seq}: mended, at step {e.to_step}",
+        ),
         _line(ev.JobFinished, lambda e: f"done: {e.steps} steps, {e.samples} samples, loss {loss_text(e.final_loss)}"),
         _line(JobFailed, lambda e: f"failed: {e.why}"),
     )
