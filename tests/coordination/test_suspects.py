@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from machinery import Job, attach, hello, w
@@ -117,3 +118,10 @@ def test_who_comes_meanwhile_is_not_put_together_with_those_that_have_timed_out(
     job.report("n1", 1, Phase.ENTERING)
     assert job.orders(msg.Begin)[w("n0")].plan.workers == (w("n0"),)
     assert w("n3") not in job.orders(msg.Begin)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_there_is_a_verdict_wherever_a_worker_stands(phase: Phase) -> None:
+    late = {w("n0"): fault("n0", timed_out=True)[1]}
+    named = Suspects().name(WORKERS, reports(Phase.APPLYING, phase, Phase.APPLYING, Phase.APPLYING), late, 4)
+    assert set(named) == ({"n0"} if phase is Phase.APPLYING else {"n1"})

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import msgspec
 import numpy as np
 import pytest
 from machinery import commit, w
 
+from holdfast.coordination.boundaries import NEXT, InvalidTransitionError
 from holdfast.coordination.experts import encode
 from holdfast.coordination.holding import Holding
-from holdfast.coordination.worker import (
+from holdfast.coordination.tasks import (
     Build,
     Compute,
     Done,
     Enter,
+    Entering,
     Forward,
     Halt,
-    InvalidTransitionError,
     Load,
     Move,
     Receive,
     Tell,
     Wait,
-    WorkerMachine,
 )
+from holdfast.coordination.worker import WorkerMachine
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import Decision, DecisionKind, Phase
 
@@ -45,7 +47,7 @@ def begin(epoch: int, kind: DecisionKind, applied: int, **fields: object) -> msg
 
 def computing() -> WorkerMachine:
     machine = WorkerMachine(ME, micro_batches=4)
-    machine.begin(begin(1, DecisionKind.START, 0))
+    machine.order(begin(1, DecisionKind.START, 0))
     machine.entered()
     return machine
 
@@ -68,7 +70,7 @@ def report_of(instructions: Sequence[object]) -> msg.Report:
 def test_a_step_from_its_beginning_to_the_next() -> None:
     machine = WorkerMachine(ME, micro_batches=4)
     assert machine.task == Wait()
-    told = machine.begin(begin(1, DecisionKind.START, 0))
+    told = machine.order(begin(1, DecisionKind.START, 0))
     assert [type(i) for i in told] == [Build]
     assert isinstance(machine.task, Enter)
     assert machine.entered() == [Tell(msg.Entered(worker=ME, epoch=1, applied=0))]
@@ -88,7 +90,7 @@ def test_a_step_from_its_beginning_to_the_next() -> None:
 def test_a_stop_while_computing_is_answered_at_once() -> None:
     machine = computing()
     machine.computing(0)
-    halt, _ = told = machine.stop_order(msg.Stop(term=1, epoch=1))
+    halt, _ = told = machine.order(msg.Stop(term=1, epoch=1))
     assert isinstance(halt, Halt)
     report = report_of(told)
     assert (report.applied, report.phase, report.held, report.ready) == (0, Phase.COMPUTE, (0,), False)
@@ -99,24 +101,24 @@ def test_a_stop_while_computing_is_answered_at_once() -> None:
 
 def test_a_stop_while_the_vote_is_open_is_answered_when_it_is_closed() -> None:
     machine = voted()
-    assert machine.stop_order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    assert machine.order(msg.Stop(term=1, epoch=1)) == [Halt()]
     report = report_of(machine.vote_passed(commit()))
     assert (report.phase, report.passed) == (Phase.PASSED, msg.Passed(step=1, commit=commit()))
     assert not machine.begin_apply()
 
 
-def test_an_abandoned_vote_is_reported_as_voted() -> None:
+def test_an_abandoned_vote_is_reported_as_abandoned() -> None:
     machine = voted()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, epoch=1))
     report = report_of(machine.vote_abandoned())
-    assert (report.phase, report.passed, report.ready) == (Phase.VOTED, None, True)
+    assert (report.phase, report.passed, report.ready) == (Phase.ABANDONED, None, True)
 
 
 def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
     machine = voted()
     machine.vote_passed(commit())
     machine.begin_apply()
-    assert machine.stop_order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    assert machine.order(msg.Stop(term=1, epoch=1)) == [Halt()]
     applied, report = machine.applied_step(5.0)
     assert isinstance(applied, Tell)
     assert isinstance(applied.message, msg.Applied)
@@ -125,11 +127,11 @@ def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
 
 def test_forward_applies_the_recorded_v() -> None:
     machine = voted()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, epoch=1))
     machine.vote_abandoned()
-    machine.begin(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
+    machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
     assert machine.task == Forward(plan(2, ME), 1, commit(7.0))
-    with pytest.raises(InvalidTransitionError, match="entered without the decided state"):
+    with pytest.raises(InvalidTransitionError, match="entered is not allowed"):
         machine.entered()
     assert machine.begin_apply()
     (tell,) = machine.applied_step(5.0)
@@ -141,16 +143,16 @@ def test_forward_applies_the_recorded_v() -> None:
 
 def test_redo_keeps_the_gradients_that_are_its_own() -> None:
     machine = voted()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, epoch=1))
     machine.vote_abandoned()
-    machine.begin(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME), assignment=((0, 2, 1, 3),)))
+    machine.order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME), assignment=((0, 2, 1, 3),)))
     machine.entered()
     assert machine.task == Compute(1, (0, 2, 1, 3), (0, 2))
 
 
 def test_an_assignment_is_for_one_step() -> None:
     machine = WorkerMachine(ME, micro_batches=4)
-    machine.begin(begin(1, DecisionKind.START, 0, assignment=((0, 1, 2), (3,))))
+    machine.order(begin(1, DecisionKind.START, 0, assignment=((0, 1, 2), (3,))))
     machine.entered()
     assert machine.share == (0, 1, 2)
     assert machine.computed()
@@ -164,37 +166,37 @@ def test_an_assignment_is_for_one_step() -> None:
 
 def test_redo_without_an_assignment_starts_over() -> None:
     machine = voted()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, epoch=1))
     machine.vote_abandoned()
-    machine.begin(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME)))
+    machine.order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME)))
     machine.entered()
     assert machine.task == Compute(1, (0, 1, 2, 3), ())
 
 
 def test_stale_orders_change_nothing() -> None:
     machine = computing()
-    machine.stop_order(msg.Stop(term=2, epoch=3))
-    assert machine.begin(begin(1, DecisionKind.REDO, 0)) == []
-    assert machine.begin(begin(3, DecisionKind.REDO, 0, plan=plan(3, term=2))) == []
-    assert machine.begin(begin(4, DecisionKind.REDO, 0, plan=plan(4, term=1))) == []
-    assert machine.begin(begin(4, DecisionKind.REDO, 0, plan=plan(4, PEER, term=2))) == []
-    assert machine.stop_order(msg.Stop(term=1, epoch=9)) == []
-    assert machine.prepare(msg.Prepare(plan=plan(3, term=2))) == []
+    machine.order(msg.Stop(term=2, epoch=3))
+    assert machine.order(begin(1, DecisionKind.REDO, 0)) == []
+    assert machine.order(begin(3, DecisionKind.REDO, 0, plan=plan(3, term=2))) == []
+    assert machine.order(begin(4, DecisionKind.REDO, 0, plan=plan(4, term=1))) == []
+    assert machine.order(begin(4, DecisionKind.REDO, 0, plan=plan(4, PEER, term=2))) == []
+    assert machine.order(msg.Stop(term=1, epoch=9)) == []
+    assert machine.order(msg.Prepare(plan=plan(3, term=2))) == []
     assert machine.frozen
     assert machine.epoch == 1
 
 
 def test_a_stop_of_an_older_coordinator_or_of_an_older_epoch_stops_nobody() -> None:
     machine = WorkerMachine(ME, micro_batches=4)
-    machine.begin(begin(3, DecisionKind.START, 0, plan=plan(3, term=2)))
-    assert machine.stop_order(msg.Stop(term=1, epoch=9)) == []
-    assert machine.stop_order(msg.Stop(term=2, epoch=2)) == []
+    machine.order(begin(3, DecisionKind.START, 0, plan=plan(3, term=2)))
+    assert machine.order(msg.Stop(term=1, epoch=9)) == []
+    assert machine.order(msg.Stop(term=2, epoch=2)) == []
     assert not machine.frozen
 
 
 def joiner() -> WorkerMachine:
     machine = WorkerMachine(ME, micro_batches=4)
-    machine.prepare(msg.Prepare(plan=plan(2, PEER, ME, sources={ME: (PEER,)})))
+    machine.order(msg.Prepare(plan=plan(2, PEER, ME, sources={ME: (PEER,)})))
     machine.prepared(2)
     return machine
 
@@ -211,27 +213,27 @@ def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
 
 def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
     machine = joiner()
-    fresh = report_of(WorkerMachine(ME, micro_batches=4).stop_order(msg.Stop(term=1, epoch=2)))
+    fresh = report_of(WorkerMachine(ME, micro_batches=4).order(msg.Stop(term=1, epoch=2)))
     assert fresh.fresh
     machine.pushed(2)
-    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
+    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
     assert (report.applied, report.fresh) == (None, False)
     assert not machine.received(2, None, 3)
     with pytest.raises(InvalidTransitionError, match="half overwritten"):
-        machine.begin(begin(3, DecisionKind.START, 0, plan=plan(3, ME)))
+        machine.order(begin(3, DecisionKind.START, 0, plan=plan(3, ME)))
 
 
 def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> None:
     for stopped in (False, True):
         machine = voted()
-        machine.prepare(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): (ME,)})))
+        machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): (ME,)})))
         machine.prepared(2)
-        machine.arm(msg.Arm(term=1, epoch=2))
+        machine.order(msg.Arm(term=1, epoch=2))
         assert machine.flags == (msg.Flag.SWAP,)
         machine.vote_passed(commit(1.0, msg.Flag.SWAP))
         machine.begin_apply()
         if stopped:
-            machine.stop_order(msg.Stop(term=1, epoch=2))
+            machine.order(msg.Stop(term=1, epoch=2))
         machine.applied_step(5.0)
         assert machine.epoch == (1 if stopped else 2)
 
@@ -239,27 +241,27 @@ def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> No
 def test_the_flag_goes_up_once_the_group_stands_and_all_are_known_to_have_it() -> None:
     machine = computing()
     assert machine.flags == ()
-    machine.prepare(msg.Prepare(plan=plan(2)))
+    machine.order(msg.Prepare(plan=plan(2)))
     assert machine.flags == ()
     machine.prepared(2)
     assert machine.flags == ()
-    machine.arm(msg.Arm(term=1, epoch=2))
+    machine.order(msg.Arm(term=1, epoch=2))
     assert machine.flags == (msg.Flag.SWAP,)
 
 
 def test_a_void_lowers_the_flag() -> None:
     machine = voted()
-    machine.prepare(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
+    machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
     machine.prepared(2)
-    machine.arm(msg.Arm(term=1, epoch=2))
-    machine.void(msg.Void(term=1, epoch=2))
+    machine.order(msg.Arm(term=1, epoch=2))
+    machine.order(msg.Void(term=1, epoch=2))
     assert machine.flags == ()
     assert machine.pending is None
 
 
 def test_the_end_interrupts_whoever_still_waits_for_something() -> None:
     machine = voted()
-    assert machine.job_done(msg.JobDone()) == [Halt()]
+    assert machine.order(msg.JobDone()) == [Halt()]
     assert machine.task == Done()
 
 
@@ -291,43 +293,75 @@ def test_a_phase_cannot_be_skipped(name: str) -> None:
         call(computing())
 
 
+def test_a_vote_that_was_abandoned_does_not_pass_any_more() -> None:
+    machine = voted()
+    machine.vote_abandoned()
+    with pytest.raises(InvalidTransitionError, match="vote_passed is not allowed in epoch 1, phase abandoned"):
+        machine.vote_passed(commit())
+
+
+def test_a_step_is_applied_once() -> None:
+    machine = voted()
+    machine.vote_passed(commit())
+    machine.begin_apply()
+    with pytest.raises(InvalidTransitionError, match="begin_apply is not allowed in epoch 1, phase applying"):
+        machine.begin_apply()
+
+
+def test_the_end_of_the_job_does_not_make_a_boundary_illegal() -> None:
+    """The training thread has its task from before JobDone, and learns of it when it asks for the next."""
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.order(begin(1, DecisionKind.START, 0))
+    assert machine.order(msg.JobDone()) == [Halt()]
+    assert machine.entered() != []
+    assert machine.task == Done()
+
+
+def test_every_phase_can_be_reached_and_left() -> None:
+    entering = {place for place, _ in NEXT if not isinstance(place, Phase)}
+    assert entering == set(get_args(Entering))
+    assert set(NEXT.values()) == set(Phase) - {Phase.IDLE}
+    ends = {Phase.IDLE, Phase.FINISHED, Phase.ABANDONED}  # only a new epoch leads on
+    assert {place for place, _ in NEXT if isinstance(place, Phase)} == set(Phase) - ends - {Phase.ENTERING}
+
+
 def test_a_begin_that_does_not_fit_the_state_raises() -> None:
     machine = computing()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, epoch=1))
     with pytest.raises(InvalidTransitionError, match="FORWARD without reduced gradients"):
-        machine.begin(begin(2, DecisionKind.FORWARD, 1, commit=commit()))
+        machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit()))
     machine = computing()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, epoch=1))
     with pytest.raises(InvalidTransitionError, match="state 0 where 3 is decided"):
-        machine.begin(begin(2, DecisionKind.REDO, 3))
+        machine.order(begin(2, DecisionKind.REDO, 3))
     machine = voted()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, epoch=1))
     with pytest.raises(InvalidTransitionError, match="before the promised report"):
-        machine.begin(begin(2, DecisionKind.REDO, 0))
+        machine.order(begin(2, DecisionKind.REDO, 0))
 
 
 def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
     machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
-    machine.begin(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
     machine.entered()
     assert all(machine.computing(micro_batch) for micro_batch in machine.share)
-    assert report_of(machine.stop_order(msg.Stop(term=1, epoch=1))).held == ()
+    assert report_of(machine.order(msg.Stop(term=1, epoch=1))).held == ()
 
 
 def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:
     """Stopped again before it could apply: its gradients are those of the epoch before, not of this one's plan."""
     machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
-    machine.begin(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
     machine.entered()
     assert machine.computed()
     assert machine.reduced()
-    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=1)))
+    report = report_of(machine.order(msg.Stop(term=1, epoch=1)))
     assert (report.ready, report.experts, report.experts_next) == (True, blob(0, 1), blob(0))
     forward = begin(2, DecisionKind.FORWARD, 1, commit=commit(1), plan=placed(2, blob(0), blob(1)))
-    machine.begin(forward)
-    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
+    machine.order(forward)
+    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
     assert (report.ready, report.experts, report.experts_next) == (True, blob(0, 1), blob(0))
 
 
@@ -357,7 +391,7 @@ def take_up(machine: WorkerMachine) -> None:
 def with_experts() -> WorkerMachine:
     """Has applied step 1, with expert 0."""
     machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
-    machine.begin(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
     machine.entered()
     machine.computed()
@@ -371,9 +405,9 @@ def with_experts() -> WorkerMachine:
 
 def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
     machine = with_experts()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, epoch=1))
     the_plan = placed(2, blob(0), blob(0, 1), sources={PEER: (ME,)})
-    machine.begin(begin(2, DecisionKind.REDO, 1, plan=the_plan))
+    machine.order(begin(2, DecisionKind.REDO, 1, plan=the_plan))
     assert machine.task == Move(the_plan, (PEER,))
     change = machine.moving()
     assert change is not None
@@ -384,38 +418,38 @@ def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
 
 def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> None:
     machine = with_experts()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, epoch=1))
     the_plan = placed(2, b"", blob(1), sources={ME: (PEER,)})
-    machine.begin(begin(2, DecisionKind.REDO, 4, plan=the_plan))
+    machine.order(begin(2, DecisionKind.REDO, 4, plan=the_plan))
     assert machine.pushed(2)
     assert machine.task == Move(the_plan, ())
     with pytest.raises(InvalidTransitionError, match="received"):
         machine.received(2, None, 4)
-    with pytest.raises(InvalidTransitionError, match="entered without"):
+    with pytest.raises(InvalidTransitionError, match="entered is not allowed"):
         machine.entered()
     take_up(machine)
     assert machine.task == Receive(the_plan)
     assert machine.received(2, None, 4)
     assert machine.task == Enter(the_plan, ())
-    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
+    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
     assert (report.applied, report.experts) == (4, blob(1))
 
 
 def test_experts_without_the_rest_of_the_state_are_not_reported() -> None:
     machine = with_experts()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
-    machine.begin(begin(2, DecisionKind.REDO, 4, plan=placed(2, b"", blob(1), sources={ME: (PEER,)})))
+    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(begin(2, DecisionKind.REDO, 4, plan=placed(2, b"", blob(1), sources={ME: (PEER,)})))
     take_up(machine)
-    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
+    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
     assert (report.applied, report.experts) == (None, b"")
 
 
 def test_experts_that_come_after_a_stop_do_not_count() -> None:
     machine = with_experts()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
-    machine.begin(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(0), blob(0, 1))))
+    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(0), blob(0, 1))))
     assert machine.moving() is not None
-    report = report_of(machine.stop_order(msg.Stop(term=1, epoch=2)))
+    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
     assert not machine.moved(2)
     assert machine.moving() is None
     assert report.experts == blob(0)
@@ -423,20 +457,20 @@ def test_experts_that_come_after_a_stop_do_not_count() -> None:
 
 def test_a_checkpoint_is_loaded_before_its_experts_are_taken_up() -> None:
     machine = with_experts()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, epoch=1))
     the_plan = placed(2, b"", blob(1))
-    machine.begin(begin(2, DecisionKind.ROLLBACK, 0, checkpoint="c", plan=the_plan))
+    machine.order(begin(2, DecisionKind.ROLLBACK, 0, checkpoint="c", plan=the_plan))
     assert machine.task == Load(the_plan, "c")
     with pytest.raises(InvalidTransitionError, match="moving"):
         machine.moving()
     assert machine.loaded(2, 0)
     take_up(machine)
-    assert report_of(machine.stop_order(msg.Stop(term=1, epoch=2))).experts == blob(1)
+    assert report_of(machine.order(msg.Stop(term=1, epoch=2))).experts == blob(1)
 
 
 def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story() -> None:
     machine = with_experts()
-    machine.stop_order(msg.Stop(term=1, epoch=1))
-    machine.begin(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(1), blob(1))))
+    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(1), blob(1))))
     with pytest.raises(InvalidTransitionError, match=r"here is .* epoch 2"):
         machine.moving()

@@ -23,6 +23,9 @@ class Mutant:
 
 COMMIT = "protocol/commit.py"
 WORKER = "coordination/worker.py"
+BOUNDARIES = "coordination/boundaries.py"
+COPY = "coordination/copy.py"
+ASSIGNMENT = "coordination/assignment.py"
 DECISIONS = "coordination/decisions.py"
 DECIDING = "coordination/deciding.py"
 LEDGER = "coordination/ledger.py"
@@ -45,17 +48,17 @@ MUTANTS = (
     # ---- the worker ----
     Mutant(
         name="reports_too_early",
-        file=WORKER,
-        old="        if self._vote_open or self._applying:\n            self._report_owed = True\n",
-        new="        if self._applying:\n            self._report_owed = True\n",
+        file=BOUNDARIES,
+        old="UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD})\n",
+        new="UNDER_WAY = frozenset({Phase.APPLYING, Phase.FORWARD})\n",
         why="a report with the commit operation open is no promise: it may yet pass",
         quick=True,
     ),
     Mutant(
         name="reports_within_apply",
-        file=WORKER,
-        old="        if self._vote_open or self._applying:\n            self._report_owed = True\n",
-        new="        if self._vote_open:\n            self._report_owed = True\n",
+        file=BOUNDARIES,
+        old="UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD})\n",
+        new="UNDER_WAY = frozenset({Phase.VOTED})\n",
         why="the state changes after the report",
         quick=True,
     ),
@@ -69,7 +72,7 @@ MUTANTS = (
     ),
     Mutant(
         name="recomputes_v",
-        file=WORKER,
+        file=COPY,
         old="            self.passed = Passed(step=decision.applied, commit=decision.commit)\n",
         new="            commit = msgspec.structs.replace(decision.commit, grad_square=0.5)\n"
         "            self.passed = Passed(step=decision.applied, commit=commit)\n",
@@ -78,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         name="judges_for_itself",
-        file=WORKER,
+        file=COPY,
         old="            self.passed = Passed(step=decision.applied, commit=decision.commit)\n",
         new="            commit = msgspec.structs.replace(decision.commit, nonfinite=0)\n"
         "            self.passed = Passed(step=decision.applied, commit=commit)\n",
@@ -94,17 +97,17 @@ MUTANTS = (
     ),
     Mutant(
         name="forgets_its_share",
-        file=WORKER,
-        old="        self._assignment = share if order.assignment else None\n",
-        new="        self._assignment = None\n",
+        file=ASSIGNMENT,
+        old="        self.assigned = assigned\n",
+        new="        self.assigned = None\n",
         why="after a failure the shares are the decided ones, not those of the ranks",
         quick=True,
     ),
     Mutant(
         name="keeps_its_share",
         file=WORKER,
-        old="        self._held, self._assignment = [], None\n",
-        new="        self._held = []\n",
+        old="        self._share = Share()\n        if self.holding is not None:\n",
+        new="        self._share.held = []\n        if self.holding is not None:\n",
         why="an assignment is for the first step only: after a swap to more ranks parts would be missing or double",
     ),
     Mutant(
@@ -119,16 +122,15 @@ MUTANTS = (
     Mutant(
         name="takes_a_torn_state",
         file=WORKER,
-        old="        self._fresh = False\n        return True\n",
-        new="        self._fresh = False\n        self.applied = self.decision.applied if self.decision else 1\n"
-        "        return True\n",
+        old="        self._copy.spoil()\n        return True\n",
+        new="        self._copy.hold(self.decision.applied if self.decision else 1, None)\n        return True\n",
         why="a state is whole when its transfer has ended, not when it begins",
         quick=True,
     ),
     Mutant(
         name="torn_state_counts_as_fresh",
         file=WORKER,
-        old="        self._fresh = False\n        return True\n",
+        old="        self._copy.spoil()\n        return True\n",
         new="        return True\n",
         why="a half overwritten state is nobody's initial one",
     ),
@@ -156,8 +158,8 @@ MUTANTS = (
     Mutant(
         name="swaps_although_stopped",
         file=WORKER,
-        old="            if Flag.SWAP in commit.flags and self.pending is not None and not self.frozen:\n",
-        new="            if Flag.SWAP in commit.flags and self.pending is not None:\n",
+        old="        if Flag.SWAP in commit.flags and self.pending is not None and not forward and not self.frozen:\n",
+        new="        if Flag.SWAP in commit.flags and self.pending is not None and not forward:\n",
         why="a failure voids a pending swap",
     ),
     Mutant(
@@ -172,13 +174,13 @@ MUTANTS = (
     Mutant(
         name="flags_before_its_group_stands",
         file=WORKER,
-        old="        return (Flag.SWAP,) if self._armed and self._prepared and self.pending is not None else ()\n",
+        old="        return (Flag.SWAP,) if self.pending and self.pending.prepared and self.pending.armed else ()\n",
         new="        return (Flag.SWAP,) if self.pending is not None else ()\n",
         why="the flag says that the pending group stands here, and that the coordinator knows it of all",
     ),
     Mutant(
         name="applies_in_an_old_state",
-        file=WORKER,
+        file=COPY,
         old="        return self.applied is not None and self.applied == decision.applied - 1\n",
         new="        return self.applied is not None and self.applied <= decision.applied\n",
         why="FORWARD is for those who stand right before the step",

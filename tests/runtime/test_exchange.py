@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 
-from holdfast.coordination.worker import Tell, WorkerInstruction, WorkerMachine
+from holdfast.coordination.tasks import Tell, WorkerInstruction
+from holdfast.coordination.worker import WorkerMachine
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, Member
 from holdfast.runtime.communicator import PeerLostError
@@ -20,7 +21,7 @@ def told_of(error: Exception | str, port: int) -> msg.Fault:
     told: list[WorkerInstruction] = []
     machine = WorkerMachine(ME, micro_batches=2)
     members = tuple(Member(worker=worker, host="127.0.0.1", state_port=port) for worker in (ME, PEER))
-    machine.begin(
+    machine.order(
         msg.Begin(
             plan=EpochPlan(term=1, epoch=1, members=members), decision=Decision(kind=DecisionKind.START, applied=0)
         )

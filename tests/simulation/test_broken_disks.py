@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.coordination.worker import InvalidTransitionError
+from holdfast.coordination.boundaries import InvalidTransitionError
 from holdfast.protocol.record import Record
 from holdfast.simulation.cluster import Parts, run_plan
 from holdfast.simulation.durable import MemoryJournal, MemoryStore

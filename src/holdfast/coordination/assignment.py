@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 
 def round_robin(micro_batches: int, world: int) -> tuple[tuple[int, ...], ...]:
@@ -31,3 +32,21 @@ def keep_held(micro_batches: int, held: Sequence[Sequence[int]]) -> tuple[tuple[
         if micro_batch not in taken:
             min(shares, key=len).append(micro_batch)
     return tuple(tuple(share) for share in shares)
+
+
+@dataclass(slots=True)
+class Share:
+    """What one worker computes of the step in progress.
+
+    assigned: its micro-batches, where they are not those of its rank.
+    held: those of them whose gradients it has, or is about to have.
+    """
+
+    assigned: tuple[int, ...] | None = None
+    held: list[int] = field(default_factory=list[int])
+
+    def change(self, assigned: tuple[int, ...] | None, *, same_step: bool) -> None:
+        """Be given others; what is held stays where it is a part of these, and of the same step."""
+        if not (same_step and assigned and set(self.held) <= set(assigned)):
+            self.held = []
+        self.assigned = assigned

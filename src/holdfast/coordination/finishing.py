@@ -13,7 +13,7 @@ from holdfast.coordination.parts import JobParts, JobState
 from holdfast.protocol.plan import Phase
 from holdfast.protocol.worker import Report
 
-_BEFORE_REDUCTION = (Phase.IDLE, Phase.ENTERING, Phase.FINISHED, Phase.COMPUTE)
+_BEFORE_REDUCTION = (Phase.IDLE, Phase.ENTERING, Phase.FORWARD, Phase.FINISHED, Phase.COMPUTE)
 
 
 class Finishing:

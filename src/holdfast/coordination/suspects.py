@@ -19,12 +19,15 @@ from holdfast.protocol.worker import Fault, Report
 _ORDER = (
     Phase.IDLE,
     Phase.ENTERING,
+    Phase.FORWARD,
     Phase.FINISHED,
     Phase.COMPUTE,
     Phase.REDUCING,
     Phase.READY,
     Phase.VOTED,
+    Phase.ABANDONED,
     Phase.PASSED,
+    Phase.APPLYING,
 )
 
 

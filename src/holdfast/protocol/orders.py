@@ -105,4 +105,6 @@ class JobDone(Struct, frozen=True, kw_only=True):
     """Every member has finished: the script may end."""
 
 
-Order = Begin | Stop | Prepare | Arm | Void | Posted | AcceptCheckpoint | PruneCheckpoints | Inject | JobDone
+#: what a worker's machine takes (coordination.worker); the rest is for others in its process
+EpochOrder = Begin | Stop | Prepare | Arm | Void | JobDone
+Order = EpochOrder | Posted | AcceptCheckpoint | PruneCheckpoints | Inject

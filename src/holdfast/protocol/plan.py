@@ -19,11 +19,14 @@ class Phase(StrEnum):
 
     IDLE = "idle"  # in no epoch yet
     ENTERING = "entering"  # building the group, settling the decision, moving state
+    FORWARD = "forward"  # as part of that: the step that an epoch before has left is applied
     COMPUTE = "compute"
     REDUCING = "reducing"
     READY = "ready"  # every local reduction has returned
     VOTED = "voted"  # the commit operation is issued
-    PASSED = "passed"  # the commit operation returned v
+    ABANDONED = "abandoned"  # it was left, or failed: perhaps it passed elsewhere
+    PASSED = "passed"  # it returned v
+    APPLYING = "applying"  # the optimizer changes the state
     FINISHED = "finished"  # no step left to do
 
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.coordination.worker import Enter, Move, WorkerInstruction, WorkerMachine
-from holdfast.protocol.plan import EpochPlan
+from holdfast.coordination.tasks import Enter, Move, WorkerInstruction
+from holdfast.coordination.worker import WorkerMachine
 from holdfast.runtime.communicator import PeerLostError
 from holdfast.runtime.faults import Faults
 from holdfast.runtime.inbox import Receipt, StateInbox
@@ -34,17 +34,12 @@ class Shared:
         """Return whether an epoch is over for this worker; the lock is held."""
         return self.machine.frozen or self.machine.epoch != epoch
 
-    def plan_of(self, epoch: int) -> EpochPlan | None:
-        """Return the plan of the epoch that this worker is in, or of the pending one; the lock is held."""
-        plans = (self.machine.plan, self.machine.pending)
-        return next((plan for plan in plans if plan is not None and plan.epoch == epoch), None)
-
     def lost(self, epoch: int, error: Exception | str) -> None:
         """Something of an epoch failed: tell, and where its time was up, whom no connection can be made to."""
         logger.info("epoch %d: %s", epoch, error)
         timed_out = isinstance(error, PeerLostError) and error.timed_out
         with self.changed:
-            plan = self.plan_of(epoch)
+            plan = self.machine.plan_of(epoch)
         cut_off = unreachable(plan, self.machine.worker) if timed_out and plan is not None else ()
         with self.changed:
             self.carry_out(self.machine.fault(epoch, str(error), timed_out=timed_out, unreachable=cut_off))
@@ -122,8 +117,8 @@ class StateExchange:
         """Return who may send this worker the state of an epoch, once that is known; None where nobody may."""
         machine = self._shared.machine
         with self._shared.changed:
-            self._shared.changed.wait_for(lambda: self._shared.plan_of(epoch) is not None, timeout=wait_s)
-            plan = self._shared.plan_of(epoch)
+            self._shared.changed.wait_for(lambda: machine.plan_of(epoch) is not None, timeout=wait_s)
+            plan = machine.plan_of(epoch)
             if plan is None or machine.worker not in plan.sources:
                 return None
             return Ticket(plan=plan, receiver=machine.worker, sender=plan.sources[machine.worker][0])

@@ -6,7 +6,7 @@ import logging
 
 from holdfast.clock import Clock
 from holdfast.coordination.loads import encode_loads
-from holdfast.coordination.worker import Tell
+from holdfast.coordination.tasks import Tell
 from holdfast.protocol.plan import EpochPlan
 from holdfast.protocol.worker import MAX_LOADS, Loads
 from holdfast.runtime.checkpoint import CheckpointSaver, ExpertRows

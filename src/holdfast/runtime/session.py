@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol, TypeVar
 from holdfast.clock import Clock
 from holdfast.control.framing import FromWorkerProcess
 from holdfast.coordination.holding import Holding
-from holdfast.coordination.worker import (
+from holdfast.coordination.tasks import (
     Build,
     Compute,
     Done,
@@ -33,8 +33,8 @@ from holdfast.coordination.worker import (
     Tell,
     Wait,
     WorkerInstruction,
-    WorkerMachine,
 )
+from holdfast.coordination.worker import WorkerMachine
 from holdfast.protocol import messages as msg
 from holdfast.protocol.names import node_of
 from holdfast.runtime.building import GroupBuilder, GroupBuilding
@@ -251,7 +251,7 @@ class Session:
         digest = state_hash(self.workload.state.capture()) if self._verify_state else ""
         with self._changed:
             rank = self._machine.rank
-            forward = self._machine.phase is msg.Phase.ENTERING
+            forward = self._machine.phase is msg.Phase.FORWARD
             self._carry_out(self._machine.applied_step(self._clock.time(), digest))
             self.last_applied = msg.Passed(step=step, commit=commit)
         if failure is not None:
@@ -460,20 +460,7 @@ class Session:
             self._changed.notify_all()
 
     def _fed(self, order: msg.Order) -> list[WorkerInstruction]:
-        machine = self._machine
         match order:
-            case msg.Stop():
-                return machine.stop_order(order)
-            case msg.Begin():
-                return machine.begin(order)
-            case msg.Prepare():
-                return machine.prepare(order)
-            case msg.Arm():
-                return machine.arm(order)
-            case msg.Void():
-                return machine.void(order)
-            case msg.JobDone():
-                return machine.job_done(order)
             case msg.Posted():
                 room = self._rooms.room(order.epoch)
                 if room is not None:
@@ -483,6 +470,8 @@ class Session:
                     self._saver.obey(order)
             case msg.Inject():
                 self.faults.order(order)
+            case _:
+                return self._machine.order(order)
         return []
 
     def _on_lost(self) -> None:

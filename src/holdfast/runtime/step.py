@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.coordination.worker import Compute
+from holdfast.coordination.tasks import Compute
 from holdfast.errors import StepUseError
 from holdfast.protocol.commit import Commit
 from holdfast.runtime import commit as commit_operation

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from holdfast.coordination import worker as wm
 from holdfast.coordination.inputs import Input, Received
+from holdfast.coordination.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
@@ -82,7 +82,7 @@ class Checker:
         """A worker's commit operation returns v."""
         self._keeps_promise(worker, "passed")
 
-    def held(self, worker: SimWorker, task: wm.Compute) -> None:
+    def held(self, worker: SimWorker, task: Compute) -> None:
         """What the machine says is held must be there, and nothing else."""
         if set(task.held) != set(worker.gradients):
             self._fail(f"{worker.id} holds {sorted(worker.gradients)}, its machine says {sorted(task.held)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from holdfast.coordination import worker as wm
+from holdfast.coordination import tasks
 from holdfast.coordination.holding import Holding
 from holdfast.errors import JobFailedError
 from holdfast.protocol import messages as msg
@@ -145,24 +145,15 @@ class SimWorker(Process):
             case msg.Posted():
                 self._posted(order)
                 return
-            case msg.Begin():
-                instructions = machine.begin(order)
-                self.cluster.checker.began(self, order, bool(instructions))
-            case msg.Stop():
-                instructions = machine.stop_order(order)
-            case msg.Prepare():
-                instructions = machine.prepare(order)
-            case msg.Arm():
-                instructions = machine.arm(order)
-            case msg.Void():
-                instructions = machine.void(order)
-            case msg.JobDone():
-                instructions = machine.job_done(order)
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
                 self.cluster.after_disk("rename", self, self.agent.name, self._obey_saver, order)
                 return
-            case _:
+            case msg.Inject():
                 return
+            case _:
+                instructions = machine.order(order)
+        if isinstance(order, msg.Begin):
+            self.cluster.checker.began(self, order, bool(instructions))
         self.obey(instructions)
         if isinstance(order, msg.Stop) and self._boundary("stopped"):
             return
@@ -170,17 +161,17 @@ class SimWorker(Process):
             return
         self.advance()
 
-    def obey(self, instructions: Iterable[wm.WorkerInstruction]) -> None:
+    def obey(self, instructions: Iterable[tasks.WorkerInstruction]) -> None:
         """Carry out what the machine asks for."""
         for instruction in instructions:
             match instruction:
-                case wm.Tell(message):
+                case tasks.Tell(message):
                     self.tell(message)
-                case wm.Halt():
+                case tasks.Halt():
                     self._halt()
-                case wm.Build(plan, pending):
+                case tasks.Build(plan, pending):
                     self._build(plan, pending)
-                case wm.Drop(epoch):
+                case tasks.Drop(epoch):
                     self._builds.pop(epoch, None)
 
     def _halt(self) -> None:
@@ -271,37 +262,37 @@ class SimWorker(Process):
         machine = self.machine
         task = machine.task
         match task:
-            case wm.Forward():
+            case tasks.Forward():
                 self._apply()
-            case wm.Load() | wm.Move() | wm.Receive() | wm.Enter():
+            case tasks.Load() | tasks.Move() | tasks.Receive() | tasks.Enter():
                 self._enter(task)
-            case wm.Compute():
+            case tasks.Compute():
                 self._compute(task)
-            case wm.Finish():
+            case tasks.Finish():
                 self._save_last()
-            case wm.Done():
+            case tasks.Done():
                 self.agent.deliver(self.agent.worker_ended, self, 0, FailureKind.PROCESS_EXIT)
                 self.kill()
             case _:
                 if machine.phase is Phase.PASSED and not machine.frozen:
                     self._apply()
 
-    def _enter(self, task: wm.Load | wm.Move | wm.Receive | wm.Enter) -> None:
+    def _enter(self, task: tasks.Load | tasks.Move | tasks.Receive | tasks.Enter) -> None:
         epoch = task.plan.epoch
-        if isinstance(task, wm.Move | wm.Enter):
+        if isinstance(task, tasks.Move | tasks.Enter):
             self.pusher.begin(epoch, task.send_to)
         building = self._builds.get(epoch)
         if building is None or not building.built:
             return
         match task:
-            case wm.Load():
+            case tasks.Load():
                 self._busy = "load"
                 self.cluster.after("load", self, self._loaded, task)
-            case wm.Move() if self._left_move != epoch and not self._boundary("entering"):
+            case tasks.Move() if self._left_move != epoch and not self._boundary("entering"):
                 self._move(task.plan)
-            case wm.Receive():
+            case tasks.Receive():
                 self._receive(epoch)
-            case wm.Enter() if self.experts is not None or not self._boundary("entering"):
+            case tasks.Enter() if self.experts is not None or not self._boundary("entering"):
                 self._entered()
             case _:
                 pass
@@ -350,7 +341,7 @@ class SimWorker(Process):
             self.cluster.checker.holds(self)
             self.advance()
 
-    def _loaded(self, task: wm.Load) -> None:
+    def _loaded(self, task: tasks.Load) -> None:
         if self._busy != "load" or self.hung:
             return
         self._busy = ""
@@ -368,7 +359,7 @@ class SimWorker(Process):
             self.cluster.checker.holds(self)
         self.advance()
 
-    def _compute(self, task: wm.Compute) -> None:
+    def _compute(self, task: tasks.Compute) -> None:
         machine = self.machine
         if task.step > self.cluster.plan.steps:
             if not self._boundary("finishing"):

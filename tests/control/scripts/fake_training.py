@@ -15,10 +15,12 @@ from pathlib import Path
 
 from holdfast.config import WorkerSettings
 from holdfast.control.worker_link import WorkerLink
-from holdfast.coordination import worker as w
+from holdfast.coordination import tasks as w
+from holdfast.coordination.worker import WorkerMachine
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.orders import Arm, Begin, Inject, JobDone, Order, Prepare, Stop, Void
+from holdfast.protocol.orders import AcceptCheckpoint, Inject, Order, Posted, PruneCheckpoints
+from holdfast.protocol.plan import EpochPlan
 from holdfast.protocol.worker import Attach
 
 GLOBAL_BATCH = 8
@@ -32,7 +34,7 @@ class Training:
         self.settings = settings
         self.steps = steps
         self.step_s = step_s
-        self.machine = w.WorkerMachine(settings.worker, micro_batches=MICRO_BATCHES)
+        self.machine = WorkerMachine(settings.worker, micro_batches=MICRO_BATCHES)
         self.link = WorkerLink(settings.socket)
         self.changed = threading.Condition()
         # Agents that share a script share this folder: it lies beside their sockets.
@@ -56,22 +58,14 @@ class Training:
     def on_order(self, order: Order) -> None:
         with self.changed:
             match order:
-                case Begin():
-                    self.obey(self.machine.begin(order))
-                case Stop():
-                    self.obey(self.machine.stop_order(order))
-                case Prepare():
-                    self.obey(self.machine.prepare(order))
-                case Arm():
-                    self.obey(self.machine.arm(order))
-                case Void():
-                    self.obey(self.machine.void(order))
-                case JobDone():
-                    self.obey(self.machine.job_done(order))
                 case Inject(how="raise"):
                     self.poisoned = True
                 case Inject():
                     os._exit(13)
+                case Posted() | AcceptCheckpoint() | PruneCheckpoints():
+                    pass
+                case _:
+                    self.obey(self.machine.order(order))
             self.changed.notify_all()
 
     def obey(self, instructions: list[w.WorkerInstruction]) -> None:
@@ -112,7 +106,7 @@ class Training:
             case _:
                 raise RuntimeError(f"there is nothing to load or to move: {task}")
 
-    def meet(self, plan: w.EpochPlan, key: str) -> bool:
+    def meet(self, plan: EpochPlan, key: str) -> bool:
         """Wait until all members have come here; False where a Stop came first."""
         folder = self.meeting / f"{plan.epoch}-{key}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,78 @@
+"""One worker's copy of the job's state: of which step it is, and what a decision makes of it."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from holdfast.protocol.plan import Decision, DecisionKind, Passed
+
+
+class Stateless(Enum):
+    """What is in memory where it is not the state of any step of the job."""
+
+    FRESH = auto()  # the initial state of this process: nothing was applied, loaded or received, not even in part
+    VOID = auto()
+
+
+class StateCopy:
+    """The state in one worker's memory, and the newest step that is known here to have passed."""
+
+    def __init__(self) -> None:
+        """Be the initial state of a process."""
+        self.passed: Passed | None = None
+        self._of: int | Stateless = Stateless.FRESH
+
+    @property
+    def applied(self) -> int | None:
+        """The step whose state is here; None: no state of the job (fresh or void)."""
+        return None if isinstance(self._of, Stateless) else self._of
+
+    @property
+    def fresh(self) -> bool:
+        """True where the initial state is here, whole, and nobody has made it the job's."""
+        return self._of is Stateless.FRESH
+
+    def hold(self, step: int, passed: Passed | None) -> None:
+        """The whole state of `step` is here."""
+        self._of, self.passed = step, passed
+
+    def spoil(self) -> None:
+        """What is here is overwritten, or about to be."""
+        self._of, self.passed = Stateless.VOID, None
+
+    def forward_due(self, decision: Decision | None) -> bool:
+        """Return whether the decided step is the next one here, and was decided to be applied."""
+        if decision is None or decision.kind is not DecisionKind.FORWARD:
+            return False
+        return self.applied is not None and self.applied == decision.applied - 1
+
+    def settle(self, decision: Decision, *, receives: bool, reduced: bool) -> None:
+        """Take over what a decision says about the state.
+
+        Args:
+            receives: the plan names who sends the state to this worker.
+            reduced: the reduced gradients of the step in progress are here.
+
+        Raises:
+            ValueError: the decision does not fit what is here.
+        """
+        if decision.kind is DecisionKind.ROLLBACK:
+            # A checkpoint is read into the live parameters: they are nobody's initial state any more.
+            self.spoil()
+            return
+        if receives:
+            if not self.fresh:
+                self.spoil()
+            return
+        if decision.kind is DecisionKind.START and self.applied is None:
+            if not self.fresh:
+                raise ValueError("START from a state that is half overwritten")
+            self._of = decision.applied
+        if self.applied is None:
+            raise ValueError("no state, and no source for it")
+        if self.forward_due(decision):
+            if not reduced or decision.commit is None:
+                raise ValueError("FORWARD without reduced gradients")
+            self.passed = Passed(step=decision.applied, commit=decision.commit)
+        elif self.applied != decision.applied:
+            raise ValueError(f"state {self.applied} where {decision.applied} is decided")
