@@ -34,7 +34,7 @@ Running = asyncio.Task[int]
 
 
 def applied(worker: str, step: int) -> Applied:
-    return Applied(worker=worker, epoch=1, step=step, commit=COMMIT, world=1, time=1.0)
+    return Applied(worker=worker, epoch=1, step=step, commit=COMMIT, world=1)
 
 
 def why(agent: Agent) -> str:

@@ -78,7 +78,7 @@ def hello(
 
 
 def applied(worker: str, epoch: int, step: int, v: msg.Commit | None = None, world: int = 3) -> msg.Applied:
-    return msg.Applied(worker=worker, epoch=epoch, step=step, commit=v or commit(), world=world, time=100.0 + step)
+    return msg.Applied(worker=worker, epoch=epoch, step=step, commit=v or commit(), world=world)
 
 
 @dataclass

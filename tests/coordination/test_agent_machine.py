@@ -138,7 +138,7 @@ def attach(worker: str) -> Attach:
 
 
 def applied(worker: str, step: int, epoch: int = 1) -> Applied:
-    return Applied(worker=worker, epoch=epoch, step=step, commit=COMMIT, world=2, time=float(step))
+    return Applied(worker=worker, epoch=epoch, step=step, commit=COMMIT, world=2)
 
 
 def report(worker: str, epoch: int) -> Report:

@@ -167,9 +167,7 @@ def _redo(job: Job, nodes: tuple[str, ...], *, epoch: int, first: int, until: in
     for step in range(first, until + 1):
         assert job.said(ev.Recovered) == []
         for node in nodes:
-            message = msg.Applied(
-                worker=w(node, "b"), epoch=epoch, step=step, commit=_V, world=len(nodes), time=job.now
-            )
+            message = msg.Applied(worker=w(node, "b"), epoch=epoch, step=step, commit=_V, world=len(nodes))
             job.say(message)
     return job.said(ev.Recovered)[0]
 

@@ -27,10 +27,7 @@ def train(job: Job, first: int, last: int, *, epoch: int = 1) -> None:
     assert plan is not None
     for step in range(first, last + 1):
         for worker in plan.workers:
-            time = 100.0 + step
-            job.say(
-                msg.Applied(worker=worker, epoch=epoch, step=step, commit=commit(), world=len(plan.members), time=time)
-            )
+            job.say(msg.Applied(worker=worker, epoch=epoch, step=step, commit=commit(), world=len(plan.members)))
 
 
 def asked(job: Job) -> list[PlanExperts]:

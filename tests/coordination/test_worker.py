@@ -82,8 +82,8 @@ def test_a_step_from_its_beginning_to_the_next() -> None:
     assert machine.voting()
     assert machine.vote_passed(commit()) == []
     assert machine.begin_apply()
-    (tell,) = machine.applied_step(5.0, "hash")
-    assert tell == Tell(msg.Applied(worker=ME, epoch=1, step=1, commit=commit(), world=2, time=5.0, state_hash="hash"))
+    (tell,) = machine.applied_step("hash")
+    assert tell == Tell(msg.Applied(worker=ME, epoch=1, step=1, commit=commit(), world=2, state_hash="hash"))
     assert machine.task == Compute(2, (0, 2), ())
 
 
@@ -119,7 +119,7 @@ def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
     machine.vote_passed(commit())
     machine.begin_apply()
     assert machine.order(msg.Stop(term=1, epoch=1)) == [Halt()]
-    applied, report = machine.applied_step(5.0)
+    applied, report = machine.applied_step()
     assert isinstance(applied, Tell)
     assert isinstance(applied.message, msg.Applied)
     assert report_of([report]).applied == 1
@@ -134,7 +134,7 @@ def test_forward_applies_the_recorded_v() -> None:
     with pytest.raises(InvalidTransitionError, match="entered is not allowed"):
         machine.entered()
     assert machine.begin_apply()
-    (tell,) = machine.applied_step(5.0)
+    (tell,) = machine.applied_step()
     assert isinstance(tell, Tell)
     assert isinstance(tell.message, msg.Applied)
     assert tell.message.commit == commit(7.0)
@@ -160,7 +160,7 @@ def test_an_assignment_is_for_one_step() -> None:
     assert machine.voting()
     machine.vote_passed(commit())
     assert machine.begin_apply()
-    machine.applied_step(5.0)
+    machine.applied_step()
     assert machine.share == (0, 2), "the shares are even again"
 
 
@@ -234,7 +234,7 @@ def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> No
         machine.begin_apply()
         if stopped:
             machine.order(msg.Stop(term=1, epoch=2))
-        machine.applied_step(5.0)
+        machine.applied_step()
         assert machine.epoch == (1 if stopped else 2)
 
 
@@ -272,7 +272,7 @@ ILLEGAL: list[tuple[str, Callable[[WorkerMachine], object]]] = [
     ("vote_passed", lambda m: m.vote_passed(commit())),
     ("vote_abandoned", lambda m: m.vote_abandoned()),
     ("begin_apply", lambda m: m.begin_apply()),
-    ("applied_step", lambda m: m.applied_step(1.0)),
+    ("applied_step", lambda m: m.applied_step()),
     ("computing", lambda m: m.computing(0)),
     ("finish", lambda m: m.finish()),
     ("entered", lambda m: m.entered()),
@@ -399,7 +399,7 @@ def with_experts() -> WorkerMachine:
     machine.voting()
     machine.vote_passed(commit())
     machine.begin_apply()
-    machine.applied_step(5.0)
+    machine.applied_step()
     return machine
 
 

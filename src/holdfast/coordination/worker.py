@@ -331,7 +331,7 @@ class WorkerMachine:
         """The optimizer is about to change the state. False: frozen, the decision will say."""
         return self._cross("begin_apply")
 
-    def applied_step(self, time: float, state_hash: str = "") -> list[WorkerInstruction]:
+    def applied_step(self, state_hash: str = "") -> list[WorkerInstruction]:
         """The state is that of the step now. A passed swap takes effect here, unless a Stop came first."""
         world, epoch, forward = self.world, self.epoch, self.phase is Phase.FORWARD
         self._follow("applied_step")
@@ -345,9 +345,7 @@ class WorkerMachine:
             self.holding.passed()
         if Flag.SWAP in commit.flags and self.pending is not None and not forward and not self.frozen:
             self._swap(self.pending)
-        applied = Applied(
-            worker=self.worker, epoch=epoch, step=step, commit=commit, world=world, time=time, state_hash=state_hash
-        )
+        applied = Applied(worker=self.worker, epoch=epoch, step=step, commit=commit, world=world, state_hash=state_hash)
         return [Tell(applied), *self._report()]
 
     def fault(

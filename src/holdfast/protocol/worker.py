@@ -64,7 +64,6 @@ class Applied(Struct, frozen=True, kw_only=True):
     step: Count
     commit: Commit
     world: Count
-    time: float
     state_hash: Text = ""  # test mode only
 
 

@@ -100,7 +100,6 @@ class Session:
         self.faults = faults
         self._link = link
         self._graveyard = graveyard
-        self._clock = clock
         self._saver = saver
         self._verify_state = verify_state
         self._after_apply = after_apply
@@ -252,7 +251,7 @@ class Session:
         with self._changed:
             rank = self._machine.rank
             forward = self._machine.phase is msg.Phase.FORWARD
-            self._carry_out(self._machine.applied_step(self._clock.time(), digest))
+            self._carry_out(self._machine.applied_step(digest))
             self.last_applied = msg.Passed(step=step, commit=commit)
         if failure is not None:
             self._give_up(step, epoch, failure)

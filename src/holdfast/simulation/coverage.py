@@ -29,7 +29,6 @@ AT_WORKERS = frozenset(
         FaultKind.PARTITION,
         FaultKind.PARTITION_FOR_GOOD,
         FaultKind.HANG,
-        FaultKind.SKEW_CLOCK,
         FaultKind.SLOW_DISK,
         FaultKind.FULL_DISK,
     }

@@ -31,7 +31,6 @@ class FaultKind(StrEnum):
     PARTITION_FOR_GOOD = "partition_for_good"
     HANG = "hang"  # a training thread hangs; told as a failure after the duration
     POWER_CUT = "power_cut"  # the coordinator's machine goes down, and with it what is not on disk; for the duration
-    SKEW_CLOCK = "skew_clock"  # a node's clock is an hour off
     SLOW_DISK = "slow_disk"  # writing and renaming a node's checkpoints takes until the end of the duration
     FULL_DISK = "full_disk"  # a node's checkpoints cannot be written
 
@@ -170,7 +169,6 @@ _WIDE_KINDS = (
     (FaultKind.HANG, 4),
     (FaultKind.POWER_CUT, 3),
     (FaultKind.RAISE_APPLY, 1),
-    (FaultKind.SKEW_CLOCK, 2),
     (FaultKind.SLOW_DISK, 2),
     (FaultKind.FULL_DISK, 2),
 )

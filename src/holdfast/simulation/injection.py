@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 #: A plan may kill everybody: one more node comes this long after its last fault, so that somebody can finish.
 _RESCUE_AFTER_S = 1.0
-_HOUR_S = 3600.0
 
 
 class Injector:
@@ -179,9 +178,6 @@ class Injector:
                 troubles.slow_until = max(troubles.slow_until, until)
             case FaultKind.FULL_DISK:
                 troubles.full_until = max(troubles.full_until, until)
-            case FaultKind.SKEW_CLOCK:
-                troubles.clock_s = _HOUR_S if fault.target % 2 else -_HOUR_S
-                cluster.timeline.after(fault.duration, setattr, troubles, "clock_s", 0.0)
             case FaultKind.PARTITION | FaultKind.PARTITION_FOR_GOOD:
                 others = sorted(name for name, agent in cluster.agents.items() if agent.alive and name != node)
                 one = frozenset([cluster.rng.choice(others)]) if others and cluster.rng.random() < 0.5 else None

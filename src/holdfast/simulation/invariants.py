@@ -304,6 +304,8 @@ class Checker:
 
     def _step_committed(self, event: ev.StepCommitted) -> None:
         step, plan = event.step, self._cluster.plan
+        if event.time > self._cluster.timeline.now or event.time < 1000.0 or event.seconds < 0:
+            self._fail(f"step {step} was committed at a time that no clock but a wrong one shows: {event}")
         if self._waiting:
             self._fail(f"step {step} was committed while the job waits for nodes")
         if step != self._committed + 1:

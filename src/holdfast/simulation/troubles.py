@@ -22,8 +22,6 @@ class Troubles:
     full_until: float = 0.0
     #: writing and renaming a checkpoint end no sooner
     slow_until: float = 0.0
-    #: what its clock shows beyond the time, in seconds
-    clock_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -489,7 +489,7 @@ class SimWorker(Process):
         self._train_experts()
         plan = self.machine.plan
         assert plan is not None
-        instructions = self.machine.applied_step(self.cluster.timeline.now + self._troubles.clock_s, str(self.state))
+        instructions = self.machine.applied_step(str(self.state))
         self.gradients.clear()
         self.cluster.checker.applied(self, before, reduced, commit)
         self.obey(instructions)

@@ -10,7 +10,6 @@ import argparse
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 from holdfast.config import WorkerSettings
@@ -97,7 +96,7 @@ class Training:
         match task:
             case w.Forward():
                 if machine.begin_apply():
-                    self.obey(machine.applied_step(time.time()))
+                    self.obey(machine.applied_step())
             case w.Receive():
                 assert machine.decision is not None
                 machine.received(task.plan.epoch, None, machine.decision.applied)
@@ -134,7 +133,7 @@ class Training:
         commit = Commit(grad_square=1.0, loss_sum=GLOBAL_BATCH / task.step, samples=GLOBAL_BATCH, nonfinite=0)
         self.obey(machine.vote_passed(commit))
         if machine.begin_apply():
-            self.obey(machine.applied_step(time.time()))
+            self.obey(machine.applied_step())
 
 
 def main() -> None:
