@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.local_job import LocalJob
+from holdfast.observability.event_lines import read_events
 from holdfast.observability.report import committed_steps
 
 TINY = Path(__file__).parent / "scripts" / "tiny.py"
@@ -73,11 +74,11 @@ def check_losses(job: LocalJob, *args: str, script: Path, least: int) -> None:
 
     Only the newest commit of a step counts where the job was rolled back; that none is missing, `check_journal` checks.
     """
-    steps = committed_steps(list(job.events))
+    steps = committed_steps(read_events(job.events_file))
     assert len(steps) >= least, job.story()
-    enough = 100 * math.ceil(steps[-1]["step"] / 100)  # (most jobs make do with the same hundred)
+    enough = 100 * math.ceil(steps[-1].step / 100)  # (most jobs make do with the same hundred)
     calm = calm_losses("--steps", str(enough), *args, script=script)
-    assert [step["loss"] for step in steps] == pytest.approx([calm[step["step"] - 1] for step in steps], rel=1e-9)
+    assert [step.loss for step in steps] == pytest.approx([calm[step.step - 1] for step in steps], rel=1e-9)
 
 
 def alive(pid: int) -> bool:
