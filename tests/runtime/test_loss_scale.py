@@ -121,7 +121,7 @@ def test_a_checkpoint_brings_the_scale_back(tmp_path: Path) -> None:
     whole = Trained().run(9)
     Trained(tmp_path).run(5)
     second = Trained(tmp_path).run(9)
-    assert min(second.losses) in (3, 5)
+    assert min(second.losses) == 6  # the end of a loop is saved, whatever is due
     for of in ("losses", "scales"):
         assert getattr(second, of) == {step: getattr(whole, of)[step] for step in second.losses}
 

@@ -294,6 +294,7 @@ def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
     sides: Callable[..., Side], strangers: Come, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     side = sides()
+    monkeypatch.setattr(side.inbox._strangers, "_seconds", 3600.0)  # nobody's time is up before the oldest has gone
     first, *others = strangers(side, inbox.MAX_STRANGERS + 1)
     assert first.recv(1) == b""
     monkeypatch.setattr(side.inbox._strangers, "_seconds", 0.0)
