@@ -65,7 +65,7 @@ def test_random_schedules_of_baselines(chunk: int) -> None:
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_random_schedules_with_troubles(chunk: int) -> None:
-    """Faults under which all processes live: late messages, partitions that heal, hangs, disks, clocks."""
+    """Faults under which all processes live: late messages, partitions that heal, hangs, disks."""
     run_all(range(FIRST_WIDE_SEED + chunk, FIRST_WIDE_SEED + WIDE_SCHEDULES, 4))
 
 

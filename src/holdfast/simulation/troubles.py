@@ -1,4 +1,4 @@
-"""What can be wrong with a node, or between nodes, while all processes live: late messages, a wrong clock, a bad disk,
+"""What can be wrong with a node, or between nodes, while all processes live: late messages, a bad disk,
 and a data plane that is parted."""
 
 from __future__ import annotations
