@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \
-	bench-layer bench-spot bench-strangers fuzz mutants
+	bench-layer bench-spot bench-strangers fuzz every-write mutants
 
 install: $(STAMP)
 
@@ -30,6 +30,11 @@ demo: install
 SECONDS ?= 60
 fuzz: install
 	$(BIN)/python -m holdfast.simulation fuzz --seconds $(SECONDS)
+
+# the coordinator killed at every single write of SCHEDULES schedules: every single failure, then random ones
+SCHEDULES ?= 200
+every-write: install
+	$(BIN)/python -m holdfast.simulation writes --schedules $(SCHEDULES)
 
 # wrong lines put into coordination, one at a time: each must be caught by schedules or by unit tests
 mutants: install

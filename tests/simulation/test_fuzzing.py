@@ -16,7 +16,7 @@ from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.__main__ import main, replay
 from holdfast.simulation.cluster import Cluster, Parts
 from holdfast.simulation.coverage import Seen, expected, table
-from holdfast.simulation.enumeration import FAMILIES, plan_of
+from holdfast.simulation.enumeration import FAMILIES, Schedule, plan_of
 from holdfast.simulation.faults import Fault, FaultKind, FaultPlan, random_plan
 from holdfast.simulation.fuzzing import LONG_RUN, Tally, fresh, report
 from holdfast.simulation.invariants import InvariantError
@@ -110,7 +110,7 @@ def test_a_long_run_fails_over_a_pair_that_it_has_never_seen(capsys: pytest.Capt
 def test_fresh_schedules_are_of_all_families_and_never_the_same() -> None:
     def some() -> list[int]:
         source = fresh(tuple(FAMILIES))
-        return [next(source) for _ in range(60)]
+        return [next(source).number for _ in range(60)]
 
     first, second = some(), some()
     assert all(any(seed in seeds for seed in first) for seeds in FAMILIES.values())
@@ -120,7 +120,7 @@ def test_fresh_schedules_are_of_all_families_and_never_the_same() -> None:
 def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     seed = next(seed for seed in range(50) if fails_blindly(plan_of(seed)))
     tally = Tally()
-    tally.run(seed, BLIND)
+    tally.run(Schedule(number=seed), BLIND)
     report(tally, 1.0, ("random",))
     said = capsys.readouterr().out
     assert "FAILED 1 x InvariantError: at the job is stuck" in said
@@ -134,7 +134,17 @@ def test_replay_of_a_schedule_that_passes() -> None:
     assert replay(plan_of(7)) == EXIT_DONE
 
 
-@pytest.mark.parametrize("arguments", [["replay", "-1"], ["fuzz", "--seconds", "0"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["replay", "-1"],
+        ["replay", "7", "--write", "-2"],
+        ["replay", "7", "--power-cut"],
+        ["fuzz", "--seconds", "0"],
+        ["fuzz", "--processes", "-1"],
+        ["writes", "--schedules", "0"],
+    ],
+)
 def test_bad_input(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == EXIT_BAD_INPUT
     assert arguments[-1] in capsys.readouterr().err

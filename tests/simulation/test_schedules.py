@@ -6,7 +6,6 @@ A schedule that fails prints the command that replays it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -15,6 +14,7 @@ from holdfast.simulation.cluster import Outcome, run_plan
 from holdfast.simulation.enumeration import (
     FIRST_BASELINE_SEED,
     FIRST_LIVELY_SEED,
+    FIRST_POWER_SEED,
     FIRST_SEED,
     FIRST_WIDE_SEED,
     FIRSTS,
@@ -25,12 +25,14 @@ from holdfast.simulation.enumeration import (
 )
 from holdfast.simulation.every_write import killed_at_every_write, one_failure
 from holdfast.simulation.faults import FaultKind, lively_plan, random_plan, wide_plan
+from holdfast.simulation.fuzzing import Tally
 
 RANDOM_SCHEDULES = 5000
 CHUNKS = 20
 BASELINE_SCHEDULES = 400
 WIDE_SCHEDULES = 400
 LIVELY_SCHEDULES = 300
+POWER_SCHEDULES = 400
 
 
 def run_all(seeds: Iterable[int]) -> list[Outcome]:
@@ -99,27 +101,18 @@ def test_two_failures_and_a_crash(first: int) -> None:
 @pytest.mark.parametrize("chunk", range(4))
 def test_power_cuts(chunk: int) -> None:
     """The coordinator's machine goes down in random schedules: what was told is on disk, so that nothing is missing."""
-    for seed in range(chunk, 400, 4):
-        plan = replace(plan_of(seed), crashes=(5 + seed % 120,), power_cuts=True)
-        try:
-            run_plan(plan)
-        except Exception as error:
-            raise AssertionError(f"schedule {seed} with a power cut at write {plan.crashes[0]} failed") from error
+    run_all(range(FIRST_POWER_SEED + chunk, FIRST_POWER_SEED + POWER_SCHEDULES, 4))
 
 
-@pytest.mark.parametrize("power_cuts", [False, True], ids=("killed", "power cut"))
+@pytest.mark.parametrize("power_cut", [False, True], ids=("killed", "power cut"))
 @pytest.mark.parametrize("number", range(0, len(FIRSTS), 13))
-def test_the_coordinator_dies_at_every_write(number: int, power_cuts: bool) -> None:
+def test_the_coordinator_dies_at_every_write(number: int, power_cut: bool) -> None:
     """The same future as undisturbed: every step, every sample once, and in time."""
-    tried = 0
-    for plan in killed_at_every_write(one_failure(number), power_cuts=power_cuts):
-        try:
-            outcome = run_plan(plan)
-        except Exception as error:
-            raise AssertionError(f"{plan} failed") from error
-        assert outcome.exit_code == EXIT_DONE, plan
-        tried += 1
-    assert tried > 30
+    tally = Tally()
+    for schedule in killed_at_every_write(one_failure(number), power_cut=power_cut):
+        tally.run(schedule, must_end=EXIT_DONE)
+    assert tally.examples == {}
+    assert tally.ended["enumerated", EXIT_DONE] > 30
 
 
 def test_every_enumerated_schedule_has_its_own_number() -> None:

@@ -1,4 +1,4 @@
-"""`python -m holdfast.simulation replay NUMBER` and `... fuzz`."""
+"""`python -m holdfast.simulation replay NUMBER`, `... fuzz` and `... writes`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.cluster import Cluster, Parts
-from holdfast.simulation.enumeration import FAMILIES, plan_of
+from holdfast.simulation.enumeration import FAMILIES, Schedule
+from holdfast.simulation.every_write import writes
 from holdfast.simulation.faults import FaultPlan
 from holdfast.simulation.fuzzing import fuzz
 from holdfast.simulation.invariants import InvariantError
@@ -17,19 +18,34 @@ from holdfast.simulation.shrinking import shrunk
 def main(arguments: list[str] | None = None) -> int:
     """Return the exit code."""
     options = _parser().parse_args(arguments)
+    if wrong := _wrong(options):
+        print(wrong, file=sys.stderr)
+        return EXIT_BAD_INPUT
     if options.command == "fuzz":
-        if options.seconds <= 0:
-            print(f"--seconds {options.seconds:g}: give a time above 0", file=sys.stderr)
-            return EXIT_BAD_INPUT
         families = tuple(options.family or FAMILIES)
         return EXIT_DONE if fuzz(options.seconds, families, options.processes) else EXIT_FAILED
-    try:
-        plan = plan_of(options.number)
-    except ValueError as error:
-        known = ", ".join(f"{name} {seeds.start}..{seeds.stop - 1}" for name, seeds in FAMILIES.items())
-        print(f"{error}; there are {known}", file=sys.stderr)
-        return EXIT_BAD_INPUT
-    return replay(shrunk(plan) if options.small else plan)
+    if options.command == "writes":
+        return EXIT_DONE if writes(options.schedules, options.seed, options.processes) else EXIT_FAILED
+    schedule = Schedule(number=options.number, write=options.write, power_cut=options.power_cut)
+    return replay(shrunk(schedule.plan) if options.small else schedule.plan)
+
+
+def _wrong(options: argparse.Namespace) -> str:
+    """Say which option cannot be, and what to give instead; "" where all is well."""
+    if options.command == "replay" and not any(options.number in numbers for numbers in FAMILIES.values()):
+        known = ", ".join(f"{name} {numbers.start}..{numbers.stop - 1}" for name, numbers in FAMILIES.items())
+        return f"no schedule has the number {options.number}; there are {known}"
+    if options.command == "replay" and options.write < 0:
+        return f"--write {options.write}: give a number from 1 on, or 0 for none"
+    if options.command == "replay" and options.power_cut and not options.write:
+        return "--power-cut needs --write: it comes before that write"
+    if options.command == "fuzz" and options.seconds <= 0:
+        return f"--seconds {options.seconds:g}: give a time above 0"
+    if options.command == "writes" and options.schedules < 1:
+        return f"--schedules {options.schedules}: give a number from 1 on"
+    if options.command != "replay" and options.processes < 0:
+        return f"--processes {options.processes}: give a number from 1 on, or 0 for one per core"
+    return ""
 
 
 def replay(plan: FaultPlan, parts: Parts | None = None) -> int:
@@ -51,11 +67,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("replay", help="run one schedule and print its story")
     one.add_argument("number", type=int, help="the schedule's number")
+    one.add_argument("--write", type=int, default=0, help="the coordinator dies before this write as well")
+    one.add_argument("--power-cut", action="store_true", help="and its machine with it")
     one.add_argument("--small", action="store_true", help="leave out what it does not need to fail, first")
-    many = commands.add_parser("fuzz", help="run fresh schedules, print those that fail")
-    many.add_argument("--seconds", type=float, default=60.0, help="for how long (default: 60)")
-    many.add_argument("--family", action="append", choices=list(FAMILIES), help="only these (default: all)")
-    many.add_argument("--processes", type=int, default=0, help="how many at a time (default: one per core)")
+    fresh = commands.add_parser("fuzz", help="run fresh schedules, print those that fail")
+    fresh.add_argument("--seconds", type=float, default=60.0, help="for how long (default: 60)")
+    fresh.add_argument("--family", action="append", choices=list(FAMILIES), help="only these (default: all)")
+    every = commands.add_parser("writes", help="kill the coordinator at every single write of schedules")
+    every.add_argument("--schedules", type=int, default=200, help="of how many (default: 200)")
+    every.add_argument("--seed", type=int, help="which random ones come after those of one failure (default: fresh)")
+    for many in (fresh, every):
+        many.add_argument("--processes", type=int, default=0, help="how many at a time (default: one per core)")
     return parser
 
 

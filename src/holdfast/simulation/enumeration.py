@@ -1,7 +1,9 @@
-"""Every schedule of three ranks with up to two failures and a coordinator that dies at any write, by number."""
+"""All schedules by number: every one of three ranks with up to two failures and a coordinator that dies at any write,
+and the random ones of each family."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import product
 
 from holdfast.simulation.faults import (
@@ -11,6 +13,7 @@ from holdfast.simulation.faults import (
     FaultPlan,
     baseline_plan,
     lively_plan,
+    power_plan,
     random_plan,
     wide_plan,
 )
@@ -25,6 +28,8 @@ FIRST_BASELINE_SEED = 2_000_000_000
 FIRST_WIDE_SEED = 3_000_000_000
 #: from here on, random ones with a fault that lasts
 FIRST_LIVELY_SEED = 4_000_000_000
+#: from here on, random ones whose coordinator goes down with its machine
+FIRST_POWER_SEED = 5_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -67,8 +72,44 @@ FAMILIES: dict[str, range] = {
     "enumerated": range(FIRST_SEED, FIRST_SEED + SCHEDULES),
     "baseline": range(FIRST_BASELINE_SEED, FIRST_WIDE_SEED),
     "wide": range(FIRST_WIDE_SEED, FIRST_LIVELY_SEED),
-    "lively": range(FIRST_LIVELY_SEED, FIRST_LIVELY_SEED + 1_000_000_000),
+    "lively": range(FIRST_LIVELY_SEED, FIRST_POWER_SEED),
+    "power": range(FIRST_POWER_SEED, FIRST_POWER_SEED + 1_000_000_000),
 }
+_RANDOM_PLANS = {
+    "random": random_plan,
+    "baseline": baseline_plan,
+    "wide": wide_plan,
+    "lively": lively_plan,
+    "power": power_plan,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """A numbered schedule, as it is, or with the coordinator dying once more: before its n-th write (1-based; 0: as it
+    is), in a power cut or alone."""
+
+    number: int
+    write: int = 0
+    power_cut: bool = False
+
+    @property
+    def plan(self) -> FaultPlan:
+        """What goes wrong.
+
+        Raises:
+            ValueError: no schedule has this number.
+        """
+        plan = plan_of(self.number)
+        if not self.write:
+            return plan
+        crashes = tuple(sorted({*plan.crashes, self.write}))
+        return replace(plan, crashes=crashes, power_cuts=plan.power_cuts or self.power_cut)
+
+    def __str__(self) -> str:
+        """Return what `replay` is given to run it."""
+        write = f" --write {self.write}" if self.write else ""
+        return f"{self.number}{write}{' --power-cut' if self.power_cut else ''}"
 
 
 def family_of(seed: int) -> str:
@@ -88,7 +129,7 @@ def plan_of(seed: int) -> FaultPlan:
     family = family_of(seed)
     if family == "enumerated":
         return enumerated_plan(seed - FIRST_SEED)
-    return {"random": random_plan, "baseline": baseline_plan, "wide": wide_plan, "lively": lively_plan}[family](seed)
+    return _RANDOM_PLANS[family](seed)
 
 
 def _failure(rank: int, boundary: str, kind: FaultKind) -> Fault:

@@ -220,6 +220,13 @@ def wide_plan(seed: int) -> FaultPlan:
     return replace(plan, nodes=nodes, start_nodes=max(plan.start_nodes, least))
 
 
+def power_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed whose coordinators go down with their machine: only what is on disk is left."""
+    plan, rng = random_plan(seed), Random(seed * 43 + 9)
+    last = max(plan.crashes, default=0)
+    return replace(plan, crashes=(*plan.crashes, last + rng.randint(1, 40 * plan.nodes)), power_cuts=True)
+
+
 def baseline_plan(seed: int) -> FaultPlan:
     """Return the plan of a seed for the policies that others have: a world held to multiples, restarts, or both."""
     plan = random_plan(seed)

@@ -13,27 +13,27 @@ from random import Random
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.cluster import Cluster, Parts
 from holdfast.simulation.coverage import Seen, expected, table
-from holdfast.simulation.enumeration import FAMILIES, family_of, plan_of
+from holdfast.simulation.enumeration import FAMILIES, Schedule, family_of
 from holdfast.simulation.shrinking import failure, shrunk
 
 #: how often each family comes, within one round
-SHARES = {"random": 3, "enumerated": 2, "baseline": 1, "wide": 4, "lively": 2}
+SHARES = {"random": 3, "enumerated": 2, "baseline": 1, "wide": 4, "lively": 2, "power": 1}
 #: a run of so many schedules that strike at random must have seen every pair of fault and phase
 LONG_RUN = 100_000
-#: numbers that are kept of schedules which fail in the same way
+#: how many are kept of the schedules which fail in the same way
 _KEPT = 5
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a number of schedules came to; `seconds` are of the CPU, by family."""
+    """What a number of runs came to; `seconds` are of the CPU, by family."""
 
     schedules: Counter[str] = field(default_factory=Counter[str])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     ended: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
     failed: Counter[str] = field(default_factory=Counter[str])
     #: how it failed -> the first schedules that did
-    examples: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    examples: dict[str, list[Schedule]] = field(default_factory=dict[str, list[Schedule]])
     seen: Seen = field(default_factory=Counter[tuple[str, str]])
 
     def add(self, other: Tally) -> None:
@@ -44,39 +44,41 @@ class Tally:
         self.seen += other.seen
         for family, seconds in other.seconds.items():
             self.seconds[family] = self.seconds.get(family, 0.0) + seconds
-        for how, seeds in other.examples.items():
-            self.examples[how] = (self.examples.get(how, []) + seeds)[:_KEPT]
+        for how, examples in other.examples.items():
+            self.examples[how] = (self.examples.get(how, []) + examples)[:_KEPT]
 
-    def run(self, seed: int, parts: Parts | None = None) -> None:
-        """Run one schedule."""
-        family, cluster, since = family_of(seed), Cluster(plan_of(seed), parts), time.process_time()
+    def run(self, schedule: Schedule, parts: Parts | None = None, *, must_end: int | None = None) -> None:
+        """Run one schedule; `must_end`: the exit code without which it counts as failed."""
+        family, cluster, since = family_of(schedule.number), Cluster(schedule.plan, parts), time.process_time()
         how = failure(cluster)
         self.seconds[family] = self.seconds.get(family, 0.0) + time.process_time() - since
         self.schedules[family] += 1
         self.seen += cluster.injector.seen
+        if not how and cluster.ended is not None and must_end not in (None, cluster.ended[0]):
+            how = f"the job ends otherwise: {cluster.ended[1]}"
         if how:
             self.failed[how] += 1
-            self.examples[how] = [*self.examples.get(how, []), seed][:_KEPT]
+            self.examples[how] = [*self.examples.get(how, []), schedule][:_KEPT]
         elif cluster.ended is not None:
             self.ended[family, cluster.ended[0]] += 1
 
 
-def fresh(families: tuple[str, ...]) -> Iterator[int]:
-    """Yield numbers of schedules that nobody has seen, for ever."""
+def fresh(families: tuple[str, ...]) -> Iterator[Schedule]:
+    """Yield schedules that nobody has seen, for ever."""
     rng = Random(os.urandom(16))
     turns = [family for family in families for _ in range(SHARES[family])]
     while True:
         for family in turns:
-            yield rng.choice(FAMILIES[family])
+            yield Schedule(number=rng.choice(FAMILIES[family]))
 
 
 def share(seconds: float, families: tuple[str, ...]) -> Tally:
     """Run fresh schedules for a time: what one process does."""
     tally, until = Tally(), time.monotonic() + seconds
-    for seed in fresh(families):
+    for schedule in fresh(families):
         if time.monotonic() >= until:
             break
-        tally.run(seed)
+        tally.run(schedule)
     return tally
 
 
@@ -104,13 +106,14 @@ def report(tally: Tally, wall_s: float, families: tuple[str, ...]) -> bool:
         done, failed = tally.ended[family, EXIT_DONE], tally.ended[family, EXIT_FAILED]
         print(f"{family:12} {number:8} schedules, {rate:5.0f} per second of a core; {done} done, {failed} end with why")
     print(f"{total} schedules in {wall_s:.0f} s, {total / wall_s:.0f} per second; {sum(tally.failed.values())} failed")
-    for how, number in tally.failed.most_common():
-        _print_failed(how, number, tally.examples[how])
+    print_failed(tally)
     return must and bool(unseen)
 
 
-def _print_failed(how: str, number: int, seeds: list[int]) -> None:
-    print(f"\nFAILED {number} x {how}")
-    for seed in seeds:
-        print(f"  python -m holdfast.simulation replay {seed}")
-    print(f"  the first one, made small:\n  {shrunk(plan_of(seeds[0]))}")
+def print_failed(tally: Tally) -> None:
+    """Print a command for each schedule that failed, and the first of each kind made small."""
+    for how, number in tally.failed.most_common():
+        print(f"\nFAILED {number} x {how}")
+        for schedule in tally.examples[how]:
+            print(f"  python -m holdfast.simulation replay {schedule}")
+        print(f"  the first one, made small:\n  {shrunk(tally.examples[how][0].plan)}")

@@ -1,0 +1,82 @@
+"""The coordinator killed at every single write of many schedules: which those are, and what is said of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.inputs import Instruction
+from holdfast.errors import EXIT_DONE
+from holdfast.simulation.__main__ import main
+from holdfast.simulation.cluster import Cluster, Parts
+from holdfast.simulation.enumeration import FIRSTS, Schedule, family_of, plan_of
+from holdfast.simulation.every_write import chosen, disturb, killed_at_every_write, one_failure, writes
+
+
+class CannotTakeOver(Coordinator):
+    """Only the first coordinator of a job starts."""
+
+    def start(self, now: float, url: str, pid: int) -> list[Instruction]:
+        if self.record.term > 0:
+            raise RuntimeError("a coordinator took over")
+        return super().start(now, url, pid)
+
+
+def test_schedules_of_one_failure_come_first_then_random_ones_of_all_kinds() -> None:
+    schedules = list(chosen(200, seed=3))
+    assert schedules[: len(FIRSTS)] == [one_failure(number) for number in range(len(FIRSTS))]
+    assert {family_of(schedule.number) for schedule in schedules[len(FIRSTS) :]} == {
+        "random",
+        "wide",
+        "lively",
+        "baseline",
+    }
+    assert len(set(schedules)) == 200
+    assert schedules == list(chosen(200, seed=3)) != list(chosen(200, seed=4))
+
+
+def test_a_schedule_is_disturbed_at_each_of_its_writes_and_keeps_its_own_crashes() -> None:
+    schedule = next(one for one in map(_random, range(50)) if one.plan.crashes)
+    disturbed = list(killed_at_every_write(schedule, power_cut=True))
+    cluster = Cluster(schedule.plan)
+    cluster.run()
+    assert [one.write for one in disturbed] == list(range(1, cluster.writes + 1))
+    assert all(set(one.plan.crashes) == {*schedule.plan.crashes, one.write} for one in disturbed)
+    assert all(one.plan.power_cuts for one in disturbed)
+    assert schedule.plan == plan_of(schedule.number)
+
+
+def test_each_write_is_tried_with_a_death_and_with_a_power_cut() -> None:
+    schedule = one_failure(5)
+    cluster = Cluster(schedule.plan)
+    cluster.run()
+    tally = disturb(schedule)
+    assert tally.schedules.total() == 1 + 2 * cluster.writes
+    assert tally.ended["enumerated", EXIT_DONE] == tally.schedules.total()
+
+
+def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not writes(1, seed=0, processes=1, parts=Parts(coordinator=CannotTakeOver))
+    said = capsys.readouterr().out
+    assert "RuntimeError: a coordinator took over" in said
+    number = one_failure(0).number
+    assert f"python -m holdfast.simulation replay {number} --write 2\n" in said
+    assert "; 0 failed" not in said
+
+
+def test_a_job_that_must_be_done_and_is_not_counts_as_failed() -> None:
+    tally = disturb(one_failure(0))
+    tally.run(one_failure(1), must_end=EXIT_DONE + 1)
+    assert list(tally.failed) == ["the job ends otherwise: done"]
+
+
+def test_a_disturbed_schedule_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = Schedule(number=one_failure(3).number, write=9, power_cut=True)
+    assert main(["replay", *str(schedule).split()]) == EXIT_DONE
+    said = capsys.readouterr().out
+    assert "crashes=(9,)" in said
+    assert "power cut" in said
+
+
+def _random(seed: int) -> Schedule:
+    return Schedule(number=seed)
