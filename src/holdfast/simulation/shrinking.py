@@ -19,7 +19,7 @@ def failure(cluster: Cluster) -> str:
     """Run a cluster; return how it fails, "" if it does not. Equal strings: the same fault, as far as can be told."""
     try:
         cluster.run()
-    except Exception as error:  # noqa: BLE001 - whatever a machine raises is a failing schedule
+    except Exception as error:  # noqa: BLE001 - the outermost frame of a schedule: a KeyError in a machine is a find, too
         return signature(error)
     return ""
 

@@ -11,34 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.coordination import tasks
 from holdfast.coordination.holding import Holding
-from holdfast.errors import JobFailedError
 from holdfast.protocol import messages as msg
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.plan import Phase
 from holdfast.simulation import training
+from holdfast.simulation.building import Builder
 from holdfast.simulation.collectives import Group, Operation
-from holdfast.simulation.experts import LOADS_EVERY, StoredExperts, drifting_loads, pool, shape_of
+from holdfast.simulation.experts import StoredExperts, shape_of
+from holdfast.simulation.moving import Mover
 from holdfast.simulation.process import Process
+from holdfast.simulation.saving import Saver
 from holdfast.simulation.transfer import Pusher, Receipt
 
 if TYPE_CHECKING:
     from holdfast.simulation.agent import SimAgent
     from holdfast.simulation.cluster import Cluster
-
-
-class Building:
-    """A group that is being built: whose addresses are here, and whether it stands."""
-
-    __slots__ = ("built", "got", "group", "nodes", "pending", "plan", "posts_needed")
-
-    def __init__(self, plan: msg.EpochPlan, group: Group, pending: bool) -> None:
-        self.plan = plan
-        self.group = group
-        self.pending = pending
-        self.got: set[str] = set()
-        self.posts_needed = len(plan.members)
-        self.nodes = {member.node for member in plan.members}
-        self.built = False
 
 
 class SimWorker(Process):
@@ -53,6 +40,7 @@ class SimWorker(Process):
         shape = shape_of(cluster.plan)
         self.experts = StoredExperts(shape) if shape else None
         holding = Holding(shape) if shape else None
+        self._mover = Mover(self, self.experts, holding) if self.experts and holding else None
         self.machine = cluster.parts.worker(worker, micro_batches=cluster.plan.micro_batches, holding=holding)
         self._left_move = 0
         #: epoch and step of the gradients at hand
@@ -70,19 +58,17 @@ class SimWorker(Process):
         #: the training thread is to hang where it comes next; it does
         self.hanging = self.hung = False
         self._troubles = cluster.troubles(agent.name)
-        #: the checkpoint of the step that is here, under its temporary name
-        self._saving = ""
         #: the boundary that was reached last
         self.at = "starting"
         self._busy = ""
-        self._builds: dict[int, Building] = {}
-        self._early_posts: dict[int, set[str]] = {}
+        self._builder = Builder(self)
+        self._saver = Saver(self)
 
     # ---- life ----
 
     def attach(self) -> None:
         """Come up and wait for an epoch."""
-        if self._boundary("attach"):
+        if self.boundary("attach"):
             return
         plan = self.cluster.plan
         self.tell(
@@ -103,24 +89,21 @@ class SimWorker(Process):
         """End without a word; the peers' collectives with it break."""
         if self.alive:
             self.alive = False
-            for building in self._builds.values():
-                building.group.fail(self.id)
+            self._builder.fail()
 
     def stop(self) -> None:
         super().stop()
-        for building in self._builds.values():
-            building.group.stall(self.id)
+        self._builder.stall()
 
     def resume(self) -> None:
-        for building in self._builds.values():
-            building.group.unstall(self.id)
+        self._builder.unstall()
         super().resume()
 
     def glitch(self) -> None:
         """Let the collective that this worker waits for fail."""
-        building = self._builds.get(self.machine.epoch)
-        if building is not None and self.operation is not None:
-            building.group.glitch(self.id)
+        group = self._builder.group(self.machine.epoch)
+        if group is not None and self.operation is not None:
+            group.glitch(self.id)
 
     def tell(self, message: msg.WorkerMessage) -> None:
         """Say something to the coordinator, through the agent."""
@@ -143,10 +126,10 @@ class SimWorker(Process):
         machine = self.machine
         match order:
             case msg.Posted():
-                self._posted(order)
+                self._builder.posted(order)
                 return
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
-                self.cluster.after_disk("rename", self, self.agent.name, self._obey_saver, order)
+                self._saver.order(order)
                 return
             case msg.Inject():
                 return
@@ -155,9 +138,9 @@ class SimWorker(Process):
         if isinstance(order, msg.Begin):
             self.cluster.checker.began(self, order, bool(instructions))
         self.obey(instructions)
-        if isinstance(order, msg.Stop) and self._boundary("stopped"):
+        if isinstance(order, msg.Stop) and self.boundary("stopped"):
             return
-        if isinstance(order, msg.Begin) and self._boundary("begun"):
+        if isinstance(order, msg.Begin) and self.boundary("begun"):
             return
         self.advance()
 
@@ -170,9 +153,9 @@ class SimWorker(Process):
                 case tasks.Halt():
                     self._halt()
                 case tasks.Build(plan, pending):
-                    self._build(plan, pending)
+                    self._builder.begin(plan, pending)
                 case tasks.Drop(epoch):
-                    self._builds.pop(epoch, None)
+                    self._builder.drop(epoch)
 
     def _halt(self) -> None:
         """Leave collectives and transfers; the commit operation is looked at once more."""
@@ -200,58 +183,10 @@ class SimWorker(Process):
             self.obey(self.machine.vote_abandoned())
         self.advance()
 
-    # ---- groups ----
-
     def _group(self) -> Group:
-        return self._builds[self.machine.epoch].group
-
-    def _build(self, plan: msg.EpochPlan, pending: bool) -> None:
-        building = Building(plan, self.cluster.group(plan), pending)
-        for epoch in [epoch for epoch in self._builds if epoch < self.machine.epoch]:
-            del self._builds[epoch]
-        self._builds[plan.epoch] = building
-        building.got = {self.id} | self._early_posts.pop(plan.epoch, set())
-        self.tell(msg.Post(worker=self.id, epoch=plan.epoch, key=self.id, value=b"address"))
-        self.cluster.timeline.after(self.cluster.timing.build_timeout_s, self.deliver, self._build_late, building)
-        self._connect(building)
-
-    def _posted(self, posted: msg.Posted) -> None:
-        building = self._builds.get(posted.epoch)
-        if building is None:
-            self._early_posts.setdefault(posted.epoch, set()).add(posted.key)
-            return
-        building.got.add(posted.key)
-        self._connect(building)
-
-    def _connect(self, building: Building) -> None:
-        if len(building.got) == building.posts_needed:
-            self.cluster.after("build", self, self._built, building)
-
-    def _built(self, building: Building) -> None:
-        plan = building.plan
-        if self._builds.get(plan.epoch) is not building:
-            return
-        if building.group.failed:
-            if self.cluster.rng.random() < 0.5:
-                self.obey(self.machine.fault(plan.epoch, "a peer is gone while the group is built"))
-            return
-        data_plane = self.cluster.data_plane
-        if not data_plane.reaches(self.agent.name, building.nodes):
-            data_plane.when_healed(lambda: self.cluster.after("build", self, self._built, building))
-            return
-        building.built = True
-        if self._boundary("built"):
-            return
-        if building.pending:
-            self.obey(self.machine.prepared(plan.epoch))
-        self.advance()
-
-    def _build_late(self, building: Building) -> None:
-        if self._builds.get(building.plan.epoch) is building and not building.built:
-            workers = building.plan.workers
-            missing = [w for w in workers if w not in building.got or not self.cluster.reaches(self, w)]
-            why = "the group could not be built in time"
-            self.obey(self.machine.fault(building.plan.epoch, why, timed_out=True, unreachable=missing))
+        group = self._builder.group(self.machine.epoch)
+        assert group is not None
+        return group
 
     # ---- the training thread ----
 
@@ -281,18 +216,17 @@ class SimWorker(Process):
         epoch = task.plan.epoch
         if isinstance(task, tasks.Move | tasks.Enter):
             self.pusher.begin(epoch, task.send_to)
-        building = self._builds.get(epoch)
-        if building is None or not building.built:
+        if not self._builder.stands(epoch):
             return
         match task:
             case tasks.Load():
                 self._busy = "load"
                 self.cluster.after("load", self, self._loaded, task)
-            case tasks.Move() if self._left_move != epoch and not self._boundary("entering"):
-                self._move(task.plan)
+            case tasks.Move() if self._mover and self._left_move != epoch and not self.boundary("entering"):
+                self._mover.move(task.plan)
             case tasks.Receive():
                 self._receive(epoch)
-            case tasks.Enter() if self.experts is not None or not self._boundary("entering"):
+            case tasks.Enter() if self.experts is not None or not self.boundary("entering"):
                 self._entered()
             case _:
                 pass
@@ -301,35 +235,7 @@ class SimWorker(Process):
         receipt, self.receipt = self.receipt, None
         spent = {"received_bytes": 1, "transfer_s": 0.01} if receipt is not None else {}
         self.obey(self.machine.entered(**spent))
-        if not self._boundary("entered"):
-            self.advance()
-
-    def _move(self, plan: msg.EpochPlan) -> None:
-        """Take up a placement; where experts travel, the training thread waits for them."""
-        experts = self.experts
-        assert experts is not None
-        try:
-            change = self.machine.moving()
-        except JobFailedError:
-            self._raised()
-            return
-        if change is None:
-            return
-        if not experts.keep(change.keep):
-            self.cluster.checker.lacks_experts(self, plan, "what is to stay is not here")
-        if not change.bring:
-            self._moved(plan, experts.steps)
-            return
-        self._issue("move", experts.steps, pool, step=0)  # those whose state still comes do not know of which it is
-        self._boundary("moving")
-
-    def _moved(self, plan: msg.EpochPlan, offers: tuple[int, ...]) -> None:
-        experts, holding = self.experts, self.machine.holding
-        assert experts is not None
-        assert holding is not None
-        if not experts.fetch(offers, holding.placed):
-            self.cluster.checker.lacks_experts(self, plan, "nobody had what is wanted here")
-        if self.machine.moved(plan.epoch) and not self._boundary("moved"):
+        if not self.boundary("entered"):
             self.advance()
 
     def _receive(self, epoch: int) -> None:
@@ -354,15 +260,15 @@ class SimWorker(Process):
             return
         if self.machine.loaded(plan.epoch, file.step):
             self.state, self.whole = file.state, True
-            if self.experts is not None and self.machine.holding is not None:
-                self.experts.load(self.machine.holding.placed, file.step)
+            if self._mover is not None:
+                self._mover.load(file.step)
             self.cluster.checker.holds(self)
         self.advance()
 
     def _compute(self, task: tasks.Compute) -> None:
         machine = self.machine
         if task.step > self.cluster.plan.steps:
-            if not self._boundary("finishing"):
+            if not self.boundary("finishing"):
                 self.obey(machine.finish())
             return
         if self._attempt != (machine.epoch, task.step):
@@ -378,7 +284,7 @@ class SimWorker(Process):
             self._busy = "compute"
             value = training.gradient(self.state, task.step, todo)
             self.cluster.after("micro_batch", self, self._computed, todo, value)
-            self._boundary("computing")
+            self.boundary("computing")
 
     def _computed(self, micro_batch: int, value: int) -> None:
         if self.hung:
@@ -388,7 +294,7 @@ class SimWorker(Process):
         self.advance()
 
     def _reduce(self) -> None:
-        if self._boundary("reducing"):
+        if self.boundary("reducing"):
             return
         self.reduced = None
         epoch = self.machine.epoch
@@ -397,9 +303,9 @@ class SimWorker(Process):
         def combine(shares: Iterable[Any]) -> training.Reduced:
             return training.reduce_parts(shares, epoch)
 
-        self._issue("reduce", payload, combine)
+        self.issue("reduce", payload, combine)
 
-    def _issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
+    def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
         self.cluster.checker.issues(self, kind)
         self._busy = kind
         self.operation = None
@@ -423,17 +329,18 @@ class SimWorker(Process):
             if self.machine.reduced():
                 self.reduced = value
                 self._busy = "pause"
-                if not self._boundary("reduced"):
+                if not self.boundary("reduced"):
                     self.cluster.after("pause", self, self._vote)
             return
         kind, self._busy = self._busy, ""
         if kind == "move":
             assert self.machine.plan is not None
-            self._moved(self.machine.plan, value)
+            assert self._mover is not None
+            self._mover.moved(self.machine.plan, value)
             return
         self.cluster.checker.passes(self)
         self.obey(self.machine.vote_passed(value))
-        if not self._boundary("passed"):
+        if not self.boundary("passed"):
             self.advance()
 
     def operation_failed(self, operation: Operation, *, timed_out: bool = False) -> None:
@@ -461,8 +368,8 @@ class SimWorker(Process):
             return
         samples = len(self.gradients) * self.cluster.plan.micro_batch
         payload = training.vote(self.reduced, self.gradients.values(), samples, machine.flags)
-        self._issue("vote", payload, training.combine)
-        self._boundary("voted")
+        self.issue("vote", payload, training.combine)
+        self.boundary("voted")
 
     def _apply(self) -> None:
         if self.pusher.active or not self.machine.begin_apply():
@@ -472,13 +379,13 @@ class SimWorker(Process):
         before, self.whole = self.state, False
         self.state = self.cluster.garbage()
         self.cluster.after("apply", self, self._applied, before, commit)
-        self._boundary("applying")
+        self.boundary("applying")
 
     def _applied(self, before: int, commit: msg.Commit | None) -> None:
         if self.hung:
             return
         if self.raise_next:
-            self._raised()
+            self.raised()
             return
         self._busy = ""
         reduced = self.reduced
@@ -486,83 +393,41 @@ class SimWorker(Process):
             reduced = training.Reduced((self.cluster.garbage(),), self.cluster.garbage())
         assert commit is not None
         self.state, self.whole = training.next_state(before, reduced, commit), True
-        self._train_experts()
         plan = self.machine.plan
         assert plan is not None
+        if self._mover is not None:
+            self._mover.apply(plan, self.machine.step)
         instructions = self.machine.applied_step(str(self.state))
         self.gradients.clear()
         self.cluster.checker.applied(self, before, reduced, commit)
         self.obey(instructions)
-        self._maybe_tell_loads()
-        self._maybe_checkpoint(plan)
-        if not self._boundary("applied"):
+        if self._mover is not None:
+            self._mover.tell_loads()
+        self._saver.applied(plan, self.machine.applied or 0, self.state)
+        if not self.boundary("applied"):
             self.advance()
 
-    def _train_experts(self) -> None:
-        experts, machine = self.experts, self.machine
-        if experts is None or machine.holding is None or machine.plan is None:
-            return
-        if not experts.apply(machine.holding.placed, machine.step):
-            self.cluster.checker.lacks_experts(self, machine.plan, f"not all are of the step before {machine.step}")
-
-    def _raised(self) -> None:
+    def raised(self) -> None:
         """The script ends with an exception."""
         self.agent.deliver(self.agent.worker_ended, self, 1, FailureKind.EXCEPTION)
         self.kill()
 
-    def _maybe_tell_loads(self) -> None:
-        step, epoch = self.machine.applied or 0, self.machine.epoch
-        if self.experts is not None and step % LOADS_EVERY == 0 and self.machine.rank == 0:
-            self.tell(drifting_loads(self.experts.shape, self.id, epoch, step, self.cluster.rng))
-
-    # ---- checkpoints ----
-
-    def _maybe_checkpoint(self, plan: msg.EpochPlan) -> None:
-        """`plan`: the one under which the step was applied; a swap may have taken effect since."""
-        every, step = self.cluster.plan.checkpoint_every, self.machine.applied
-        if every and step and step % every == 0 and plan.rank(self.id) == 0:
-            self.cluster.after_disk("checkpoint", self, self.agent.name, self._written, plan, step, self.state)
-
-    def _written(self, plan: msg.EpochPlan, step: int, state: int) -> None:
-        if self._troubles.full_until > self.cluster.timeline.now:
-            if step == self.machine.applied:
-                self._saved()
-            return  # training is worth more than a checkpoint
-        name = self.cluster.write_checkpoint(plan, step, state).writing
-        if step == self.machine.applied:
-            self._saving = name
-        self.tell(
-            msg.CheckpointWritten(
-                worker=self.id, term=plan.term, epoch=plan.epoch, step=step, name=name, bytes=1, seconds=0.1
-            )
-        )
-
     def _save_last(self) -> None:
         """The job ends before its last step: finish once what is here is saved."""
-        plan, step = self.machine.plan, self.machine.applied
+        plan = self.machine.plan
         assert plan is not None
-        if self._boundary("finishing"):
+        if self.boundary("finishing"):
             return
         self._busy = "save"
-        if self.cluster.plan.checkpoint_every and step and plan.rank(self.id) == 0:
-            self.cluster.after_disk("checkpoint", self, self.agent.name, self._written, plan, step, self.state)
-        else:
-            self._saved()
+        if not self._saver.save(plan, self.machine.applied or 0, self.state):
+            self.saved()
 
-    def _obey_saver(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
-        if isinstance(order, msg.AcceptCheckpoint):
-            self.cluster.keep_checkpoint(self, order)
-        else:
-            self.cluster.prune_checkpoints(order)
-        if self._saving in (order.names if isinstance(order, msg.PruneCheckpoints) else (order.name,)):
-            self._saved()
-
-    def _saved(self) -> None:
+    def saved(self) -> None:
         """Nothing is being written any more, nor waits for an answer."""
         if self._busy == "save":
             self._busy = ""
             self.obey(self.machine.finish())
 
-    def _boundary(self, name: str) -> bool:
+    def boundary(self, name: str) -> bool:
         """Let the plan strike here; True where this process did not survive it, or is stopped."""
         return self.cluster.boundary(self, name)
