@@ -137,6 +137,9 @@ class Job:
         connection = self.connections[msg.node_of(message.worker)]
         return self.feed(Received(connection, msg.FromWorker(message=message)), after)
 
+    def tell(self, node: str, message: msg.AgentMessage) -> list[Instruction]:
+        return self.feed(Received(self.connections[node], message))
+
     def lose(self, node: str) -> list[Instruction]:
         return self.feed(Disconnected(self.connections[node]))
 

@@ -78,8 +78,7 @@ def test_only_what_nobody_can_tell_any_more_is_filled_in() -> None:
         worker=MEMBERS[0], term=1, epoch=1, applied=3, step=4, phase=Phase.COMPUTE,
         passed=Passed(step=3, commit=commit(3.0)),
     )  # fmt: skip
-    ledger.settle(MEMBERS[0], 3)
-    ledger.fill_in([last], 24)
+    ledger.hear([last], 24)
     done = ledger.release(MEMBERS[:1])
     assert [step.commit.samples for step in done] == [24, 24, 24]
     assert done[0].commit.loss_sum != done[0].commit.loss_sum

@@ -144,7 +144,7 @@ class Coordinator:
         plan = self.record.plan
         if plan is None or self.parts.stopping.stop is not None:
             return  # (while reports are awaited nobody knows who a member is)
-        if self.parts.progress.release(plan):
+        if self.parts.progress.release(plan.workers):
             self.parts.failures.made_good()
         self.parts.checkpoints.accept(self.parts.ledger.committed)
         if self.parts.progress.finished(plan, self.parts.left):

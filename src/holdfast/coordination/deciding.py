@@ -13,6 +13,7 @@ from holdfast.coordination.finishing import left_alone
 from holdfast.coordination.inputs import RESTART, Failure
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.planner import first_assignment, held_experts, lacks_slots, lost_of, make_plan
+from holdfast.coordination.progress import AT_ONCE
 from holdfast.coordination.suspects import Suspects
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
@@ -59,11 +60,12 @@ class Deciding:
             if closing:
                 self._closing.end()  # (nobody waits for the nodes that would bring room)
             return
+        self._ledger.hear(stopping.reports.values(), record.global_batch)
+        whole = [worker for worker, report in stopping.reports.items() if report.applied is not None]
+        if self._ledger.behind(whole) > AT_ONCE:
+            self._progress.release(whole)  # all of an outage's steps in the decision's record would be too many
+            return
         reports = stopping.end()
-        for report in reports.values():
-            if report.applied is not None:
-                self._ledger.settle(report.worker, report.applied)
-        self._ledger.fill_in(reports.values(), record.global_batch)
         if self._config.on_failure == RESTART and not closing:
             self._restart()
             return
@@ -195,7 +197,7 @@ class Deciding:
         assert record.plan is not None
         if decision.commit is not None:
             self._ledger.expect(decision.applied, decision.commit)
-        self._progress.release(record.plan)
+        self._progress.release(record.plan.workers)
         self._turn.change(passed=self._ledger.unannounced)
 
 

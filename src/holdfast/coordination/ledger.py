@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -114,17 +115,24 @@ class StepLedger:
         """Return the newest step that a worker is known to have applied."""
         return self._applied.get(worker)
 
-    def fill_in(self, reports: Iterable[Report], global_batch: int) -> None:
-        """Make up for steps that passed, but of which all who have told about them are dead.
+    def hear(self, reports: Collection[Report], global_batch: int) -> None:
+        """Take in where all members stand, and make up for steps that passed, but whose witnesses are all dead.
 
         To be called when every member's messages are known: what is missing now will not come any more. A report
         still knows v of its last step; of those before only the samples are certain, their loss is NaN.
         """
-        reports = [report for report in reports if report.applied is not None]
-        top = max((report.applied or 0 for report in reports), default=0)
+        top = 0
+        for report in reports:
+            if report.applied is not None:
+                self.settle(report.worker, report.applied)
+                top = max(top, report.applied)
         known = {report.passed.step: report.passed.commit for report in reports if report.passed is not None}
         for step in range(self.committed + 1, top + 1):
             self.expect(step, known.get(step) or _unknown(global_batch))
+
+    def behind(self, members: Iterable[str]) -> int:
+        """Return how many steps all `members` have applied beyond the committed ones."""
+        return min((self._applied.get(worker, 0) for worker in members), default=0) - self.committed
 
     def undo_after(self, step: int) -> None:
         """A decision undoes what came after `step`: who applied it alone is expelled, its v void."""
@@ -136,12 +144,12 @@ class StepLedger:
         self._applied.clear()
         self._steps.clear()
 
-    def release(self, members: Iterable[str]) -> list[CommittedStep]:
+    def release(self, members: Iterable[str], at_most: int = sys.maxsize) -> list[CommittedStep]:
         """Return the steps newly applied by all `members`, in order; members not heard of hold everything up."""
         progress = [self._applied.get(worker, self.committed) for worker in members]
         reached = min(progress, default=self.committed)
         out: list[CommittedStep] = []
-        while self.committed < reached and self.committed + 1 in self._steps:
+        while self.committed < reached and self.committed + 1 in self._steps and len(out) < at_most:
             step = self.committed + 1
             done = self._steps.pop(step)
             out.append(CommittedStep(step=step, commit=done.commit, world=done.world, time=done.time))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from holdfast.coordination.costs import MeasuredCosts
 from holdfast.coordination.ledger import CommittedStep, StepLedger
@@ -11,6 +11,9 @@ from holdfast.coordination.turn import Turn
 from holdfast.protocol.agent import Committed
 from holdfast.protocol.events import Rebalanced, Recovered, StepCommitted
 from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan
+
+#: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn
+AT_ONCE = 2048
 
 
 class Progress:
@@ -43,9 +46,9 @@ class Progress:
         """True from the begin of a restart until what it has lost is done again."""
         return self.recovery is not None and self.recovery.restart
 
-    def release(self, plan: EpochPlan) -> bool:
-        """Announce the steps that all members of `plan` have applied by now; tell whether there were any."""
-        released = self.ledger.release(plan.workers)
+    def release(self, members: Collection[str]) -> bool:
+        """Announce the steps that all members have applied by now, the first `AT_ONCE`; tell whether there were any."""
+        released = self.ledger.release(members, AT_ONCE)
         for done in released:
             self._announce(done)
             self._recovered(done)
