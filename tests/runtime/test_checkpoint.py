@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import checkpoint_dir
-from holdfast.checkpoint_dir import CheckpointName, DamagedCheckpointError
 from holdfast.errors import BadInputError
+from holdfast.protocol import checkpoint_dir
+from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
+from holdfast.protocol.checkpoint_names import CheckpointName
 from holdfast.protocol.orders import AcceptCheckpoint, PruneCheckpoints
 from holdfast.protocol.worker import CheckpointKept, CheckpointWritten
 from holdfast.runtime import checkpoint

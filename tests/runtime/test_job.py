@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import holdfast
-from holdfast import checkpoint_dir
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError
+from holdfast.protocol import checkpoint_dir
 from holdfast.runtime.checkpoint import SAMPLES
 from holdfast.runtime.job import Job
 from holdfast.runtime.session import Session

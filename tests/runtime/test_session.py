@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from cluster import Cluster
 
-from holdfast import checkpoint_dir
 from holdfast.coordination.checkpoints import KEPT
+from holdfast.protocol import checkpoint_dir
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageIn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorProperties
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from holdfast.checkpoint_dir import DamagedCheckpointError
+from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
 from holdfast.runtime.stored_tensors import METADATA, load_tensors, read_metadata
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast import checkpoint_dir
+from holdfast.protocol import checkpoint_dir
 from holdfast.protocol.record import KnownCheckpoint
 
 

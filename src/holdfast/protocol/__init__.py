@@ -1,1 +1,1 @@
-"""What is said and written: messages, by whom they concern, events and the record. Types only."""
+"""What is said and written: messages, by whom they concern, events, the record, a checkpoint directory's contents."""

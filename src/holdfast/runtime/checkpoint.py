@@ -16,9 +16,10 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from holdfast import checkpoint_dir
-from holdfast.checkpoint_dir import CheckpointName, DamagedCheckpointError
 from holdfast.errors import BadInputError
+from holdfast.protocol import checkpoint_dir
+from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
+from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
 from holdfast.protocol.orders import AcceptCheckpoint, PruneCheckpoints
 from holdfast.protocol.worker import CheckpointKept, CheckpointWritten
 from holdfast.runtime.moe.saving import empty_rows, row_name
@@ -282,7 +283,7 @@ def load_checkpoint(directory: Path, name: str, state: TrainingState, samples: S
         DamagedCheckpointError: it is not whole.
         BadInputError: it is that of another model, optimizer or extra, or of a job with other samples.
     """
-    path = directory / checkpoint_dir.parse_name(name).final
+    path = directory / parse_name(name).final
     step = checkpoint_dir.verify(path)
     try:
         manifest = msgspec.msgpack.decode((path / STATE).read_bytes(), type=Manifest)
@@ -326,7 +327,7 @@ def load_experts(directory: Path, name: str, experts: JobExperts, wanted: Sequen
         DamagedCheckpointError: what it says of the experts cannot be read.
         BadInputError: it is that of another model.
     """
-    path = directory / checkpoint_dir.parse_name(name).final
+    path = directory / parse_name(name).final
     try:
         specs = msgspec.msgpack.decode((path / EXPERTS).read_bytes(), type=tuple[LayerSpec, ...])
     except (OSError, msgspec.DecodeError) as error:

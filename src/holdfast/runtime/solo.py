@@ -11,12 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint_dir import CheckpointName, intact_checkpoints, parse_name
 from holdfast.control.framing import FromWorkerProcess
 from holdfast.coordination.checkpoints import KEPT
 from holdfast.coordination.experts import everything
 from holdfast.errors import JobFailedError
 from holdfast.protocol import messages as msg
+from holdfast.protocol.checkpoint_dir import intact_checkpoints
+from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 # torch's own names for it are private, and part of the format all the same
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo  # isort: skip
 
-from holdfast.checkpoint_dir import DamagedCheckpointError
+from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
 
 METADATA = ".metadata"
 _MAX_METADATA_BYTES = 256 << 20

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from holdfast.checkpoint_dir import CheckpointName, parse_name
 from holdfast.coordination.agent import AgentMachine
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import CoordinatorConfig, Shutdown
 from holdfast.coordination.worker import WorkerMachine
 from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol import messages as msg
+from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
 from holdfast.simulation.agent import SimAgent
 from holdfast.simulation.clock import Timeline
 from holdfast.simulation.collectives import Group

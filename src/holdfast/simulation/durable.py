@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from random import Random
 
-from holdfast.checkpoint_dir import parse_name
 from holdfast.protocol import events as ev
+from holdfast.protocol.checkpoint_names import parse_name
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 

@@ -1,9 +1,7 @@
 """What a checkpoint directory looks like, and whether a checkpoint in it is whole. Knows files only, no torch.
 
-A checkpoint is written under `.writing-STEP-tTERM-eEPOCH-NONCE`, and gets its final name `step-STEP-tTERM-eEPOCH-NONCE`
-once the coordinator has accepted it: no two writers ever have a name in common, so that one that was expelled and wakes
-up touches nothing but its own. Its `manifest.json` lists every file with size and SHA-256, so that one that was cut
-short is recognised. Names without term and epoch are those of earlier versions, older than all others.
+Each checkpoint is a directory (`checkpoint_names`). Its `manifest.json` lists every file with size and SHA-256, so that
+one that was cut short is recognised.
 """
 
 from __future__ import annotations
@@ -11,80 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import BadInputError, HoldfastError
+from holdfast.protocol.checkpoint_names import FINAL, WRITING, CheckpointName, on_one_lineage, parse_name
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 
-_NAME = re.compile(r"(?:step|\.writing)-([0-9]{8,15})(?:-t([0-9]{1,15})-e([0-9]{1,15}))?(?:-([0-9a-f]{1,32}))?")
-_FINAL, _WRITING = "step", ".writing"
 _MAX_MANIFEST_BYTES = 16 << 20
 
 
 class DamagedCheckpointError(HoldfastError):
     """A checkpoint cannot be used; the message says why."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class CheckpointName:
-    """What the name of a checkpoint says: whose it is; they are in the order in which a job's lineages follow.
-
-    `term` and `epoch` are those of the writer's plan, 0 where an earlier version wrote it. `nonce`: hex, new for each
-    attempt, "" likewise.
-    """
-
-    term: int
-    epoch: int
-    step: int
-    nonce: str = ""
-
-    @property
-    def final(self) -> str:
-        """The name of the kept checkpoint."""
-        return self._under(_FINAL)
-
-    @property
-    def writing(self) -> str:
-        """The temporary name, until it is kept."""
-        return self._under(_WRITING)
-
-    def _under(self, head: str) -> str:
-        origin = f"-t{self.term}-e{self.epoch}" if self.term or self.epoch else ""
-        return f"{head}-{self.step:08d}{origin}" + (f"-{self.nonce}" if self.nonce else "")
-
-
-def parse_name(name: str) -> CheckpointName:
-    """Return what a name that came from elsewhere says, if it is one of ours: never a path.
-
-    Raises:
-        ValueError: it is not.
-    """
-    match = _NAME.fullmatch(name)
-    if match:
-        step, term, epoch, nonce = match.groups()
-        found = CheckpointName(term=int(term or 0), epoch=int(epoch or 0), step=int(step), nonce=nonce or "")
-        if name in (found.final, found.writing):
-            return found
-    raise ValueError(f"{name!r} is no name of a checkpoint")
-
-
-def on_one_lineage(names: Iterable[CheckpointName]) -> list[CheckpointName]:
-    """Return those of kept checkpoints that can lie on one lineage, the newest one's, in its order.
-
-    A later term or epoch that has a checkpoint of the same or of an earlier step has gone back there: what the earlier
-    one had beyond was abandoned.
-    """
-    found: list[CheckpointName] = []
-    for name in sorted(names, reverse=True):
-        if not found or name.step < found[-1].step:
-            found.append(name)
-    return found[::-1]
 
 
 def make_directory(directory: Path) -> None:
@@ -103,7 +42,7 @@ def make_directory(directory: Path) -> None:
 
 def find_checkpoints(directory: Path) -> list[CheckpointName]:
     """Return all checkpoints under their final names, oldest first; whether they are whole is not looked at."""
-    return sorted(name for entry in _entries(directory) if (name := _named(entry, _FINAL)) and entry.is_dir())
+    return sorted(name for entry in _entries(directory) if (name := _named(entry, FINAL)) and entry.is_dir())
 
 
 def intact_checkpoints(directory: Path, damaged: Callable[[DamagedCheckpointError], None]) -> list[CheckpointName]:
@@ -121,16 +60,19 @@ def intact_checkpoints(directory: Path, damaged: Callable[[DamagedCheckpointErro
 
 def write_manifest(checkpoint: Path, step: int) -> int:
     """List all files of a checkpoint that is completely written, force them to disk, and return their size."""
-    files = {}
+    files: dict[str, dict[str, int | str]] = {}
+    total = 0
     for path in sorted(_files(checkpoint)):
-        files[str(path.relative_to(checkpoint))] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        size = path.stat().st_size
+        files[str(path.relative_to(checkpoint))] = {"bytes": size, "sha256": _digest(path)}
+        total += size
         _sync(path)
     text = json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1)
     manifest = checkpoint / MANIFEST
     manifest.write_text(text)
     _sync(manifest)
     _sync(checkpoint)
-    return sum(entry["bytes"] for entry in files.values())
+    return total
 
 
 def verify(checkpoint: Path) -> int:
@@ -183,7 +125,7 @@ def remove(directory: Path, names: Iterable[str]) -> None:
 def remove_unfinished(directory: Path, before: CheckpointName) -> None:
     """Remove what never got its final name and is older than a kept checkpoint."""
     for entry in _entries(directory):
-        name = _named(entry, _WRITING)
+        name = _named(entry, WRITING)
         if name and name < before:
             shutil.rmtree(entry, ignore_errors=True)
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast import checkpoint_dir
-from holdfast.checkpoint_dir import CheckpointName, DamagedCheckpointError
 from holdfast.errors import BadInputError
+from holdfast.protocol import checkpoint_dir
+from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
+from holdfast.protocol.checkpoint_names import CheckpointName, on_one_lineage
 
 FILES = {"a.bin": b"a" * 1000, "sub/b.bin": b"b" * 10, "empty": b""}
 
@@ -99,7 +100,7 @@ def test_what_a_later_epoch_went_back_behind_is_abandoned() -> None:
         return CheckpointName(term=1, epoch=epoch, step=step)
 
     names = [name(1, 10), name(1, 20), name(1, 30), name(2, 20), name(2, 25), name(3, 40)]
-    assert checkpoint_dir.on_one_lineage(names) == [name(1, 10), name(2, 20), name(2, 25), name(3, 40)]
+    assert on_one_lineage(names) == [name(1, 10), name(2, 20), name(2, 25), name(3, 40)]
 
 
 def test_only_what_is_named_is_removed_and_what_was_left_unfinished_before_it(tmp_path: Path) -> None:
