@@ -9,10 +9,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from holdfast.errors import EXIT_DONE, EXIT_FAILED
+from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.simulation.cluster import Outcome, run_plan
 from holdfast.simulation.enumeration import (
     FIRST_BASELINE_SEED,
+    FIRST_INTERRUPTED_SEED,
     FIRST_LIVELY_SEED,
     FIRST_POWER_SEED,
     FIRST_SEED,
@@ -24,7 +25,7 @@ from holdfast.simulation.enumeration import (
     plan_of,
 )
 from holdfast.simulation.every_write import killed_at_every_write, one_failure
-from holdfast.simulation.faults import FaultKind, lively_plan, random_plan, wide_plan
+from holdfast.simulation.faults import FaultKind, interrupted_plan, lively_plan, random_plan, wide_plan
 from holdfast.simulation.fuzzing import Tally
 
 RANDOM_SCHEDULES = 5000
@@ -33,6 +34,7 @@ BASELINE_SCHEDULES = 400
 WIDE_SCHEDULES = 400
 LIVELY_SCHEDULES = 300
 POWER_SCHEDULES = 400
+INTERRUPTED_SCHEDULES = 300
 
 
 def run_all(seeds: Iterable[int]) -> list[Outcome]:
@@ -104,6 +106,12 @@ def test_power_cuts(chunk: int) -> None:
     run_all(range(FIRST_POWER_SEED + chunk, FIRST_POWER_SEED + POWER_SCHEDULES, 4))
 
 
+def test_random_schedules_that_their_user_ends() -> None:
+    """Ctrl-C at any moment of any schedule: the job ends, saved where that can be."""
+    outcomes = run_all(range(FIRST_INTERRUPTED_SEED, FIRST_INTERRUPTED_SEED + INTERRUPTED_SCHEDULES))
+    assert sum(outcome.exit_code == EXIT_INTERRUPTED for outcome in outcomes) > 0.8 * len(outcomes)
+
+
 @pytest.mark.parametrize("power_cut", [False, True], ids=("killed", "power cut"))
 @pytest.mark.parametrize("number", range(0, len(FIRSTS), 13))
 def test_the_coordinator_dies_at_every_write(number: int, power_cut: bool) -> None:
@@ -127,6 +135,7 @@ def test_every_enumerated_schedule_has_its_own_number() -> None:
 def test_random_plans_cover_every_kind_of_fault_and_size() -> None:
     plans = [random_plan(seed) for seed in range(300)]
     plans += [wide_plan(seed) for seed in range(300)] + [lively_plan(seed) for seed in range(10)]
+    plans.append(interrupted_plan(0))
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {1, 16} <= {plan.nodes for plan in plans}
     assert any(plan.crashes for plan in plans)

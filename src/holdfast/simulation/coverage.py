@@ -50,8 +50,8 @@ def expected() -> set[tuple[str, str]]:
 def _possible(kind: str, phase: str) -> bool:
     """Tell whether a fault can strike in a phase at all."""
     if phase == "away":
-        # Nobody is there to be struck.
-        return kind in (FaultKind.JOIN, FaultKind.RETURN, FaultKind.DAMAGE)
+        # Nobody is there to be struck; (a user asks again until somebody hears).
+        return kind in (FaultKind.JOIN, FaultKind.RETURN, FaultKind.DAMAGE, FaultKind.INTERRUPT)
     # only what waits for its peers can be told that one of them is gone
     return kind != FaultKind.GLITCH or phase in ("moving", "reducing", "voted")
 

@@ -12,6 +12,7 @@ from holdfast.simulation.faults import (
     FaultKind,
     FaultPlan,
     baseline_plan,
+    interrupted_plan,
     lively_plan,
     power_plan,
     random_plan,
@@ -30,6 +31,8 @@ FIRST_WIDE_SEED = 3_000_000_000
 FIRST_LIVELY_SEED = 4_000_000_000
 #: from here on, random ones whose coordinator goes down with its machine
 FIRST_POWER_SEED = 5_000_000_000
+#: from here on, random ones that their user ends
+FIRST_INTERRUPTED_SEED = 6_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -73,7 +76,8 @@ FAMILIES: dict[str, range] = {
     "baseline": range(FIRST_BASELINE_SEED, FIRST_WIDE_SEED),
     "wide": range(FIRST_WIDE_SEED, FIRST_LIVELY_SEED),
     "lively": range(FIRST_LIVELY_SEED, FIRST_POWER_SEED),
-    "power": range(FIRST_POWER_SEED, FIRST_POWER_SEED + 1_000_000_000),
+    "power": range(FIRST_POWER_SEED, FIRST_INTERRUPTED_SEED),
+    "interrupted": range(FIRST_INTERRUPTED_SEED, FIRST_INTERRUPTED_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -81,6 +85,7 @@ _RANDOM_PLANS = {
     "wide": wide_plan,
     "lively": lively_plan,
     "power": power_plan,
+    "interrupted": interrupted_plan,
 }
 
 

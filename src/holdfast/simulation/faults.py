@@ -33,6 +33,7 @@ class FaultKind(StrEnum):
     POWER_CUT = "power_cut"  # the coordinator's machine goes down, and with it what is not on disk; for the duration
     SLOW_DISK = "slow_disk"  # writing and renaming a node's checkpoints takes until the end of the duration
     FULL_DISK = "full_disk"  # a node's checkpoints cannot be written
+    INTERRUPT = "interrupt"  # the job's user wants it to end, saved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +226,14 @@ def power_plan(seed: int) -> FaultPlan:
     plan, rng = random_plan(seed), Random(seed * 43 + 9)
     last = max(plan.crashes, default=0)
     return replace(plan, crashes=(*plan.crashes, last + rng.randint(1, 40 * plan.nodes)), power_cuts=True)
+
+
+def interrupted_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed whose user ends the job, whatever else goes wrong: Ctrl-C, and again until it ends."""
+    rng = Random(seed * 47 + 11)
+    plan = rng.choice((random_plan, wide_plan, baseline_plan))(seed)
+    wish = Fault(kind=FaultKind.INTERRUPT, time=rng.uniform(0.0, 0.15 * plan.steps + 0.3))
+    return replace(plan, faults=(*plan.faults, wish), checkpoint_every=rng.choice((0, 1, 2, 3)))
 
 
 def baseline_plan(seed: int) -> FaultPlan:

@@ -10,14 +10,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from random import Random
 
-from holdfast.errors import EXIT_DONE, EXIT_FAILED
+from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.simulation.cluster import Cluster, Parts
 from holdfast.simulation.coverage import Seen, expected, table
 from holdfast.simulation.enumeration import FAMILIES, Schedule, family_of
 from holdfast.simulation.shrinking import failure, shrunk
 
 #: how often each family comes, within one round
-SHARES = {"random": 3, "enumerated": 2, "baseline": 1, "wide": 4, "lively": 2, "power": 1}
+SHARES = {"random": 3, "enumerated": 2, "baseline": 1, "wide": 4, "lively": 2, "power": 1, "interrupted": 1}
 #: a run of so many schedules that strike at random must have seen every pair of fault and phase
 LONG_RUN = 100_000
 #: how many are kept of the schedules which fail in the same way
@@ -103,8 +103,9 @@ def report(tally: Tally, wall_s: float, families: tuple[str, ...]) -> bool:
     total = sum(tally.schedules.values())
     for family, number in tally.schedules.items():
         rate = number / max(tally.seconds.get(family, 0.0), 1e-9)
-        done, failed = tally.ended[family, EXIT_DONE], tally.ended[family, EXIT_FAILED]
-        print(f"{family:12} {number:8} schedules, {rate:5.0f} per second of a core; {done} done, {failed} end with why")
+        done, failed, left = (tally.ended[family, code] for code in (EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED))
+        ends = f"{done} done, {failed} end with why" + (f", {left} interrupted" if left else "")
+        print(f"{family:12} {number:8} schedules, {rate:5.0f} per second of a core; {ends}")
     print(f"{total} schedules in {wall_s:.0f} s, {total / wall_s:.0f} per second; {sum(tally.failed.values())} failed")
     print_failed(tally)
     return must and bool(unseen)

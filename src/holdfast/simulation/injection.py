@@ -102,6 +102,8 @@ class Injector:
                 cluster.add_node(gone[fault.target % len(gone)])
         elif kind is FaultKind.DAMAGE:
             cluster.checkpoints.damage_newest()
+        elif kind is FaultKind.INTERRUPT:
+            cluster.interrupt()
         elif kind in (
             FaultKind.CRASH_COORDINATOR,
             FaultKind.PAUSE_COORDINATOR,
