@@ -54,16 +54,13 @@ class Deciding:
             why = f"{gone} left its loop after step {step} while {waiting} went on"
             self._ending.failed(f"{why}: all ranks must leave it after the same step")
             return
+        if self._catches_up():
+            return
         parted = self._judge(record.plan.workers)
         closing = self._closing.will is not None
         if lacks_slots(turn, self._config):
             if closing:
                 self._closing.end()  # (nobody waits for the nodes that would bring room)
-            return
-        self._ledger.hear(stopping.reports.values(), record.global_batch)
-        whole = [worker for worker, report in stopping.reports.items() if report.applied is not None]
-        if self._ledger.behind(whole) > AT_ONCE:
-            self._progress.release(whole)  # all of an outage's steps in the decision's record would be too many
             return
         reports = stopping.end()
         if self._config.on_failure == RESTART and not closing:
@@ -81,6 +78,13 @@ class Deciding:
         if lost := lost_of(record, verdict, reports):
             verdict = without_state(committed, known, [], lost, anew=anew, unreadable=unreadable)
         self._carry_out(verdict, [*reports, *arrivals], reports)
+
+    def _catches_up(self) -> bool:
+        """Announce a portion of an outage's steps, where they are too many for the decision's record."""
+        reports = self._stopping.reports
+        self._ledger.hear(reports.values(), self._turn.record.global_batch)
+        whole = [worker for worker, report in reports.items() if report.applied is not None]
+        return self._ledger.behind(whole) > AT_ONCE and self._progress.release(whole)
 
     def start(self) -> None:
         """Begin the first epoch (or the first after everybody was gone), if enough nodes are here."""
