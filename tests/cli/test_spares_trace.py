@@ -60,7 +60,13 @@ def test_one_of_several_systems_gzipped(tmp_path: Path) -> None:
         ("start_s,end_s,node\n0,1,a\n5,6,b\n", "give --nodes"),
         ("start_s,end_s,node\n0,x,a\n", "line 2: end_s = 'x' must be a number"),
         ("start_s,end_s,node\n0,inf,a\n", "line 2: end_s = inf must be finite"),
-        ("start_s,end_s,node\n0\n", "line 2: end_s = None must be a number"),
+        ("start_s,end_s,node\n0\n", "line 2: has 1 cells where the header has 3"),
+        ("start_s,end_s,node\n0,1\n", "line 2: has 2 cells where the header has 3"),
+        ("start_s,end_s,node\n0,1,a,b\n", "line 2: has more cells where the header has 3"),
+        ("start_s_since_1996,system,node,system_nodes,repair_min\n0,2,0,4,60\n67\n", "line 3: has 1 cells"),
+        ("start_s,end_s,node\n0,1,a\rb\n", "line 2: not CSV"),
+        ("start\r_s,end_s,node\n0,1,a\n", "line 1: not CSV"),
+        ("x" * 1000 + ",b\n1,2\n", "has the columns b, x{20,200}[.]{3}; needed are"),
         ("seconds,event,node\n0,add,a\n5,remove,a\n4,add,a\n", "line 4: seconds = 4 is before"),
         ("seconds,event,node\n0,add,a\n5,lost,a\n", 'line 3: event = .lost. .* must be "add" or "remove"'),
         ("seconds,event,node\n0,add,a\n5,add,a\n", "line 3: event = .add. of node a does not change"),
@@ -71,6 +77,32 @@ def test_bad_traces(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadInputError, match=message) as error:
         read(tmp_path / "t.csv", text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("cut", [slice(0, -12), slice(0, 20)])
+def test_a_gzipped_trace_that_is_damaged(tmp_path: Path, cut: slice) -> None:
+    path = tmp_path / "t.csv.gz"
+    whole = gzip.compress(b"start_s,end_s,node\n0,3600,a\n7200,14400,b\n" * 10)
+    path.write_bytes(whole[cut] + b"\xff" * 40)
+    with pytest.raises(BadInputError, match="cannot be read"):
+        read_trace(path, nodes=2, hours=None, system=None, merge_overlaps=False)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    trace = read(tmp_path / "t.csv", "\ufeffstart_s,end_s,node\n0,3600,a\n7200,14400,b\n", nodes=10)
+    assert trace.start_hours.tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": 10**400}, r"nodes = 10{19}[.]{3}: must lie between 1 and 10,000,000"),
+        ({"nodes": 2, "hours": 1e15}, "span_hours = 1e[+]15: must be at most 1,000,000"),
+    ],
+)
+def test_numbers_that_no_observation_has(tmp_path: Path, options: dict[str, float], message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        read(tmp_path / "t.csv", "start_s,end_s,node\n0,3600,a\n7200,14400,b\n", **options)
 
 
 def test_unsorted_and_overlapping_unless_merged(tmp_path: Path) -> None:

@@ -159,3 +159,31 @@ def test_a_trace_without_spread_or_repairs_is_refused() -> None:
     trace = made_trace(shape=1.0, nodes=5)
     with pytest.raises(BadInputError, match="at least two repairs"):
         fit_trace(replace(trace, ended=np.zeros_like(trace.ended)))
+    with pytest.raises(BadInputError, match="all failures start at the same time"):
+        fit_trace(sparse_trace(5.0, 5.0, 5.0, span_hours=1000.0))
+
+
+def sparse_trace(*start_hours: float, span_hours: float) -> FailureTrace:
+    """Failures of as many nodes, repaired in 1, 2, 3, ... hours."""
+    start, count = np.array(start_hours), len(start_hours)
+    return FailureTrace(
+        nodes=count,
+        span_hours=span_hours,
+        node=np.arange(count),
+        start_hours=start,
+        end_hours=start + np.arange(1, count + 1),
+        ended=np.ones(count, dtype=bool),
+        line=np.arange(2, count + 2),
+    )
+
+
+def test_weeks_without_failures_bound_mtbf_from_below_only() -> None:
+    interval = fit_trace(sparse_trace(1.0, 2.0, 4.0, span_hours=1000.0)).mtbf_bursty_hours
+    assert 0.0 < interval.low < interval.mean
+    assert interval.high == float("inf")
+
+
+def test_failures_of_a_broken_week_alone_say_nothing_about_bursts() -> None:
+    fit = fit_trace(sparse_trace(200.0, 210.0, 240.0, span_hours=300.0))
+    assert (fit.mtbf_bursty_hours.low, fit.mtbf_bursty_hours.high) == (0.0, float("inf"))
+    assert np.isnan(fit.weekly_dispersion)

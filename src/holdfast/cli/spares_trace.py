@@ -6,6 +6,8 @@ import csv
 import gzip
 import io
 import math
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +22,8 @@ LAYOUTS = (
 )
 
 Row = dict[str, str]
+#: Characters of a header that are shown.
+_MOST_SHOWN = 200
 
 
 @dataclass(slots=True)
@@ -90,10 +94,17 @@ def read_trace(
 def _read(path: Path, system: int | None) -> _Failures:
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise BadInputError(f"cannot be read: {error}") from error
     rows = csv.DictReader(io.StringIO(text))
+    try:
+        return _failures(rows, system)
+    except csv.Error as error:
+        raise BadInputError(f"trace, line {rows.line_num + 1}: not CSV ({error})") from None
+
+
+def _failures(rows: csv.DictReader[str], system: int | None) -> _Failures:
     columns = set(rows.fieldnames or ())
     if system is not None and "system" not in columns:
         raise BadInputError("--system was given, but the file has no column system")
@@ -103,12 +114,25 @@ def _read(path: Path, system: int | None) -> _Failures:
         return _events(rows)
     if {"start_s_since_1996", "system", "node", "system_nodes", "repair_min"} <= columns:
         return _systems(rows, system)
-    raise BadInputError(f"has the columns {', '.join(sorted(columns)) or 'none'}; needed are {LAYOUTS}")
+    named = ", ".join(sorted(columns))
+    named = named if len(named) <= _MOST_SHOWN else named[:_MOST_SHOWN] + "..."
+    raise BadInputError(f"has the columns {named or 'none'}; needed are {LAYOUTS}")
+
+
+def _whole(rows: csv.DictReader[str]) -> Iterator[Row]:
+    """Yield the rows, each of which must have as many cells as the header."""
+    columns = len(rows.fieldnames or ())
+    for row in rows:
+        cells = sum(cell is not None for cell in row.values())  # (what is too much comes as a list, under None)
+        if cells != columns:
+            wrong = "more" if cells > columns else f"{cells}"
+            raise BadInputError(f"trace, line {rows.line_num}: has {wrong} cells where the header has {columns}")
+        yield row
 
 
 def _outages(rows: csv.DictReader[str]) -> _Failures:
     failures = _Failures()
-    for row in rows:
+    for row in _whole(rows):
         failures.add(row["node"], _value(rows, row, "start_s"), _value(rows, row, "end_s"), rows.line_num)
     failures.last_s = max(failures.end_s, default=0.0)
     return failures
@@ -118,7 +142,7 @@ def _events(rows: csv.DictReader[str]) -> _Failures:
     failures = _Failures()
     down: dict[str, int] = {}
     up: set[str] = set()
-    for row in rows:
+    for row in _whole(rows):
         node, at, event = row["node"], _value(rows, row, "seconds"), row["event"]
         if at < failures.last_s:
             raise BadInputError(f"trace, line {rows.line_num}: seconds = {at:g} is before the line above it: sort them")
@@ -141,7 +165,7 @@ def _events(rows: csv.DictReader[str]) -> _Failures:
 def _systems(rows: csv.DictReader[str], system: int | None) -> _Failures:
     failures = _Failures()
     seen: set[str] = set()
-    for row in rows:
+    for row in _whole(rows):
         seen.add(row["system"])
         if system is None and len(seen) > 1:
             raise BadInputError("holds several systems: choose one with --system")
@@ -160,7 +184,7 @@ def _systems(rows: csv.DictReader[str], system: int | None) -> _Failures:
 def _value(rows: csv.DictReader[str], row: Row, key: str) -> float:
     try:
         value = float(row[key])
-    except (TypeError, ValueError):
+    except ValueError:
         raise BadInputError(f"trace, line {rows.line_num}: {key} = {row[key]!r} must be a number") from None
     if not math.isfinite(value):
         raise BadInputError(f"trace, line {rows.line_num}: {key} = {row[key]} must be finite")

@@ -9,6 +9,9 @@ import numpy as np
 from holdfast.errors import BadInputError
 from holdfast.reliability.arrays import BoolArray, FloatArray, IntArray, require_finite, require_positive
 
+MOST_NODES = 10_000_000
+MOST_HOURS = 1_000_000
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FailureTrace:
@@ -29,9 +32,14 @@ class FailureTrace:
     def __post_init__(self) -> None:
         if self.start_hours.size < 2:
             raise BadInputError(f"trace: has {self.start_hours.size} failures, and 2 are the least to fit anything")
-        require_positive("nodes", self.nodes)
+        if not 1 <= self.nodes <= MOST_NODES:
+            shown = str(self.nodes)
+            shown = shown if len(shown) <= 20 else f"{shown[:20]}..."
+            raise BadInputError(f"nodes = {shown}: must lie between 1 and {MOST_NODES:,}")
         require_positive("span_hours", self.span_hours)
         require_finite("span_hours", self.span_hours)
+        if self.span_hours > MOST_HOURS:
+            raise BadInputError(f"span_hours = {self.span_hours:g}: must be at most {MOST_HOURS:,} (114 years)")
         distinct = np.unique(self.node).size
         if distinct > self.nodes:
             raise BadInputError(f"nodes = {self.nodes}: the trace names {distinct} nodes, so it must be at least that")

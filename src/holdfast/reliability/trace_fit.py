@@ -70,11 +70,13 @@ def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, r
     failures and are left out of MTTR, which is thereby a little low.
 
     Raises:
-        BadInputError: fewer than two repairs ended, or all of them in no time.
+        BadInputError: fewer than two repairs ended, or all of them in no time; or all failures start at once.
     """
     repairs = trace.repair_hours
     if repairs.size < 2 or not np.any(repairs > 0):
         raise BadInputError("trace: needs at least two repairs that ended, one of them of more than 0 hours")
+    if not np.any(trace.gap_hours > 0):
+        raise BadInputError("trace: all failures start at the same time, so there are no gaps between them to fit")
     rng = np.random.default_rng(seed)
     failures, up = trace.start_hours.size, trace.node_hours_up
     tail = (1.0 - confidence) / 2.0
@@ -101,7 +103,7 @@ def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, r
         mtbf_bursty_hours=_bursty(mtbf.mean, weekly, rng, resamples, tail),
         mttr_hours=mttr,
         mttr_resampled_hours=_percentiles(mttr.mean, resampled, tail),
-        weekly_dispersion=float(weekly.var(ddof=1) / weekly.mean()) if weekly.size > 1 else math.nan,
+        weekly_dispersion=float(weekly.var(ddof=1) / weekly.mean()) if weekly.size > 1 and weekly.any() else math.nan,
         gaps=fit_shape(trace.gap_hours, rng),
         repairs=fit_shape(repairs, rng),
     )
@@ -116,8 +118,10 @@ def weekly_failures(trace: FailureTrace) -> FloatArray:
 
 def _bursty(mtbf: float, weekly: FloatArray, rng: np.random.Generator, resamples: int, tail: float) -> Estimate:
     counts = weekly[rng.integers(weekly.size, size=(resamples, weekly.size))].mean(axis=1)
-    with np.errstate(divide="ignore"):
-        return _percentiles(mtbf, mtbf * float(weekly.mean()) / counts, tail)
+    few, many = (float(count) for count in np.quantile(counts, [tail, 1.0 - tail]))
+    total = mtbf * float(weekly.mean())
+    # (weeks without any failure bound nothing from above; without any failure in a whole week nothing is known)
+    return Estimate(mean=mtbf, low=total / many if many else 0.0, high=total / few if few else math.inf)
 
 
 def _percentiles(mean: float, samples: FloatArray, tail: float) -> Estimate:
