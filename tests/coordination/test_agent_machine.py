@@ -248,13 +248,45 @@ def test_of_a_dead_worker_only_its_end_is_told_until_another_is_there() -> None:
     assert b != a
     hello, *rest = bench.connect()
     assert isinstance(hello, Hello)
-    assert hello.kept == (attach(other),)
-    assert rest == [down(a)]
+    assert hello.kept == (down(a), attach(other))
+    assert rest == []
     bench.say(attach(b))
     hello, *rest = bench.connect()
     assert isinstance(hello, Hello)
     assert hello.kept in ((attach(b), attach(other)), (attach(other), attach(b)))
     assert rest == []
+
+
+def test_of_a_worker_that_left_its_loop_all_is_told_until_the_job_is_over() -> None:
+    """It is no failure, and the steps that it has applied are not done again: whoever coordinates must know them."""
+    bench = Bench()
+    left = bench.worker
+    entered = Entered(worker=left, epoch=1, applied=0)
+    bench.say(entered, applied(left, 1), applied(left, 2))
+    break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
+    told = msgspec.structs.replace(break_, applied=2)
+    assert bench.machine.worker_ended(break_, bench.now, clean=True) == [Say(told)]
+    assert bench.workers == [""]
+    assert bench.kept_steps() == [1, 2]
+    (hello,) = bench.connect(committed=2)
+    assert isinstance(hello, Hello)
+    assert hello.kept[:2] == (attach(left), entered)
+    assert isinstance(hello.kept[2], AppliedSteps)
+    assert hello.kept[3:] == (told,)
+    (hello,) = bench.connect()
+    assert isinstance(hello, Hello)
+    assert hello.kept == (attach(left), entered, told)
+    assert bench.hear(EndNode(exit_code=EXIT_DONE, why="the job is done")) == [EndAgent(EXIT_DONE, "the job is done")]
+
+
+def test_a_worker_that_left_before_it_applied_a_step_has_the_state_it_entered_with() -> None:
+    bench = Bench()
+    left = bench.worker
+    bench.say(Entered(worker=left, epoch=3, applied=7))
+    break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
+    (told,) = said(bench.machine.worker_ended(break_, bench.now, clean=True))
+    assert isinstance(told, WorkerDown)
+    assert told.applied == 7
 
 
 def test_a_step_that_a_dead_worker_has_applied_alone_is_not_told() -> None:
@@ -414,7 +446,9 @@ def test_bad_input_is_not_tried_again() -> None:
     old = bench.worker
     assert bench.die(exit_code=EXIT_BAD_INPUT) == [Say(down(old, EXIT_BAD_INPUT))]
     assert bench.workers == [""]
-    assert bench.connect()[1:] == [down(old, EXIT_BAD_INPUT)]
+    (hello,) = bench.connect()
+    assert isinstance(hello, Hello)
+    assert hello.kept == (down(old, EXIT_BAD_INPUT),)
 
 
 def test_workers_that_die_again_and_again_quarantine_the_node() -> None:
@@ -435,9 +469,9 @@ def test_a_quarantined_node_tells_why_before_it_goes() -> None:
     for _ in range(4):
         bench.die()
     assert bench.machine.over is None
-    hello, told, leave = bench.connect()
+    hello, leave = bench.connect()
     assert isinstance(hello, Hello)
-    assert isinstance(told, WorkerDown)
+    assert [type(kept) for kept in hello.kept] == [WorkerDown]
     assert isinstance(leave, Leave)
     assert bench.machine.over is not None
 

@@ -760,8 +760,12 @@ def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time
 def leave(job: Job, *nodes: str) -> None:
     """The scripts of these nodes have left their loops and ended."""
     for node in nodes:
-        end = down(node, FailureKind.PROCESS_EXIT, "the script ended before its steps were done", 0, final=True)
-        job.feed(Received(job.connections[node], end))
+        job.feed(Received(job.connections[node], left(node, job.machine.parts.ledger.committed)))
+
+
+def left(node: str, step: int) -> msg.WorkerDown:
+    end = down(node, FailureKind.PROCESS_EXIT, "the script ended before its steps were done", 0, final=True)
+    return msgspec.structs.replace(end, applied=step)
 
 
 def test_a_job_whose_scripts_all_leave_their_loops_after_the_same_step_is_done() -> None:
@@ -773,6 +777,79 @@ def test_a_job_whose_scripts_all_leave_their_loops_after_the_same_step_is_done()
     (finished,) = job.said(ev.JobFinished)
     assert finished.steps == 1
     assert [end.exit_code for end in job.sent(msg.EndNode)] == [0, 0, 0]
+
+
+def came_back(node: str, *, applied: int) -> msg.Hello:
+    """What a node says whose script has left its loop while nobody listened."""
+    lived = (attach(w(node)), msg.Begun(worker=w(node), epoch=1), msg.Entered(worker=w(node), epoch=1, applied=0))
+    return hello(node, (*lived, left(node, applied)), term=1)
+
+
+def test_scripts_that_left_their_loops_while_there_was_no_coordinator_have_not_failed() -> None:
+    job = Job().start()
+    job.step(1)
+    leave(job, "n0")
+    job.boot(takeover=True)
+    for node in ("n0", "n1", "n2"):
+        assert job.machine.over is None
+        job.connect(came_back(node, applied=1))
+    assert [finished.steps for finished in job.said(ev.JobFinished)] == [1]
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    assert [end.exit_code for end in job.sent(msg.EndNode)] == [0, 0, 0]
+
+
+def test_a_node_whose_script_left_its_loop_comes_after_the_job_is_done_and_is_told_to_end() -> None:
+    job = Job().start()
+    job.step(1)
+    leave(job, "n0", "n1", "n2")
+    job.boot(takeover=True)
+    job.connect(came_back("n0", applied=1))
+    assert {end.exit_code for end in job.sent(msg.EndNode)} == {0}
+
+
+def test_what_a_script_did_that_left_counts_no_more_where_the_others_went_on_without_it() -> None:
+    """Its last step did not pass everywhere, and was done again by the others, with another v."""
+    job = Job().start()
+    job.step(1)
+    job.say(applied(w("n0"), 1, 2, commit(1.0)))
+    job.feed(Received(job.connections["n0"], left("n0", 2)))
+    job.say(msg.Fault(worker=w("n1"), epoch=1, detail="peer lost"))
+    for node in ("n1", "n2"):
+        job.report(node, 1, Phase.ABANDONED)
+    assert job.machine.record.plan is not None
+    assert set(job.machine.record.plan.workers) == {w("n1"), w("n2")}
+    job.boot(takeover=True)
+    page = msg.AppliedSteps(
+        workers={w("n0"): 2},
+        steps=(
+            msg.KeptStep(step=2, epoch=1, world=3, time=1.0, commit=msg.Lanes(**msgspec.structs.asdict(commit(1.0)))),
+        ),
+    )
+    back = came_back("n0", applied=2)
+    job.connect(msgspec.structs.replace(back, kept=(*back.kept[:-1], page, back.kept[-1])))
+    assert not job.sent(msg.Refused)
+    for node in ("n1", "n2"):
+        entered = msg.Entered(worker=w(node), epoch=2, applied=1)
+        job.connect(hello(node, (attach(w(node)), msg.Begun(worker=w(node), epoch=2), entered), term=1))
+        job.say(applied(w(node), 2, 2, commit(2.0), world=2))
+    leave(job, "n1", "n2")
+    assert [finished.final_loss for finished in job.said(ev.JobFinished)] == [2.0]
+
+
+def test_how_a_script_ended_itself_is_known_though_nobody_listened() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.boot(takeover=True)
+    job.connect(hello("n0", (down("n0", FailureKind.PROCESS_EXIT, "the script called sys.exit(3)", 3, final=True),)))
+    assert [failed.why for failed in job.said(ev.JobFailed)] == ["rank 0 on node n0: the script called sys.exit(3)"]
+
+
+def test_a_worker_that_died_while_nobody_listened_is_one_failure() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    job.boot(takeover=True)
+    job.connect(hello("n0", (down("n0", FailureKind.PROCESS_EXIT, "killed by SIGKILL"),)))
+    assert [failure.detail for failure in job.said(ev.FailureDetected)] == ["killed by SIGKILL"]
 
 
 def test_a_script_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> None:

@@ -536,8 +536,8 @@ MUTANTS = (
     Mutant(
         name="agent_tells_of_no_ends_again",
         file=AGENT,
-        old="                out += self._tell(slot.down, now)\n",
-        new="                pass\n",
+        old="        gone = [slot.down for slot in self._slots if slot.down is not None and not slot.down.left]\n",
+        new="        gone: list[WorkerDown] = []\n",
         why="a worker may end while there is no coordinator",
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -10,7 +11,7 @@ from holdfast.coordination.membership import Node
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
-from holdfast.protocol.agent import EndNode, Hello, Refused, Welcome
+from holdfast.protocol.agent import EndNode, Hello, Refused, Welcome, WorkerDown
 from holdfast.protocol.events import NodeLeft
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.names import PROTOCOL
@@ -64,10 +65,15 @@ class Admission:
         turn.send(connection, welcome)
         return node
 
-    def catch_up(self, node: Node, epoch: int) -> None:
-        """Tell a node that came (back) what its workers should know by now; `epoch` was in force when it came."""
+    def catch_up(self, node: Node, epoch: int, ended: Set[str]) -> None:
+        """Tell a node that came (back) what its workers should know by now; `epoch` was in force when it came.
+
+        Args:
+            ended: workers of which it is known how they have ended.
+        """
         turn, plan = self._turn, self._turn.record.plan
-        missing = [worker for worker in turn.planned_on(node.name) if worker not in node.workers]
+        here = node.workers.keys() | ended
+        missing = [worker for worker in turn.planned_on(node.name) if worker not in here]
         if missing:
             detail = "it ended while there was no connection to its node"
             kind, now = FailureKind.PROCESS_EXIT, turn.now
@@ -168,8 +174,9 @@ def _was_expelled(record: Record, hello: Hello) -> bool:
     """True where the node holds workers that were in an epoch and are in none any more."""
     current = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
     # (Whoever has applied a step was told to begin, or has prepared.)
-    begun = [kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)]
-    return not current.issuperset(begun)
+    begun = {kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)}
+    left = {kept.worker for kept in hello.kept if isinstance(kept, WorkerDown) and kept.left}
+    return not current.issuperset(begun - left)
 
 
 def send_away_all(turn: Turn, why: str) -> None:

@@ -24,6 +24,7 @@ from holdfast.protocol.agent import (
     FromWorker,
     Heartbeat,
     Hello,
+    Kept,
     Leave,
     Refused,
     ToWorker,
@@ -166,7 +167,7 @@ class _Slot:
     #: the newest step that it has applied, and in which epoch
     top: int = 0
     top_epoch: int = 0
-    #: how the worker before this one ended, until this one attaches
+    #: how the worker before this one ended, until this one attaches; or how this one did, that left its loop
     down: WorkerDown | None = None
     #: the worker was told that the job is done
     done: bool = False
@@ -196,6 +197,12 @@ class _Slot:
                 kept = self.latest.get(kind)
                 if isinstance(kept, _EPOCH_BOUND) and kept.epoch < message.epoch:
                     del self.latest[kind]
+
+    @property
+    def applied(self) -> int:
+        """The newest step whose state its worker has."""
+        entered = self.latest.get(Entered)
+        return max(self.top, entered.applied if isinstance(entered, Entered) else 0)
 
     def kept(self, kinds: tuple[type, ...]) -> list[WorkerMessage]:
         """Return what is kept of some kinds, in their order."""
@@ -329,11 +336,7 @@ class AgentMachine:
         self.term = welcome.term
         self._forget_up_to(welcome.committed)
         self._welcome, self.ever_welcomed = welcome, True
-        out: list[AgentInstruction] = []
-        for slot in self._slots:
-            if slot.down is not None:
-                out += self._tell(slot.down, now)
-        return [*out, *self._leave_quarantined(now)]
+        return self._leave_quarantined(now)
 
     def _refused(self, refused: Refused) -> list[AgentInstruction]:
         if not refused.retry:
@@ -400,6 +403,10 @@ class AgentMachine:
             return []
         if slot.done:
             return self._ended_in_order(slot, now, clean=clean)
+        if down.left:
+            # It stays what it was, a member that has applied what it has: nobody is to do anything again.
+            slot.ended, slot.down = True, msgspec.structs.replace(down, applied=slot.applied)
+            return self._tell(slot.down, now)
         out = self._tell(down, now)
         index = index_of(slot.worker)
         slot.renew("")
@@ -436,12 +443,15 @@ class AgentMachine:
 
     # ---- what is kept ----
 
-    def _replay(self) -> Iterator[WorkerMessage | AppliedSteps]:
-        """What a coordinator must know of the workers, as it stands now."""
+    def _replay(self) -> Iterator[Kept]:
+        """What a coordinator must know of the workers, as it stands now: first who is gone, last who has left."""
+        gone = [slot.down for slot in self._slots if slot.down is not None and not slot.down.left]
+        left = [slot.down for slot in self._slots if slot.down is not None and slot.down.left]
         life = [message for slot in self._slots for message in slot.kept(_LIFE)]
         tops = {slot.worker: slot.top for slot in self._slots if slot.top > self.committed}
         stand = [message for slot in self._slots for message in slot.kept(_STAND)]
-        return chain(life, self._steps.pages(tops, self.committed) if tops else (), self._steps.odd, stand)
+        pages = self._steps.pages(tops, self.committed) if tops else ()
+        return chain(gone, life, pages, self._steps.odd, stand, left)
 
     def _undo_after(self, step: int, epoch: int) -> None:
         """`epoch` begins with the state of `step`: what was done after it in older ones never counted."""
@@ -479,10 +489,10 @@ class AgentMachine:
 
 
 def _fitting(
-    messages: Iterator[WorkerMessage | AppliedSteps],
-) -> tuple[tuple[WorkerMessage | AppliedSteps, ...], WorkerMessage | AppliedSteps | None]:
+    messages: Iterator[Kept],
+) -> tuple[tuple[Kept, ...], Kept | None]:
     """Take from `messages` what fits into Hello, one page of steps at most; also return what was taken too much."""
-    kept: list[WorkerMessage | AppliedSteps] = []
+    kept: list[Kept] = []
     room, pages = _HELLO_BYTES, 1
     for message in messages:
         pages -= isinstance(message, AppliedSteps)
@@ -493,6 +503,6 @@ def _fitting(
     return tuple(kept), None
 
 
-def _envelopes(messages: Iterable[WorkerMessage | AppliedSteps]) -> Iterator[AgentMessage]:
+def _envelopes(messages: Iterable[Kept]) -> Iterator[AgentMessage]:
     for message in messages:
-        yield message if isinstance(message, AppliedSteps) else FromWorker(message=message)
+        yield message if isinstance(message, AppliedSteps | WorkerDown) else FromWorker(message=message)

@@ -38,7 +38,7 @@ from holdfast.coordination.parts import JobParts, JobState
 from holdfast.coordination.table import Row, always, ignore, row, while_it_goes_on
 from holdfast.coordination.turn import Turn
 from holdfast.coordination.waiting import Waiting
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.failures import FailureKind
@@ -197,15 +197,18 @@ class Coordinator:
         if node is None:
             return
         epoch = self.turn.epoch
+        ended = {kept.worker: kept for kept in hello.kept if isinstance(kept, msg.WorkerDown)}
+        # (the others have gone on without these)
+        superseded = {worker for worker, down in ended.items() if down.left and worker not in self.turn.planned}
         for kept in hello.kept:
-            if isinstance(kept, msg.AppliedSteps):
-                self._AGENT_SAYS[msg.AppliedSteps][self.parts.state](self, node, kept)
-            else:
+            if isinstance(kept, msg.AppliedSteps | msg.WorkerDown):
+                self._AGENT_SAYS[type(kept)][self.parts.state](self, node, kept)
+            elif kept.worker not in superseded:
                 self._hearing.take(node, kept)
         # Only now is everything known that the node has to say: until here it was awaited as absent.
         self.parts.absences.back(node)
         if self.over is None:
-            self._admission.catch_up(node, epoch)
+            self._admission.catch_up(node, epoch, ended.keys() | self.parts.left.keys())
         else:
             self.parts.ending.late(node)
 
@@ -279,9 +282,10 @@ class Coordinator:
         if down.exit_code == EXIT_BAD_INPUT and self.turn.epoch == 0:
             self.parts.ending.failed(down.detail, EXIT_BAD_INPUT)
             return
-        if down.final and down.exit_code == EXIT_DONE:
+        if down.left:
             if known is not None:
-                self.parts.left[down.worker] = self.parts.ledger.applied_by(down.worker) or 0
+                self.parts.ledger.settle(down.worker, down.applied)
+                self.parts.left[down.worker] = down.applied
             return
         if down.final:
             exit_code = EXIT_BAD_INPUT if down.exit_code == EXIT_BAD_INPUT else EXIT_FAILED
@@ -289,7 +293,7 @@ class Coordinator:
             return
         if down.exit_code == EXIT_BAD_INPUT:
             self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
-        if known is not None:
+        if known is not None or down.worker in self.turn.planned:
             now, kind = self.turn.now, down.kind
             self.parts.failures.take(
                 Failure(kind=kind, node=node.name, worker=down.worker, since=now, detail=down.detail)
@@ -297,6 +301,7 @@ class Coordinator:
 
     def _worker_down_at_last(self, node: Node, down: msg.WorkerDown) -> None:
         node.workers.pop(down.worker, None)
+        self.parts.ending.late(node)
 
     # ---- what users and the shell say ----
 

@@ -59,8 +59,8 @@ class Ending:
         self._end(exit_code, why)
 
     def late(self, node: Node) -> None:
-        """A node comes after the user has ended the job."""
-        if self.over is not None and not self._turn.record.outcome:
+        """A node comes after the job's end; one with workers is told by JobDone where all is done."""
+        if self.over is not None and not (self._turn.record.outcome and node.workers):
             self._tell(node, self.over)
 
     def _tell(self, node: Node, end: EndJob) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from holdfast.errors import EXIT_DONE
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
@@ -50,6 +51,30 @@ class AppliedSteps(Struct, frozen=True, kw_only=True):
     given_up: Count = 0
 
 
+class WorkerDown(Struct, frozen=True, kw_only=True):
+    """A worker process ended without having finished.
+
+    `final`: the script itself wants no more, another process would do the same. With exit code 0 it has left its loop
+    (`break`) after step `applied`: the job is done once all have; else the job ends with this cause.
+    """
+
+    worker: WorkerId
+    kind: FailureKind
+    detail: Text
+    exit_code: int
+    final: bool = False
+    applied: Count = 0
+
+    @property
+    def left(self) -> bool:
+        """True where the script has left its loop."""
+        return self.final and self.exit_code == EXIT_DONE
+
+
+#: what an agent keeps of its workers for a coordinator that does not know it
+Kept = WorkerMessage | AppliedSteps | WorkerDown
+
+
 class Hello(Struct, frozen=True, kw_only=True):
     """First message of a connection. `kept` replays what the coordinator must know of the node's workers.
 
@@ -66,7 +91,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     digest: Text  # of script and arguments
     clock: float = 0.0
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
-    kept: tuple[WorkerMessage | AppliedSteps, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
@@ -77,20 +102,6 @@ class FromWorker(Struct, frozen=True, kw_only=True):
     """A worker's message, passed on."""
 
     message: WorkerMessage
-
-
-class WorkerDown(Struct, frozen=True, kw_only=True):
-    """A worker process ended without having finished.
-
-    `final`: the script itself wants no more, another process would do the same. With exit code 0 it has left its loop
-    (`break`): the job is done once all have; else the job ends with this cause.
-    """
-
-    worker: WorkerId
-    kind: FailureKind
-    detail: Text
-    exit_code: int
-    final: bool = False
 
 
 class Leave(Struct, frozen=True, kw_only=True):

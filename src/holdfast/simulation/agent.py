@@ -126,13 +126,13 @@ class SimAgent(Process):
             self._cluster.trace(worker.id, message)
             self._obey(self.machine.worker_said(message, self._now))
 
-    def worker_ended(self, worker: SimWorker, code: int, kind: FailureKind) -> None:
+    def worker_ended(self, worker: SimWorker, code: int, kind: FailureKind, final: bool = False) -> None:
         """A worker process ended."""
         if worker not in self.workers:
             return
         self.workers.remove(worker)
         self._cluster.trace(worker.id, "ended", kind)
-        down = msg.WorkerDown(worker=worker.id, kind=kind, detail=kind, exit_code=code)
+        down = msg.WorkerDown(worker=worker.id, kind=kind, detail=kind, exit_code=code, final=final)
         self._obey(self.machine.worker_ended(down, self._now, clean=code == 0))
 
     # ---- the connection ----

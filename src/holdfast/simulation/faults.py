@@ -60,7 +60,8 @@ class FaultPlan:
     ep_size: the world is a multiple of it, other nodes wait; 0: no such rule. restart: all workers are started again at
     every change.
     crashes_after_strike: the same, counted from the first fault on. experts: per MoE layer, 0 for a dense model;
-    slots: for them, per layer and node, 0 for room for all; rebalance_every: steps.
+    slots: for them, per layer and node, 0 for room for all; rebalance_every: steps. leaves: all scripts leave their
+    loops (`break`) after the last step, and end.
     """
 
     seed: int
@@ -82,6 +83,7 @@ class FaultPlan:
     crashes_after_strike: tuple[int, ...] = ()
     crash_down_s: float = 0.2
     power_cuts: bool = False
+    leaves: bool = False
 
     @property
     def nodes_for_experts(self) -> int:

@@ -269,7 +269,7 @@ class SimWorker(Process):
         machine = self.machine
         if task.step > self.cluster.plan.steps:
             if not self.boundary("finishing"):
-                self.obey(machine.finish())
+                self._leave_loop()
             return
         if self._attempt != (machine.epoch, task.step):
             self._attempt = (machine.epoch, task.step)
@@ -285,6 +285,13 @@ class SimWorker(Process):
             value = training.gradient(self.state, task.step, todo)
             self.cluster.after("micro_batch", self, self._computed, todo, value)
             self.boundary("computing")
+
+    def _leave_loop(self) -> None:
+        if not self.cluster.plan.leaves:
+            self.obey(self.machine.finish())
+            return
+        self.agent.deliver(self.agent.worker_ended, self, 0, FailureKind.PROCESS_EXIT, True)
+        self.kill()
 
     def _computed(self, micro_batch: int, value: int) -> None:
         if self.hung:
