@@ -89,7 +89,7 @@ def test_the_end_of_the_agent_is_told_once(listener: socket.socket) -> None:
     peer, _ = listener.accept()
     peer.close()
     assert lost.wait(DEADLINE)
-    link.send(Finished(worker=WORKER, step=1))  # to nobody: no error, it was told already
+    link.send(Finished(worker=WORKER, epoch=1, step=1))  # to nobody: no error, it was told already
     link.close()
     assert losses == [1]
 
@@ -115,7 +115,7 @@ def test_threads_send_whole_frames(listener: socket.socket) -> None:
 
     def many(step: int) -> None:
         for _ in range(100):
-            link.send(Finished(worker=WORKER, step=step))
+            link.send(Finished(worker=WORKER, epoch=1, step=step))
 
     threads = [threading.Thread(target=many, args=(step,)) for step in range(1, 5)]
     for thread in threads:

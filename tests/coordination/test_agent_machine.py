@@ -168,7 +168,9 @@ def test_the_latest_of_each_kind_is_replayed_in_the_order_of_a_life() -> None:
     bench = Bench()
     a = bench.worker
     written = CheckpointWritten(worker=a, term=1, epoch=1, step=2, name="n", bytes=1, seconds=0.1)
-    bench.say(Entered(worker=a, epoch=1, applied=0), applied(a, 1), report(a, 2), Finished(worker=a, step=1), written)
+    bench.say(
+        Entered(worker=a, epoch=1, applied=0), applied(a, 1), report(a, 2), Finished(worker=a, epoch=2, step=1), written
+    )
     bench.say(Entered(worker=a, epoch=2, applied=1))
     kept = bench.kept()
     (page,) = [message for message in kept if isinstance(message, AppliedSteps)]
@@ -178,7 +180,7 @@ def test_the_latest_of_each_kind_is_replayed_in_the_order_of_a_life() -> None:
         Entered(worker=a, epoch=2, applied=1),
         page,
         report(a, 2),
-        Finished(worker=a, step=1),
+        Finished(worker=a, epoch=2, step=1),
         written,
     ]
 
@@ -206,11 +208,16 @@ def test_steps_that_are_done_again_after_a_roll_back_are_kept_again() -> None:
     assert bench.kept_steps() == [5, 6, 7]
 
 
-@pytest.mark.parametrize("kind", [Prepared, Report, Fault])
+@pytest.mark.parametrize("kind", [Prepared, Report, Fault, Finished])
 def test_a_newer_epoch_makes_words_about_an_older_one_worthless(kind: type) -> None:
     bench = Bench()
     a = bench.worker
-    stale = {Prepared: Prepared(worker=a, epoch=1), Report: report(a, 1), Fault: Fault(worker=a, epoch=1, detail="x")}
+    stale = {
+        Prepared: Prepared(worker=a, epoch=1),
+        Report: report(a, 1),
+        Fault: Fault(worker=a, epoch=1, detail="x"),
+        Finished: Finished(worker=a, epoch=1, step=3),
+    }
     bench.say(stale[kind])
     assert stale[kind] in bench.kept()
     bench.say(Entered(worker=a, epoch=2, applied=0))

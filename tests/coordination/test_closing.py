@@ -58,7 +58,7 @@ def all_save(job: Job, step: int, epoch: int = 2, nodes: tuple[str, ...] = ("n0"
     job.say(kept(nodes[0], step, f"step-{step}", epoch=epoch))
     for node in nodes:
         assert job.machine.over is None
-        job.say(msg.Finished(worker=w(node), step=step))
+        job.say(msg.Finished(worker=w(node), epoch=epoch, step=step))
 
 
 @pytest.mark.parametrize("policy", ["reconfigure", "restart"])
@@ -194,9 +194,25 @@ def test_no_coordinator_takes_the_last_epochs_end_for_the_jobs() -> None:
         said = (
             msgspec.structs.replace(attach(worker), saves=True),
             msg.Entered(worker=worker, epoch=2, applied=4),
-            msg.Finished(worker=worker, step=4),
+            msg.Finished(worker=worker, epoch=2, step=4),
         )
         job.connect(hello(node, said))
     assert job.machine.over is not None
     assert job.machine.over.exit_code != EXIT_DONE
     assert job.machine.record.outcome == ""
+
+
+def test_who_had_ended_its_loop_before_the_last_epoch_has_not_saved_yet() -> None:
+    job = interrupted_job()
+    all_report(job, 4)
+    job.boot(takeover=True)
+    for node in ("n0", "n1", "n2"):
+        said = (
+            msgspec.structs.replace(attach(w(node)), saves=True),
+            msg.Entered(worker=w(node), epoch=2, applied=4),
+            msg.Finished(worker=w(node), epoch=1, step=4),
+        )
+        job.connect(hello(node, said))
+    assert job.machine.over is None
+    all_save(job, 4)
+    assert job.machine.record.checkpoints[-1].step == 4

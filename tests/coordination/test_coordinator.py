@@ -370,9 +370,9 @@ def test_the_job_finishes_when_all_have_and_late_workers_are_told() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     job.connect(hello("n2"))
-    job.say(msg.Finished(worker=w("n0"), step=1))
+    job.say(msg.Finished(worker=w("n0"), epoch=1, step=1))
     assert job.kinds == []
-    job.say(msg.Finished(worker=w("n1"), step=1))
+    job.say(msg.Finished(worker=w("n1"), epoch=1, step=1))
     assert job.kinds == ["persist", "JobFinished", "JobDone", "JobDone", "EndNode", "end"]
     job.say(attach(w("n2")))
     assert job.kinds == ["JobDone"]
@@ -381,7 +381,7 @@ def test_the_job_finishes_when_all_have_and_late_workers_are_told() -> None:
 def test_a_coordinator_that_takes_over_a_finished_job_ends_it() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(msg.Finished(worker=w("n0"), step=1))
+    job.say(msg.Finished(worker=w("n0"), epoch=1, step=1))
     job.boot(takeover=True)
     assert job.kinds == ["persist", "CoordinatorRestarted", "end"]
     job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=0)), term=1))
@@ -392,7 +392,7 @@ def test_a_coordinator_that_takes_over_a_finished_job_ends_it() -> None:
 def test_a_finished_job_stays_finished_whoever_starts_a_coordinator_on_its_store() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(msg.Finished(worker=w("n0"), step=1))
+    job.say(msg.Finished(worker=w("n0"), epoch=1, step=1))
     job.boot()
     assert job.machine.state == "done"
     assert job.kinds == ["persist", "CoordinatorRestarted", "end"]
@@ -722,7 +722,7 @@ def test_what_was_made_good_explains_no_later_end() -> None:
 
 def finish(job: Job, *nodes: str) -> None:
     for node in nodes:
-        job.say(msg.Finished(worker=w(node), step=1))
+        job.say(msg.Finished(worker=w(node), epoch=job.machine.turn.epoch, step=1))
 
 
 def test_a_rank_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> None:

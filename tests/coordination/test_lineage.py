@@ -49,6 +49,24 @@ def test_who_entered_before_a_roll_back_has_lost_what_it_had() -> None:
     assert [event.step for event in job.said(ev.StepCommitted)] == [2]
 
 
+def test_who_had_ended_its_loop_before_a_roll_back_has_not_applied_those_steps_since() -> None:
+    """Found by a simulation: an agent told the next coordinator of the end of a loop that a roll-back had undone."""
+    job = rolled_back()
+    job.boot(takeover=True)
+    ended = msg.Finished(worker=w("n0"), epoch=1, step=2)
+    entered = {node: msg.Entered(worker=w(node), epoch=2, applied=1) for node in ("n0", "n1")}
+    job.connect(hello("n0", (attach(w("n0")), entered["n0"], ended), term=1))
+    job.connect(hello("n1", (attach(w("n1")), entered["n1"]), term=1))
+    job.say(applied(w("n1"), 2, 2, world=2))
+    assert job.said(ev.StepCommitted) == []
+    job.say(msg.Finished(worker=w("n1"), epoch=2, step=2))
+    job.say(applied(w("n0"), 2, 2, world=2))
+    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
+    assert job.machine.over is None
+    job.say(msg.Finished(worker=w("n0"), epoch=2, step=2))
+    assert len(job.said(ev.JobFinished)) == 1
+
+
 def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
     """After a restart two members are here, and have reported: the third may have passed what they have not."""
     job = Job().start()

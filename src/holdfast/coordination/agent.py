@@ -62,7 +62,7 @@ WATCH_S = 0.1
 _LIFE = (Attach, Begun, Entered)
 _STAND = (Prepared, Report, Fault, Finished, CheckpointWritten, CheckpointKept, Loads, ScriptFailed)
 #: what a newer epoch makes worthless
-_EPOCH_BOUND = (Prepared, Report, Fault)
+_EPOCH_BOUND = (Prepared, Report, Fault, Finished)
 #: of a message of a megabyte, this much is left to Hello's other fields
 _HELLO_BYTES = (1 << 20) - (1 << 14)
 

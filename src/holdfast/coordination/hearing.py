@@ -108,9 +108,11 @@ class Hearing:
         info.prepared = max(info.prepared, message.epoch)
 
     def _finished(self, node: Node, message: msg.Finished) -> None:
-        info = node.workers[message.worker]
-        info.finished = True
-        self._parts.ledger.settle(info.id, message.step)
+        record, info = self._turn.record, node.workers[message.worker]
+        if message.epoch == self._turn.epoch:  # (who ended its loop in an older one does so again)
+            info.finished = True
+        if record.lineage <= message.epoch <= record.epoch:
+            self._parts.ledger.settle(info.id, message.step)
 
     def _loads(self, node: Node, message: msg.Loads) -> None:
         if self._turn.is_member(message.worker):

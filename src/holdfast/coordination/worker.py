@@ -368,7 +368,7 @@ class WorkerMachine:
         """The training loop asks for no further step, or the epoch is the last."""
         if not self._cross("finish"):
             return []
-        return [Tell(Finished(worker=self.worker, step=self.applied or 0))]
+        return [Tell(Finished(worker=self.worker, epoch=self.epoch, step=self.applied or 0))]
 
     # ---- inside ----
 

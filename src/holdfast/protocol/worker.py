@@ -105,9 +105,10 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 
 class Finished(Struct, frozen=True, kw_only=True):
-    """The training loop asks for no further step."""
+    """The training loop asks for no further step, in this epoch."""
 
     worker: WorkerId
+    epoch: Count
     step: Count
 
 
