@@ -222,6 +222,8 @@ def test_a_buffer_that_follows_the_batches_is_refused() -> None:
     ("options", "words"),
     [
         ({"global_batch": 7, "micro_batch": 2}, "multiple of the micro-batch"),
+        ({"global_batch": 6.0}, "global_batch is 6.0: it must be a whole number"),
+        ({"seed": "x"}, "seed is 'x': it must be a whole number"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
         ({"dataset": iter([1])}, "map-style"),
     ],
@@ -273,7 +275,16 @@ class Count:
 class Counting:
     """A job with state of the user's, counted up once per step by `after_apply` or by the loop."""
 
-    def __init__(self, directory: Path | str = "", *, inside: bool = True, raises_at: int = 0, batch: int = 8) -> None:
+    def __init__(
+        self,
+        directory: Path | str = "",
+        *,
+        inside: bool = True,
+        raises_at: int = 0,
+        error: BaseException | None = None,
+        batch: int = 8,
+    ) -> None:
+        self.error = error or ZeroDivisionError("of the script")
         torch.manual_seed(0)
         self.model, self.count = torch.nn.Linear(4, 1), Count()
         self.seen: list[tuple[int, bool, float]] = []
@@ -287,7 +298,7 @@ class Counting:
 
     def after(self, step: Step) -> None:
         if step.number == self.raises_at:
-            raise ZeroDivisionError("of the script")
+            raise self.error
         self.seen.append((step.number, step.applied, step.loss))
         self.count.count += 1
 
@@ -322,9 +333,10 @@ def test_an_extra_that_the_loop_changes_is_refused_by_name(
         Counting(tmp_path, inside=False).run(1)
 
 
-def test_where_after_apply_raises_the_step_is_saved(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError, match="of the script"):
-        Counting(tmp_path, raises_at=3).run(6)
+@pytest.mark.parametrize("error", [ZeroDivisionError("of the script"), SystemExit("of the script")])
+def test_where_after_apply_raises_the_step_is_saved(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error), match="of the script"):
+        Counting(tmp_path, raises_at=3, error=error).run(6)
     assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [3]
     again = Counting(tmp_path)
     again.run(3)

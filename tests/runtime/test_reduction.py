@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from holdfast.errors import BadInputError
+from holdfast.errors import BadInputError, StepUseError
 from holdfast.runtime.communicator import HaltedError, LocalCommunicator
 from holdfast.runtime.local_world import Seat, run_world
 from holdfast.runtime.reduction import MAX_WORLD, GradientBuckets, add_up, reduce_gradients
@@ -118,6 +118,40 @@ def test_user_code_that_resets_gradients_does_no_harm(reset: str):
     assert_close(gradients(ours), gradients(plain), 1.0)
 
 
+@pytest.mark.parametrize("change", ["made", "made again", "zeroed", "clipped"])
+def test_gradients_that_other_hands_make_or_change_are_refused(change: str):
+    ours = model()
+    buckets = GradientBuckets(ours.parameters())
+    buckets.zero()
+    if change != "made":
+        buckets.check()
+        ours(inputs(0, 0)).backward()
+        buckets.collect()
+        buckets.check()
+    if change.startswith("made"):
+        ours(inputs(0, 1)).backward()
+    elif change == "zeroed":
+        ours.zero_grad(set_to_none=False)
+    else:
+        torch.nn.utils.clip_grad_norm_(ours.parameters(), 1e-6)
+    with pytest.raises(StepUseError, match=r"made or changed outside of step\.backward"):
+        buckets.check()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_sums_that_are_gone_on_from_are_out_of_reach_of_zero_grad(set_to_none: bool):
+    plain, ours = model(), model()
+    buckets = GradientBuckets(ours.parameters())
+    for micro_batch in range(2):
+        buckets.hide()
+        ours.zero_grad(set_to_none=set_to_none)
+        buckets.check()
+        ours(inputs(0, micro_batch)).backward()
+        buckets.collect()
+        plain(inputs(0, micro_batch)).backward()
+    assert_close(gradients(ours), gradients(plain), 1.0)
+
+
 def test_parameters_keep_no_gradient_only_in_steps_that_do_not_touch_them():
     ours = model()
     buckets = GradientBuckets(ours.parameters())
@@ -141,7 +175,9 @@ def test_local_gradients_stay_when_reduced_ones_are_used_and_changed():
     reduce_gradients([buckets], LocalCommunicator(), 1.0, max_norm=0.25 * norm)
     buckets.use_reduced()
     assert_close(gradients(ours), before, 0.25)
-    buckets.use_local()
+    buckets.hide()
+    assert all(parameter.grad is None for parameter in ours.parameters())
+    buckets.collect()
     torch.testing.assert_close(gradients(ours), before, rtol=0, atol=0)
 
 
@@ -339,7 +375,8 @@ def redone_body(seat: Seat) -> str:
             expected(inputs_of(rank)).sum().backward()
         assert_close(gradients(module), gradients(expected), 1.0)
         outcome = digest(module)
-        buckets.use_local()
+        buckets.hide()
+        buckets.collect()
         assert_close(gradients(module), local, 1.0)
     seat.meet()
     if outcome != "left out":

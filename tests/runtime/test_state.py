@@ -143,6 +143,16 @@ def test_state_of_another_model_is_refused() -> None:
         make(scheduler=False).prepare(manifest)
 
 
+def test_state_of_another_optimizer_is_refused() -> None:
+    """SGD took up Adam's and began with no momentum, without a word."""
+    with pytest.raises(StateMismatchError, match=r"another optimizer.s: its options include .*betas.* where dampening"):
+        copy(make(steps=1), make(optimizer="sgd"))
+    newer, older = make(steps=1), make()
+    newer.optimizer.param_groups[0]["option_of_a_later_torch"] = True
+    copy(newer, older)
+    assert older.optimizer.param_groups[0]["option_of_a_later_torch"] is True
+
+
 def test_a_manifest_that_lies_is_refused() -> None:
     state = make(steps=1)
     manifest = state.capture().manifest

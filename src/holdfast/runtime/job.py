@@ -155,6 +155,7 @@ class Job:
 
         Raises:
             BadInputError: before `protect`, a second time, or with a negative count.
+            StepUseError: the loop went on without `step.apply()`.
         """
         session = self._session
         if session is None:
@@ -168,8 +169,9 @@ class Job:
             if compute.step > count:
                 session.finish()
             else:
-                self._step = Step(session, compute, epoch)
-                yield self._step
+                self._step = step = Step(session, compute, epoch)
+                yield step
+                step.left()
         self._ended = True
         session.close()
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from holdfast.errors import BadInputError
+from holdfast.errors import BadInputError, StepUseError
 from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.memory import large_zeros
 from holdfast.runtime.sums import finish_sums, start_sums
@@ -132,6 +132,8 @@ class _Bucket:
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = tuple(parameters)
         self.local: list[torch.Tensor | None] = [None] * len(self.parameters)
+        #: torch's version counters of `local` as backward left them, 0 where there is none
+        self.versions = [0] * len(self.parameters)
         self.numel = sum(parameter.numel() for parameter in parameters)
         self.used = self.numel + len(parameters)
         self._capacity = self.used + ALIGNMENT * MAX_WORLD
@@ -212,13 +214,24 @@ class GradientBuckets:
         """Take over the gradients of the parameters that require one.
 
         Raises:
-            BadInputError: no parameter requires a gradient.
+            BadInputError: no parameter requires a gradient, or one that does is complex.
         """
         trained = list(dict.fromkeys(parameter for parameter in parameters if parameter.requires_grad))
         if not trained:
             raise BadInputError("the model has no parameter that requires a gradient: there is nothing to train")
+        for parameter in trained:
+            if parameter.is_complex():
+                raise BadInputError(
+                    f"a parameter of shape {tuple(parameter.shape)} is {parameter.dtype}: gradients are reduced as "
+                    "real numbers; hold its real and imaginary part in a real parameter (torch.view_as_complex)"
+                )
         self._buckets = [_Bucket(group) for group in _grouped(trained, bucket_bytes)]
-        self.use_local()
+        self.hide()
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those whose gradients these are."""
+        return [parameter for bucket in self._buckets for parameter in bucket.parameters]
 
     @property
     def numel(self) -> int:
@@ -229,7 +242,7 @@ class GradientBuckets:
         """Begin a step: no gradient yet, whatever there was."""
         for bucket in self._buckets:
             bucket.local = [None] * len(bucket.parameters)
-        self.use_local()
+        self.hide()
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -244,12 +257,36 @@ class GradientBuckets:
                 elif known is not None and made is not None:
                     known.add_(made)
                 parameter.grad = known
+        self._note()
 
-    def use_local(self) -> None:
-        """Let every `p.grad` be this rank's own sum, None where it has none."""
+    def check(self) -> None:
+        """Before each backward, and before the reduction: nobody else has made or changed gradients.
+
+        What user code has merely let go of (`zero_grad()`) is still here.
+
+        Raises:
+            StepUseError: somebody has: the step would not be what its samples make of it.
+        """
         for bucket in self._buckets:
-            for parameter, gradient in zip(bucket.parameters, bucket.local, strict=True):
-                parameter.grad = gradient
+            for parameter, known, version in zip(bucket.parameters, bucket.local, bucket.versions, strict=True):
+                here = parameter.grad
+                if (here is not None and here is not known) or (known is not None and known._version != version):
+                    raise StepUseError(
+                        f"the gradient of a parameter of shape {tuple(parameter.shape)} was made or changed outside of "
+                        "step.backward(loss): leave loss.backward() out, zero_grad(set_to_none=False) too, and let "
+                        "protect(..., max_grad_norm=...) clip"
+                    )
+
+    def hide(self) -> None:
+        """Let every `p.grad` be None: what user code does to it before the next backward leaves the sums alone."""
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+        self._note()
+
+    def _note(self) -> None:
+        for bucket in self._buckets:
+            bucket.versions = [0 if gradient is None else gradient._version for gradient in bucket.local]
 
     def use_reduced(self) -> None:
         """Let every `p.grad` be the reduced gradient.

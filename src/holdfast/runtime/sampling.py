@@ -35,6 +35,9 @@ class SampleOrder:
         Raises:
             BadInputError: a number is out of range, or the global batch is no multiple of the micro-batch.
         """
+        for name, number in (("seed", seed), ("global_batch", global_batch), ("micro_batch", micro_batch)):
+            if not isinstance(number, int):
+                raise BadInputError(f"{name} is {number!r}: it must be a whole number")
         if length < 1:
             raise BadInputError("the data set is empty: it needs at least one sample")
         if micro_batch < 1 or global_batch < 1:

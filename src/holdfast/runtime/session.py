@@ -265,17 +265,17 @@ class Session:
             self._experts.after_step(comm, saver, step=step, origin=origin, verify=self._verify_state)
         return True
 
-    def _run_after_apply(self, step: int, commit: msg.Commit) -> Exception | None:
+    def _run_after_apply(self, step: int, commit: msg.Commit) -> Exception | SystemExit | None:
         """Run the script's part of a step; return what it raised: model and optimizer are whole all the same."""
         if self._after_apply is None:
             return None
         try:
             self._after_apply(step, commit)
-        except Exception as error:  # noqa: BLE001
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             return error
         return None
 
-    def _give_up(self, step: int, epoch: int, failure: Exception) -> NoReturn:
+    def _give_up(self, step: int, epoch: int, failure: Exception | SystemExit) -> NoReturn:
         """Save what the step has led to, have the job end with the cause, and raise it here."""
         with self._changed:
             rank = self._machine.rank

@@ -225,6 +225,12 @@ class TrainingState:
         groups = self.optimizer.param_groups
         if len(value["groups"]) != len(groups):
             raise ValueError(f"{len(value['groups'])} parameter groups where the optimizer has {len(groups)}")
+        for group, saved in zip(groups, value["groups"], strict=True):
+            # (versions of torch and schedulers add options; each side has some of its own only in another optimizer)
+            gone, new = saved.keys() - group.keys(), group.keys() - saved.keys() - {"params", "param_names"}
+            if gone and new:
+                ours, theirs = ", ".join(sorted(new)), ", ".join(sorted(gone))
+                raise ValueError(f"another optimizer's: its options include {theirs} where {ours} are needed")
         parameters = list(dict.fromkeys(parameter for group in groups for parameter in group["params"]))
         for group, saved in zip(groups, value["groups"], strict=True):
             group.update(saved)

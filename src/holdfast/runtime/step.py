@@ -35,6 +35,7 @@ class Step:
         self._compute = compute
         self._epoch = epoch
         self._open: int | None = None
+        self._begun = False
         self._exhausted = False
         self._ended = False
         session.workload.begin(compute.step, compute.held)
@@ -43,8 +44,11 @@ class Step:
         """Yield this worker's micro-batches of the step, each seeded by (seed, step, micro-batch).
 
         Raises:
-            StepUseError: the loop went on without `backward`.
+            StepUseError: the loop went on without `backward`, or is the second one.
         """
+        if self._begun:
+            raise StepUseError(f"step {self.number}: micro_batches() is gone through once, its samples count once")
+        self._begun = True
         for micro_batch in self._compute.micro_batches:
             if micro_batch in self._compute.held:
                 continue
@@ -99,6 +103,15 @@ class Step:
         if self._session.settle(self.number):
             return self._settled()
         return False
+
+    def left(self) -> None:
+        """The loop wants another step.
+
+        Raises:
+            StepUseError: without having called `apply`: it would be given the same step for ever.
+        """
+        if not self._ended:
+            raise StepUseError(f"step {self.number}: the loop goes on without step.apply()")
 
     def _void(self) -> bool:
         """Return whether an exchange of tokens was broken off: what is computed here is of no use."""

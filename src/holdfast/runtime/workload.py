@@ -10,12 +10,13 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.errors import BadInputError
+from holdfast.errors import BadInputError, StepUseError
 from holdfast.protocol.commit import Commit
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.loss_scale import LossScale
 from holdfast.runtime.moe.binding import dense_parameters
 from holdfast.runtime.moe.gradients import ExpertGradients
+from holdfast.runtime.moe.layer import expert_parameters
 from holdfast.runtime.moe.training import JobExperts
 from holdfast.runtime.randomness import seed_micro_batch
 from holdfast.runtime.reduction import GradientBuckets, Reduced, reduce_gradients
@@ -63,6 +64,7 @@ class Workload:
         self.loss_scale = loss_scale
         self.experts = experts
         self.buckets = GradientBuckets(dense_parameters(state.model))
+        self._reduced = {id(parameter) for parameter in (*self.buckets.parameters, *expert_parameters(state.model))}
         self.sums = LocalSums()
         self._versions: dict[str, tuple[int, int]] = {}
 
@@ -93,7 +95,7 @@ class Workload:
                 f"broken invariant: step {step} is to go on from micro-batches {sorted(held)}, but the sums here are "
                 f"of step {self.sums.step}, micro-batches {sorted(self.sums.micro_batches)}"
             )
-        self.buckets.use_local()
+        self.buckets.hide()
 
     def load(self, micro_batch: int) -> Any:
         """Seed everything for a micro-batch, and fetch it."""
@@ -108,9 +110,11 @@ class Workload:
 
         Raises:
             BadInputError: not a scalar, or the forward pass changed a buffer.
+            StepUseError: gradients were made or changed by other hands.
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise BadInputError("backward() needs the micro-batch's mean loss: one number, in a tensor")
+        self.buckets.check()
         self.loss_scale.scaled(loss).backward()
         self.buckets.collect()
         if self.experts is not None:
@@ -138,7 +142,9 @@ class Workload:
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact.
+            StepUseError: gradients were made or changed by other hands, or are of a parameter that was not trained.
         """
+        self._check_gradients()
         scale = 1.0 / (self.micro_batches * self.loss_scale.value)
         return reduce_gradients(self._gradients, comm, scale, self.max_grad_norm)
 
@@ -158,6 +164,18 @@ class Workload:
         for thing in self.state.extra.values():
             if isinstance(thing, LRScheduler):
                 _advance(thing)
+
+    def _check_gradients(self) -> None:
+        """Look for gradients that are no sum of this step's backward, or that nobody reduces: replicas would differ."""
+        self.buckets.check()
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and id(parameter) not in self._reduced:
+                    raise StepUseError(
+                        f"a parameter of shape {tuple(parameter.shape)} has a gradient, but required none at "
+                        "job.protect(), or was not there: let all that is ever trained require a gradient from the "
+                        "start, and freeze by a learning rate of 0"
+                    )
 
     @property
     def _gradients(self) -> Sequence[GradientBuckets | ExpertGradients]:
