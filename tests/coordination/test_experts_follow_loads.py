@@ -220,6 +220,25 @@ def test_a_failure_voids_a_pending_rebalance() -> None:
     assert job.records[-1].pending is None
 
 
+@pytest.mark.parametrize("blob", [b"odd", b"\xff" * 16])
+@pytest.mark.parametrize("name", ["experts", "experts_next"])
+def test_a_report_that_cannot_be_read_expels_its_node_and_not_the_coordinator(name: str, blob: bytes) -> None:
+    """Every coordinator would be told it again, and end."""
+    job = moe_job(4, SHAPE, rebalance_every=EVERY)
+    plan = job.records[-1].plan
+    assert plan is not None
+    assert plan.experts is not None
+    job.lose("n3")
+    job.report("n2", 0, **{name: blob})
+    (failure,) = job.said(ev.FailureDetected)
+    assert (failure.node, failure.kind) == ("n2", "exception")
+    assert "the report of n2/0/a cannot be read" in failure.detail
+    for worker, held in zip(plan.workers[:2], plan.experts.placement, strict=False):
+        job.report(msg.node_of(worker), 0, experts=held)
+    (started,) = job.said(ev.EpochStarted)
+    assert started.members == ("n0", "n1")
+
+
 def test_a_joiner_waits_for_the_rebalance_and_is_taken_in_after_it() -> None:
     job, order = rebalancing_job()
     pending = adopt(job, order)

@@ -374,8 +374,8 @@ MUTANTS = (
     Mutant(
         name="reports_for_an_older_stop",
         file=STOPPING,
-        old="        if self.stop is not None and (report.term, report.epoch) == (self.stop.term, self.stop.epoch):\n",
-        new="        if self.stop is not None:\n",
+        old=" and (report.term, report.epoch) == (self.stop.term, self.stop.epoch)\n",
+        new="\n",
         why="a report says where a worker stands at this Stop, not at one before",
     ),
     Mutant(

@@ -205,6 +205,8 @@ class Coordinator:
                 self._AGENT_SAYS[type(kept)][self.parts.state](self, node, kept)
             elif kept.worker not in superseded:
                 self._hearing.take(node, kept)
+        if self.members.on(connection) is not node:
+            return  # expelled for what it has said
         # Only now is everything known that the node has to say: until here it was awaited as absent.
         self.parts.absences.back(node)
         if self.over is None:

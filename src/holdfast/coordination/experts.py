@@ -21,6 +21,7 @@ from holdfast.planning import (
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape
+from holdfast.protocol.worker import Report
 
 _ID = np.dtype("<u2")
 #: ends each layer
@@ -48,6 +49,17 @@ def decode(blob: bytes, shape: ExpertShape) -> IntArray:
     for layer, row in enumerate(np.split(slots, ends + 1)[: shape.layers] if slots.size else ()):
         counts[layer] = np.bincount(row[:-1], minlength=shape.experts)
     return counts
+
+
+def unreadable(report: Report, shape: ExpertShape | None) -> str:
+    """Return why a report's experts are none of a job with these, "" where they are (or nobody looks at them)."""
+    try:
+        for blob in (report.experts, report.experts_next):
+            if shape is not None:
+                decode(blob, shape)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def everything(shape: ExpertShape) -> bytes:

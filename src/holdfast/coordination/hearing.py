@@ -6,12 +6,15 @@ from typing import Any, ClassVar
 
 from holdfast.coordination.admission import misfit
 from holdfast.coordination.announcing import announce_node
+from holdfast.coordination.experts import unreadable
+from holdfast.coordination.inputs import Failure
 from holdfast.coordination.ledger import DivergedError
 from holdfast.coordination.membership import Node, WorkerInfo
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.rendezvous import pass_on
 from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
 from holdfast.protocol import messages as msg
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.names import node_of
 
 
@@ -140,6 +143,13 @@ class Hearing:
             self._parts.stopping.complain(message)
 
     def _report(self, node: Node, report: msg.Report) -> None:
+        if not self._parts.stopping.asked(report):
+            return
+        if why := unreadable(report, self._turn.record.experts):
+            # No decision can rest on it, and it would be told again and again: the node starts afresh.
+            why, now = f"the report of {report.worker} cannot be read: {why}", self._turn.now
+            self._parts.failures.take(Failure(kind=FailureKind.EXCEPTION, node=node.name, since=now, detail=why))
+            return
         self._parts.stopping.report(report)
 
     def _report_unasked(self, node: Node, report: msg.Report) -> None:

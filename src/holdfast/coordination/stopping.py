@@ -46,10 +46,13 @@ class Stopping:
         self.stop, self.reports, self.complaints = None, {}, {}
         return reports
 
+    def asked(self, report: Report) -> bool:
+        """Tell whether a report answers the Stop in force; one for another is stale."""
+        return self.stop is not None and (report.term, report.epoch) == (self.stop.term, self.stop.epoch)
+
     def report(self, report: Report) -> None:
-        """Take in a report; one for another Stop is stale."""
-        if self.stop is not None and (report.term, report.epoch) == (self.stop.term, self.stop.epoch):
-            self.reports[report.worker] = report
+        """Take in a report that was asked for."""
+        self.reports[report.worker] = report
 
     def forget(self, worker: str) -> None:
         """A worker is gone: what it has said does not count."""
