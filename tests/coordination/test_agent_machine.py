@@ -231,6 +231,17 @@ def test_words_about_the_epoch_that_is_entered_stay() -> None:
     assert fault in bench.kept()
 
 
+def test_what_was_applied_in_the_epoch_that_another_worker_enters_counts() -> None:
+    """The second worker's step may be heard of before the first one's entry, without which it could not have been."""
+    bench = Bench(workers=2)
+    first, second = bench.machine.workers
+    bench.say(Entered(worker=second, epoch=2, applied=5), applied(second, 6, epoch=2))
+    bench.say(Entered(worker=first, epoch=2, applied=5))
+    (page,) = [message for message in bench.kept() if isinstance(message, AppliedSteps)]
+    assert page.workers == {second: 6}
+    assert [step.step for step in page.steps] == [6]
+
+
 def test_rendezvous_is_not_kept() -> None:
     bench = Bench()
     bench.say(Post(worker=bench.worker, epoch=1, key="k", value=b"v"))

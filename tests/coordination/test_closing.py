@@ -216,3 +216,42 @@ def test_who_had_ended_its_loop_before_the_last_epoch_has_not_saved_yet() -> Non
     assert job.machine.over is None
     all_save(job, 4)
     assert job.machine.record.checkpoints[-1].step == 4
+
+
+def test_asking_again_and_again_gives_no_more_time() -> None:
+    job = interrupted_job(save_timeout_s=4.0)
+    all_report(job, 4)
+    for _ in range(4):
+        assert job.machine.over is None
+        for connection in job.connections.values():
+            job.feed(Received(connection, msg.Heartbeat()))
+        job.feed(CTRL_C, after=0.5)
+        job.tick(0.5)
+    job.tick(0.1)
+    assert job.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
+
+
+def test_the_wish_outlives_the_coordinator_that_was_asked() -> None:
+    """A failure in the last epoch leads to another last one, also under a coordinator whom nobody has asked."""
+    job = interrupted_job()
+    all_report(job, 4)
+    job.boot(takeover=True)
+    for node in ("n0", "n1", "n2"):
+        entered = msg.Entered(worker=w(node), epoch=2, applied=4)
+        job.connect(hello(node, (msgspec.structs.replace(attach(w(node)), saves=True), entered)))
+    job.lose("n2")
+    all_report(job, 4, "n0", "n1")
+
+
+def test_nobody_is_stopped_while_the_first_one_still_saves() -> None:
+    job = interrupted_job(report_timeout_s=2.0)
+    all_report(job, 4)
+    for node in ("n0", "n1", "n2"):
+        job.say(msg.Entered(worker=w(node), epoch=2, applied=4))
+    for node in ("n1", "n2"):
+        job.say(msg.Finished(worker=w(node), epoch=2, step=4))
+    for _ in range(8):
+        for connection in job.connections.values():
+            job.feed(Received(connection, msg.Heartbeat()))
+        job.tick(1.0)
+        assert job.orders(msg.Stop) == {}

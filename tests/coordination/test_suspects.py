@@ -125,3 +125,26 @@ def test_there_is_a_verdict_wherever_a_worker_stands(phase: Phase) -> None:
     late = {w("n0"): fault("n0", timed_out=True)[1]}
     named = Suspects().name(WORKERS, reports(Phase.APPLYING, phase, Phase.APPLYING, Phase.APPLYING), late, 4)
     assert set(named) == ({"n0"} if phase is Phase.APPLYING else {"n1"})
+
+
+def test_who_has_waited_in_vain_itself_is_none_however_far_it_had_got() -> None:
+    faults = dict([fault("n0", timed_out=True), fault("n3", timed_out=True)])
+    standing = reports(Phase.REDUCING, Phase.COMPUTE, Phase.VOTED, Phase.VOTED)
+    assert list(Suspects().name(WORKERS, standing, faults, 4)) == ["n1"]
+
+
+def test_that_a_node_which_is_no_member_cannot_be_reached_is_nobodys_fault() -> None:
+    faults = dict([fault("n1", "n2", "n9", timed_out=True), fault("n2", "n1"), fault("n3", "n9")])
+    assert list(Suspects().name(WORKERS, reports(*REDUCING), faults, 4)) == ["n2"]
+
+
+def test_somebody_stays_where_each_node_has_one_that_is_late() -> None:
+    """n0's other worker has waited itself: without further evidence its node goes, and n1 stays."""
+    a, b, c = msg.worker_id("n0", 0, "a"), msg.worker_id("n0", 1, "a"), msg.worker_id("n1", 0, "a")
+    phases = {a: Phase.REDUCING, b: Phase.COMPUTE, c: Phase.COMPUTE}
+    standing = {
+        worker: msg.Report(worker=worker, term=1, epoch=1, applied=4, step=5, phase=phase)
+        for worker, phase in phases.items()
+    }
+    late = {a: msg.Fault(worker=a, epoch=1, detail="late", timed_out=True)}
+    assert list(Suspects().name((a, b, c), standing, late, 4)) == ["n0"]

@@ -28,6 +28,26 @@ def test_those_of_the_pending_plan_are_stopped_too() -> None:
     assert set(job.orders(msg.Stop)) == {w("n0"), w("n1"), w("n3")}
 
 
+def test_the_stop_is_meant_for_those_that_have_swapped_already_as_well() -> None:
+    """Whoever has is in epoch 2: a Stop of epoch 1 would be an old one to it."""
+    job = joining(armed=True)
+    job.lose("n2")
+    assert {stop.epoch for stop in job.orders(msg.Stop).values()} == {2}
+
+
+def test_nobody_was_silent_while_the_coordinator_was_away() -> None:
+    job = Job(config={"report_timeout_s": 2.0}).start()
+    job.step(1)
+    job.lose("n2")
+    assert set(job.orders(msg.Stop)) == {w("n0"), w("n1")}
+    job.tick(30.0)
+    for _ in range(2):
+        job.tick(0.9)
+        assert set(job.machine.members.nodes) == {"n0", "n1"}
+    job.tick(0.9)
+    assert not job.machine.members.nodes, "from then on their time counts"
+
+
 def test_a_swap_that_passed_before_a_stop_is_void() -> None:
     job = joining(armed=True)
     job.lose("n2")

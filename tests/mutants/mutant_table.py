@@ -5,21 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mutant:
-    """One wrong line. `quick`: a few schedules catch it. `equivalent`: why it is none, where nothing can catch it."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    why: str
-    quick: bool = False
-    equivalent: str = ""
-
+from mutant import Mutant
+from mutants_of_agents import AGENT_MUTANTS
+from mutants_of_parts import PART_MUTANTS
 
 COMMIT = "protocol/commit.py"
 WORKER = "coordination/worker.py"
@@ -598,4 +586,6 @@ MUTANTS = (
         new="not faults:\n            return {}\n        if True:\n",
         why="who has tried in vain twice does not try again",
     ),
+    *PART_MUTANTS,
+    *AGENT_MUTANTS,
 )

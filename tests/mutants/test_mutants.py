@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mutant_table import MUTANTS, Mutant
+from mutant import Mutant
+from mutant_table import MUTANTS
 from run_mutants import SOURCE, StaleMutantError, caught_by, write
 
 

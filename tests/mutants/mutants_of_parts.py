@@ -1,0 +1,206 @@
+"""The mutants of the coordinator's smaller parts, and of what follows what in a worker."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+BOUNDARIES = "coordination/boundaries.py"
+STOPPING = "coordination/stopping.py"
+CLOSING = "coordination/closing.py"
+FINISHING = "coordination/finishing.py"
+SUSPECTS = "coordination/suspects.py"
+HEARING = "coordination/hearing.py"
+
+PART_MUTANTS = (
+    Mutant(
+        name="a_left_vote_was_never_begun",
+        file=BOUNDARIES,
+        old='    (Phase.VOTED, "vote_abandoned"): Phase.ABANDONED,\n',
+        new='    (Phase.VOTED, "vote_abandoned"): Phase.READY,\n',
+        why="who has left its commit operation did not keep the others waiting for it",
+    ),
+    Mutant(
+        name="who_left_its_vote_has_nothing",
+        file=BOUNDARIES,
+        old="REDUCED = frozenset({Phase.READY, Phase.VOTED, Phase.ABANDONED, ",
+        new="REDUCED = frozenset({Phase.READY, Phase.VOTED, ",
+        why="its reductions have returned: it can apply what passed elsewhere",
+    ),
+    Mutant(
+        name="loads_what_a_peer_would_send",
+        file=BOUNDARIES,
+        old="    if lacking and decision is not None and decision.kind is DecisionKind.ROLLBACK:\n",
+        new="    if lacking and decision is not None:\n",
+        why="only a roll-back leads to a checkpoint",
+    ),
+    Mutant(
+        name="state_comes_before_experts",
+        file=BOUNDARIES,
+        old="    if not placed:\n        return Move(plan, send_to)\n",
+        new="    if not placed and not lacking:\n        return Move(plan, send_to)\n",
+        why="the experts of all would wait for the slowest transfer",
+    ),
+    Mutant(
+        name="pushes_to_everybody",
+        file=BOUNDARIES,
+        old="for w, sources in plan.sources.items() if worker in sources)",
+        new="for w, sources in plan.sources.items() if sources)",
+        why="only who is named as a source sends: another may lack the state itself",
+    ),
+    Mutant(
+        name="absent_members_owe_no_report",
+        file=STOPPING,
+        old=" is not None or node_of(w) in away)\n",
+        new=" is not None)\n",
+        why="a member that is not back yet may have passed alone",
+    ),
+    Mutant(
+        name="stops_an_older_epoch",
+        file=STOPPING,
+        old="Stop(term=turn.record.term, epoch=turn.record.epoch)",
+        new="Stop(term=turn.record.term, epoch=turn.record.plan.epoch)",
+        why="a member that has swapped already is in a later epoch",
+    ),
+    Mutant(
+        name="a_pause_counts_as_silence",
+        file=STOPPING,
+        old='itself was away."""\n        self._since = self._turn.now\n',
+        new='itself was away."""\n',
+        why="nobody is silent to a coordinator that does not listen",
+    ),
+    Mutant(
+        name="the_complaints_of_the_dead_count",
+        file=STOPPING,
+        old="        self.complaints.pop(worker, None)\n",
+        new="        pass\n",
+        why="whose fault it was is asked of those who are here",
+        equivalent="where a member is gone nobody is judged by complaints, and they are forgotten with the Stop",
+    ),
+    Mutant(
+        name="waits_for_a_checkpoint_that_nobody_writes",
+        file=CLOSING,
+        old="        if not (request.save and record.saves and record.plan):\n",
+        new="        if not (request.save and record.plan):\n",
+        why="a job without a directory ends at once",
+    ),
+    Mutant(
+        name="asking_again_gives_more_time",
+        file=CLOSING,
+        old="        if self.will is None:\n            self._since",
+        new="        if self.will is None or request.save:\n            self._since",
+        why="its launcher asks again and again: it must end all the same",
+    ),
+    Mutant(
+        name="a_successor_forgets_the_wish",
+        file=CLOSING,
+        old="        if plan is not None and plan.last:\n",
+        new="        if False:\n",
+        why="the wish to end outlives the coordinator that was asked",
+    ),
+    Mutant(
+        name="saves_for_ever",
+        file=CLOSING,
+        old="        if self.will is not None and self._turn.now - self._since > self._config.save_timeout_s:\n",
+        new="        if self.will is not None and self._turn.now < self._since:\n",
+        why="what takes too long is given up",
+    ),
+    Mutant(
+        name="asks_at_once",
+        file=FINISHING,
+        old="        elif now - self._since > self._wait_s:\n",
+        new="        elif now > self._since:\n",
+        why="a slow evaluation is no reason to stop everybody",
+    ),
+    Mutant(
+        name="asks_ever_as_often",
+        file=FINISHING,
+        old="            self._wait_s *= 2\n",
+        new="            pass\n",
+        why="what is slow, and is not at fault, would be stopped for ever",
+    ),
+    Mutant(
+        name="asks_in_the_last_epoch",
+        file=FINISHING,
+        old="        if plan is None or plan.last or parts.state",
+        new="        if plan is None or parts.state",
+        why="the members of the last epoch finish one after the other, with a checkpoint in between",
+    ),
+    Mutant(
+        name="who_may_yet_leave_has_gone_on",
+        file=FINISHING,
+        old=" step + 1 or (other.step == step + 1 and other.phase not in _BEFORE_REDUCTION):\n",
+        new=" step:\n",
+        why="who computes the next step may yet find that there is none",
+    ),
+    Mutant(
+        name="whose_script_ended_is_forgotten",
+        file=FINISHING,
+        old="    finished |= {worker: step for worker, step in left.items() if worker in workers}\n",
+        new="",
+        why="a script that ended in order has left its loop, too",
+    ),
+    Mutant(
+        name="looks_at_reduced_steps_only",
+        file=FINISHING,
+        old=" step + 1 or (other.step == step + 1 and other.phase not in _BEFORE_REDUCTION):\n",
+        new=" step + 1:\n",
+        why="the step after the last one needs all: who waits in it waits for ever",
+    ),
+    Mutant(
+        name="who_had_ended_has_ended",
+        file=HEARING,
+        old="        if message.epoch == self._turn.epoch:  # (who",
+        new="        if True:  # (who",
+        why="whoever had ended its loop in an older epoch has not saved in the last one",
+    ),
+    Mutant(
+        name="the_end_of_an_abandoned_lineage_counts",
+        file=HEARING,
+        old="        if record.lineage <= message.epoch <= record.epoch:\n"
+        "            self._parts.ledger.settle(info.id, message.step)\n",
+        new="        self._parts.ledger.settle(info.id, message.step)\n",
+        why="steps that a roll-back has undone were not applied",
+    ),
+    Mutant(
+        name="never_the_second_time",
+        file=SUSPECTS,
+        old="        self._tried = (frozenset(workers), committed)\n",
+        new="        self._tried = None\n",
+        why="who has tried in vain does not try a third time",
+    ),
+    Mutant(
+        name="a_step_in_between_counts_for_nothing",
+        file=SUSPECTS,
+        old="        again = self._tried == (frozenset(workers), committed)\n",
+        new="        again = self._tried is not None and self._tried[0] == frozenset(workers)\n",
+        why="members that have got on were not in vain",
+    ),
+    Mutant(
+        name="who_is_ahead_is_late",
+        file=SUSPECTS,
+        old="if places[worker] < min(timed_out)]",
+        new="if places[worker] > min(timed_out)]",
+        why="the others waited for who is behind",
+    ),
+    Mutant(
+        name="who_waited_is_late",
+        file=SUSPECTS,
+        old="if places[worker] < min(timed_out)]",
+        new="if places[worker] < max(timed_out)]",
+        why="a complainer waited itself, be it for another collective",
+    ),
+    Mutant(
+        name="strangers_cannot_be_reached",
+        file=SUSPECTS,
+        old="if len(pair) == 2 and pair <= set(nodes)}",
+        new="if len(pair) == 2}",
+        why="that a node which has left cannot be reached is nobody's fault",
+    ),
+    Mutant(
+        name="all_are_to_blame",
+        file=SUSPECTS,
+        old="    return named if any(node_of(worker) not in named for worker in workers) else {}\n",
+        new="    return named\n",
+        why="somebody must stay",
+    ),
+)
