@@ -196,10 +196,10 @@ def test_the_end_of_a_worker_is_told_again_until_it_is_replaced() -> None:
         down = WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail="a wrong batch", exit_code=2)
         await coordinator.order(worker, "bad-input", b"a wrong batch")  # no other process follows
         await coordinator.until(lambda: coordinator.of(WorkerDown), "the exit")
+        assert coordinator.of(WorkerDown) == [down]
         coordinator.drop()
-        await coordinator.until(lambda: len(coordinator.of(WorkerDown)) == 2, "the exit again")
-        assert coordinator.of(WorkerDown) == [down, down]
-        assert coordinator.hellos[1].kept == ()
+        await coordinator.until(lambda: len(coordinator.hellos) == 2, "the agent to come back")
+        assert coordinator.hellos[1].kept == (down,)
 
     play(story)
 
