@@ -18,6 +18,7 @@ from recovery import SETTLE_STEPS, Bench, spread
 from standstill import Watch
 
 from holdfast.control.local_job import LocalJob
+from holdfast.protocol.events import EpochStarted, JobFailed, RolledBack, StepCommitted
 
 ROOT = Path(__file__).resolve().parent.parent
 MOE = ROOT / "examples" / "moe_gpt.py"
@@ -54,13 +55,14 @@ def go_down(bench: Bench) -> None:
 
 def report(bench: Bench) -> int:
     """Print what the way down and up has cost; 1 if a step, a sample, an expert or a survivor was lost."""
-    epochs = bench.job.all("epoch_started")
-    steps = bench.job.all("step_committed")
-    lost_experts = len(bench.job.all("rolled_back")) + len(bench.job.all("job_failed"))
+    epochs = bench.job.all(EpochStarted)
+    steps = bench.job.all(StepCommitted)
+    lost_experts = len(bench.job.all(RolledBack)) + len(bench.job.all(JobFailed))
     wrong = bench.losses()
-    print(f"\nworlds {' '.join(str(epoch['world']) for epoch in epochs)}, {len(steps)} steps")
-    print(f"copies of each expert at least: {' '.join(str(e['fault_threshold']['given']) for e in epochs)}")
-    print(f"experts moved: {' '.join(str(epoch['expert_moves']) for epoch in epochs)}")
+    print(f"\nworlds {' '.join(str(epoch.world) for epoch in epochs)}, {len(steps)} steps")
+    given = [str(epoch.fault_threshold.given) for epoch in epochs if epoch.fault_threshold]
+    print(f"copies of each expert at least: {' '.join(given)}")
+    print(f"experts moved: {' '.join(str(epoch.expert_moves) for epoch in epochs)}")
     print("down less the median step, seconds: " + spread([v for t in bench.tallies.values() for v in t.down]))
     print("a joiner's stall, seconds: " + spread(bench.stalls))
     print(bench.watch.report())

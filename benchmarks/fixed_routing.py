@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import holdfast
+from holdfast.runtime.moe.layer import moe_layers
 from holdfast.runtime.moe.routing import RecordedRouting
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
@@ -54,20 +56,21 @@ def main() -> None:
 def record(model: MoEGPT, dataset: Bytes, file: Path) -> None:
     """Write each layer's choices, `(tokens, top_k)`, for the text's first samples."""
     chosen: dict[str, list[torch.Tensor]] = {}
-    for layer, block in enumerate(model.blocks):
+    for layer, moe in enumerate(moe_layers(model)):
         rows = chosen.setdefault(f"layer{layer}", [])
-        block.moe.gate.register_forward_hook(lambda _gate, _input, choice, rows=rows: rows.append(choice.experts))
+        moe.gate.register_forward_hook(lambda _gate, _input, choice, rows=rows: rows.append(choice.experts))
     with torch.no_grad():
         for sample in range(min(RECORDED_SAMPLES, len(dataset))):
             model(dataset[sample][0].unsqueeze(0))
-    np.savez(file, **{name: torch.cat(rows).numpy() for name, rows in chosen.items()})
+    arrays: dict[str, Any] = {name: torch.cat(rows).numpy() for name, rows in chosen.items()}
+    np.savez(file, **arrays)
 
 
 def route(model: MoEGPT, file: Path) -> None:
     """Let each layer follow its record."""
     with np.load(file) as recorded:
-        for layer, block in enumerate(model.blocks):
-            block.moe.routing = RecordedRouting(recorded[f"layer{layer}"], seed=layer)
+        for layer, moe in enumerate(moe_layers(model)):
+            moe.routing = RecordedRouting(recorded[f"layer{layer}"], seed=layer)
 
 
 if __name__ == "__main__":

@@ -238,7 +238,8 @@ def measure(
 ) -> dict[str, list[tuple[list[list[float]], float]]]:
     """Return (seconds per part, loss) of each step, by side."""
     comm = seat.connect(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=seat.rank, world_size=RANKS)
+    backing = dist.FileStore(store, RANKS)  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=backing, rank=seat.rank, world_size=RANKS)
     static: Placement = tuple(tuple((2 * r, 2 * r + 1) for r in range(RANKS)) for _ in range(LAYERS))
     sides = {
         "plain": PlainSide(sizes),

@@ -23,6 +23,17 @@ from pathlib import Path
 from typing import Self
 
 from holdfast.control.local_job import EventLog
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    EpochStarted,
+    FailureDetected,
+    JobStarted,
+    NodeJoined,
+    NodeLeft,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"
@@ -34,14 +45,14 @@ def main() -> int:
     """Run the three scenes; 1 if one of them went wrong."""
     wrong: list[str] = []
     with ManualJob(DENSE, ARGS, nodes=4) as job:
-        job.wait("step_committed", step=20)
+        job.wait(StepCommitted, step=20)
         coordinator_killed(job, wrong)
         node_paused(job, wrong)
         coordinator_paused(job, wrong)
-        steps = [e["step"] for e in job.all("step_committed")]
+        steps = [e.step for e in job.all(StepCommitted)]
         if steps != list(range(1, len(steps) + 1)):
             wrong.append("steps are missing or doubled in the journal")
-        if [e["seq"] for e in job.events] != list(range(1, len(job.events) + 1)):
+        if [e.seq for e in job.events] != list(range(1, len(job.events) + 1)):
             wrong.append("events are missing or doubled in the journal")
     print("wrong: " + ("; ".join(wrong) if wrong else "nothing"))
     return 1 if wrong else 0
@@ -72,7 +83,7 @@ class ManualJob(EventLog):
     def __enter__(self) -> Self:
         self.start_coordinator()
         self.follow()
-        self.wait("job_started")
+        self.wait(JobStarted)
         for command in self._agent_commands:
             self._spawn(command)
         return self
@@ -99,24 +110,24 @@ class ManualJob(EventLog):
 
 def coordinator_killed(job: ManualJob, wrong: list[str]) -> None:
     """SIGKILL the coordinator; its successor comes 10 s later."""
-    before = [e["seconds"] for e in job.all("step_committed")[3:]]
+    before = [e.seconds for e in job.all(StepCommitted)[3:]]
     median = statistics.median(before)
     since = len(job.events)
     at = time.time()
-    os.kill(job.wait("job_started")["coordinator_pid"], signal.SIGKILL)
+    os.kill(job.wait(JobStarted).coordinator_pid, signal.SIGKILL)
     time.sleep(AWAY_S)
     job.start_coordinator()
-    back = job.wait("coordinator_restarted", since=since, timeout=60)
-    job.wait_for(lambda e: e["event"] == "step_committed" and e["time"] > back["time"] + 1, since=since, what="step")
-    away = [e for e in job.all("step_committed") if at <= e["time"] <= back["time"]]
-    slowest = max(e["seconds"] for e in away)
+    back = job.wait(CoordinatorRestarted, since=since, timeout=60)
+    job.wait(StepCommitted, lambda e: e.time > back.time + 1, since=since)
+    away = [e for e in job.all(StepCommitted) if at <= e.time <= back.time]
+    slowest = max(e.seconds for e in away)
     print(
-        f"coordinator away for {back['time'] - at:.1f} s: {len(away)} steps meanwhile, slowest {slowest * 1e3:.0f} ms, "
+        f"coordinator away for {back.time - at:.1f} s: {len(away)} steps meanwhile, slowest {slowest * 1e3:.0f} ms, "
         f"median before {median * 1e3:.0f} ms ({slowest / median:.2f}x)"
     )
     if slowest > 2 * median:
         wrong.append(f"a step took {slowest / median:.2f}x the median while the coordinator was away")
-    if any(e["event"] in ("failure_detected", "epoch_started") for e in job.events[since:]):
+    if any(isinstance(e, FailureDetected | EpochStarted) for e in job.events[since:]):
         wrong.append("the coordinator's outage disturbed the job")
 
 
@@ -125,35 +136,31 @@ def node_paused(job: ManualJob, wrong: list[str]) -> None:
     since = len(job.events)
     victim = job.nodes()[-1]
     at = job.signal_node(victim, signal.SIGSTOP)
-    failure = job.wait("failure_detected", node=victim, since=since)
-    recovered = job.wait("recovered", since=since)
+    failure = job.wait(FailureDetected, node=victim, since=since)
+    recovered = job.wait(Recovered, since=since)
     woken = len(job.events)
     job.signal_node(victim, signal.SIGCONT)
-    back = job.wait("node_joined", node=victim, since=woken)
-    epoch = job.wait_for(
-        lambda e: e["event"] == "epoch_started" and victim in e["members"], since=woken, what="epoch with it"
-    )
+    back = job.wait(NodeJoined, node=victim, since=woken)
+    epoch = job.wait(EpochStarted, lambda e: victim in e.members, since=woken)
     print(
-        f"node paused: expelled after {failure['time'] - at:.1f} s ({failure['kind']}), "
-        f"down {recovered['down_s']:.2f} s; "
-        f"woken, it came back as a newcomer after {epoch['time'] - back['time']:.2f} s"
+        f"node paused: expelled after {failure.time - at:.1f} s ({failure.kind}), "
+        f"down {recovered.down_s:.2f} s; "
+        f"woken, it came back as a newcomer after {epoch.time - back.time:.2f} s"
     )
-    if any(e["event"] == "rolled_back" for e in job.events[since:]):
+    if any(isinstance(e, RolledBack) for e in job.events[since:]):
         wrong.append("a paused node rolled the job back")
 
 
 def coordinator_paused(job: ManualJob, wrong: list[str]) -> None:
     """SIGSTOP the coordinator for longer than a lease, and continue it."""
     since = len(job.events)
-    pid = [e for e in job.events if e["event"] in ("job_started", "coordinator_restarted")][-1]["coordinator_pid"]
+    pid = [e for e in job.events if isinstance(e, JobStarted | CoordinatorRestarted)][-1].coordinator_pid
     os.kill(pid, signal.SIGSTOP)
     time.sleep(5)
     os.kill(pid, signal.SIGCONT)
     at = time.time()
-    job.wait_for(lambda e: e["event"] == "step_committed" and e["time"] > at + 2, since=since, what="step")
-    harmed = [
-        e["event"] for e in job.events[since:] if e["event"] in ("failure_detected", "epoch_started", "node_left")
-    ]
+    job.wait(StepCommitted, lambda e: e.time > at + 2, since=since)
+    harmed = [type(e).__name__ for e in job.events[since:] if isinstance(e, FailureDetected | EpochStarted | NodeLeft)]
     print(f"coordinator paused for 5 s: {harmed or 'nobody expelled'}")
     wrong += [f"{event} after the coordinator's pause" for event in harmed]
 

@@ -98,8 +98,9 @@ def worker(folder: Path) -> None:
     restart, rank, world = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
     # With the plain call restarted workers read the addresses of the dead from the agent's store (torch 2.13): gloo
     # tries those for 5 s, fails, and uses up another restart. A prefix for each restart is torchrun at its best.
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store = dist.PrefixStore(f"restart-{restart}", store)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.PrefixStore(f"restart-{restart}", store)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     torch.manual_seed(0)

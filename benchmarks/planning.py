@@ -211,7 +211,7 @@ def assignment(runs: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=11)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()

@@ -11,6 +11,7 @@ all copies of each expert.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import subprocess
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.control.local_job import LocalJob
+from holdfast.protocol.events import Recovered, StepCommitted
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXED = ROOT / "benchmarks" / "fixed_routing.py"
@@ -91,11 +93,11 @@ def run(script: Path, args: list[str], steps: int, *, faults: int, seed: int) ->
     with LocalJob(script, args, options=("--nodes", "4", "--verify-state", "--allow-faults")) as job:
         since = 0
         for number in range(faults):
-            job.wait("step_committed", step=(number + 1) * steps // (faults + 2))
+            job.wait(StepCommitted, step=(number + 1) * steps // (faults + 2))
             if number:  # one after the other, and never one of two: those have no room for two copies of each expert,
                 # nor one of three while the third is only about to get them
-                place = job.events.index(job.wait("recovered", since=since))
-                job.wait_for(lambda e: e["event"] == "step_committed" and e["world"] > 2, since=place, what="joiners")
+                place = job.events.index(job.wait(Recovered, since=since))
+                job.wait(StepCommitted, lambda e: e.world > 2, since=place)
             since = len(job.events)
             job.signal_node(rng.choice(job.nodes()))
             if number % 2:
@@ -104,8 +106,8 @@ def run(script: Path, args: list[str], steps: int, *, faults: int, seed: int) ->
         code = job.wait_exit(timeout=600)
         if code != 0:
             raise SystemExit(f"the job ended with {code}:\n{job.story()}")
-        committed = job.all("step_committed")
-        return [e["loss"] for e in committed], sorted({e["world"] for e in committed})
+        committed = job.all(StepCommitted)
+        return [math.nan if e.loss is None else e.loss for e in committed], sorted({e.world for e in committed})
 
 
 if __name__ == "__main__":

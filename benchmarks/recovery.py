@@ -20,7 +20,8 @@ from pathlib import Path
 
 from standstill import Watch
 
-from holdfast.control.local_job import JsonEvent, LocalJob
+from holdfast.control.local_job import LocalJob
+from holdfast.protocol.events import EpochStarted, FailureDetected, NodeJoined, RolledBack, StepCommitted
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"
@@ -98,8 +99,8 @@ class Bench:
         step = self._last_step() + 3
         self.killed.add(victim)
         self.job.fail(victim, "kill", step=step, phase=phase)
-        failure = self.job.wait("failure_detected", node=victim, since=since)
-        self.measure(f"phase {phase}", failure["time"] - failure["after_s"], since, lost=1)
+        failure = self.job.wait(FailureDetected, node=victim, since=since)
+        self.measure(f"phase {phase}", failure.time - failure.after_s, since, lost=1)
 
     def kill_two(self) -> None:
         """Two nodes at once."""
@@ -114,7 +115,7 @@ class Bench:
         since = len(self.job.events)
         first, second = self._two_nodes()
         at = self.kill(first)
-        self.job.wait("failure_detected", since=since)
+        self.job.wait(FailureDetected, since=since)
         self.kill(second)
         self.measure("during a recovery", at, since, lost=2)
 
@@ -133,9 +134,9 @@ class Bench:
                 client.fail(survivor, "hold", step=step, phase="passed")
             client.fail(second, "kill", step=step, phase="forward")
             client.fail(first, "kill", step=step, phase="passed")
-        failure = self.job.wait("failure_detected", node=first, since=since)
-        self.job.wait("failure_detected", node=second, since=since)
-        self.measure("during FORWARD", failure["time"] - failure["after_s"], since, lost=2)
+        failure = self.job.wait(FailureDetected, node=first, since=since)
+        self.job.wait(FailureDetected, node=second, since=since)
+        self.measure("during FORWARD", failure.time - failure.after_s, since, lost=2)
 
     def kill_while_joining(self) -> None:
         """One of the old members, while it sends its state to a joiner."""
@@ -144,8 +145,8 @@ class Bench:
         self.killed.add(victim)
         self.job.fail(victim, "kill", phase="transfer")
         self.job.call("add-node")
-        failure = self.job.wait("failure_detected", node=victim, since=since)
-        self.measure("during a transfer", failure["time"] - failure["after_s"], since, lost=0)
+        failure = self.job.wait(FailureDetected, node=victim, since=since)
+        self.measure("during a transfer", failure.time - failure.after_s, since, lost=0)
 
     def _two_nodes(self) -> list[str]:
         """Return two random nodes; of a model with experts two whose loss leaves a copy of each.
@@ -168,19 +169,13 @@ class Bench:
         """Wait for the recovery, note its cost, and bring the job back to four nodes."""
         gone = [name for name in self.killed if name in self._members_before(since)]
 
-        def clean(event: JsonEvent) -> bool:
-            return event["event"] == "epoch_started" and not set(event["members"]) & set(gone)
-
-        epoch = self.job.wait_for(clean, since=since, what="epoch without the lost nodes")
-        first = self.job.wait_for(
-            # (One that was done before the failure may be announced after it: that one does not count.)
-            lambda e: e["event"] == "step_committed" and e["time"] > epoch["time"],
-            since=self.job.events.index(epoch),
-            what="step after the failure",
-        )
+        epoch = self.job.wait(EpochStarted, lambda e: not set(e.members) & set(gone), since=since)
+        # (One that was done before the failure may be announced after it: that one does not count.)
+        place = self.job.events.index(epoch)
+        first = self.job.wait(StepCommitted, lambda e: e.time > epoch.time, since=place)
         tally = self.tallies.setdefault(kind, Tally())
-        tally.down.append(first["time"] - at - self.median_step())
-        print(f"{kind:20s} down {first['time'] - at:6.3f} s, less the step {tally.down[-1]:6.3f} s", flush=True)
+        tally.down.append(first.time - at - self.median_step())
+        print(f"{kind:20s} down {first.time - at:6.3f} s, less the step {tally.down[-1]:6.3f} s", flush=True)
         for _ in range(lost):
             self.add_node()
         self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
@@ -188,36 +183,34 @@ class Bench:
     def add_node(self) -> None:
         since = len(self.job.events)
         self.job.call("add-node")
-        joined = self.job.wait("node_joined", since=since)
-        node = joined["node"]
-        epoch = self.job.wait_for(
-            lambda e: e["event"] == "epoch_started" and node in e["members"], since=since, what=f"epoch with {node}"
-        )
+        joined = self.job.wait(NodeJoined, since=since)
+        node = joined.node
+        epoch = self.job.wait(EpochStarted, lambda e: node in e.members, since=since)
         self.settle(since=self.job.events.index(epoch), steps=2)
-        steps = [e for e in self.job.events[self.job.events.index(joined) :] if e["event"] == "step_committed"]
-        self.stalls.append(max(e["seconds"] for e in steps) - self.median_step())
+        steps = [e for e in self.job.events[self.job.events.index(joined) :] if isinstance(e, StepCommitted)]
+        self.stalls.append(max(e.seconds for e in steps) - self.median_step())
         if self.stalls[-1] > LONG_STALL_S:
-            still = self.watch.gaps(since=joined["time"])
+            still = self.watch.gaps(since=joined.time)
             print(f"{node} held the others up for {self.stalls[-1]:.3f} s; the machine stood still for {still} s")
             print(self.job.story(), flush=True)
 
     def settle(self, *, since: int, steps: int) -> None:
         """Wait for so many steps."""
         wanted = self._last_step() + steps
-        self.job.wait_for(lambda e: e["event"] == "step_committed" and e["step"] >= wanted, since=since, what="steps")
+        self.job.wait(StepCommitted, lambda e: e.step >= wanted, since=since)
 
     def median_step(self) -> float:
         """The median seconds of all steps so far; disturbed ones are too few to matter."""
-        steps = [e["seconds"] for e in self.job.all("step_committed")[3:]]
+        steps = [e.seconds for e in self.job.all(StepCommitted)[3:]]
         return statistics.median(steps)
 
     def _last_step(self) -> int:
-        steps = self.job.all("step_committed")
-        return steps[-1]["step"] if steps else 0
+        steps = self.job.all(StepCommitted)
+        return steps[-1].step if steps else 0
 
-    def _members_before(self, since: int) -> list[str]:
-        epochs = [e for e in self.job.events[:since] if e["event"] == "epoch_started"]
-        return epochs[-1]["members"]
+    def _members_before(self, since: int) -> tuple[str, ...]:
+        epochs = [e for e in self.job.events[:since] if isinstance(e, EpochStarted)]
+        return epochs[-1].members
 
     # ---- the result ----
 
@@ -236,16 +229,14 @@ class Bench:
 
     def losses(self) -> list[str]:
         """Check that no step, no sample and no survivor was lost."""
-        steps = self.job.all("step_committed")
-        wrong = [
-            f"steps {a['step']} -> {b['step']}" for a, b in itertools.pairwise(steps) if b["step"] != a["step"] + 1
-        ]
-        wrong += [f"step {e['step']} has {e['samples']} samples" for e in steps if e["samples"] != steps[0]["samples"]]
-        wrong += [f"rolled back to {e['to_step']}" for e in self.job.all("rolled_back")]
+        steps = self.job.all(StepCommitted)
+        wrong = [f"steps {a.step} -> {b.step}" for a, b in itertools.pairwise(steps) if b.step != a.step + 1]
+        wrong += [f"step {e.step} has {e.samples} samples" for e in steps if e.samples != steps[0].samples]
+        wrong += [f"rolled back to {e.to_step}" for e in self.job.all(RolledBack)]
         wrong += [
-            f"survivor {e['node']} failed: {e['kind']} {e['detail']}"
-            for e in self.job.all("failure_detected")
-            if e["node"] not in self.killed
+            f"survivor {e.node} failed: {e.kind} {e.detail}"
+            for e in self.job.all(FailureDetected)
+            if e.node not in self.killed
         ]
         return wrong
 

@@ -114,7 +114,7 @@ def small_clusters() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--routing", type=Path, default=ROUTING, help="folder with lazarus_gpt_*.npz")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()

@@ -206,7 +206,7 @@ class Bench:
         lived: dict[str, Lived] = {}
         for policy in POLICIES:
             events = self.live(trace, speed, policy, window)
-            lived[policy] = run = account(events, events[-1]["time"])
+            lived[policy] = run = account(events, events[-1].time)
             ratio = lived["holdfast"].samples / max(1, run.samples)
             print(
                 f"  {policy:9} {run.samples:8} {run.steps:7} {run.undone:7} {run.restarts:9} {run.down_s:8.1f} "

@@ -89,7 +89,7 @@ def worker(folder: Path, blocks: int, world: int) -> None:
     started = np.zeros(2)
     for step in job.steps(total):
         if ddp is None:
-            store = dist.FileStore(str(folder / "store"), world)
+            store = dist.FileStore(str(folder / "store"), world)  # pyright: ignore[reportPrivateImportUsage]
             dist.init_process_group("gloo", store=store, rank=job.rank, world_size=world)
             ddp = DistributedDataParallel(theirs, gradient_as_bucket_view=True)
         if (step.number - 1) % BLOCK == 0:

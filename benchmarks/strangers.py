@@ -28,6 +28,7 @@ from holdfast.control.launch_settings import script_digest
 from holdfast.control.local_job import LocalJob
 from holdfast.control.registry import JobEntry, find_job, registry_directory
 from holdfast.protocol.agent import CoordinatorMessage, Hello, Welcome
+from holdfast.protocol.events import NodeJoined, StepCommitted
 from holdfast.protocol.names import PROTOCOL
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,7 +56,7 @@ def main() -> int:
     digest = script_digest(options.script, args)
     run = LocalJob(options.script, args, options=("--nodes", str(options.nodes)))
     with run as job:
-        job.wait("step_committed", step=20)
+        job.wait(StepCommitted, step=20)
         entry = find_job(registry_directory(job.environment), job.url)
         periods: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         hellos: dict[bool, list[float]] = {False: [], True: []}
@@ -196,7 +197,7 @@ def join(job: LocalJob) -> float:
     began = time.time()
     with job.client() as client:
         client.add_node()
-    return float(job.wait("node_joined", since=since)["time"]) - began
+    return float(job.wait(NodeJoined, since=since).time) - began
 
 
 # ---- figures ----
@@ -204,8 +205,8 @@ def join(job: LocalJob) -> float:
 
 def steps_in(job: LocalJob, spans: Sequence[tuple[float, float]]) -> list[float]:
     """Return the seconds of the steps that lie within the periods."""
-    committed = job.all("step_committed")
-    return [e["seconds"] for e in committed if any(a <= e["time"] - e["seconds"] and e["time"] <= b for a, b in spans)]
+    committed = job.all(StepCommitted)
+    return [e.seconds for e in committed if any(a <= e.time - e.seconds and e.time <= b for a, b in spans)]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -45,7 +45,7 @@ def receive(pipe: Connection, megabytes: int, repeats: int) -> None:
     lock = threading.Lock()
     ended: queue.Queue[int] = queue.Queue()
 
-    def admit(epoch: int) -> Ticket:
+    def admit(epoch: int, wait_s: float) -> Ticket:
         return Ticket(plan=plan_of(epoch, inbox_port), sender=SENDER, receiver=RECEIVER)
 
     def open_receipt(ticket: Ticket) -> Receipt:

@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 
 from holdfast.control.local_job import EventLog, JobTimeoutError
+from holdfast.protocol.events import JobStarted, StepCommitted
 
 ROOT = Path(__file__).resolve().parent.parent
 #: with these sizes a step takes about 0.2 s on two cores
@@ -50,13 +51,13 @@ def main() -> int:
 def harm(log: EventLog, holdfast: tuple[str, ...], steps: int) -> None:
     """Kill a node half-way through, the hard way, and add another one a little later."""
     try:
-        log.wait("step_committed", step=steps // 2, timeout=3600)
+        log.wait(StepCommitted, step=steps // 2, timeout=3600)
         victim = log.nodes()[1]
         agent, workers = log.pids(victim)
         for pid in (*workers, agent):
             os.kill(pid, signal.SIGKILL)
-        log.wait("step_committed", step=steps // 2 + steps // 8, timeout=3600)
-        subprocess.run((*holdfast, "add-node", "--coordinator", log.wait("job_started")["url"]), check=True)
+        log.wait(StepCommitted, step=steps // 2 + steps // 8, timeout=3600)
+        subprocess.run((*holdfast, "add-node", "--coordinator", log.wait(JobStarted).url), check=True)
     except JobTimeoutError:
         return  # the job ended first: its own output says why
 

@@ -19,6 +19,7 @@ from holdfast.cli import app
 from holdfast.control.launch_settings import STRATEGIES
 from holdfast.control.local_job import LocalJob
 from holdfast.planning import strategies
+from holdfast.protocol.events import EpochStarted, FailureDetected, JobStarted, StepCommitted
 
 DEADLINE = 60.0
 TRAINING = Path(__file__).parents[1] / "control" / "scripts" / "fake_training.py"
@@ -200,7 +201,7 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
     folder.mkdir()
     options = ("--preload", "", "--nodes", "2", "--allow-faults")
     with LocalJob(TRAINING, ("--steps", "1000000"), options=options, folder=folder, environment=environment) as job:
-        job.wait("step_committed", step=2)
+        job.wait(StepCommitted, step=2)
         status = json.loads(holdfast(environment, "status", "--json").stdout)
         assert status["job"] == "fake_training"
         assert {node["node"] for node in status["nodes"]} == {"node-0", "node-1"}
@@ -210,21 +211,21 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
 
         events = [json.loads(line) for line in holdfast(environment, "events", "--json").stdout.splitlines()]
         assert events[0]["event"] == "job_started"
-        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert holdfast(environment, "events", "--after", "1").stdout.count("joined") == 2
 
         refused = holdfast(environment, "fail", "node-9", "--how", "kill")
         assert refused.returncode == 2
         assert "node-9" in refused.stderr
         assert holdfast(environment, "fail", "node-1", "--how", "kill").returncode == 0
-        job.wait("failure_detected", node="node-1")
-        job.wait("epoch_started", members=["node-0"])
+        job.wait(FailureDetected, node="node-1")
+        job.wait(EpochStarted, members=("node-0",))
 
-        job.wait("step_committed", since=len(job.events))
+        job.wait(StepCommitted, since=len(job.events))
         assert holdfast(environment, "fail", "node-0", "--how", "raise", "--worker", "0").returncode == 0
-        failed = job.wait("failure_detected", node="node-0")
-        assert failed["kind"] == "exception"
-        assert "injected: raise" in failed["detail"]
+        failed = job.wait(FailureDetected, node="node-0")
+        assert failed.kind == "exception"
+        assert "injected: raise" in failed.detail
 
 
 def test_two_jobs_must_be_told_apart_and_faults_be_allowed(environment: dict[str, str], tmp_path: Path) -> None:
@@ -236,9 +237,9 @@ def test_two_jobs_must_be_told_apart_and_faults_be_allowed(environment: dict[str
         LocalJob(TRAINING, args, options=options, folder=tmp_path / "a", environment=environment) as one,
         LocalJob(TRAINING, args, options=options, folder=tmp_path / "b", environment=environment) as two,
     ):
-        urls = [job.wait("job_started")["url"] for job in (one, two)]
+        urls = [job.wait(JobStarted).url for job in (one, two)]
         for job in (one, two):
-            job.wait("step_committed", step=1)
+            job.wait(StepCommitted, step=1)
         result = holdfast(environment, "status")
         assert result.returncode == 2
         assert all(url in result.stderr for url in urls)
@@ -311,5 +312,5 @@ def test_the_pieces_on_their_own(environment: dict[str, str], tmp_path: Path) ->
                     process.wait()
             agent.stderr.close()
     steps = [json.loads(line) for line in events.read_text().splitlines()]
-    assert [event["step"] for event in steps if event["event"] == "step_committed"] == [1, 2, 3, 4, 5]
+    assert [event.step for event in steps if isinstance(event, StepCommitted)] == [1, 2, 3, 4, 5]
     assert list((tmp_path / "tmp").glob("holdfast-*")) == []  # torch leaves a cache of its own

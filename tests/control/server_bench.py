@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from websockets.frames import Frame, Opcode
@@ -19,9 +19,11 @@ from websockets.sync.client import ClientConnection, connect
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import JobEntry
 from holdfast.protocol.agent import CoordinatorMessage, FromWorker, Hello
-from holdfast.protocol.events import name_of
+from holdfast.protocol.events import Event
 from holdfast.protocol.names import PROTOCOL, worker_id
 from holdfast.protocol.worker import Attach, WorkerMessage
+
+E = TypeVar("E", bound=Event)
 
 #: For conditions that a loaded machine may take long to bring about; nothing is measured by it.
 PATIENCE_S = 60.0
@@ -101,10 +103,10 @@ class CoordinatorProcess:
         """Return a client of its HTTP interface."""
         return CoordinatorClient(self.entry, timeout_s=PATIENCE_S)
 
-    def until_event(self, name: str) -> dict[str, Any]:
+    def until_event(self, kind: type[E]) -> E:
         """Wait for the first event of a kind."""
         with self.client() as client:
-            return next(event for event in client.events(follow=True) if name_of(event) == name)
+            return next(event for event in client.events(follow=True) if isinstance(event, kind))
 
     @contextlib.contextmanager
     def agent(self, token: str | None = None) -> Iterator[ClientConnection]:

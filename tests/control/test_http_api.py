@@ -16,7 +16,7 @@ from holdfast.control.client import CoordinatorClient, UnreachableError
 from holdfast.control.registry import JobEntry
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.protocol.agent import NodeFault, Welcome
-from holdfast.protocol.events import JobStarted, NodeLeft, name_of
+from holdfast.protocol.events import JobStarted, NodeJoined, NodeLeft, name_of
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_status_tells_who_is_there(coordinator: CoordinatorProcess) -> None:
         say(agent, hello("n0"))
         assert isinstance(hear(agent), Welcome)
         say(agent, attach("n0"))
-        coordinator.until_event("node_joined")
+        coordinator.until_event(NodeJoined)
         status = client.status()
     assert (status["job"], status["state"], status["term"], status["epoch"], status["step"]) == (
         "j",

@@ -12,6 +12,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.local_job import LocalJob
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    EpochStarted,
+    FailureDetected,
+    JobFinished,
+    JobStarted,
+    NodeJoined,
+    StepCommitted,
+    WorkersChanged,
+)
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TRAINING = SCRIPTS / "fake_training.py"
@@ -95,10 +105,10 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_a_job_runs_to_its_end_and_leaves_nothing(world: World) -> None:
     with world.job("--steps", "12", options=("--nodes", "3")) as job:
         assert job.wait_exit() == 0
-    steps = [event["step"] for event in job.all("step_committed")]
+    steps = [event.step for event in job.all(StepCommitted)]
     assert steps == list(range(1, 13))
-    assert {event["node"] for event in job.all("node_joined")} == {"node-0", "node-1", "node-2"}
-    assert job.all("job_finished")[0]["steps"] == 12
+    assert {event.node for event in job.all(NodeJoined)} == {"node-0", "node-1", "node-2"}
+    assert job.all(JobFinished)[0].steps == 12
     output = job.output_file.read_text()
     assert "done: 12 steps" in output
     assert "Traceback" not in output
@@ -107,45 +117,45 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(world: World) -> None:
 
 def test_a_job_outlives_a_killed_node(world: World) -> None:
     with world.job("--steps", "60", options=("--nodes", "3")) as job:
-        job.wait("step_committed", step=5)
+        job.wait(StepCommitted, step=5)
         job.signal_node("node-1")
-        job.wait("failure_detected", node="node-1")
+        job.wait(FailureDetected, node="node-1")
         assert job.wait_exit() == 0
-    assert [event["step"] for event in job.all("step_committed")] == list(range(1, 61))
+    assert [event.step for event in job.all(StepCommitted)] == list(range(1, 61))
     assert set(job.nodes()) == {"node-0", "node-2"}
     world.check_nothing_is_left()
 
 
 def test_a_killed_worker_is_replaced(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
-        job.wait("step_committed", step=3)
+        job.wait(StepCommitted, step=3)
         agent, (worker,) = job.pids("node-1")
         os.kill(worker, signal.SIGKILL)
-        job.wait("failure_detected", node="node-1", kind="process_exit")
-        changed = job.wait("workers_changed", node="node-1")
-        assert changed["worker_pids"] != [worker]
+        job.wait(FailureDetected, node="node-1", kind="process_exit")
+        changed = job.wait(WorkersChanged, node="node-1")
+        assert changed.worker_pids != [worker]
         assert job.pids("node-1")[0] == agent
 
 
 def test_a_killed_coordinator_is_replaced_at_the_same_address(world: World) -> None:
     with world.job("--steps", "100", "--step-s", "0.03", options=("--nodes", "2")) as job:
-        started = job.wait("job_started")
-        job.wait("step_committed", step=3)
+        started = job.wait(JobStarted)
+        job.wait(StepCommitted, step=3)
         workers = {node: job.pids(node) for node in job.nodes()}
-        os.kill(started["coordinator_pid"], signal.SIGKILL)
-        restarted = job.wait("coordinator_restarted")
-        assert restarted["url"] == started["url"]
-        assert restarted["term"] == 2
+        os.kill(started.coordinator_pid, signal.SIGKILL)
+        restarted = job.wait(CoordinatorRestarted)
+        assert restarted.url == started.url
+        assert restarted.term == 2
         assert job.wait_exit() == 0
         assert {node: job.pids(node) for node in job.nodes()} == workers
-    assert [event["step"] for event in job.all("step_committed")] == list(range(1, 101))
+    assert [event.step for event in job.all(StepCommitted)] == list(range(1, 101))
     world.check_nothing_is_left()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_everything(world: World, number: int, code: int) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "3")) as job:
-        job.wait("step_committed", step=3)
+        job.wait(StepCommitted, step=3)
         assert job.process is not None
         asked = time.monotonic()
         os.kill(job.process.pid, number)
@@ -158,11 +168,11 @@ def test_a_signal_ends_everything(world: World, number: int, code: int) -> None:
 
 def test_a_signal_ends_what_is_stopped_too(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
-        job.wait("step_committed", step=3)
+        job.wait(StepCommitted, step=3)
         assert job.process is not None
-        started = job.all("job_started")[0]
+        started = job.all(JobStarted)[0]
         job.signal_node("node-1", signal.SIGSTOP)
-        os.kill(started["coordinator_pid"], signal.SIGSTOP)
+        os.kill(started.coordinator_pid, signal.SIGSTOP)
         os.kill(job.process.pid, signal.SIGINT)
         assert job.wait_exit(30) == 130
     world.check_nothing_is_left()
@@ -179,7 +189,7 @@ def test_a_signal_while_it_starts_ends_everything(world: World) -> None:
 
 def test_nothing_survives_a_killed_run(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
-        job.wait("step_committed", step=3)
+        job.wait(StepCommitted, step=3)
         job.signal_node("node-1", signal.SIGSTOP)
         assert job.process is not None
         job.process.kill()
@@ -189,7 +199,7 @@ def test_nothing_survives_a_killed_run(world: World) -> None:
 
 def test_workers_of_a_killed_agent_end_even_when_they_are_stopped(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "2", "--workers-per-node", "2")) as job:
-        job.wait("step_committed", step=3)
+        job.wait(StepCommitted, step=3)
         agent, workers = job.pids("node-1")
         os.kill(workers[0], signal.SIGSTOP)
         os.kill(agent, signal.SIGKILL)
@@ -199,23 +209,23 @@ def test_workers_of_a_killed_agent_end_even_when_they_are_stopped(world: World) 
 @pytest.mark.parametrize(("how", "kind"), [("stop", "lease_expired"), ("exit", "connection_lost")])
 def test_a_whole_node_can_be_made_to_fail(world: World, how: str, kind: str) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "3", "--allow-faults")) as job:
-        job.wait("step_committed", step=3)
+        job.wait(StepCommitted, step=3)
         agent, _ = job.pids("node-1")
         assert cli(world, "fail", "node-1", "--how", how)[0] == 0
-        assert job.wait("failure_detected", node="node-1")["kind"] == kind
-        job.wait_for(lambda e: e["event"] == "epoch_started" and sorted(e["members"]) == ["node-0", "node-2"])
+        assert job.wait(FailureDetected, node="node-1").kind == kind
+        job.wait(EpochStarted, lambda e: sorted(e.members) == ["node-0", "node-2"])
         if how == "stop":
             since = len(job.events)
             os.kill(agent, signal.SIGCONT)  # it learns that it was expelled, and comes back with new workers
-            job.wait("node_joined", node="node-1", since=since)
+            job.wait(NodeJoined, node="node-1", since=since)
 
 
 def test_nodes_can_be_added(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
-        job.wait("step_committed", step=3)
+        job.wait(StepCommitted, step=3)
         assert cli(world, "add-node", "--count", "2") == (0, "2 more nodes are on the way\n", "")
-        job.wait("node_joined", node="node-1")
-        job.wait("node_joined", node="node-2")
+        job.wait(NodeJoined, node="node-1")
+        job.wait(NodeJoined, node="node-2")
 
 
 def test_a_script_that_fails_fails_the_job(world: World) -> None:
@@ -239,7 +249,7 @@ def test_bad_input_of_a_script_is_bad_input(world: World) -> None:
 def test_a_script_that_fails_after_its_last_step_is_told(world: World) -> None:
     with world.job("--steps", "3", "--tail", "4", options=("--nodes", "2")) as job:
         assert job.wait_exit() == 1
-    assert job.all("job_finished")
+    assert job.all(JobFinished)
     world.check_nothing_is_left()
 
 

@@ -25,6 +25,7 @@ from websockets.sync.client import ClientConnection
 from holdfast.control import agent_channel
 from holdfast.control.agent_channel import AgentChannel, AgentConnection
 from holdfast.protocol.agent import FromWorker, Heartbeat, Refused, ToWorker, Welcome
+from holdfast.protocol.events import FailureDetected
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from holdfast.protocol.orders import Begin, Stop
 from holdfast.protocol.worker import Entered
@@ -242,7 +243,7 @@ def test_a_connection_that_ends_stops_the_others(tmp_path: Path, how: str) -> No
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 raw.close()
                 assert [_next_stop(agent).epoch for agent in agents] == [1, 1]
-        failure = coordinator.until_event("failure_detected")
+        failure = coordinator.until_event(FailureDetected)
         assert (failure.node, failure.kind) == ("a", "connection_lost")
 
 
@@ -276,7 +277,7 @@ def test_the_death_of_an_agents_process_is_seen_without_a_lease(tmp_path: Path) 
         finally:
             victim.send_signal(signal.SIGKILL)
             victim.communicate()
-        failure = coordinator.until_event("failure_detected")
+        failure = coordinator.until_event(FailureDetected)
         assert (failure.node, failure.kind) == ("victim", "connection_lost")
 
 

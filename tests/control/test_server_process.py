@@ -21,7 +21,7 @@ from holdfast.control.stores import open_store
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import BadInputError
 from holdfast.protocol.agent import EndNode, Welcome
-from holdfast.protocol.events import CoordinatorRestarted, JobStarted, name_of
+from holdfast.protocol.events import CoordinatorRestarted, JobStarted, NodeJoined, name_of
 from made_events import made
 
 
@@ -124,7 +124,7 @@ def test_a_journal_that_was_damaged_is_mended(tmp_path: Path, damage: str) -> No
     with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
         say(agent, hello("n0"))
         say(agent, attach("n0"))
-        first.until_event("node_joined")
+        first.until_event(NodeJoined)
         first.process.kill()
         first.wait()
     lines = path.read_bytes().splitlines(keepends=True)
@@ -224,7 +224,7 @@ def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
             say(agent, hello("n0"))
             say(agent, attach("n0"))
             hear(agent)
-            first.until_event("node_joined")
+            first.until_event(NodeJoined)
             first.process.kill()
             first.wait()
             with pytest.raises(ConnectionClosed):

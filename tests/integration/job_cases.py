@@ -17,6 +17,7 @@ import pytest
 from holdfast.control.local_job import LocalJob
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.report import committed_steps
+from holdfast.protocol.events import RolledBack, StepCommitted
 
 TINY = Path(__file__).parent / "scripts" / "tiny.py"
 TINY_MOE = TINY.with_name("tiny_moe.py")
@@ -31,23 +32,23 @@ StartJob = Callable[..., LocalJob]
 
 def check_journal(job: LocalJob) -> None:
     """No event is missing, and every step is there once, in order, with all samples (but for roll-backs)."""
-    assert [event["seq"] for event in job.events] == list(range(1, len(job.events) + 1))
+    assert [event.seq for event in job.events] == list(range(1, len(job.events) + 1))
     wanted = 1
     for event in job.events:
-        if event["event"] == "rolled_back":
-            wanted = event["to_step"] + 1
-        if event["event"] == "step_committed":
-            assert event["step"] == wanted, job.story()
+        if isinstance(event, RolledBack):
+            wanted = event.to_step + 1
+        if isinstance(event, StepCommitted):
+            assert event.step == wanted, job.story()
             wanted += 1
-    samples = {event["samples"] for event in job.all("step_committed")}
+    samples = {event.samples for event in job.all(StepCommitted)}
     assert len(samples) <= 1
 
 
 def goes_on(job: LocalJob, steps: int = 3) -> None:
     """Wait until a job has committed further steps."""
     since = len(job.events)
-    last = job.all("step_committed")[-1]["step"]
-    job.wait("step_committed", step=last + steps, since=since)
+    last = job.all(StepCommitted)[-1].step
+    job.wait(StepCommitted, step=last + steps, since=since)
 
 
 def goes_on_until_interrupted(job: LocalJob, steps: int = 3) -> None:

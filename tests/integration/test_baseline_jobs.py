@@ -10,23 +10,24 @@ from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_i
 
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.report import make_report
+from holdfast.protocol.events import CheckpointSaved, EpochStarted, Recovered, RolledBack, StepCommitted, WorkersChanged
 
 
 def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob) -> None:
     options = ("--static-experts", "--emulate-compute", "0.0005")
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=5, options=options, script=TINY_MOE)
-    started = job.wait("epoch_started")
-    assert started["world"] == 4  # 8 experts, 6 slots a node: 2 nodes hold one replica of each
-    job.wait("step_committed", step=3)
+    started = job.wait(EpochStarted)
+    assert started.world == 4  # 8 experts, 6 slots a node: 2 nodes hold one replica of each
+    job.wait(StepCommitted, step=3)
     status = json.loads(job.call("status", "--json"))
     idle = [node["node"] for node in status["nodes"] if node["workers"][0]["rank"] is None]
     assert len(idle) == 1
     assert {len(held) for layer in status["experts"]["layers"] for held in layer.values()} == {4}
-    job.signal_node(started["members"][0])
-    again = job.wait("epoch_started", reason="failure")
-    assert again["world"] == 4
-    assert idle[0] in again["members"]
-    assert job.wait("recovered")["state_source"] == "replica"
+    job.signal_node(started.members[0])
+    again = job.wait(EpochStarted, reason="failure")
+    assert again.world == 4
+    assert idle[0] in again.members
+    assert job.wait(Recovered).state_source == "replica"
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=6)
 
@@ -35,20 +36,20 @@ def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: Sta
     options = ("--on-failure", "restart", "--static-experts", "--emulate-compute", "0.0002")
     options = (*options, "--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "4")
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
-    job.wait("checkpoint_saved", step=4)
-    job.wait("step_committed", step=7)
+    job.wait(CheckpointSaved, step=4)
+    job.wait(StepCommitted, step=7)
     job.signal_node(job.nodes()[1])
-    back = job.wait("rolled_back")
-    assert back["to_step"] == 4
-    assert back["why"] == "all workers were started again"
-    recovered = job.wait("recovered")
-    assert (recovered["action"], recovered["state_source"]) == ("restart", "checkpoint")
-    assert recovered["redo_s"] > 0
-    again = job.wait("epoch_started", reason="rollback")
-    assert again["world"] == 2
+    back = job.wait(RolledBack)
+    assert back.to_step == 4
+    assert back.why == "all workers were started again"
+    recovered = job.wait(Recovered)
+    assert (recovered.action, recovered.state_source) == ("restart", "checkpoint")
+    assert recovered.redo_s > 0
+    again = job.wait(EpochStarted, reason="rollback")
+    assert again.world == 2
     goes_on_until_interrupted(job, 6)
     check_losses(job, script=TINY_MOE, least=10)
-    assert len({pid for event in job.all("workers_changed") for pid in event["worker_pids"]}) >= 2
+    assert len({pid for event in job.all(WorkersChanged) for pid in event.worker_pids}) >= 2
     assert "EMULATED: 0.0002 s per token" in job.output()
     assert make_report(read_events(job.events_file)).emulate_compute == 0.0002
 

@@ -9,47 +9,55 @@ import time
 from job_cases import FOREVER, StartJob, goes_on_until_interrupted
 
 from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    EpochStarted,
+    FailureDetected,
+    JobStarted,
+    Recovered,
+    StepCommitted,
+)
 
 LEASE_S = CoordinatorConfig(job="").lease_s
 
 
 def test_steps_go_on_while_the_coordinator_is_dead(start_job: StartJob) -> None:
     job = start_job("--steps", "45", "--step-seconds", "0.4")
-    job.wait("step_committed", step=5)
-    killed = job.events[-1]["time"]
-    os.kill(job.wait("job_started")["coordinator_pid"], signal.SIGKILL)
-    back = job.wait("coordinator_restarted")
-    assert back["term"] == 2
+    job.wait(StepCommitted, step=5)
+    killed = job.events[-1].time
+    os.kill(job.wait(JobStarted).coordinator_pid, signal.SIGKILL)
+    back = job.wait(CoordinatorRestarted)
+    assert back.term == 2
     assert job.wait_exit() == 0
-    away = [e for e in job.all("step_committed") if killed < e["time"] < back["time"]]
+    away = [e for e in job.all(StepCommitted) if killed < e.time < back.time]
     assert away, "no step was done meanwhile"
-    assert [e["step"] for e in job.all("step_committed")] == list(range(1, 46))
-    assert len(job.all("epoch_started")) == 1
-    assert not job.all("failure_detected")
+    assert [e.step for e in job.all(StepCommitted)] == list(range(1, 46))
+    assert len(job.all(EpochStarted)) == 1
+    assert not job.all(FailureDetected)
 
 
 def test_a_node_lost_while_the_coordinator_is_away_is_mourned_later(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.4")
-    job.wait("step_committed", step=5)
+    job.wait(StepCommitted, step=5)
     victim = job.nodes()[1]
-    os.kill(job.wait("job_started")["coordinator_pid"], signal.SIGKILL)
+    os.kill(job.wait(JobStarted).coordinator_pid, signal.SIGKILL)
     job.signal_node(victim)
-    failure = job.wait("failure_detected", node=victim)
-    assert failure["kind"] == "lease_expired"
-    job.wait("recovered", action="shrink")
+    failure = job.wait(FailureDetected, node=victim)
+    assert failure.kind == "lease_expired"
+    job.wait(Recovered, action="shrink")
     goes_on_until_interrupted(job)
 
 
 def test_a_paused_coordinator_expels_nobody(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.4")
-    job.wait("step_committed", step=5)
-    pid = job.wait("job_started")["coordinator_pid"]
+    job.wait(StepCommitted, step=5)
+    pid = job.wait(JobStarted).coordinator_pid
     os.kill(pid, signal.SIGSTOP)
     # Longer than a lease: only the clock can tell, there is no event of a process that does not run.
     signal.sigtimedwait([], LEASE_S + 1)
     os.kill(pid, signal.SIGCONT)
     # Whom it wrongly took for lost it would expel at once, or when a lease has run out that it has begun now.
     late = time.time() + LEASE_S + 1
-    job.wait_for(lambda event: event["event"] == "step_committed" and event["time"] > late)
-    assert len(job.all("epoch_started")) == 1
-    assert not job.all("failure_detected")
+    job.wait(StepCommitted, lambda event: event.time > late)
+    assert len(job.all(EpochStarted)) == 1
+    assert not job.all(FailureDetected)

@@ -12,13 +12,22 @@ from pathlib import Path
 
 from job_cases import FOREVER, TINY, StartJob, alive, goes_on_until_interrupted
 
+from holdfast.protocol.events import (
+    CheckpointRejected,
+    CheckpointSaved,
+    JobFailed,
+    JobStarted,
+    RolledBack,
+    StepCommitted,
+)
+
 
 def test_ctrl_c_ends_everything(start_job: StartJob) -> None:
     memory = set(os.listdir("/dev/shm"))
     job = start_job(*FOREVER, "--step-seconds", "0.05")
-    job.wait("step_committed", step=3)
+    job.wait(StepCommitted, step=3)
     pids = [pid for node in job.nodes() for pid in (job.pids(node)[0], *job.pids(node)[1])]
-    pids.append(job.wait("job_started")["coordinator_pid"])
+    pids.append(job.wait(JobStarted).coordinator_pid)
     assert job.process is not None
     at = time.monotonic()
     job.process.send_signal(signal.SIGINT)
@@ -30,19 +39,19 @@ def test_ctrl_c_ends_everything(start_job: StartJob) -> None:
 
 def test_the_last_copy_is_lost_without_a_checkpoint(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=2)
-    job.wait("step_committed", step=5)
+    job.wait(StepCommitted, step=5)
     for node in job.nodes():
         job.signal_node(node)
     assert job.wait_exit() == 1
     assert "no live copy" in job.output()
-    assert job.all("job_failed")
+    assert job.all(JobFailed)
 
 
 def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_job: StartJob, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     options = ("--checkpoint", str(folder), "--checkpoint-every", "10")
     job = start_job("--steps", "40", "--step-seconds", "0.15", nodes=2, options=options)
-    job.wait("checkpoint_saved", step=20)
+    job.wait(CheckpointSaved, step=20)
     newest = max(path for path in folder.iterdir() if path.name.startswith("step-"))
     victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     os.truncate(victim, victim.stat().st_size // 2)
@@ -50,9 +59,9 @@ def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_
     for node in job.nodes():
         for worker in job.pids(node)[1]:
             os.kill(worker, signal.SIGKILL)
-    rejected = job.wait("checkpoint_rejected", since=since)
-    assert rejected["name"] == newest.name
-    job.wait("rolled_back", to_step=10, since=since)
+    rejected = job.wait(CheckpointRejected, since=since)
+    assert rejected.name == newest.name
+    job.wait(RolledBack, to_step=10, since=since)
     assert job.wait_exit() == 0
 
 
@@ -63,8 +72,8 @@ def test_a_job_resumes_from_its_checkpoints(start_job: StartJob, tmp_path: Path)
     assert first.wait_exit() == 0
     again = start_job("--steps", "20", nodes=3, options=options)
     assert again.wait_exit() == 0
-    assert again.all("rolled_back")[0]["to_step"] == 20
-    assert not again.all("step_committed")
+    assert again.all(RolledBack)[0].to_step == 20
+    assert not again.all(StepCommitted)
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -93,7 +102,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_worker_with_another_configuration_is_refused_and_the_job_goes_on(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=2)
-    job.wait("step_committed", step=3)
+    job.wait(StepCommitted, step=3)
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(job.folder.parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "holdfast", "agent", "--coordinator", job.url, "--node", "other"]
     command += ["--", str(TINY), "--steps", "81"]
@@ -101,4 +110,4 @@ def test_a_worker_with_another_configuration_is_refused_and_the_job_goes_on(star
     assert done.returncode == 2, done.stdout + done.stderr
     assert "differ" in done.stderr
     goes_on_until_interrupted(job)
-    assert {e["world"] for e in job.all("step_committed")} == {2}
+    assert {e.world for e in job.all(StepCommitted)} == {2}

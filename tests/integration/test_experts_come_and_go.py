@@ -13,6 +13,18 @@ from pathlib import Path
 from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on, goes_on_until_interrupted
 
 from holdfast.control.local_job import LocalJob
+from holdfast.protocol.events import (
+    CheckpointSaved,
+    EpochStarted,
+    FailureDetected,
+    FaultThreshold,
+    JobFailed,
+    NodeJoined,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+    WorkersChanged,
+)
 
 VERIFY = ("--verify-state",)
 
@@ -21,42 +33,42 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
     # Three nodes have room for exactly two copies of each of six experts: whoever is lost, copies must be made.
     options, experts = (*VERIFY, "--slots", "4"), ("--experts", "6")
     job = start_job(*FOREVER, *experts, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
-    job.wait("step_committed", step=5)
-    assert job.wait("epoch_started")["fault_threshold"] == {"asked": 2, "given": 2}
+    job.wait(StepCommitted, step=5)
+    assert job.wait(EpochStarted).fault_threshold == FaultThreshold(asked=2, given=2)
     first, second = job.nodes()[:2]
     job.signal_node(first)
-    shrunk = job.wait("recovered", action="shrink")
-    assert shrunk["experts_moved"] > 0
-    assert shrunk["bytes_moved"] > 0
+    shrunk = job.wait(Recovered, action="shrink")
+    assert shrunk.experts_moved > 0
+    assert shrunk.bytes_moved > 0
     since = len(job.events)
     job.call("add-node", "--count", "2")
-    job.wait("epoch_started", reason="join", world=5, since=since)
-    job.wait("recovered", action="grow", since=since)
+    job.wait(EpochStarted, reason="join", world=5, since=since)
+    job.wait(Recovered, action="grow", since=since)
     since = len(job.events)
     job.signal_node(second)
-    job.wait("recovered", action="shrink", since=since)
+    job.wait(Recovered, action="shrink", since=since)
     goes_on_until_interrupted(job)
-    assert "workers_changed" not in {event["event"] for event in job.events}, "survivors go on in the same processes"
+    assert not job.all(WorkersChanged), "survivors go on in the same processes"
     check_losses(job, *experts, script=TINY_MOE, least=8)
-    assert not job.all("rolled_back")
+    assert not job.all(RolledBack)
 
 
 def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
     options = (*VERIFY, "--slots", "8")
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=3, options=options, script=TINY_MOE)
-    job.wait("step_committed", step=5)
+    job.wait(StepCommitted, step=5)
     for _ in range(2):
         since = len(job.events)
         job.signal_node(job.nodes()[-1])
-        job.wait("recovered", since=since)
+        job.wait(Recovered, since=since)
         goes_on(job)
     since = len(job.events)
-    assert job.wait("epoch_started", world=1)["fault_threshold"] == {"asked": 2, "given": 1}
+    assert job.wait(EpochStarted, world=1).fault_threshold == FaultThreshold(asked=2, given=1)
     job.call("add-node", "--count", "2")
-    job.wait("epoch_started", reason="join", world=3, since=since)
+    job.wait(EpochStarted, reason="join", world=3, since=since)
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=14)
-    assert not job.all("rolled_back")
+    assert not job.all(RolledBack)
 
 
 # (A dense job is killed at every boundary; these are the ones at which experts' gradients and rows are in between.)
@@ -64,20 +76,20 @@ def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None
     """Four nodes have room for exactly two copies of each of eight experts, so one is added before the next kill."""
     options = (*VERIFY, "--slots", "4")
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
-    job.wait("step_committed")
+    job.wait(StepCommitted)
     for phase in ("reducing", "voted", "applying"):
         goes_on(job)
         since = len(job.events)
         victim = job.nodes()[1]
         job.fail(victim, "kill", phase=phase)
-        job.wait("failure_detected", node=victim, since=since)
-        job.wait("recovered", action="shrink", since=since)
+        job.wait(FailureDetected, node=victim, since=since)
+        job.wait(Recovered, action="shrink", since=since)
         job.call("add-node")
-        job.wait("epoch_started", reason="join", world=4, since=since)
-        job.wait("recovered", action="grow", since=since)
+        job.wait(EpochStarted, reason="join", world=4, since=since)
+        job.wait(Recovered, action="grow", since=since)
     goes_on_until_interrupted(job)
-    assert len(job.all("failure_detected")) == 3
-    assert not job.all("rolled_back")
+    assert len(job.all(FailureDetected)) == 3
+    assert not job.all(RolledBack)
     check_losses(job, script=TINY_MOE, least=13)
 
 
@@ -85,26 +97,28 @@ def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
     """The migration is broken off, and nothing that was to be dropped is missing: three owners of each expert."""
     options = (*VERIFY, "--slots", "5", "--fault-threshold", "3")
     job = start_job("--steps", "24", "--step-seconds", "0.1", nodes=5, options=options, script=TINY_MOE)
-    job.wait("step_committed", step=3)
-    assert job.wait("epoch_started")["fault_threshold"]["asked"] == 3, "options reach the coordinator"
+    job.wait(StepCommitted, step=3)
+    threshold = job.wait(EpochStarted).fault_threshold
+    assert threshold is not None
+    assert threshold.asked == 3, "options reach the coordinator"
     first, second = job.nodes()[1], job.nodes()[3]
     job.fail(second, "kill", step=1, phase="moving")
     job.signal_node(first)
-    job.wait("failure_detected", node=second)
+    job.wait(FailureDetected, node=second)
     assert job.wait_exit() == 0
     check_losses(job, script=TINY_MOE, least=24)
-    assert not job.all("rolled_back")
+    assert not job.all(RolledBack)
 
 
 def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: StartJob) -> None:
     """Every expert has one copy; without the lost node there is no room for all, so the job waits for another."""
     options = ("--slots", "4", "--fault-threshold", "1")
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=2, options=options, script=TINY_MOE)
-    job.wait("step_committed", step=5)
+    job.wait(StepCommitted, step=5)
     job.signal_node(job.nodes()[0])
     job.call("add-node")
     assert job.wait_exit() == 1
-    why = job.all("job_failed")[0]["why"]
+    why = job.all(JobFailed)[0].why
     assert "no live copy" in why
     assert "of MoE layer 1" in why
     assert why in job.output()
@@ -114,12 +128,12 @@ def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_pa
     options = ("--slots", "4", "--fault-threshold", "1", "--checkpoint", str(tmp_path / "kept"))
     options = (*options, "--checkpoint-every", "5", *VERIFY)
     job = start_job(*FOREVER, "--step-seconds", "0.3", nodes=2, options=options, script=TINY_MOE)
-    job.wait("checkpoint_saved")
+    job.wait(CheckpointSaved)
     since = len(job.events)
     job.signal_node(job.nodes()[0])
     job.call("add-node")
-    rolled_back = job.wait("rolled_back", since=since)
-    assert "expert" in rolled_back["why"], rolled_back
+    rolled_back = job.wait(RolledBack, since=since)
+    assert "expert" in rolled_back.why, rolled_back
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=8)
 
@@ -130,8 +144,8 @@ def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tm
     assert first.wait_exit() == 0
     again = start_job("--steps", "30", nodes=2, options=options, script=TINY_MOE)
     assert again.wait_exit() == 0
-    assert again.all("rolled_back")[0]["to_step"] == 20
-    assert [event["step"] for event in again.all("step_committed")] == list(range(21, 31))
+    assert again.all(RolledBack)[0].to_step == 20
+    assert [event.step for event in again.all(StepCommitted)] == list(range(21, 31))
     check_losses(again, script=TINY_MOE, least=10)
 
 
@@ -139,30 +153,30 @@ def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: 
     """24 samples in micro-batches of 4: six for eight workers, two of which only serve."""
     options = (*VERIFY, "--workers-per-node", "2", "--slots", "4")
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
-    job.wait("step_committed", step=5)
+    job.wait(StepCommitted, step=5)
     job.signal_node(job.nodes()[1])
-    job.wait("recovered", action="shrink")
+    job.wait(Recovered, action="shrink")
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=8)
-    assert {event["world"] for event in job.all("step_committed")} == {8, 6}
+    assert {event.world for event in job.all(StepCommitted)} == {8, 6}
 
 
 def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_path: Path) -> None:
     """Two workers on one node, one on another: each node hosts every expert once, however many share the work."""
     args = ("--steps", "25", "--step-seconds", "0.2", "--gate", str(tmp_path / "go"))
     job = start_job(*args, nodes=1, options=("--workers-per-node", "2", "--slots", "8"), script=TINY_MOE)
-    job.wait("step_committed", step=4)
+    job.wait(StepCommitted, step=4)
     with second_agent(job, "--workers", "1", "--slots", "8", str(TINY_MOE), *args):
-        job.wait("node_joined", node="other")
+        job.wait(NodeJoined, node="other")
         (tmp_path / "go").touch()
-        epoch = job.wait("epoch_started", reason="join", world=3)
-        assert epoch["fault_threshold"] == {"asked": 2, "given": 2}
-        job.wait("step_committed", world=3)
+        epoch = job.wait(EpochStarted, reason="join", world=3)
+        assert epoch.fault_threshold == FaultThreshold(asked=2, given=2)
+        job.wait(StepCommitted, world=3)
         job.signal_node("other")
         assert job.wait_exit() == 0
     check_losses(job, script=TINY_MOE, least=25)
-    assert {event["world"] for event in job.all("step_committed")} == {2, 3}
-    assert not job.all("rolled_back")
+    assert {event.world for event in job.all(StepCommitted)} == {2, 3}
+    assert not job.all(RolledBack)
 
 
 @contextmanager
@@ -186,7 +200,7 @@ def test_too_few_slots_for_the_experts_are_bad_input(start_job: StartJob) -> Non
 
 def test_status_shows_where_each_expert_lives(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=2, options=("--slots", "5"), script=TINY_MOE)
-    job.wait("step_committed", step=2)
+    job.wait(StepCommitted, step=2)
     experts = json.loads(job.call("status", "--json"))["experts"]
     assert experts["fault_threshold"] == {"asked": 2, "given": 1}
     assert [sorted(layer) for layer in experts["layers"]] == [sorted(job.nodes())] * 2

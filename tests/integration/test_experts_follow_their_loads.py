@@ -10,6 +10,16 @@ import pytest
 from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_interrupted
 
 from holdfast.control.local_job import LocalJob
+from holdfast.protocol.events import (
+    EpochStarted,
+    FailureDetected,
+    FaultThreshold,
+    Rebalanced,
+    RebalanceDecided,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+)
 
 #: Expert 0 begins with two replicas of 16, and takes nine tokens in ten.
 ARGS = ("--experts", "6", "--hot", "0.9")
@@ -20,7 +30,7 @@ def start(start_job: StartJob, gate: Path, *steps: str) -> LocalJob:
     """Start a job that waits before steps 1, 11, 21, ... until it is let `through`."""
     args = (*steps, *ARGS, "--step-seconds", "0.3", "--gates", str(gate))
     job = start_job(*args, nodes=4, options=OPTIONS, script=TINY_MOE)
-    job.wait("epoch_started", world=4)
+    job.wait(EpochStarted, world=4)
     return job
 
 
@@ -40,23 +50,23 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     job = start(start_job, gate, "--steps", "35")
     before = replicas_of_expert_0(job)
     through(gate, 1, 11)
-    decided = job.wait("rebalance_decided")
-    assert decided["adopted"], decided
-    assert decided["step"] < 11, "long before the first multiple, once there are loads"
-    assert decided["gain_s"] > decided["cost_s"] > 0
-    started = job.wait("epoch_started", reason="rebalance")
-    assert (started["world"], started["expert_moves"]) == (4, decided["moves"])
-    assert started["fault_threshold"] == {"asked": 2, "given": 2}
-    rebalanced = job.wait("rebalanced")
-    assert rebalanced["bytes_moved"] > 0
+    decided = job.wait(RebalanceDecided)
+    assert decided.adopted, decided
+    assert decided.step < 11, "long before the first multiple, once there are loads"
+    assert decided.gain_s > decided.cost_s > 0
+    started = job.wait(EpochStarted, reason="rebalance")
+    assert (started.world, started.expert_moves) == (4, decided.moves)
+    assert started.fault_threshold == FaultThreshold(asked=2, given=2)
+    rebalanced = job.wait(Rebalanced)
+    assert rebalanced.bytes_moved > 0
     assert replicas_of_expert_0(job)[1] > before[1]
     through(gate, 21, 31)
-    later = job.wait("rebalance_decided", since=job.events.index(rebalanced))
+    later = job.wait(RebalanceDecided, since=job.events.index(rebalanced))
     # The load has not changed since; what little there is to gain is weighed against what the first switch took.
-    assert later["adopted"] == (later["gain_s"] > later["cost_s"])
+    assert later.adopted == (later.gain_s > later.cost_s)
     assert job.wait_exit() == 0
     check_losses(job, *ARGS, script=TINY_MOE, least=35)
-    assert not job.all("recovered")
+    assert not job.all(Recovered)
 
 
 @pytest.mark.parametrize("place", ["prepared", "moving"])
@@ -67,12 +77,12 @@ def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path:
     if place == "moving":
         job.fail(victim, "kill", step=1, phase="moving")
     through(gate, 1, 11, 21, 31)
-    assert job.wait("rebalance_decided")["adopted"]
+    assert job.wait(RebalanceDecided).adopted
     if place == "prepared":
         job.signal_node(victim)
-    job.wait("failure_detected", node=victim)
-    assert job.wait("recovered")["action"] == "shrink"
-    job.wait("step_committed", step=15)
+    job.wait(FailureDetected, node=victim)
+    assert job.wait(Recovered).action == "shrink"
+    job.wait(StepCommitted, step=15)
     goes_on_until_interrupted(job)
     check_losses(job, *ARGS, script=TINY_MOE, least=15)
-    assert not job.all("rolled_back")
+    assert not job.all(RolledBack)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from job_cases import FOREVER, TINY_MOE, StartJob, alive, check_journal
 
+from holdfast.protocol.events import CheckpointSaved, JobFinished, RolledBack, StepCommitted
+
 
 @pytest.mark.parametrize(
     ("number", "code", "options"), [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ("--on-failure", "restart"))]
@@ -18,21 +20,21 @@ def test_an_interrupted_job_goes_on_where_it_was(
     folder = tmp_path / "checkpoints"
     options = (*options, "--checkpoint", str(folder), "--checkpoint-every", "1000")
     first = start_job(*FOREVER, "--step-seconds", "0.05", nodes=2, options=options)
-    first.wait("step_committed", step=5)
+    first.wait(StepCommitted, step=5)
     pids = [pid for node in first.nodes() for pid in (first.pids(node)[0], *first.pids(node)[1])]
     assert first.process is not None
     first.process.send_signal(number)
     assert first.wait_exit(60) == code, first.story()
     assert [pid for pid in pids if alive(pid)] == []
     check_journal(first)
-    step = first.all("step_committed")[-1]["step"]
-    assert [event["step"] for event in first.all("checkpoint_saved")] == [step], first.story()
+    step = first.all(StepCommitted)[-1].step
+    assert [event.step for event in first.all(CheckpointSaved)] == [step], first.story()
     assert f"step {step} is saved: the same command goes on from there" in first.output()
-    assert not first.all("job_finished")
+    assert not first.all(JobFinished)
 
     again = start_job(*FOREVER, nodes=2, options=options)
-    assert again.wait("rolled_back")["to_step"] == step
-    assert again.wait("step_committed")["step"] == step + 1
+    assert again.wait(RolledBack).to_step == step
+    assert again.wait(StepCommitted).step == step + 1
     assert again.process is not None
     again.process.send_signal(number)
     again.process.send_signal(number)
@@ -42,12 +44,12 @@ def test_an_interrupted_job_goes_on_where_it_was(
 def test_experts_are_saved_too(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "1000")
     first = start_job(*FOREVER, nodes=2, options=options, script=TINY_MOE)
-    first.wait("step_committed", step=5)
+    first.wait(StepCommitted, step=5)
     assert first.process is not None
     first.process.send_signal(signal.SIGINT)
     assert first.wait_exit(60) == 130, first.story()
-    step = first.all("step_committed")[-1]["step"]
-    assert [event["step"] for event in first.all("checkpoint_saved")] == [step], first.story()
+    step = first.all(StepCommitted)[-1].step
+    assert [event.step for event in first.all(CheckpointSaved)] == [step], first.story()
     again = start_job("--steps", str(step + 3), nodes=3, options=options, script=TINY_MOE)
     assert again.wait_exit() == 0, again.story()
-    assert [event["step"] for event in again.all("step_committed")] == [step + 1, step + 2, step + 3]
+    assert [event.step for event in again.all(StepCommitted)] == [step + 1, step + 2, step + 3]

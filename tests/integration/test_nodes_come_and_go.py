@@ -6,95 +6,105 @@ import signal
 
 from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_until_interrupted
 
+from holdfast.protocol.events import (
+    EpochStarted,
+    FailureDetected,
+    NodeJoined,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+    WorkersChanged,
+)
+
 
 def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob) -> None:
     job = start_job("--steps", "60", "--step-seconds", "0.15", options=("--verify-state",))
-    job.wait("step_committed", step=8)
+    job.wait(StepCommitted, step=8)
     first, second = job.nodes()[:2]
     job.signal_node(first)
-    job.wait("epoch_started", reason="failure")
-    job.wait("recovered", action="shrink")
+    job.wait(EpochStarted, reason="failure")
+    job.wait(Recovered, action="shrink")
     job.call("add-node", "--count", "2")
-    job.wait("epoch_started", reason="join", world=4)
+    job.wait(EpochStarted, reason="join", world=4)
     job.signal_node(second)
     assert job.wait_exit() == 0
-    assert "workers_changed" not in {event["event"] for event in job.events}, "survivors go on in the same processes"
+    assert not job.all(WorkersChanged), "survivors go on in the same processes"
     check_losses(job, script=TINY, least=60)
-    assert {event["world"] for event in job.all("step_committed")} >= {2, 3}
-    assert not job.all("rolled_back")
-    assert {e["node"] for e in job.all("failure_detected")} == {first, second}
+    assert {event.world for event in job.all(StepCommitted)} >= {2, 3}
+    assert not job.all(RolledBack)
+    assert {e.node for e in job.all(FailureDetected)} == {first, second}
 
 
 def test_a_kill_at_any_phase_boundary_loses_nothing(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=8, options=("--verify-state",))
-    job.wait("step_committed")
+    job.wait(StepCommitted)
     for phase in ("compute", "reducing", "ready", "voted", "passed", "applying"):
         goes_on(job)
         since = len(job.events)
         victim = job.nodes()[1]
         job.fail(victim, "kill", phase=phase)
-        failure = job.wait("failure_detected", node=victim, since=since)
-        assert failure["kind"] == "connection_lost"
-        job.wait("recovered", action="shrink", since=since)
+        failure = job.wait(FailureDetected, node=victim, since=since)
+        assert failure.kind == "connection_lost"
+        job.wait(Recovered, action="shrink", since=since)
     goes_on_until_interrupted(job)
     assert len(job.nodes()) == 2
-    assert len(job.all("failure_detected")) == 6
+    assert len(job.all(FailureDetected)) == 6
     check_losses(job, script=TINY, least=22)
 
 
 def test_two_nodes_at_once_and_one_while_recovering(start_job: StartJob) -> None:
     job = start_job("--steps", "50", "--step-seconds", "0.1", nodes=5)
-    job.wait("step_committed", step=5)
+    job.wait(StepCommitted, step=5)
     nodes = job.nodes()
     job.signal_node(nodes[0])
     job.signal_node(nodes[3])
-    job.wait("failure_detected")
+    job.wait(FailureDetected)
     job.signal_node(nodes[1])
-    job.wait("epoch_started", world=2)
+    job.wait(EpochStarted, world=2)
     assert job.wait_exit() == 0
-    assert len(job.all("step_committed")) == 50
+    assert len(job.all(StepCommitted)) == 50
 
 
 def test_a_worker_that_dies_is_replaced(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.15")
-    job.wait("step_committed", step=3)
+    job.wait(StepCommitted, step=3)
     node = job.nodes()[0]
     _, before = job.pids(node)
     for number, (how, kind) in enumerate([("exit", "process_exit"), ("raise", "exception")]):
         since = len(job.events)
         job.fail(node, how, worker=0)
-        assert job.wait("failure_detected", node=node, since=since)["kind"] == kind
-        job.wait("workers_changed", node=node, since=since)
-        job.wait("epoch_started", reason="join", since=since)
-        assert len(job.all("workers_changed")) == number + 1
+        assert job.wait(FailureDetected, node=node, since=since).kind == kind
+        job.wait(WorkersChanged, node=node, since=since)
+        job.wait(EpochStarted, reason="join", since=since)
+        assert len(job.all(WorkersChanged)) == number + 1
     assert job.pids(node)[1] != before
     goes_on_until_interrupted(job)
 
 
 def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.15", options=("--verify-state",))
-    job.wait("step_committed", step=5)
+    job.wait(StepCommitted, step=5)
     victim = job.nodes()[2]
     since = len(job.events)
     old = job.pids(victim)[1]
     job.signal_node(victim, signal.SIGSTOP)
-    failure = job.wait("failure_detected", node=victim, since=since)
-    assert failure["kind"] == "lease_expired"
-    job.wait("recovered", since=since)
+    failure = job.wait(FailureDetected, node=victim, since=since)
+    assert failure.kind == "lease_expired"
+    job.wait(Recovered, since=since)
     woken = len(job.events)
     job.signal_node(victim, signal.SIGCONT)
-    job.wait("node_joined", node=victim, since=woken)
+    job.wait(NodeJoined, node=victim, since=woken)
     assert job.pids(victim)[1] != old
-    job.wait("epoch_started", reason="join", world=3, since=woken)
+    job.wait(EpochStarted, reason="join", world=3, since=woken)
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY, least=11)
 
 
 def test_arrivals_within_the_join_window_are_taken_in_together(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.05", nodes=1, options=("--join-window", "5"))
-    job.wait("step_committed", step=2)
+    job.wait(StepCommitted, step=2)
     for node in ("node-1", "node-2"):
         job.call("add-node")
-        job.wait("node_joined", node=node)  # the second comes well after the first, and within the window
-    job.wait("epoch_started", reason="join")
-    assert [event["world"] for event in job.all("epoch_started")] == [1, 3]
+        job.wait(NodeJoined, node=node)  # the second comes well after the first, and within the window
+    job.wait(EpochStarted, reason="join")
+    assert [event.world for event in job.all(EpochStarted)] == [1, 3]

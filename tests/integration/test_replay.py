@@ -10,6 +10,7 @@ import pytest
 from job_cases import TINY, TINY_MOE, check_journal, check_losses
 
 from holdfast.control.local_job import LocalJob
+from holdfast.protocol.events import JobFailed, JobWaiting, NodeJoined, NodeLeft, Recovered, RolledBack, StepCommitted
 
 
 def replayed(tmp_path: Path, trace: Iterable[str], *args: str, options: tuple[str, ...], script: Path) -> LocalJob:
@@ -38,19 +39,19 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     )
     assert job.process is not None
     assert job.process.returncode == 0, job.story()
-    begin = job.all("step_committed")[0]["time"]
-    lost = {event["node"]: event["time"] - begin for event in job.all("node_left") if event["reason"] == "failed"}
+    begin = job.all(StepCommitted)[0].time
+    lost = {event.node: event.time - begin for event in job.all(NodeLeft) if event.reason == "failed"}
     assert list(lost) in (["c", "a", "d", "b"], ["c", "d", "a", "b"])
     for node, second in (("c", 1), ("a", 3), ("d", 3), ("b", 4)):
         assert second - 0.1 < lost[node] < second + 10, job.story()  # (never early; late on a busy machine)
-    joined = [event["node"] for event in job.all("node_joined")]
+    joined = [event.node for event in job.all(NodeJoined)]
     assert sorted(joined[:4]) == ["a", "b", "c", "d"]
     assert joined[4:] == ["a", "e"]
-    assert job.all("rolled_back")
-    waits = [(event["nodes"], event["slots"]) for event in job.all("job_waiting")]
+    assert job.all(RolledBack)
+    waits = [(event.nodes, event.slots) for event in job.all(JobWaiting)]
     assert waits in ([(1, 2), (2, 6), (1, 2)], [(1, 2), (2, 6)]), "(the two that come back may come together)"
     assert "waiting for 2 nodes with 6 more expert slots: no node is left" in job.output()
-    assert {event["state_source"] for event in job.all("recovered")} >= {"checkpoint"}
+    assert {event.state_source for event in job.all(Recovered)} >= {"checkpoint"}
     check_losses(job, *experts, script=TINY_MOE, least=30)
     assert "job done" in job.output()
 
@@ -68,7 +69,7 @@ def test_the_replay_ends_with_the_trace_and_sums_up(tmp_path: Path) -> None:
     assert summary["nodes_lost"] == 1
     assert summary["recoveries"] == {"shrink": 1}
     assert summary["samples"] == 24 * summary["steps"] > 0
-    assert not job.all("job_failed")
+    assert not job.all(JobFailed)
 
 
 def test_all_that_is_lost_without_a_checkpoint_is_told(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,13 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+import msgspec
 
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import find_job, registry_directory
 from holdfast.errors import HoldfastError
+from holdfast.observability.event_lines import decode_event
+from holdfast.protocol.events import EpochStarted, Event, JobStarted, NodeJoined, ReadEvent, WorkersChanged
 
-JsonEvent = dict[str, Any]
+E = TypeVar("E", bound=Event)
 
 
 class JobTimeoutError(HoldfastError):
@@ -34,7 +37,7 @@ class EventLog:
 
     def __init__(self, path: Path, alive: Callable[[], bool]) -> None:
         self.events_file = path
-        self.events: list[JsonEvent] = []
+        self.events: list[ReadEvent] = []
         self._alive = alive
         self._followed = True
         self._drained = False
@@ -52,58 +55,57 @@ class EventLog:
 
     # ---- watching ----
 
-    def wait(self, event: str, *, since: int = 0, timeout: float = 120.0, **fields: Any) -> JsonEvent:
-        """Return the first event of this name and these fields from the journal's place `since` on.
+    def wait(
+        self,
+        kind: type[E],
+        where: Callable[[E], bool] = lambda _: True,
+        /,
+        *,
+        since: int = 0,
+        timeout: float = 120.0,
+        **fields: Any,
+    ) -> E:
+        """Return the first event of a kind from the journal's place `since` on, `where` holds and with these fields.
 
         Raises:
             JobTimeoutError: it did not come in time, or the job ended before.
         """
-        return self.wait_for(
-            lambda e: e["event"] == event and all(e.get(k) == v for k, v in fields.items()),
-            since=since,
-            timeout=timeout,
-            what=f"{event} {fields or ''}",
-        )
-
-    def wait_for(
-        self, matches: Callable[[JsonEvent], bool], *, since: int = 0, timeout: float = 120.0, what: str = "event"
-    ) -> JsonEvent:
-        """Return the first event from place `since` on that matches."""
         deadline = time.monotonic() + timeout
         place = since
         with self._changed:
             while True:
                 while place < len(self.events):
-                    if matches(self.events[place]):
-                        return self.events[place]
+                    event = self.events[place]
+                    if isinstance(event, kind) and _has(event, fields) and where(event):
+                        return event
                     place += 1
                 left = deadline - time.monotonic()
                 if left <= 0 or self._drained:
                     when = "before the job ended" if self._drained else f"within {timeout} s"
-                    raise JobTimeoutError(f"no {what} {when}:\n{self.story()}")
+                    raise JobTimeoutError(f"no {kind.__name__} {fields or ''} {when}:\n{self.story()}")
                 self._changed.wait(min(left, 0.25))
 
-    def all(self, event: str) -> list[JsonEvent]:
-        """Return all events of this name so far."""
+    def all(self, kind: type[E]) -> list[E]:
+        """Return all events of this kind so far."""
         with self._changed:
-            return [e for e in self.events if e["event"] == event]
+            return [event for event in self.events if isinstance(event, kind)]
 
     def story(self) -> str:
         """Return the last events, for error messages."""
-        return "\n".join(json.dumps(event) for event in self.events[-12:])
+        return "\n".join(msgspec.json.encode(event).decode() for event in self.events[-12:])
 
     # ---- who is there ----
 
     def pids(self, node: str) -> tuple[int, tuple[int, ...]]:
         """Return the process ids of a node's agent and of its newest workers."""
-        joined = [e for e in self.all("node_joined") if e["node"] == node][-1]
-        changes = [e for e in self.events if e["event"] in ("node_joined", "workers_changed") and e["node"] == node]
-        return joined["agent_pid"], tuple(changes[-1]["worker_pids"])
+        joined = [event for event in self.all(NodeJoined) if event.node == node]
+        changes = [e for e in self.events if isinstance(e, NodeJoined | WorkersChanged) and e.node == node]
+        return joined[-1].agent_pid, changes[-1].worker_pids
 
     def nodes(self) -> tuple[str, ...]:
         """Return the members of the newest epoch."""
-        epochs = self.all("epoch_started")
-        return tuple(epochs[-1]["members"]) if epochs else ()
+        epochs = self.all(EpochStarted)
+        return epochs[-1].members if epochs else ()
 
     # ---- harming it ----
 
@@ -129,7 +131,7 @@ class EventLog:
             *lines, buffer = (buffer + data).split(b"\n")
             if lines:
                 with self._changed:
-                    self.events += [json.loads(line) for line in lines]
+                    self.events += map(decode_event, lines)
                     self._changed.notify_all()
             elif last:
                 break
@@ -231,7 +233,11 @@ class LocalJob(EventLog):
     @property
     def url(self) -> str:
         """The coordinator's address."""
-        return self.wait("job_started")["url"]
+        return self.wait(JobStarted).url
 
     def _runs(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+
+def _has(event: Event, fields: dict[str, Any]) -> bool:
+    return all(getattr(event, name) == value for name, value in fields.items())
