@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,16 @@ def record(model: MoEGPT, dataset: Bytes, file: Path) -> None:
     chosen: dict[str, list[torch.Tensor]] = {}
     for layer, moe in enumerate(moe_layers(model)):
         rows = chosen.setdefault(f"layer{layer}", [])
-        moe.gate.register_forward_hook(lambda _gate, _input, choice, rows=rows: rows.append(choice.experts))
+        moe.gate.register_forward_hook(_recorder(rows))
     with torch.no_grad():
         for sample in range(min(RECORDED_SAMPLES, len(dataset))):
             model(dataset[sample][0].unsqueeze(0))
     arrays: dict[str, Any] = {name: torch.cat(rows).numpy() for name, rows in chosen.items()}
     np.savez(file, **arrays)
+
+
+def _recorder(rows: list[torch.Tensor]) -> Callable[[torch.nn.Module, Any, Any], None]:
+    return lambda _gate, _input, choice: rows.append(choice.experts)
 
 
 def route(model: MoEGPT, file: Path) -> None:
