@@ -19,6 +19,7 @@ from holdfast.cli import app
 from holdfast.control.launch_settings import STRATEGIES
 from holdfast.control.local_job import LocalJob
 from holdfast.planning import strategies
+from holdfast.observability.event_lines import read_events
 from holdfast.protocol.events import EpochStarted, FailureDetected, JobStarted, StepCommitted
 
 DEADLINE = 60.0
@@ -211,7 +212,7 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
 
         events = [json.loads(line) for line in holdfast(environment, "events", "--json").stdout.splitlines()]
         assert events[0]["event"] == "job_started"
-        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
         assert holdfast(environment, "events", "--after", "1").stdout.count("joined") == 2
 
         refused = holdfast(environment, "fail", "node-9", "--how", "kill")
@@ -311,6 +312,6 @@ def test_the_pieces_on_their_own(environment: dict[str, str], tmp_path: Path) ->
                     process.send_signal(signal.SIGKILL)
                     process.wait()
             agent.stderr.close()
-    steps = [json.loads(line) for line in events.read_text().splitlines()]
-    assert [event.step for event in steps if isinstance(event, StepCommitted)] == [1, 2, 3, 4, 5]
+    steps = [event.step for event in read_events(events) if isinstance(event, StepCommitted)]
+    assert steps == [1, 2, 3, 4, 5]
     assert list((tmp_path / "tmp").glob("holdfast-*")) == []  # torch leaves a cache of its own
