@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from holdfast.cli import app
 from holdfast.control.launch_settings import STRATEGIES
 from holdfast.control.local_job import LocalJob
-from holdfast.planning import strategies
 from holdfast.observability.event_lines import read_events
+from holdfast.planning import strategies
 from holdfast.protocol.events import EpochStarted, FailureDetected, JobStarted, StepCommitted
 
 DEADLINE = 60.0
