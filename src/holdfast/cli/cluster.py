@@ -35,7 +35,7 @@ from holdfast.control.launch_settings import (
     check_writable_file,
     script_digest,
 )
-from holdfast.control.registry import JobEntry, find_job, registry_directory
+from holdfast.control.registry import JobEntry, check_name, find_job, registry_directory
 from holdfast.control.settings import ServerSettings
 from holdfast.coordination.agent import TAIL_FAILED
 from holdfast.coordination.inputs import CoordinatorConfig
@@ -164,6 +164,8 @@ def agent(
     if not 1 <= workers <= 1024:
         raise BadInputError(f"--workers is {workers}: it must lie between 1 and 1024")
     check_expert_options(slots)
+    if node:
+        check_name("--node", node)
     if not re.match(RACK_PATTERN, rack):
         raise BadInputError(f"--rack is {rack!r}: use letters, digits, dots, dashes, at most 64")
     if checkpoint is not None:

@@ -8,12 +8,12 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.control.registry import check_name
 from holdfast.control.stores import check_store
 from holdfast.control.zygote import PRELOAD
 from holdfast.coordination.inputs import RECONFIGURE, RESTART
 from holdfast.errors import BadInputError
 
-_JOB_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 #: `planning.strategies` by name, without its imports
 STRATEGIES = ("best", "mro", "spread", "compact")
 _MAX_NODES = 1024
@@ -88,8 +88,7 @@ class LaunchSettings:
             raise BadInputError(f"--checkpoint-every is {self.checkpoint_every}: it must be at least 1 step")
         check_expert_options(self.slots, self.fault_threshold, self.join_window, self.strategy, self.rebalance_every)
         self._check_baseline()
-        if not _JOB_NAME.match(self.job_name):
-            raise BadInputError(f"the job's name is {self.job_name!r}: use letters, digits, dots, dashes, at most 64")
+        check_name("the job's name", self.job_name)
         if not 0 <= self.port <= 65535:
             raise BadInputError(f"--port is {self.port}: it must lie between 0 (a free one) and 65535")
         if self.store:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.errors import BadInputError
+from holdfast.protocol.names import NAME_PATTERN
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +82,26 @@ def live_jobs(directory: Path) -> list[JobEntry]:
     return sorted(found, key=lambda entry: entry.url)
 
 
+def check_token(token: str) -> None:
+    """Refuse a token that no request can carry.
+
+    Raises:
+        BadInputError: it is empty, or has other characters than ASCII's printable ones.
+    """
+    if not token or not token.isascii() or not token.isprintable():
+        raise BadInputError("the token must be one or more printable ASCII characters")
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse the name of a job or node that no message can carry.
+
+    Raises:
+        BadInputError: naming `what` it is.
+    """
+    if not re.fullmatch(NAME_PATTERN, name) or name.endswith("\n"):
+        raise BadInputError(f"{what} is {name!r}: use letters, digits, dots, dashes, at most 64")
+
+
 def find_job(directory: Path, coordinator: str | None = None, token: str | None = None, cafile: str = "") -> JobEntry:
     """Return the job at the URL `coordinator`, or the only one that runs on this machine.
 
@@ -87,7 +109,7 @@ def find_job(directory: Path, coordinator: str | None = None, token: str | None 
         token: for a URL that is not registered here.
 
     Raises:
-        BadInputError: there is none, or several, or no token for the URL.
+        BadInputError: there is none, or several, or no token for the URL, or one that cannot be sent.
     """
     jobs = live_jobs(directory)
     if coordinator is not None:
@@ -97,6 +119,7 @@ def find_job(directory: Path, coordinator: str | None = None, token: str | None 
             return known
         if token is None:
             raise BadInputError(f"the job at {url} does not run on this machine: give its --token")
+        check_token(token)
         return JobEntry(url=url, token=token, job="", pid=0, cafile=cafile)
     if not jobs:
         raise BadInputError("no job runs on this machine: start one with `holdfast run`, or give --coordinator URL")

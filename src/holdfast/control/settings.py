@@ -7,6 +7,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.control.registry import check_name, check_token
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import BadInputError
 from holdfast.protocol.record import KnownCheckpoint
@@ -58,12 +59,14 @@ class ServerSettings:
         """Refuse what cannot be served.
 
         Raises:
-            BadInputError: the port is none, the address needs a token, certificate or key is missing or broken.
+            BadInputError: name or token cannot be sent, the port is none, the address needs a token, certificate or key
+                is missing or broken.
         """
+        check_name("the job's name", self.job)
         if not 0 <= self.port <= 65535:
             raise BadInputError(f"the port is {self.port}: it must lie between 0 (a free one) and 65535")
-        if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
-            raise BadInputError("the token must be one or more printable ASCII characters")
+        if self.token is not None:
+            check_token(self.token)
         if self.token is None and not self.loopback:
             raise BadInputError(f"the address {self.host} can be reached from outside: give a --token, or 127.0.0.1")
         if (self.certfile is None) != (self.keyfile is None):

@@ -15,7 +15,8 @@ from msgspec import Meta
 PROTOCOL = 2
 MAX_MESSAGE_BYTES = 1 << 20
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 RACK_PATTERN = r"^[A-Za-z0-9._-]{0,64}$"
 WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[0-9]{1,4}/[0-9a-f]{1,32}$")]
 Text = Annotated[str, Meta(max_length=8192)]
