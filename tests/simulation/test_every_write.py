@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.coordination.agent import AgentInstruction, AgentMachine
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Instruction
 from holdfast.errors import EXIT_DONE
@@ -20,6 +21,13 @@ class CannotTakeOver(Coordinator):
         if self.record.term > 0:
             raise RuntimeError("a coordinator took over")
         return super().start(now, url, pid)
+
+
+class CannotStart(AgentMachine):
+    """Fails at once, so that a schedule takes no time."""
+
+    def start(self) -> list[AgentInstruction]:
+        raise RuntimeError("no agent starts")
 
 
 def test_schedules_of_one_failure_come_first_then_random_ones_of_all_kinds() -> None:
@@ -62,6 +70,11 @@ def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) 
     number = one_failure(0).number
     assert f"python -m holdfast.simulation replay {number} --write 2\n" in said
     assert "; 0 failed" not in said
+
+
+def test_a_long_run_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not writes(21, seed=0, processes=1, parts=Parts(agent=CannotStart))
+    assert capsys.readouterr().err == "20 of 21 schedules, 20 runs failed\n"
 
 
 def test_a_job_that_must_be_done_and_is_not_counts_as_failed() -> None:

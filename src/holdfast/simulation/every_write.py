@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +18,8 @@ from holdfast.simulation.fuzzing import Tally, print_failed
 
 #: whose schedules come after those of one failure, in turns
 _RANDOM = ("random", "wide", "lively", "baseline")
+#: schedules after which a run of many minutes says how far it is
+_SAID_EVERY = 20
 
 
 def one_failure(number: int) -> Schedule:
@@ -64,8 +67,10 @@ def writes(count: int, seed: int | None = None, processes: int = 0, parts: Parts
     seed = int.from_bytes(os.urandom(4)) if seed is None else seed
     since, tally = time.monotonic(), Tally()
     with ProcessPoolExecutor(processes or len(os.sched_getaffinity(0))) as pool:
-        for part in pool.map(partial(disturb, parts=parts), chosen(count, seed)):
+        for place, part in enumerate(pool.map(partial(disturb, parts=parts), chosen(count, seed)), start=1):
             tally.add(part)
+            if place % _SAID_EVERY == 0:
+                print(f"{place} of {count} schedules, {tally.failed.total()} runs failed", file=sys.stderr, flush=True)
     wall_s, runs = time.monotonic() - since, tally.schedules.total()
     print(f"{count} schedules (--seed {seed}), the coordinator killed, and its power cut, at every write:")
     print(f"{runs} runs in {wall_s:.0f} s, {runs / wall_s:.0f} per second; {tally.failed.total()} failed")
