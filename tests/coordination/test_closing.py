@@ -7,7 +7,7 @@ import pytest
 from machinery import Job, applied, attach, commit, hello, kept, w, written
 
 from holdfast.coordination.inputs import EndJob, Received, Shutdown
-from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
+from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.plan import DecisionKind
@@ -255,3 +255,82 @@ def test_nobody_is_stopped_while_the_first_one_still_saves() -> None:
             job.feed(Received(connection, msg.Heartbeat()))
         job.tick(1.0)
         assert job.orders(msg.Stop) == {}
+
+
+RAISED = "after_apply raised at step 4 on node n1, rank 1: ZeroDivisionError: of the script (train.py:33)"
+
+
+def failed_job(**config: object) -> Job:
+    """Three nodes that have applied step 4, where the script of one has raised."""
+    job = saving_job(**config)
+    for step in range(1, 5):
+        job.step(step)
+    job.say(script_failed("n1"))
+    assert job.kinds == ["Stop", "Stop", "Stop"]
+    return job
+
+
+def script_failed(node: str, epoch: int = 1) -> msg.ScriptFailed:
+    return msg.ScriptFailed(worker=w(node), epoch=epoch, step=4, why=RAISED.replace("n1", node))
+
+
+@pytest.mark.parametrize("policy", ["reconfigure", "restart"])
+def test_a_script_that_cannot_go_on_fails_once_all_members_have_saved(policy: str) -> None:
+    job = failed_job(on_failure=policy)
+    all_report(job, 4)
+    all_save(job, 4)
+    assert job.machine.over == EndJob(EXIT_FAILED, RAISED)
+    assert job.machine.record.outcome == "failed"
+    assert job.machine.record.checkpoints[-1].step == 4
+    assert [event.why for event in job.events if isinstance(event, ev.JobFailed)] == [RAISED]
+
+
+def test_the_first_cause_stands_whoever_fails_or_wants_the_end_afterwards() -> None:
+    job = failed_job()
+    job.say(script_failed("n2"))
+    job.feed(CTRL_C)
+    all_report(job, 4)
+    all_save(job, 4)
+    assert job.machine.over == EndJob(EXIT_FAILED, RAISED)
+    at_once = failed_job()
+    at_once.feed(Shutdown(143, "SIGTERM"))
+    assert at_once.machine.over == EndJob(EXIT_FAILED, RAISED)
+
+
+def test_a_script_that_cannot_go_on_while_its_user_wants_the_end_has_failed() -> None:
+    job = interrupted_job()
+    job.say(script_failed("n1"))
+    all_report(job, 4)
+    all_save(job, 4)
+    assert job.machine.over == EndJob(EXIT_FAILED, RAISED)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_cause_outlives_the_coordinator(begun: bool) -> None:
+    job = failed_job()
+    epoch = 1
+    if begun:
+        all_report(job, 4)
+        epoch = 2
+    job.boot(takeover=True)
+    for node in ("n0", "n1", "n2"):
+        said = (msgspec.structs.replace(attach(w(node)), saves=True), msg.Begun(worker=w(node), epoch=epoch))
+        said = (*said, msg.Entered(worker=w(node), epoch=epoch, applied=4))
+        job.connect(hello(node, (*said, script_failed("n1")) if node == "n1" else said))
+    if not begun:
+        all_report(job, 4)
+        all_save(job, 4)
+    else:
+        for node in ("n0", "n1", "n2"):
+            job.say(msg.Finished(worker=w(node), epoch=epoch, step=4))
+    assert job.machine.over == EndJob(EXIT_FAILED, RAISED)
+
+
+def test_a_job_that_is_over_is_not_asked_to_save() -> None:
+    job = saving_job()
+    job.step(1)
+    for node in ("n0", "n1", "n2"):
+        job.say(msg.Finished(worker=w(node), epoch=1, step=1))
+    assert job.machine.over == EndJob(EXIT_DONE, "done")
+    job.feed(CTRL_C)
+    assert job.kinds == []

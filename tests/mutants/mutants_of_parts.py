@@ -79,15 +79,15 @@ PART_MUTANTS = (
     Mutant(
         name="waits_for_a_checkpoint_that_nobody_writes",
         file=CLOSING,
-        old="        if not (request.save and record.saves and record.plan):\n",
-        new="        if not (request.save and record.plan):\n",
+        old="        if not (save and record.saves and record.plan):\n",
+        new="        if not (save and record.plan):\n",
         why="a job without a directory ends at once",
     ),
     Mutant(
         name="asking_again_gives_more_time",
         file=CLOSING,
-        old="        if self.will is None:\n            self._since",
-        new="        if self.will is None or request.save:\n            self._since",
+        old="        elif not self.under_way:\n            self.under_way, self._since",
+        new="        else:\n            self.under_way, self._since",
         why="its launcher asks again and again: it must end all the same",
     ),
     Mutant(
@@ -100,9 +100,23 @@ PART_MUTANTS = (
     Mutant(
         name="saves_for_ever",
         file=CLOSING,
-        old="        if self.will is not None and self._turn.now - self._since > self._config.save_timeout_s:\n",
-        new="        if self.will is not None and self._turn.now < self._since:\n",
+        old="        if self.under_way and self._turn.now - self._since > self._config.save_timeout_s:\n",
+        new="        if self.under_way and self._turn.now < self._since:\n",
         why="what takes too long is given up",
+    ),
+    Mutant(
+        name="the_last_cause_stands",
+        file=CLOSING,
+        old="        self._cause = self._cause or why\n",
+        new="        self._cause = why\n",
+        why="what came first explains the rest",
+    ),
+    Mutant(
+        name="a_failed_script_ended_by_will",
+        file=CLOSING,
+        old="        if self._cause:\n            self._ending.failed(self._cause)",
+        new="        if self._cause and not self.under_way:\n            self._ending.failed(self._cause)",
+        why="saved or not, it has failed",
     ),
     Mutant(
         name="asks_at_once",

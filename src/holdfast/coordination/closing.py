@@ -1,4 +1,4 @@
-"""The user's will that the job ends: at once, or once its members have saved what it has led to."""
+"""A job that is to end with a checkpoint, by its user's will or because its script cannot go on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ _ASKED_BEFORE = Shutdown(EXIT_INTERRUPTED, "shut down on request", save=True)
 
 
 class Closing:
-    """`will` is None until somebody wants the job to end with a checkpoint.
+    """`under_way` once somebody wants the job to end with a checkpoint.
 
     The epoch in force is left as after a failure. The next one is the last: nothing is computed in it, its members save
     what they have and finish. A failure meanwhile leads to another last one; all in all it may take `save_timeout_s`.
     """
 
     def __init__(self, turn: Turn, config: CoordinatorConfig, stopping: Stopping, ending: Ending) -> None:
-        self.will: Shutdown | None = None
+        self.under_way = False
+        self._will = _ASKED_BEFORE
+        #: why the job has failed, "" where it is only its user who wants the end
+        self._cause = ""
         self._since = 0.0
         self._turn = turn
         self._config = config
@@ -29,28 +32,39 @@ class Closing:
 
     def ask(self, request: Shutdown) -> None:
         """End the job as it is asked for; asking for a checkpoint once more gives it no more time."""
-        record = self._turn.record
-        if not (request.save and record.saves and record.plan):
-            self._ending.by_will(request.exit_code, request.why)
-            return
-        if self.will is None:
-            self._since = self._turn.now
-            if not record.plan.last:
-                self._stopping.begin(self._turn.now)
-        self.will = request
+        self._will = request
+        self._begin(save=request.save)
+
+    def fail(self, why: str) -> None:
+        """The script cannot go on, but the state is whole: the job ends with this cause, and fails."""
+        self._cause = self._cause or why
+        self._begin(save=True)
 
     def taken_over(self) -> None:
         """The coordinator before this one was asked, and died before the job had ended."""
         plan = self._turn.record.plan
         if plan is not None and plan.last:
-            self.will, self._since = _ASKED_BEFORE, self._turn.now
+            self.under_way, self._since = True, self._turn.now
 
     def tick(self) -> None:
         """Give up what takes too long."""
-        if self.will is not None and self._turn.now - self._since > self._config.save_timeout_s:
+        if self.under_way and self._turn.now - self._since > self._config.save_timeout_s:
             self.end()
 
     def end(self) -> None:
-        """All is saved that can be, or nothing can be: end the job. It can be taken up again."""
-        will = self.will or _ASKED_BEFORE
-        self._ending.by_will(will.exit_code, will.why)
+        """All is saved that can be, or nothing can be: end the job. Unless it has failed, it can be taken up again."""
+        if self._cause:
+            self._ending.failed(self._cause)
+        else:
+            self._ending.by_will(self._will.exit_code, self._will.why)
+
+    def _begin(self, *, save: bool) -> None:
+        record = self._turn.record
+        if self._ending.over is not None:
+            return
+        if not (save and record.saves and record.plan):
+            self.end()
+        elif not self.under_way:
+            self.under_way, self._since = True, self._turn.now
+            if not record.plan.last:
+                self._stopping.begin(self._turn.now)

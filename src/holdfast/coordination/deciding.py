@@ -57,7 +57,7 @@ class Deciding:
         if self._catches_up():
             return
         parted = self._judge(record.plan.workers)
-        closing = self._closing.will is not None
+        closing = self._closing.under_way
         if lacks_slots(turn, self._config):
             if closing:
                 self._closing.end()  # (nobody waits for the nodes that would bring room)
@@ -123,7 +123,7 @@ class Deciding:
         return bool(named)
 
     def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
-        if self._closing.will is not None and (isinstance(verdict, NothingLeft) or not _to_save(verdict.decision)):
+        if self._closing.under_way and (isinstance(verdict, NothingLeft) or not _to_save(verdict.decision)):
             self._closing.end()
             return
         if isinstance(verdict, NothingLeft):
@@ -138,7 +138,7 @@ class Deciding:
             turn.change(plan=None, pending=None, decision=decision, passed=())
             return
         reason = "failure" if turn.record.plan else "start"
-        if self._closing.will is not None:
+        if self._closing.under_way:
             reason = "save"
         if decision.kind is DecisionKind.ROLLBACK or (decision.kind is DecisionKind.START and self._ledger.committed):
             reason = self._roll_back(verdict)
@@ -170,12 +170,12 @@ class Deciding:
             record, turn.members, workers, list(verdict.holders), experts, self._config, self._loads.tokens
         )
         if isinstance(plan, Shortage):
-            if self._closing.will is not None:
+            if self._closing.under_way:
                 self._closing.end()
             else:
                 self._ending.failed(str(plan), EXIT_BAD_INPUT)
             return
-        plan = msgspec.structs.replace(plan, last=self._closing.will is not None)
+        plan = msgspec.structs.replace(plan, last=self._closing.under_way)
         begin = Begin(plan=plan, decision=decision, assignment=first_assignment(record, plan, decision, reports))
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision)

@@ -131,7 +131,7 @@ class Hearing:
 
     def _script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
         if self._turn.is_member(message.worker):
-            self._parts.ending.failed(message.why)
+            self._parts.closing.fail(message.why)
 
     def _fault(self, node: Node, message: msg.Fault) -> None:
         pending = self._turn.record.pending

@@ -113,7 +113,7 @@ class Finished(Struct, frozen=True, kw_only=True):
 
 
 class ScriptFailed(Struct, frozen=True, kw_only=True):
-    """The script's `after_apply` raised, as it would anywhere: the job ends. The step is applied, and may be saved."""
+    """The script's `after_apply` raised, as it would anywhere: the step is applied, all save it, and the job ends."""
 
     worker: WorkerId
     epoch: Count

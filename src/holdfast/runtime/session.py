@@ -30,6 +30,7 @@ from holdfast.coordination.tasks import (
     Load,
     Move,
     Receive,
+    Task,
     Tell,
     Wait,
     WorkerInstruction,
@@ -56,8 +57,6 @@ from holdfast.runtime.workload import Workload
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
-#: How long a step whose `after_apply` raised may take to be saved before the job ends.
-GIVE_UP_S = 30.0
 
 T = TypeVar("T")
 
@@ -180,10 +179,7 @@ class Session:
             if isinstance(task, Compute):
                 self._rooms_leave_before(epoch)
                 return task, epoch
-            if isinstance(task, Finish):
-                self.finish()
-            if isinstance(task, Entering):
-                self._enter(task)
+            self._take_up(task)
 
     def settle(self, step: int) -> bool:
         """Wait until it is decided what becomes of a step that was left; return whether it is applied here by now."""
@@ -254,7 +250,7 @@ class Session:
             self._carry_out(self._machine.applied_step(digest))
             self.last_applied = msg.Passed(step=step, commit=commit)
         if failure is not None:
-            self._give_up(step, epoch, failure)
+            self._give_up(step, epoch, rank, failure)
         if self._experts is not None and rank == 0:
             self._experts.tell_loads(step=step, epoch=epoch)
         if self._experts is None:
@@ -271,32 +267,32 @@ class Session:
             return None
         try:
             self._after_apply(step, commit)
-        except (Exception, SystemExit) as error:  # noqa: BLE001
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (what a script raises: again, once all is saved)
             return error
         return None
 
-    def _give_up(self, step: int, epoch: int, failure: Exception | SystemExit) -> NoReturn:
-        """Save what the step has led to, have the job end with the cause, and raise it here."""
-        with self._changed:
-            rank = self._machine.rank
-        saver = self._saver
-        # (Experts are brought together by all ranks: whether all have raised is not known here.)
-        if saver is not None and self._experts is None:
-            self._save_last(saver, epoch)
-            with self._changed:
-                # It has raised on all ranks, most likely, and the first one's word ends the job: that one saves.
-                first = rank == 0
-                self._changed.wait_for(
-                    lambda: self._left(epoch) or self._machine.done or (first and saver.idle), timeout=GIVE_UP_S
-                )
+    def _give_up(self, step: int, epoch: int, rank: int, failure: Exception | SystemExit) -> NoReturn:
+        """Have the job end with what `after_apply` raised, save with all others what the step led to, and raise it."""
         place = traceback.extract_tb(failure.__traceback__)[-1]
         cause = f"{type(failure).__name__}: {failure} ({place.filename}:{place.lineno})"
         why = f"after_apply raised at step {step} on node {node_of(self.worker)}, rank {rank}: {cause}"
-        self._link.send(msg.ScriptFailed(worker=self.worker, epoch=epoch, step=step, why=why[:8000]))
         traceback.print_exception(failure)
-        with self._changed:
-            self._changed.wait_for(lambda: self._machine.done, timeout=CLOSE_S)
-        raise failure
+        self._link.send(msg.ScriptFailed(worker=self.worker, epoch=epoch, step=step, why=why[:8000]))
+        while True:
+            with self._changed:
+                # (no further step is computed: the next epoch is the last)
+                self._changed.wait_for(lambda: not isinstance(self._machine.task, Wait | Compute))
+                task = self._machine.task
+            if isinstance(task, Done):
+                raise failure
+            self._take_up(task)
+
+    def _take_up(self, task: Task) -> None:
+        """Do what leads from one step to the next, or to the end; the machine is asked again afterwards."""
+        if isinstance(task, Finish):
+            self.finish()
+        if isinstance(task, Entering):
+            self._enter(task)
 
     def finish(self) -> None:
         """Loop or job want no further step: what they have led to is saved, unless it is already."""

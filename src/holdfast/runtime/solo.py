@@ -61,20 +61,30 @@ class SoloLink:
                 term = 1 + max((name.term for name in self._known), default=0)
                 self._plan = _plan(message, term)
                 self._orders.put(msg.Begin(plan=self._plan, decision=self._decide()))
-            case msg.Finished() | msg.ScriptFailed():
+            case msg.Finished():
                 self._orders.put(msg.JobDone())
+            case msg.ScriptFailed() if self._plan is not None:
+                experts = self._plan.experts
+                held = msgspec.structs.replace(experts, held=experts.placement) if experts else None
+                self._plan = msgspec.structs.replace(self._plan, experts=held, last=True)
+                self._begin_anew(msg.Decision(kind=msg.DecisionKind.REDO, applied=message.step))
             case msg.CheckpointWritten(term=term, epoch=epoch, step=step, name=name):
                 self._orders.put(msg.AcceptCheckpoint(term=term, epoch=epoch, step=step, name=name))
             case msg.CheckpointKept():
                 self._kept(message)
             case msg.CheckpointDamaged() if self._plan is not None:
                 self._strike_out(message.why)
-                decision = self._decide()
-                self._orders.put(msg.Stop(term=self._plan.term, epoch=self._plan.epoch))
-                self._plan = msgspec.structs.replace(self._plan, epoch=self._plan.epoch + 1)
-                self._orders.put(msg.Begin(plan=self._plan, decision=decision))
+                self._begin_anew(self._decide())
             case _:
                 pass
+
+    def _begin_anew(self, decision: msg.Decision) -> None:
+        """Leave the epoch in force for another."""
+        plan = self._plan
+        assert plan is not None
+        self._orders.put(msg.Stop(term=plan.term, epoch=plan.epoch))
+        self._plan = msgspec.structs.replace(plan, epoch=plan.epoch + 1)
+        self._orders.put(msg.Begin(plan=self._plan, decision=decision))
 
     def _look_around(self) -> None:
         """Find the checkpoints of an earlier run."""

@@ -6,20 +6,29 @@ import argparse
 import json
 import os
 import time
+from functools import partial
 
 import torch
+from averaging import Averaging
 
 import holdfast
+from holdfast.runtime import building
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--global-batch", type=int, default=24)
 parser.add_argument("--micro-batch", type=int, default=4)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
+parser.add_argument("--gate", help="go on to step 5 only once this file is there")
+parser.add_argument("--timeout", type=float, default=120.0, help="of a collective, in seconds")
+parser.add_argument("--hang-at", type=int, default=0, help="node-1 hangs in this step, whenever it comes to it")
 parser.add_argument("--dtype", default="float64")
+parser.add_argument("--raise-at", type=int, default=0, help="after_apply raises at this step")
+parser.add_argument("--raise-on", type=int, help="the rank on which it does, all if not given")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
+building.build_communicator = partial(building.build_communicator, timeout_s=args.timeout)
 torch.manual_seed(0)
 dtype = getattr(torch, args.dtype)
 generator = torch.Generator().manual_seed(1)
@@ -31,12 +40,25 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch
     job.device, dtype
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+averaging = Averaging(job, model[-1], args.raise_at, args.raise_on)
 job.protect(
-    model, optimizer, data, global_batch=args.global_batch, micro_batch=args.micro_batch, max_grad_norm=1.0, seed=3
+    model,
+    optimizer,
+    data,
+    global_batch=args.global_batch,
+    micro_batch=args.micro_batch,
+    max_grad_norm=1.0,
+    seed=3,
+    extra={"average": averaging.average},
+    after_apply=averaging,
 )
 losses = []
 for step in job.steps(args.steps):
+    while args.gate and step.number == 5 and not os.path.exists(args.gate):
+        time.sleep(0.01)
     for inputs, wanted in step.micro_batches():
+        if step.number == args.hang_at and os.environ["HOLDFAST_WORKER"].startswith("node-1/"):
+            time.sleep(1e6)  # (a data loader that waits for a file server, say)
         time.sleep(args.step_seconds * args.micro_batch / args.global_batch)
         step.backward(torch.nn.functional.mse_loss(model(inputs), wanted))
     if step.apply():

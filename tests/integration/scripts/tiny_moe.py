@@ -8,6 +8,7 @@ import os
 import time
 
 import torch
+from averaging import Averaging
 
 import holdfast
 from holdfast.runtime.moe.routing import RecordedRouting, routing_from_loads
@@ -20,6 +21,8 @@ parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step
 parser.add_argument("--gate", help="go on to step 5 only once this file is there")
 parser.add_argument("--hot", type=float, default=0.0, help="share of tokens that expert 0 gets; 0: the gate decides")
 parser.add_argument("--gates", help="wait before steps 1, 11, 21, ... for FILE.1, FILE.11, FILE.21, ...")
+parser.add_argument("--raise-at", type=int, default=0, help="after_apply raises at this step")
+parser.add_argument("--raise-on", type=int, help="the rank on which it does, all if not given")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -60,7 +63,18 @@ class Tiny(torch.nn.Module):
 job = holdfast.init()
 model = Tiny().to(job.device, torch.float64)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-job.protect(model, optimizer, data, global_batch=GLOBAL_BATCH, micro_batch=args.micro_batch, max_grad_norm=1.0, seed=3)
+averaging = Averaging(job, model.last, args.raise_at, args.raise_on)
+job.protect(
+    model,
+    optimizer,
+    data,
+    global_batch=GLOBAL_BATCH,
+    micro_batch=args.micro_batch,
+    max_grad_norm=1.0,
+    seed=3,
+    extra={"average": averaging.average},
+    after_apply=averaging,
+)
 losses = []
 for step in job.steps(args.steps):
     while args.gate and step.number == 5 and not os.path.exists(args.gate):
