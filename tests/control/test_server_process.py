@@ -14,14 +14,17 @@ import msgspec
 import pytest
 from server_bench import PATIENCE_S, CoordinatorProcess, EarlyEndError, attach, hear, hello, say
 from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
 
 from holdfast.control.registry import live_jobs
 from holdfast.control.settings import ServerSettings
 from holdfast.control.stores import open_store
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import BadInputError
-from holdfast.protocol.agent import EndNode, Welcome
+from holdfast.protocol.agent import EndNode, ToWorker, Welcome
 from holdfast.protocol.events import CoordinatorRestarted, JobStarted, NodeJoined, name_of
+from holdfast.protocol.orders import Begin, Order, Stop
+from holdfast.protocol.worker import Entered
 from made_events import made
 
 
@@ -197,6 +200,41 @@ def test_a_signal_ends_the_job_in_order(tmp_path: Path, number: signal.Signals, 
         assert coordinator.wait() == code
         assert list((tmp_path / "registry").iterdir()) == []
         assert "Traceback" not in coordinator.log
+
+
+def _training(agent: ClientConnection) -> None:
+    """A node whose worker saves checkpoints has entered the job's first epoch."""
+    say(agent, hello("n0"))
+    assert isinstance(hear(agent), Welcome)
+    saving = msgspec.structs.replace(attach("n0"), saves=True)
+    say(agent, saving)
+    begin = _order(agent)
+    assert isinstance(begin, Begin)
+    say(agent, Entered(worker=saving.worker, epoch=begin.plan.epoch, applied=0))
+
+
+def _order(agent: ClientConnection) -> Order:
+    message = hear(agent)
+    assert isinstance(message, ToWorker), message
+    return message.order
+
+
+def test_a_signal_has_the_job_saved_and_a_second_one_ends_it(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path) as coordinator, coordinator.agent() as agent:
+        _training(agent)
+        coordinator.process.send_signal(signal.SIGTERM)
+        assert isinstance(_order(agent), Stop)
+        coordinator.process.send_signal(signal.SIGTERM)
+        assert isinstance(hear(agent), EndNode)
+        agent.close()
+        assert coordinator.wait() == 143
+
+
+def test_a_launcher_ends_its_coordinator_at_once(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.agent() as agent:
+        _training(agent)
+        coordinator.process.send_signal(signal.SIGTERM)
+        assert isinstance(hear(agent), EndNode)
 
 
 def test_agents_that_stay_are_not_waited_for_for_ever(tmp_path: Path) -> None:

@@ -229,7 +229,8 @@ class _Server:
     async def _farewell(self) -> None:
         """Let the agents leave; their last words still count."""
         deadline = self._now() + FAREWELL_S
-        while self._shell.connections and self._now() < deadline and self._signals < 2:
+        before = self._signals
+        while self._shell.connections and self._now() < deadline and self._signals == before:
             await asyncio.sleep(_FAREWELL_POLL_S)
 
     async def _last_events_read(self) -> None:
@@ -277,9 +278,13 @@ class _Server:
                 loop.remove_signal_handler(number)
 
     def _signalled(self, number: signal.Signals) -> None:
+        """End the job, saved at the first signal; a launcher has had it saved by the time it ends its coordinator."""
         self._signals += 1
+        save = self._signals == 1 and not self._settings.launched
         exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number
-        self._shell.feed(Shutdown(exit_code=exit_code, why=f"the coordinator was ended by {number.name}"))
+        if save and self._coordinator.record.saves:
+            _log.info("job %s is saved, then it ends; another signal ends it at once", self._settings.job)
+        self._shell.feed(Shutdown(exit_code=exit_code, why=f"the coordinator was ended by {number.name}", save=save))
 
     async def _serve(self) -> None:
         """Serve agents, people and tools until the web server is stopped."""
