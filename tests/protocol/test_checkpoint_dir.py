@@ -95,6 +95,37 @@ def test_damaged_ones_are_told_and_stand_in_nobodys_way(tmp_path: Path) -> None:
     assert ["step-00000100" in str(error) for error in told] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ("[" * 100_000, "no manifest"),
+        ('{"format": 1, "step": 1e999, "files": {}}', "no manifest"),
+        ('{"format": 1, "step": 9, "files": {"a\\u0000b": {"bytes": 1, "sha256": ""}}}', "names a file 'a.x00b'"),
+        ('{"format": 1, "step": 9, "files": {"\\ud800": {"bytes": 1, "sha256": ""}}}', "names a file"),
+    ],
+)
+def test_a_manifest_of_any_kind_is_damaged_at_worst(tmp_path: Path, manifest: str, words: str) -> None:
+    checkpoint = kept(tmp_path, 9)
+    (checkpoint / "manifest.json").write_text(manifest)
+    with pytest.raises(DamagedCheckpointError, match=words):
+        checkpoint_dir.verify(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "a.bin"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    """A pipe that nobody writes to held the job's start up for ever."""
+    checkpoint = kept(tmp_path, 9)
+    if name != "manifest.json":
+        manifest = checkpoint / "manifest.json"
+        value = json.loads(manifest.read_text())
+        value["files"][name]["bytes"] = 0  # as large as a pipe is
+        manifest.write_text(json.dumps(value))
+    (checkpoint / name).unlink()
+    os.mkfifo(checkpoint / name)
+    with pytest.raises(DamagedCheckpointError, match="no regular file"):
+        checkpoint_dir.verify(checkpoint)
+
+
 def test_what_a_later_epoch_went_back_behind_is_abandoned() -> None:
     def name(epoch: int, step: int) -> CheckpointName:
         return CheckpointName(term=1, epoch=epoch, step=step)

@@ -6,10 +6,12 @@ one that was cut short is recognised.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -85,13 +87,15 @@ def verify(checkpoint: Path) -> int:
     for name, (size, digest) in files.items():
         path = checkpoint / name
         try:
-            actual = path.stat().st_size
+            actual = _size(path)
             if actual != size:
                 raise DamagedCheckpointError(f"{checkpoint.name}/{name} has {actual} bytes, not {size}: cut short")
             if _digest(path) != digest:
                 raise DamagedCheckpointError(f"{checkpoint.name}/{name} has other content than was written")
         except OSError as error:
             raise DamagedCheckpointError(f"{checkpoint.name}/{name} cannot be read: {error.strerror}") from None
+        except ValueError:
+            raise DamagedCheckpointError(f"{checkpoint.name}/{MANIFEST} names a file {name!r}: none can be") from None
     return step
 
 
@@ -133,7 +137,7 @@ def remove_unfinished(directory: Path, before: CheckpointName) -> None:
 def _read_manifest(checkpoint: Path) -> tuple[int, dict[str, tuple[int, str]]]:
     path = checkpoint / MANIFEST
     try:
-        if path.stat().st_size > _MAX_MANIFEST_BYTES:
+        if _size(path) > _MAX_MANIFEST_BYTES:
             raise DamagedCheckpointError(f"{checkpoint.name}/{MANIFEST} is too large")
         value = json.loads(path.read_text())
         if value["format"] != FORMAT:
@@ -142,7 +146,7 @@ def _read_manifest(checkpoint: Path) -> tuple[int, dict[str, tuple[int, str]]]:
         step = int(value["step"])
     except OSError as error:
         raise DamagedCheckpointError(f"{checkpoint.name}/{MANIFEST} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise DamagedCheckpointError(f"{checkpoint.name}/{MANIFEST} is no manifest: it was cut short") from None
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
         raise DamagedCheckpointError(f"{checkpoint.name}/{MANIFEST} names a file outside the checkpoint")
@@ -163,6 +167,14 @@ def _entries(directory: Path) -> list[Path]:
 
 def _files(checkpoint: Path) -> list[Path]:
     return [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file; a pipe or a device would be read for ever."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return status.st_size
 
 
 def _digest(path: Path) -> str:
