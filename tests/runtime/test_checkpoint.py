@@ -246,6 +246,31 @@ def test_a_failed_save_is_logged_and_forgotten(tmp_path: Path, caplog: pytest.Lo
     assert told.messages.empty()
 
 
+@pytest.mark.parametrize("where", ["begin", "write"])
+def test_a_full_disk_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """torch's own error is no Exception: it ended the worker that waited for the last checkpoint."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.FileSystemWriter, "write_data", full)
+    if where == "begin":
+        monkeypatch.setattr(Path, "write_bytes", full)
+    told = Told()
+    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=told.messages.put)
+    with caplog.at_level(logging.ERROR):
+        assert saver.offer(make(1), 1, (1, 1)) is (where == "write")
+        saver.await_free()
+    assert saver.idle
+    (record,) = (record for record in caplog.records if record.name.startswith("holdfast"))
+    assert record.getMessage().endswith("No space left on device")
+    saver.close()
+    assert told.messages.empty()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_numbers_and_directories_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="checkpoint_every is 0"):
         CheckpointSaver(directory=tmp_path, worker="n/0/a", every=0, tell=print)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -27,7 +28,7 @@ from holdfast.runtime.moe.shards import LayerSpec
 from holdfast.runtime.moe.training import JobExperts
 from holdfast.runtime.sampling import SampleOrder
 from holdfast.runtime.state import Manifest, StateMismatchError, StateView, TrainingState
-from holdfast.runtime.stored_tensors import load_tensors
+from holdfast.runtime.stored_tensors import first_cause, load_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +152,7 @@ class CheckpointSaver:
             upload = begin_save(self.directory / name.writing, state.capture(), experts, self._samples)
         except OSError as error:
             logger.error("the checkpoint of step %d could not be begun: %s", step, error)
+            shutil.rmtree(self.directory / name.writing, ignore_errors=True)
             return False
         self.newest = step
         self._saving = self._thread.submit(self._complete, upload, name, started)
@@ -187,9 +189,10 @@ class CheckpointSaver:
         try:
             upload.result()
             size = checkpoint_dir.write_manifest(self.directory / name.writing, name.step)
-        except Exception as error:  # noqa: BLE001
+        except (Exception, CheckpointException) as error:  # noqa: BLE001
             # Whatever stops a save (a full disk, torch's own errors): training is worth more than a checkpoint.
-            logger.error("the checkpoint of step %d failed: %s: %s", name.step, type(error).__name__, error)
+            why = first_cause(error) if isinstance(error, CheckpointException) else error
+            logger.error("the checkpoint of step %d failed: %s: %s", name.step, type(error).__name__, why)
             shutil.rmtree(self.directory / name.writing, ignore_errors=True)
             return
         written = CheckpointWritten(

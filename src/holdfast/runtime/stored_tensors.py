@@ -134,11 +134,11 @@ def load_tensors(checkpoint: Path, tensors: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
             load(dict(tensors), storage_reader=_Reader(checkpoint, metadata), no_dist=True)
     except CheckpointException as error:
-        why = _first_cause(error)
+        why = first_cause(error)
         raise DamagedCheckpointError(f"{checkpoint.name}: its tensors cannot be read: {why}") from None
 
 
-def _first_cause(error: CheckpointException) -> str:
+def first_cause(error: CheckpointException) -> str:
     """Return a line that says why, without torch's advice to read it all the same."""
     cause = next(iter(error.failures.values()))[0]
     named = re.search(r"GLOBAL (\S+)", str(cause))
