@@ -8,6 +8,14 @@ import pytest
 from job_cases import FOREVER, TINY, TINY_MOE, StartJob
 
 from holdfast.control.local_job import LocalJob
+from holdfast.protocol.events import (
+    CheckpointSaved,
+    FailureDetected,
+    JobFailed,
+    RolledBack,
+    StepCommitted,
+    WorkersChanged,
+)
 
 RAISING = ("--raise-at", "5")
 
@@ -15,14 +23,14 @@ RAISING = ("--raise-at", "5")
 def check_saved(job: LocalJob, step: int) -> None:
     """The job has failed with what the script raised, once, and saved the step; nothing was tried anew."""
     assert job.wait_exit(60) == 1, job.story()
-    (failed,) = job.all("job_failed")
-    assert f"after_apply raised at step {step} on node node-" in failed["why"]
-    assert "ZeroDivisionError: of the script (" in failed["why"]
-    assert "averaging.py:" in failed["why"]
+    (failed,) = job.all(JobFailed)
+    assert f"after_apply raised at step {step} on node node-" in failed.why
+    assert "ZeroDivisionError: of the script (" in failed.why
+    assert "averaging.py:" in failed.why
     assert job.output().splitlines()[-1].count("of the script") == 1, job.output()
-    assert job.all("step_committed")[-1]["step"] == step
-    assert job.all("checkpoint_saved")[-1]["step"] == step, job.story()
-    assert not {"workers_changed", "rolled_back"} & {event["event"] for event in job.events}, job.story()
+    assert job.all(StepCommitted)[-1].step == step
+    assert job.all(CheckpointSaved)[-1].step == step, job.story()
+    assert not [event for event in job.events if isinstance(event, WorkersChanged | RolledBack)], job.story()
 
 
 def saving(folder: Path) -> tuple[str, ...]:
@@ -36,11 +44,11 @@ def test_where_it_raises_on_one_rank_the_step_is_saved_and_the_job_ends_with_the
     options = saving(tmp_path)
     job = start_job(*FOREVER, *RAISING, "--raise-on", "1", nodes=2, options=options, script=script)
     check_saved(job, 5)
-    assert not job.all("failure_detected")
+    assert not job.all(FailureDetected)
     again = start_job("--steps", "6", nodes=2, options=options, script=script)
     assert again.wait_exit() == 0, again.story()
-    assert again.all("rolled_back")[0]["to_step"] == 5
-    assert [event["step"] for event in again.all("step_committed")] == [6]
+    assert again.all(RolledBack)[0].to_step == 5
+    assert [event.step for event in again.all(StepCommitted)] == [6]
 
 
 @pytest.mark.parametrize("script", [TINY, TINY_MOE], ids=["dense", "experts"])
@@ -48,11 +56,11 @@ def test_where_it_raises_in_all_members_that_go_forward(start_job: StartJob, tmp
     """All survivors have passed step 5 and none has applied it when a node dies: each applies it on its way."""
     gate = tmp_path / "go"
     job = start_job(*FOREVER, *RAISING, "--gate", str(gate), options=saving(tmp_path), script=script)
-    job.wait("step_committed", step=4)
+    job.wait(StepCommitted, step=4)
     victim, *survivors = job.nodes()
     for survivor in survivors:
         job.fail(survivor, "hold", step=5, phase="passed")
     job.fail(victim, "kill", step=5, phase="passed")
     gate.touch()
     check_saved(job, 5)
-    assert [event["node"] for event in job.all("failure_detected")] == [victim]
+    assert [event.node for event in job.all(FailureDetected)] == [victim]
