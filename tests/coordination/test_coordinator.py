@@ -12,9 +12,9 @@ from machinery import Job, applied, attach, commit, hello, kept, w, written
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.hearing import Hearing
-from holdfast.coordination.inputs import FailNode, Input, Received, Shutdown
+from holdfast.coordination.inputs import EndJob, FailNode, Input, Received, Shutdown
 from holdfast.coordination.parts import JobState
-from holdfast.errors import EXIT_FAILED, BadInputError
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
 from holdfast.protocol import events as ev
 from holdfast.protocol import messages as msg
 from holdfast.protocol.failures import FailureKind
@@ -690,6 +690,26 @@ def test_a_script_that_ends_itself_ends_the_job_at_once_and_is_named() -> None:
     assert failed.why == "rank 1 on node n1: the script called sys.exit(3) (train.py, line 7)"
     assert job.machine.over is not None
     assert job.machine.over.exit_code == 1
+
+
+def test_bad_input_that_a_member_finds_while_it_trains_is_bad_input_to_all() -> None:
+    """Found with odd_models.py: each node ended alone, and the job waited for others that would do the same."""
+    job = Job().start()
+    job.step(1)
+    why = "extra['ema'] was changed outside of apply()"
+    job.feed(Received(job.connections["n1"], down("n1", FailureKind.PROCESS_EXIT, why, EXIT_BAD_INPUT)))
+    assert job.machine.over == EndJob(EXIT_BAD_INPUT, why)
+    assert [failed.why for failed in job.said(ev.JobFailed)] == [why]
+    assert {end.exit_code for end in job.sent(msg.EndNode)} == {EXIT_BAD_INPUT}
+
+
+def test_bad_input_of_a_newcomer_ends_its_node_alone() -> None:
+    job = Job().start()
+    job.connect(hello("n3"))
+    why = "the checkpoint directory /x is not writable"
+    job.feed(Received(job.connections["n3"], down("n3", FailureKind.PROCESS_EXIT, why, EXIT_BAD_INPUT)))
+    assert job.machine.over is None
+    assert [(end.exit_code, end.alone, end.why) for end in job.sent(msg.EndNode)] == [(EXIT_BAD_INPUT, True, why)]
 
 
 def test_a_failed_job_names_the_exception_first_and_what_it_led_to_after_it() -> None:

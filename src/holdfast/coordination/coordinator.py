@@ -280,8 +280,9 @@ class Coordinator:
         self._hearing.replayed(node, page)
 
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
-        known = node.workers.pop(down.worker, None)
-        if down.exit_code == EXIT_BAD_INPUT and self.turn.epoch == 0:
+        known, member = node.workers.pop(down.worker, None), self.turn.is_member(down.worker)
+        # (a member has the script and the settings that all have: it is bad input to all of them)
+        if down.exit_code == EXIT_BAD_INPUT and (not self.turn.epoch or (member and not down.final)):
             self.parts.ending.failed(down.detail, EXIT_BAD_INPUT)
             return
         if down.left:
