@@ -474,3 +474,30 @@ def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story()
     machine.order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(1), blob(1))))
     with pytest.raises(InvalidTransitionError, match=r"here is .* epoch 2"):
         machine.moving()
+
+
+def test_who_has_waited_in_vain_tells_what_it_has_seen_before_it_reports() -> None:
+    """Another was faster to complain: without the evidence of who is cut off the wrong node would have to go."""
+    machine = computing()
+    assert machine.waited_in_vain(1)
+    assert machine.order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    told = machine.fault(1, "timed out", timed_out=True, unreachable=(PEER,))
+    fault = msg.Fault(worker=ME, epoch=1, detail="timed out", timed_out=True, unreachable=(PEER,))
+    assert told[0] == Tell(fault)
+    assert report_of(told).epoch == 1
+
+
+def test_who_was_stopped_before_its_time_was_up_looks_for_nobody() -> None:
+    machine = computing()
+    machine.order(msg.Stop(term=1, epoch=1))
+    assert not machine.waited_in_vain(1)
+    assert machine.fault(1, "timed out", timed_out=True) == []
+
+
+def test_a_pending_group_that_is_waited_for_in_vain_does_not_keep_back_the_report_for_ever() -> None:
+    machine = computing()
+    machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
+    assert machine.waited_in_vain(2)
+    machine.order(msg.Stop(term=1, epoch=1))
+    assert machine.fault(1, "broken") == []
+    assert report_of(machine.fault(2, "timed out", timed_out=True)).epoch == 1

@@ -70,6 +70,8 @@ class WorkerMachine:
         self._copy = StateCopy()
         #: the epoch whose placement of the experts was taken up last
         self._moved_in = 0
+        #: the epochs in which something was waited for in vain, while it is being found out who cannot be reached
+        self._looking: set[int] = set()
         self._share = Share()
 
     # ---- what the shell may ask ----
@@ -168,6 +170,7 @@ class WorkerMachine:
         if self.holding is not None and decision.kind is DecisionKind.ROLLBACK:
             self.holding.overwrite()
         self.term, self.plan, self.decision, self.stop = plan.term, plan, decision, None
+        self._looking.clear()
         self.phase = Phase.ENTERING
         return [*out, Build(plan, pending=False)]
 
@@ -348,6 +351,17 @@ class WorkerMachine:
         applied = Applied(worker=self.worker, epoch=epoch, step=step, commit=commit, world=world, state_hash=state_hash)
         return [Tell(applied), *self._report()]
 
+    def waited_in_vain(self, epoch: int) -> bool:
+        """Something of `epoch` has taken too long: True where it is of use to look who cannot be reached.
+
+        Then `fault` is to say what came out, and until it does no report is given: what one has seen is not to be lost
+        because another was faster to complain.
+        """
+        if not self._concerns(epoch):
+            return False
+        self._looking.add(epoch)
+        return True
+
     def fault(
         self, epoch: int, detail: str, *, timed_out: bool = False, unreachable: Sequence[str] = ()
     ) -> list[WorkerInstruction]:
@@ -357,12 +371,14 @@ class WorkerMachine:
             timed_out: it was waited for until its time was up.
             unreachable: members that no connection can be made to.
         """
-        if self.frozen or (self.epoch != epoch and self._pending_of(epoch) is None):
+        looked = epoch in self._looking
+        self._looking.discard(epoch)
+        if not looked and not self._concerns(epoch):
             return []
         fault = Fault(
             worker=self.worker, epoch=epoch, detail=detail[:1024], timed_out=timed_out, unreachable=tuple(unreachable)
         )
-        return [Tell(fault)]
+        return [Tell(fault), *(self._report() if looked else ())]
 
     def finish(self) -> list[WorkerInstruction]:
         """The training loop asks for no further step, or the epoch is the last."""
@@ -375,6 +391,10 @@ class WorkerMachine:
     @property
     def _stopped_epoch(self) -> int:
         return self.stop.epoch if self.stop else 0
+
+    def _concerns(self, epoch: int) -> bool:
+        """True while a failure of this epoch is news."""
+        return not self.frozen and (self.epoch == epoch or self._pending_of(epoch) is not None)
 
     @property
     def _ready(self) -> bool:
@@ -421,7 +441,7 @@ class WorkerMachine:
 
     def _report(self) -> list[WorkerInstruction]:
         """Answer the Stop, where there is one and nothing is under way."""
-        if self.stop is None or self.phase in UNDER_WAY:
+        if self.stop is None or self._looking or self.phase in UNDER_WAY:
             return []
         report = Report(
             worker=self.worker,

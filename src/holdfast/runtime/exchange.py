@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from holdfast.coordination.worker import WorkerMachine
 from holdfast.runtime.communicator import PeerLostError
 from holdfast.runtime.faults import Faults
 from holdfast.runtime.inbox import Receipt, StateInbox
-from holdfast.runtime.reach import unreachable
+from holdfast.runtime.reach import CONNECT_S, unreachable
 from holdfast.runtime.rooms import Room, Rooms
 from holdfast.runtime.state import TrainingState
 from holdfast.runtime.transfer import Push
@@ -39,8 +40,14 @@ class Shared:
         logger.info("epoch %d: %s", epoch, error)
         timed_out = isinstance(error, PeerLostError) and error.timed_out
         with self.changed:
-            plan = self.machine.plan_of(epoch)
-        cut_off = unreachable(plan, self.machine.worker) if timed_out and plan is not None else ()
+            plan = self.machine.plan_of(epoch) if timed_out and self.machine.waited_in_vain(epoch) else None
+        cut_off: tuple[str, ...] = ()
+        if plan is not None:
+            until = time.monotonic() + CONNECT_S
+            cut_off = unreachable(plan, self.machine.worker)
+            with self.changed:
+                # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
+                self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())
         with self.changed:
             self.carry_out(self.machine.fault(epoch, str(error), timed_out=timed_out, unreachable=cut_off))
 
