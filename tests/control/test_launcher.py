@@ -72,11 +72,12 @@ class World:
         }
 
     @contextmanager
-    def job(self, *args: str, options: Sequence[str] = (), script: Path = TRAINING) -> Iterator[LocalJob]:
-        folder = self.folder / "job"
-        folder.mkdir()
+    def job(
+        self, *args: str, options: Sequence[str] = (), script: Path = TRAINING, folder: str = "job"
+    ) -> Iterator[LocalJob]:
+        (self.folder / folder).mkdir()
         every = ("--preload", "", *options)
-        with LocalJob(script, args, options=every, folder=folder, environment=self.environment) as job:
+        with LocalJob(script, args, options=every, folder=self.folder / folder, environment=self.environment) as job:
             yield job
 
     def processes(self) -> dict[int, str]:
@@ -112,6 +113,17 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(world: World) -> None:
     output = job.output_file.read_text()
     assert "done: 12 steps" in output
     assert "Traceback" not in output
+    world.check_nothing_is_left()
+
+
+def test_a_job_that_is_done_is_still_done_when_it_is_run_again(world: World) -> None:
+    """Its nodes are fresh, and one has a name that the job never knew."""
+    store = ("--store", f"sqlite:{world.folder}/store.sqlite")
+    with world.job("--steps", "3", options=(*store, "--nodes", "1")) as job:
+        assert job.wait_exit() == 0
+    with world.job("--steps", "3", options=(*store, "--nodes", "2"), folder="again") as job:
+        assert job.wait_exit() == 0
+    assert not job.all(StepCommitted)
     world.check_nothing_is_left()
 
 

@@ -22,9 +22,9 @@ from holdfast.control.stores import open_store
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import BadInputError
 from holdfast.protocol.agent import EndNode, ToWorker, Welcome
-from holdfast.protocol.events import CoordinatorRestarted, JobStarted, NodeJoined, name_of
-from holdfast.protocol.orders import Begin, Order, Stop
-from holdfast.protocol.worker import Entered
+from holdfast.protocol.events import CoordinatorRestarted, JobFinished, JobStarted, NodeJoined, name_of
+from holdfast.protocol.orders import Begin, JobDone, Order, Stop
+from holdfast.protocol.worker import Entered, Finished
 from made_events import made
 
 
@@ -279,6 +279,27 @@ def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
     assert events == [(1, "job_started", 1), (2, "node_joined", 1), (3, "coordinator_restarted", 2)]
     lines = (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["seq"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+def test_a_coordinator_that_died_of_its_last_words_is_followed_by_one_that_says_them(tmp_path: Path) -> None:
+    """The outcome is written, and an agent has not heard of it: it comes back, and its workers are let go."""
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t"}
+    worker = attach("n0").worker
+    entered, finished = Entered(worker=worker, epoch=1, applied=0), Finished(worker=worker, epoch=1, step=0)
+    with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
+        for message in (hello("n0"), attach("n0"), entered, finished):
+            say(agent, message)
+        first.until_event(JobFinished)
+        first.process.kill()
+        first.wait()
+    port = int(first.entry.url.rsplit(":", 1)[1])
+    with CoordinatorProcess(tmp_path, port=port, **settings) as second:
+        second.until_log("the job ends")
+        with second.agent() as agent:
+            say(agent, hello("n0", term=1, kept=(attach("n0"), entered, finished)))
+            assert isinstance(hear(agent), Welcome)
+            assert isinstance(_order(agent), JobDone)
+        assert second.wait() == 0
 
 
 def test_a_follower_outlives_the_coordinator(tmp_path: Path) -> None:

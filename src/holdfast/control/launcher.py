@@ -150,9 +150,9 @@ class Launcher:
                 if self._director is not None:
                     self._task(self._director.direct(self))
                 code = await self._over
+                await asyncio.wait((following,), timeout=_LAST_EVENTS_S)
                 if code == EXIT_DONE and not self._concluded:
                     await self._scripts_end()
-                await asyncio.wait((following,), timeout=_LAST_EVENTS_S)
             finally:
                 await self._end()
         if self._saving and code not in (EXIT_DONE, EXIT_FAILED):
@@ -326,8 +326,12 @@ class Launcher:
     # ---- ending ----
 
     async def _scripts_end(self) -> None:
-        """The job is done; what the scripts still do after their last step is theirs."""
-        waits = [asyncio.ensure_future(agent.wait()) for agent in self._agents.values() if agent.code is None]
+        """The job is done; what the scripts still do after their last step is theirs.
+
+        Nodes that were still on their way will not hear of it any more.
+        """
+        here = [agent for agent in self._agents.values() if agent.pid in self._standing.agents]
+        waits = [asyncio.ensure_future(agent.wait()) for agent in here if agent.code is None]
         hurry = asyncio.ensure_future(self._hurry.wait())
         everybody = asyncio.gather(*waits)
         await asyncio.wait((everybody, hurry), return_when=asyncio.FIRST_COMPLETED)

@@ -227,10 +227,10 @@ class _Server:
             self._shell.feed(Tick())
 
     async def _farewell(self) -> None:
-        """Let the agents leave; their last words still count."""
+        """Let the agents leave; their last words still count. Those of a job that ended before this start come first."""
         deadline = self._now() + FAREWELL_S
-        before = self._signals
-        while self._shell.connections and self._now() < deadline and self._signals == before:
+        before, absences = self._signals, self._coordinator.parts.absences
+        while (self._shell.connections or absences.promised) and self._now() < deadline and self._signals == before:
             await asyncio.sleep(_FAREWELL_POLL_S)
 
     async def _last_events_read(self) -> None:

@@ -1,10 +1,10 @@
-"""How far a job has come and what of it is saved: what an interrupted one says last."""
+"""Where a job stands: who is in it, how far it has come, what of it is saved; what an interrupted one says last."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.protocol.events import CheckpointSaved, ReadEvent, RolledBack, StepCommitted
+from holdfast.protocol.events import CheckpointSaved, NodeJoined, NodeLeft, ReadEvent, RolledBack, StepCommitted
 from holdfast.protocol.record import KnownCheckpoint
 
 
@@ -15,10 +15,20 @@ class Standing:
         """Begin with the checkpoints of an earlier run."""
         self._saved = max((known.step for known in checkpoints), default=0)
         self._committed = 0
+        self._agents: dict[str, int] = {}
+
+    @property
+    def agents(self) -> frozenset[int]:
+        """The process ids of the agents whose nodes are in the job."""
+        return frozenset(self._agents.values())
 
     def take(self, event: ReadEvent) -> None:
         """Hear of an event of the job."""
         match event:
+            case NodeJoined():
+                self._agents[event.node] = event.agent_pid
+            case NodeLeft():
+                self._agents.pop(event.node, None)
             case StepCommitted():
                 self._committed = event.step
             case RolledBack():
