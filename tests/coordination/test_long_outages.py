@@ -20,6 +20,17 @@ def pages(node: str) -> list[msg.AppliedSteps]:
     return [msg.AppliedSteps(workers=tops, steps=tuple(steps[at : at + size])) for at in range(0, len(steps), size)]
 
 
+def test_a_node_that_claims_more_steps_than_can_have_been_done_is_expelled() -> None:
+    """Each of them would be counted, for ever."""
+    job = Job(nodes=3).start()
+    job.tell("n0", msg.AppliedSteps(workers={w("n0"): 1 << 53}, given_up=1 << 53))
+    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
+    job.report("n1", 1 << 53)
+    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n1"]
+    job.report("n2", 0)
+    assert [event.members for event in job.said(ev.EpochStarted)] == [("n2",)]
+
+
 def test_no_record_holds_all_the_steps_of_an_outage_in_which_a_member_died() -> None:
     before = Job(nodes=2).start()
     before.step(1)

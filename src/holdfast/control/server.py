@@ -227,7 +227,7 @@ class _Server:
             self._shell.feed(Tick())
 
     async def _farewell(self) -> None:
-        """Let the agents leave; their last words still count. Those of a job that ended before this start come first."""
+        """Let the agents leave; their last words still count. Where the job had ended before, they come first."""
         deadline = self._now() + FAREWELL_S
         before, absences = self._signals, self._coordinator.parts.absences
         while (self._shell.connections or absences.promised) and self._now() < deadline and self._signals == before:

@@ -38,6 +38,9 @@ class Hearing:
         record, ledger = self._turn.record, self._parts.ledger
         # (A report comes after the steps before it: who has many to tell is not silent.)
         self._parts.stopping.renew()
+        if not ledger.plausible(page.given_up):
+            self._expel(node, f"steps up to {page.given_up} cannot have been applied")
+            return
         ledger.give_up_to(page.given_up, record.global_batch)
         reached, tops = page.given_up, {worker: top for worker, top in page.workers.items() if worker in node.workers}
         for kept in page.steps:
@@ -145,12 +148,18 @@ class Hearing:
     def _report(self, node: Node, report: msg.Report) -> None:
         if not self._parts.stopping.asked(report):
             return
-        if why := unreadable(report, self._turn.record.experts):
-            # No decision can rest on it, and it would be told again and again: the node starts afresh.
-            why, now = f"the report of {report.worker} cannot be read: {why}", self._turn.now
-            self._parts.failures.take(Failure(kind=FailureKind.EXCEPTION, node=node.name, since=now, detail=why))
+        why = unreadable(report, self._turn.record.experts)
+        if not self._parts.ledger.plausible(report.applied or 0):
+            why = f"step {report.applied} cannot have been applied"
+        if why:
+            self._expel(node, f"the report of {report.worker} cannot be read: {why}")
             return
         self._parts.stopping.report(report)
+
+    def _expel(self, node: Node, why: str) -> None:
+        """No decision can rest on what it says, and it would be told again and again: the node starts afresh."""
+        now = self._turn.now
+        self._parts.failures.take(Failure(kind=FailureKind.EXCEPTION, node=node.name, since=now, detail=why))
 
     def _report_unasked(self, node: Node, report: msg.Report) -> None:
         """Kept by the agent from before this coordinator's start: the epoch was being left."""

@@ -14,6 +14,9 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.plan import Passed
 from holdfast.protocol.worker import Applied, Report
 
+#: A claim to have applied more steps than this beyond the journal's is none that training leads to: months of it.
+MAX_BEYOND = 1 << 22
+
 
 class DivergedError(Exception):
     """Two replicas differ after the same step: a broken invariant, never tolerated."""
@@ -56,6 +59,10 @@ class StepLedger:
     def unannounced(self) -> tuple[Passed, ...]:
         """The steps after the committed ones whose v is known, in order."""
         return tuple(Passed(step=step, commit=self._steps[step].commit) for step in sorted(self._steps))
+
+    def plausible(self, step: int) -> bool:
+        """Tell whether somebody may have applied this step by now; what lies between is counted one by one."""
+        return step <= self.committed + MAX_BEYOND
 
     def expect(self, step: int, commit: Commit) -> None:
         """A step has passed with this v, or was decided to; who applies it is still to be heard."""
