@@ -51,6 +51,7 @@ MAX_WAITING = 16
 OFFER_WAIT_S = 10.0
 #: connections that the kernel holds until they are taken
 BACKLOG = 128
+CLOSE_S = 1.0
 _LOOK_S = 1.0
 _PAUSE_S = 0.2
 
@@ -256,6 +257,7 @@ class StateInbox:
             shut(self._listener)
             self._thread.join()
             self._listener.close()
+        self._connections.shut_all(CLOSE_S)  # what their threads have to say is to be counted
         self._log.flush(everything=True)
 
     def _listen(self, listener: socket.socket) -> None:

@@ -171,27 +171,30 @@ class Sockets:
     """Sockets that another thread may shut, for good."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._open: list[socket.socket] = []
         self.shut = False
 
     def add(self, connection: socket.socket) -> None:
-        with self._lock:
+        with self._changed:
             self._open.append(connection)
             if self.shut:
                 shut(connection)
 
     def remove(self, connection: socket.socket) -> None:
         """Close a socket; under the lock, so that `shut_all` never meets a descriptor that was used again."""
-        with self._lock:
+        with self._changed:
             self._open.remove(connection)
             connection.close()
+            self._changed.notify_all()
 
-    def shut_all(self) -> None:
-        with self._lock:
+    def shut_all(self, wait_s: float = 0.0) -> None:
+        """Shut those that are here and all that come; then wait for so long until their threads have closed them."""
+        with self._changed:
             self.shut = True
             for connection in self._open:
                 shut(connection)
+            self._changed.wait_for(lambda: not self._open, timeout=wait_s)
 
 
 def shut(connection: socket.socket) -> None:
