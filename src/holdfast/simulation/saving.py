@@ -17,14 +17,17 @@ class Saver:
         self._worker = worker
         #: the checkpoint of the step that is here, under its temporary name
         self._saving = ""
+        self._writing = False
+        #: the last save, that waits until the one before is written
+        self._next: tuple[msg.EpochPlan, int, int] | None = None
 
     def applied(self, plan: msg.EpochPlan, step: int, state: int) -> None:
-        """Save a step if it is one of those to be saved.
+        """Save a step if it is one of those to be saved, and the one before is written.
 
         `plan`: the one under which the step was applied; a swap may have taken effect since.
         """
         every = self._worker.cluster.plan.checkpoint_every
-        if every and step % every == 0:
+        if every and step % every == 0 and not self._writing:
             self.save(plan, step, state)
 
     def save(self, plan: msg.EpochPlan, step: int, state: int) -> bool:
@@ -32,6 +35,10 @@ class Saver:
         worker = self._worker
         if not worker.cluster.plan.checkpoint_every or not step or plan.rank(worker.id) != 0:
             return False
+        if self._writing:
+            self._next = plan, step, state
+            return True
+        self._writing = True
         worker.cluster.after_disk("checkpoint", worker, worker.agent.name, self._written, plan, step, state)
         return True
 
@@ -42,6 +49,9 @@ class Saver:
 
     def _written(self, plan: msg.EpochPlan, step: int, state: int) -> None:
         worker, cluster = self._worker, self._worker.cluster
+        self._writing, waiting, self._next = False, self._next, None
+        if waiting is not None:
+            self.save(*waiting)
         is_newest = step == worker.machine.applied
         if cluster.troubles(worker.agent.name).full_until > cluster.timeline.now:
             if is_newest:
