@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from job_cases import FOREVER, TINY, TINY_MOE, StartJob
 
 from holdfast.control.local_job import LocalJob
@@ -36,10 +37,11 @@ def saving(folder: Path) -> tuple[str, ...]:
     return ("--checkpoint", str(folder / "kept"), "--checkpoint-every", "1000")
 
 
+@pytest.mark.parametrize("script", [TINY, TINY_MOE], ids=["dense", "experts"])
 def test_where_it_raises_on_one_rank_the_step_is_saved_and_the_job_ends_with_the_cause(
-    start_job: StartJob, tmp_path: Path
+    start_job: StartJob, tmp_path: Path, script: Path
 ) -> None:
-    options, script = saving(tmp_path), TINY_MOE
+    options = saving(tmp_path)
     job = start_job(*FOREVER, *RAISING, "--raise-on", "1", nodes=2, options=options, script=script)
     check_saved(job, 5)
     assert not job.all(FailureDetected)
@@ -49,10 +51,11 @@ def test_where_it_raises_on_one_rank_the_step_is_saved_and_the_job_ends_with_the
     assert [event.step for event in again.all(StepCommitted)] == [6]
 
 
-def test_where_it_raises_in_all_members_that_go_forward(start_job: StartJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", [TINY, TINY_MOE], ids=["dense", "experts"])
+def test_where_it_raises_in_all_members_that_go_forward(start_job: StartJob, tmp_path: Path, script: Path) -> None:
     """All survivors have passed step 5 and none has applied it when a node dies: each applies it on its way."""
     gate = tmp_path / "go"
-    job = start_job(*FOREVER, *RAISING, "--gate", str(gate), options=saving(tmp_path), script=TINY)
+    job = start_job(*FOREVER, *RAISING, "--gate", str(gate), options=saving(tmp_path), script=script)
     job.wait(StepCommitted, step=4)
     victim, *survivors = job.nodes()
     for survivor in survivors:

@@ -28,8 +28,8 @@ from holdfast.simulation.every_write import killed_at_every_write, one_failure
 from holdfast.simulation.faults import FaultKind, interrupted_plan, lively_plan, random_plan, wide_plan
 from holdfast.simulation.fuzzing import Tally
 
-RANDOM_SCHEDULES = 2400
-CHUNKS = 10
+RANDOM_SCHEDULES = 5000
+CHUNKS = 20
 BASELINE_SCHEDULES = 400
 WIDE_SCHEDULES = 400
 LIVELY_SCHEDULES = 300
