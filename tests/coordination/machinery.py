@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TypeVar
 
+import msgspec
+
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import (
     Close,
@@ -146,12 +148,12 @@ class Job:
     def tick(self, after: float) -> list[Instruction]:
         return self.feed(Tick(), after)
 
-    def start(self) -> Job:
-        """All nodes are there, in the first epoch, and have entered it."""
+    def start(self, *, saves: bool = False) -> Job:
+        """All nodes are there, in the first epoch, and have entered it; `saves`: they were given a directory."""
         self.boot()
         for index in range(self.nodes):
             self.connect(hello(f"n{index}"))
-            self.say(attach(w(f"n{index}")))
+            self.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=saves))
         for index in range(self.nodes):
             self.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
         return self

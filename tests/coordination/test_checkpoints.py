@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import msgspec
 from machinery import Job, attach, hello, kept, w, written
 
 from holdfast.protocol import events as ev
@@ -130,19 +129,8 @@ def test_terms_go_on_counting_from_those_in_the_directory() -> None:
     assert [type(event) for event in job.last_events()] == [ev.JobStarted]
 
 
-def saving(nodes: int = 1) -> Job:
-    """A job whose workers were given a directory for checkpoints."""
-    job = Job(nodes=nodes).boot()
-    for index in range(nodes):
-        job.connect(hello(f"n{index}"))
-        job.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=True))
-    for index in range(nodes):
-        job.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
-    return job
-
-
 def test_a_loss_before_the_first_checkpoint_begins_anew() -> None:
-    job = saving()
+    job = Job(nodes=1).start(saves=True)
     for step in (1, 2):
         job.step(step)
     job.lose("n0")
@@ -155,7 +143,7 @@ def test_a_loss_before_the_first_checkpoint_begins_anew() -> None:
 
 
 def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:
-    job = saving()
+    job = Job(nodes=1).start(saves=True)
     saves(job, 1, "one")
     job.lose("n0")
     job.connect(hello("n1"))

@@ -16,20 +16,9 @@ from holdfast.protocol.record import KnownCheckpoint
 CTRL_C = Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True)
 
 
-def saving_job(nodes: int = 3, **config: object) -> Job:
-    """A job whose workers save, in its first epoch, with no step done."""
-    job = Job(nodes=nodes, config=config).boot()
-    for index in range(nodes):
-        job.connect(hello(f"n{index}"))
-        job.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=True))
-    for index in range(nodes):
-        job.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
-    return job
-
-
 def interrupted_job(at: int = 4, **config: object) -> Job:
     """Three nodes that have applied a step, told to stop."""
-    job = saving_job(**config)
+    job = Job(config=config).start(saves=True)
     for step in range(1, at + 1):
         job.step(step)
     job.feed(CTRL_C)
@@ -127,7 +116,7 @@ def test_who_fails_meanwhile_is_left_out_and_the_others_save() -> None:
 
 
 def test_a_job_that_is_recovering_saves_instead_of_going_on() -> None:
-    job = saving_job()
+    job = Job().start(saves=True)
     job.step(1)
     job.lose("n2")
     job.report("n0", 1)
@@ -173,7 +162,7 @@ def test_a_state_that_is_lost_or_initial_is_not_waited_for() -> None:
     for node in ("n0", "n1", "n2"):
         fresh.report(node, 0)
     assert fresh.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
-    lost = saving_job()
+    lost = Job().start(saves=True)
     lost.step(1)
     lost.say(written("n0", 1, "writing-1"))
     lost.say(kept("n0", 1, "step-1"))
@@ -262,7 +251,7 @@ RAISED = "after_apply raised at step 4 on node n1, rank 1: ZeroDivisionError: of
 
 def failed_job(**config: object) -> Job:
     """Three nodes that have applied step 4, where the script of one has raised."""
-    job = saving_job(**config)
+    job = Job(config=config).start(saves=True)
     for step in range(1, 5):
         job.step(step)
     job.say(script_failed("n1"))
@@ -327,7 +316,7 @@ def test_the_cause_outlives_the_coordinator(begun: bool) -> None:
 
 
 def test_a_job_that_is_over_is_not_asked_to_save() -> None:
-    job = saving_job()
+    job = Job().start(saves=True)
     job.step(1)
     for node in ("n0", "n1", "n2"):
         job.say(msg.Finished(worker=w(node), epoch=1, step=1))
