@@ -134,8 +134,27 @@ def test_who_is_late_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
 
     play(story, seconds=0.2)
     assert len(caplog.messages) == 2
-    assert caplog.messages[0].endswith("is dropped: it has not shown it within 0.2 s")
+    assert caplog.messages[0].endswith("is dropped: it has not shown it in time, 0.2 s at the most")
     assert caplog.messages[1].startswith("2 more like this")
+
+
+def test_who_came_at_once_does_not_go_at_once() -> None:
+    """Else a crowd that comes again comes at once, for ever."""
+
+    async def story(door: Door) -> None:
+        began = time.monotonic()
+        crowd = [await door.come() for _ in range(40)]
+        left: list[float] = []
+
+        async def watch(visitor: Visitor) -> None:
+            await visitor.dropped()
+            left.append(time.monotonic() - began)
+
+        await asyncio.gather(*map(watch, crowd))
+        assert min(left) >= 1.0
+        assert max(left) - min(left) > 0.2
+
+    play(story, strangers=40, seconds=2.0)
 
 
 def test_nobody_is_dropped_before_it_could_speak() -> None:

@@ -54,6 +54,29 @@ def test_all_that_is_committed_is_saved(chunk: int) -> None:
         assert saved(cluster) == committed(cluster), f"seed {seed}"
 
 
+def test_the_last_step_may_have_been_saved_before_its_last_epoch_is_entered() -> None:
+    """A slow member holds up the entering for longer than the first one takes to save what a FORWARD has applied."""
+    faults = (
+        Fault(kind=FaultKind.STOP_WORKER, time=1.1482766298289782, target=3, duration=0.7),
+        Fault(kind=FaultKind.LAG_DOWN, time=0.5650754123453906, target=45, duration=0.8),
+        Fault(kind=FaultKind.INTERRUPT, time=0.70930080869184),
+    )
+    plan = FaultPlan(
+        seed=6109125118,
+        nodes=5,
+        start_nodes=5,
+        steps=4,
+        micro_batches=9,
+        micro_batch=4,
+        checkpoint_every=1,
+        start_spread=0.0,
+        faults=faults,
+    )
+    cluster = Cluster(plan)
+    assert cluster.run().exit_code == EXIT_INTERRUPTED
+    assert saved(cluster) == committed(cluster) == 4
+
+
 def test_whatever_goes_wrong_the_job_ends_and_is_not_done() -> None:
     for seed in range(150):
         plan = random_plan(seed)

@@ -4,6 +4,9 @@ The web server would take whoever comes, for as long as they like. So connection
 Until a request with the token has come over it, a connection is a stranger's. Strangers have places of their own; where
 none is free, the oldest one of the address that holds most goes. So an agent always gets in, however many strangers
 there are and whatever address they have, and one that shows the token counts as a stranger no more.
+
+A crowd that came at once must not go at once, and come back at once, for ever: whoever shares the processor would wait
+for it each time. So strangers are given times of different lengths.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ from holdfast.counted_log import CountedLog
 
 #: descriptors that connections leave to everything else: store, journal, logs, libraries
 RESERVED_FILES = 64
-#: how often is looked who is late, and who has left
+#: how often is looked who has left
 _LOOK_S = 0.5
 _NO_FILES_PAUSE_S = 0.1
 #: how long TLS may take to say goodbye
 _GOODBYE_S = 2.0
+
+#: multiples of it, less whole ones, fill the unit interval evenly, however many they are
+_GOLDEN = (5**0.5 - 1) / 2
 
 #: enough for every agent of a large job
 _WANTED_FILES = 65536
@@ -45,8 +51,9 @@ class Limits:
     """Of strangers.
 
     strangers: how many at the most; fewer where few files may be open. seconds: how long one may take to show the
-    token. a_second: how many may have their places taken by newer ones in a second, so that a crowd costs the processor
-    little, and each keeps its place for a while. The newer ones wait in the kernel meanwhile.
+    token, at the most; at the least, half of it. a_second: how many may have their places taken by newer ones in a
+    second, so that a crowd costs the processor little, and each keeps its place for a while. The newer ones wait in the
+    kernel meanwhile.
     """
 
     strangers: int = 2048
@@ -58,6 +65,7 @@ class Limits:
 class _Connection:
     socket: socket.socket
     since: float
+    late: asyncio.TimerHandle
     transport: asyncio.Transport | None = None
     dropped: bool = False
 
@@ -101,6 +109,7 @@ class Doorkeeper:
         #: by host and port, the oldest first
         self._strangers: dict[str, dict[int, _Connection]] = {}
         self._count = 0
+        self._taken = 0
         self._known: dict[Address, _Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -159,7 +168,8 @@ class Doorkeeper:
             self._log.warn("full", f"{address[0]} is turned away: {why}: raise the limit (ulimit -n)")
             return
         taken.setblocking(False)
-        connection = _Connection(taken, self._loop.time())
+        late = self._loop.call_later(self._time_to_show(), self._late, address)
+        connection = _Connection(taken, self._loop.time(), late)
         self._remove(address)  # of a connection that is over
         self._strangers.setdefault(address[0], {})[address[1]] = connection
         self._count += 1
@@ -182,6 +192,13 @@ class Doorkeeper:
         connection.transport = transport
         if connection.dropped:
             connection.drop()  # it had to go while it was being taken
+
+    def _time_to_show(self) -> float:
+        self._taken += 1
+        return self._limits.seconds * (1 + self._taken * _GOLDEN % 1) / 2
+
+    def _late(self, address: Address) -> None:
+        self._drop(address, f"it has not shown it in time, {self._limits.seconds:g} s at the most")
 
     # ---- places ----
 
@@ -227,17 +244,14 @@ class Doorkeeper:
         of_host = self._strangers.get(host, {})
         connection = of_host.pop(port, None)
         if connection is not None:
+            connection.late.cancel()
             self._count -= 1
             if not of_host:
                 del self._strangers[host]
         return connection
 
     def _look(self) -> None:
-        """Drop who is late, and forget who has left."""
-        late = self._loop.time() - self._limits.seconds
-        for host, of_host in list(self._strangers.items()):
-            for port in [port for port, stranger in of_host.items() if stranger.since <= late]:
-                self._drop((host, port), f"it has not shown it within {self._limits.seconds:g} s")
+        """Forget who has left."""
         self._known = {address: one for address, one in self._known.items() if not one.over}
         self._log.flush()
         self._timers["look"] = self._loop.call_later(_LOOK_S, self._look)

@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.protocol import messages as msg
+from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
 
 if TYPE_CHECKING:
     from holdfast.simulation.worker import SimWorker
 
 
 class Saver:
-    """Writes checkpoints of one worker's state, and tells it once that of its newest step is settled."""
+    """Writes checkpoints of one worker's state, and tells it whenever all of them are settled."""
 
     def __init__(self, worker: SimWorker) -> None:
         self._worker = worker
-        #: the checkpoint of the step that is here, under its temporary name
-        self._saving = ""
+        #: the step of the newest checkpoint that was begun or loaded here
+        self._newest = 0
         self._writing = False
+        #: what waits for the coordinator's answer
+        self._waiting: list[CheckpointName] = []
         #: the last save, that waits until the one before is written
         self._next: tuple[msg.EpochPlan, int, int] | None = None
 
@@ -30,17 +33,25 @@ class Saver:
         if every and step % every == 0 and not self._writing:
             self.save(plan, step, state)
 
-    def save(self, plan: msg.EpochPlan, step: int, state: int) -> bool:
-        """Save a step if this worker is the one to do it; False where nothing is written."""
+    @property
+    def idle(self) -> bool:
+        """True where nothing is being written, and nothing written waits for its final name."""
+        return not self._writing and not self._waiting
+
+    def save(self, plan: msg.EpochPlan, step: int, state: int) -> None:
+        """Save a step if this worker is the one to do it, and has not begun to before."""
         worker = self._worker
-        if not worker.cluster.plan.checkpoint_every or not step or plan.rank(worker.id) != 0:
-            return False
+        if not worker.cluster.plan.checkpoint_every or plan.rank(worker.id) != 0 or step == self._newest:
+            return
         if self._writing:
             self._next = plan, step, state
-            return True
-        self._writing = True
+            return
+        self._newest, self._writing = step, True
         worker.cluster.after_disk("checkpoint", worker, worker.agent.name, self._written, plan, step, state)
-        return True
+
+    def loaded(self, step: int) -> None:
+        """The state went back to that of a checkpoint: what was written since is nobody's any more."""
+        self._newest, self._waiting = step, []
 
     def order(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
         """Take an order; the disk obeys it when it can."""
@@ -52,17 +63,14 @@ class Saver:
         self._writing, waiting, self._next = False, self._next, None
         if waiting is not None:
             self.save(*waiting)
-        is_newest = step == worker.machine.applied
         if cluster.troubles(worker.agent.name).full_until > cluster.timeline.now:
-            if is_newest:
-                worker.saved()
+            worker.saved()
             return  # training is worth more than a checkpoint
-        name = cluster.write_checkpoint(plan, step, state).writing
-        if is_newest:
-            self._saving = name
+        name = cluster.write_checkpoint(plan, step, state)
+        self._waiting.append(name)
         worker.tell(
             msg.CheckpointWritten(
-                worker=worker.id, term=plan.term, epoch=plan.epoch, step=step, name=name, bytes=1, seconds=0.1
+                worker=worker.id, term=plan.term, epoch=plan.epoch, step=step, name=name.writing, bytes=1, seconds=0.1
             )
         )
 
@@ -70,7 +78,9 @@ class Saver:
         worker, cluster = self._worker, self._worker.cluster
         if isinstance(order, msg.AcceptCheckpoint):
             cluster.keep_checkpoint(worker, order)
+            accepted = parse_name(order.name)
+            self._waiting = [name for name in self._waiting if name > accepted]  # what is older was passed over
         else:
             cluster.prune_checkpoints(order)
-        if self._saving in (order.names if isinstance(order, msg.PruneCheckpoints) else (order.name,)):
-            worker.saved()
+            self._waiting = [name for name in self._waiting if name.writing not in order.names]
+        worker.saved()

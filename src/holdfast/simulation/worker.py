@@ -262,6 +262,7 @@ class SimWorker(Process):
             self.state, self.whole = file.state, True
             if self._mover is not None:
                 self._mover.load(file.step)
+            self._saver.loaded(file.step)
             self.cluster.checker.holds(self)
         self.advance()
 
@@ -426,12 +427,12 @@ class SimWorker(Process):
         if self.boundary("finishing"):
             return
         self._busy = "save"
-        if not self._saver.save(plan, self.machine.applied or 0, self.state):
-            self.saved()
+        self._saver.save(plan, self.machine.applied or 0, self.state)
+        self.saved()
 
     def saved(self) -> None:
-        """Nothing is being written any more, nor waits for an answer."""
-        if self._busy == "save":
+        """Something that was being written, or waited for an answer, is settled: perhaps that was the last of it."""
+        if self._busy == "save" and self._saver.idle:
             self._busy = ""
             self.obey(self.machine.finish())
 
