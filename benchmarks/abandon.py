@@ -23,9 +23,9 @@ import torch
 from standstill import Watch
 
 from holdfast.protocol.commit import Commit
-from holdfast.runtime.commit import finish, start_commit
-from holdfast.runtime.communicator import Communicator, HaltedError, PeerLostError
-from holdfast.runtime.local_world import Seat, run_world
+from holdfast.runtime.groups.commit import finish, start_commit
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.testing.local_world import Seat, run_world
 
 TARGET_S = 0.050
 ROWS = 1 << 18

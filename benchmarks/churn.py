@@ -17,8 +17,8 @@ from pathlib import Path
 from recovery import SETTLE_STEPS, Bench, spread
 from standstill import Watch
 
-from holdfast.control.local_job import LocalJob
 from holdfast.protocol.events import EpochStarted, JobFailed, RolledBack, StepCommitted
+from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 MOE = ROOT / "examples" / "moe_gpt.py"

@@ -31,13 +31,13 @@ import torch
 from torch.nn import functional as F
 
 from holdfast.planning import Interval
-from holdfast.runtime.communicator import LocalCommunicator
-from holdfast.runtime.moe.exchange import Channel
-from holdfast.runtime.moe.kernels import Question, TokenKernels, triton_is_there
-from holdfast.runtime.moe.layer import MoE
-from holdfast.runtime.moe.placement import everywhere
-from holdfast.runtime.moe.rounds import StepState
-from holdfast.runtime.moe.torch_kernels import TorchKernels
+from holdfast.runtime.groups.communicator import LocalCommunicator
+from holdfast.runtime.moe.holding.hosts import everywhere
+from holdfast.runtime.moe.kernels.interface import Question, TokenKernels, triton_is_there
+from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels
+from holdfast.runtime.moe.layer.moe_layer import MoE
+from holdfast.runtime.moe.layer.rounds import StepState
+from holdfast.runtime.moe.layer.token_exchange import Channel
 
 WARM_UP = 5
 RANKS = 8
@@ -48,7 +48,7 @@ def makers(device: torch.device) -> list[TokenKernels]:
     """Return the kernels that can run here."""
     found: list[TokenKernels] = [TorchKernels()]
     if triton_is_there() and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
-        from holdfast.runtime.moe.triton_kernels import TritonKernels
+        from holdfast.runtime.moe.kernels.triton_kernels import TritonKernels
 
         found.append(TritonKernels())
     return found

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 import holdfast
-from holdfast.runtime.moe.layer import moe_layers
-from holdfast.runtime.moe.routing import RecordedRouting
+from holdfast.runtime.moe.layer.moe_layer import moe_layers
+from holdfast.runtime.moe.layer.routing import RecordedRouting
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from moe_gpt import Bytes, MoEGPT, loss_of, parse_arguments, read_text

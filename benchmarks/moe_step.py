@@ -28,14 +28,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from holdfast.planning import Plan, as_slots, make_plan, strategy_named
-from holdfast.runtime.communicator import Communicator
-from holdfast.runtime.local_world import Seat, run_world
-from holdfast.runtime.moe.binding import bind_layers, dense_parameters
-from holdfast.runtime.moe.gradients import ExpertGradients
-from holdfast.runtime.moe.layer import MoE, expert_parameters, moe_layers
-from holdfast.runtime.moe.placement import Placement, from_counts
-from holdfast.runtime.moe.shards import ExpertShards
-from holdfast.runtime.reduction import GradientBuckets, reduce_gradients
+from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
+from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
+from holdfast.runtime.moe.holding.gradients import ExpertGradients
+from holdfast.runtime.moe.holding.hosts import Placement, from_counts
+from holdfast.runtime.moe.holding.shards import ExpertShards
+from holdfast.runtime.moe.layer.moe_layer import MoE, expert_parameters, moe_layers
+from holdfast.testing.local_world import Seat, run_world
 
 RANKS, EXPERTS, TOP_K, LAYERS, HEADS, CONTEXT, SAMPLES = 4, 8, 2, 4, 4, 64, 4
 WARM_UP = 5

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from holdfast.control.local_job import EventLog
 from holdfast.protocol.events import (
     CoordinatorRestarted,
     EpochStarted,
@@ -34,6 +33,7 @@ from holdfast.protocol.events import (
     RolledBack,
     StepCommitted,
 )
+from holdfast.testing.local_job import EventLog
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"

@@ -38,7 +38,7 @@ from holdfast.planning import (
     schemes,
     strategy_named,
 )
-from holdfast.planning.migration import OPTIMAL_UP_TO_NODES, greedy_roles
+from holdfast.planning.moving.migration import OPTIMAL_UP_TO_NODES, greedy_roles
 from holdfast.planning.solvers import best_assignment
 
 

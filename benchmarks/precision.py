@@ -20,8 +20,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.control.local_job import LocalJob
 from holdfast.protocol.events import Recovered, StepCommitted
+from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXED = ROOT / "benchmarks" / "fixed_routing.py"

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from standstill import Watch
 
-from holdfast.control.local_job import LocalJob
 from holdfast.protocol.events import EpochStarted, FailureDetected, NodeJoined, RolledBack, StepCommitted
+from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"

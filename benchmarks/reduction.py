@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from holdfast.protocol.commit import Commit
-from holdfast.runtime.commit import finish, start_commit
-from holdfast.runtime.communicator import Communicator
-from holdfast.runtime.local_world import Seat, run_world
-from holdfast.runtime.reduction import GradientBuckets, reduce_gradients
+from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
+from holdfast.runtime.groups.commit import finish, start_commit
+from holdfast.runtime.groups.communicator import Communicator
+from holdfast.testing.local_world import Seat, run_world
 
 WARM_UP = 5
 

@@ -37,7 +37,7 @@ def main() -> int:
 
     from standstill import Watch
 
-    from holdfast.control.local_job import LocalJob
+    from holdfast.testing.local_job import LocalJob
 
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
         folder = Path(name)

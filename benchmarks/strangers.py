@@ -26,13 +26,13 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from holdfast.control.channel import open_channel
-from holdfast.control.launch_settings import script_digest
-from holdfast.control.local_job import LocalJob
+from holdfast.control.agent.channel import open_channel
+from holdfast.control.launch.settings import script_digest
 from holdfast.control.registry import JobEntry, find_job, registry_directory
-from holdfast.protocol.agent import CoordinatorMessage, Hello, Welcome
 from holdfast.protocol.events import NodeJoined, StepCommitted
+from holdfast.protocol.messages.agent import CoordinatorMessage, Hello, Welcome
 from holdfast.protocol.names import PROTOCOL
+from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"

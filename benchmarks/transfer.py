@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 import torch
 
 from holdfast.protocol.plan import EpochPlan, Member
-from holdfast.runtime.inbox import Receipt, StateInbox
-from holdfast.runtime.state import TrainingState
-from holdfast.runtime.transfer import Push
-from holdfast.runtime.wire import Ticket
+from holdfast.runtime.state.receive import Receipt, StateInbox
+from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.transfer import Push
+from holdfast.runtime.state.wire import Ticket
 
 SENDER, RECEIVER = "n1/0/a", "n2/0/b"
 MICRO = 1 << 20

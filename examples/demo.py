@@ -15,8 +15,8 @@ import sys
 import threading
 from pathlib import Path
 
-from holdfast.control.local_job import EventLog, JobTimeoutError
 from holdfast.protocol.events import JobStarted, StepCommitted
+from holdfast.testing.local_job import EventLog, JobTimeoutError
 
 ROOT = Path(__file__).resolve().parent.parent
 #: with these sizes a step takes about 0.2 s on two cores

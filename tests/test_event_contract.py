@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from holdfast.protocol.events import JobStarted, StepCommitted
 from made_events import KINDS
+from places import ROOT
 
 CONTRACT = {
     "job_started": {"url", "coordinator_pid", "emulate_compute"},
@@ -60,7 +60,7 @@ def test_the_contract_holds_and_names_every_event_and_field(name: str) -> None:
 
 
 def test_the_page_names_the_events_and_their_fields_and_no_other() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "events.md").read_text()
+    page = (ROOT / "docs" / "events.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, re.M))
     assert {name: re.findall(r"`(\w+)`", fields) for name, fields in rows.items()} == {
         name: [field for field in kind.__struct_fields__ if field not in COMMON] for name, kind in KINDS.items()

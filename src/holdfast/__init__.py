@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError
 
 if TYPE_CHECKING:
-    from holdfast.runtime.job import Job, init
-    from holdfast.runtime.moe.layer import MoE
-    from holdfast.runtime.step import Step
+    from holdfast.runtime.moe.layer.moe_layer import MoE
+    from holdfast.runtime.session.job import Job, init
+    from holdfast.runtime.session.step import Step
 
 __all__ = ["BadInputError", "HoldfastError", "Job", "JobFailedError", "MoE", "Step", "init"]
 
 _HOMES = {
-    "Job": "holdfast.runtime.job",
-    "MoE": "holdfast.runtime.moe.layer",
-    "Step": "holdfast.runtime.step",
-    "init": "holdfast.runtime.job",
+    "Job": "holdfast.runtime.session.job",
+    "MoE": "holdfast.runtime.moe.layer.moe_layer",
+    "Step": "holdfast.runtime.session.step",
+    "init": "holdfast.runtime.session.job",
 }
 
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
 from holdfast.planning import DispatchScheme, Interval, MinMax, NodeInterval, Proportional, dispatch_schedule
-from holdfast.runtime.communicator import LocalCommunicator
-from holdfast.runtime.moe.exchange import Channel, Route, from_experts, to_experts
-from holdfast.runtime.moe.kernels import Movement, Question, TokenKernels, kernels_for, triton_is_there
-from holdfast.runtime.moe.layer import MoE
-from holdfast.runtime.moe.placement import everywhere, replicas_of
-from holdfast.runtime.moe.rounds import StepState
-from holdfast.runtime.moe.torch_kernels import TorchKernels
+from holdfast.runtime.groups.communicator import LocalCommunicator
+from holdfast.runtime.moe.holding.hosts import everywhere, replicas_of
+from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels, kernels_for, triton_is_there
+from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels
+from holdfast.runtime.moe.layer.moe_layer import MoE
+from holdfast.runtime.moe.layer.rounds import StepState
+from holdfast.runtime.moe.layer.token_exchange import Channel, Route, from_experts, to_experts
 
 SWITCH = "TRITON_INTERPRET"
 INTERPRETED = os.environ.get(SWITCH) == "1"
@@ -37,7 +37,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 def kernels() -> TokenKernels:
     if not INTERPRETED:
         return TorchKernels()
-    from holdfast.runtime.moe.triton_kernels import TritonKernels
+    from holdfast.runtime.moe.kernels.triton_kernels import TritonKernels
 
     return TritonKernels()
 

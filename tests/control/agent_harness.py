@@ -16,15 +16,15 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from holdfast.clock import SystemClock
-from holdfast.control.agent import Agent
-from holdfast.control.agent_settings import AgentSettings
-from holdfast.protocol.agent import AgentMessage, CoordinatorMessage, FromWorker, Hello, ToWorker, Welcome
-from holdfast.protocol.orders import Posted
-from holdfast.protocol.worker import Attach, WorkerMessage
+from holdfast.control.agent.node_agent import Agent
+from holdfast.control.agent.settings import AgentSettings
+from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, FromWorker, Hello, ToWorker, Welcome
+from holdfast.protocol.messages.orders import Posted
+from holdfast.protocol.messages.worker import Attach, WorkerMessage
+from places import CONTROL_SCRIPTS
 
 DEADLINE = 60.0
 TOKEN = "t0ken"
-SCRIPTS = Path(__file__).parent / "scripts"
 M = TypeVar("M")
 
 
@@ -118,7 +118,7 @@ def agent_settings(coordinator: str, folder: Path, script: str, *args: str, **ch
         token=TOKEN,
         job="job",
         node="node-0",
-        script=str(SCRIPTS / script),
+        script=str(CONTROL_SCRIPTS / script),
         folder=str(folder),
         digest="d",
         args=args,

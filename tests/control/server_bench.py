@@ -18,10 +18,10 @@ from websockets.sync.client import ClientConnection, connect
 
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import JobEntry
-from holdfast.protocol.agent import CoordinatorMessage, FromWorker, Hello
 from holdfast.protocol.events import Event
+from holdfast.protocol.messages.agent import CoordinatorMessage, FromWorker, Hello
+from holdfast.protocol.messages.worker import Attach, WorkerMessage
 from holdfast.protocol.names import PROTOCOL, worker_id
-from holdfast.protocol.worker import Attach, WorkerMessage
 
 E = TypeVar("E", bound=Event)
 
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 _MAIN = """
 import json, logging, sys
 from pathlib import Path
-from holdfast.control.server import ServerSettings, serve
+from holdfast.control.coordinator.server import ServerSettings, serve
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.errors import HoldfastError
 import asyncio, msgspec

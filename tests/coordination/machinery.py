@@ -24,7 +24,7 @@ from holdfast.coordination.inputs import (
     Tick,
 )
 from holdfast.protocol import events as ev
-from holdfast.protocol import messages as msg
+from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import KnownCheckpoint, Record
 

@@ -9,7 +9,7 @@ from machinery import Job, applied, attach, commit, hello, kept, w, written
 from holdfast.coordination.inputs import EndJob, Received, Shutdown
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
-from holdfast.protocol import messages as msg
+from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.record import KnownCheckpoint
 

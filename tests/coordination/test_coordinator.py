@@ -16,8 +16,8 @@ from holdfast.coordination.inputs import EndJob, FailNode, Input, Received, Shut
 from holdfast.coordination.parts import JobState
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
 from holdfast.protocol import events as ev
-from holdfast.protocol import messages as msg
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind, Phase
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import KnownCheckpoint

@@ -10,7 +10,7 @@ import job_cases
 import pytest
 from job_cases import TINY, StartJob, check_journal
 
-from holdfast.control.local_job import LocalJob
+from holdfast.testing.local_job import LocalJob
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.local_job import LocalJob
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import RolledBack, StepCommitted
+from holdfast.testing.local_job import LocalJob
 
 TINY = Path(__file__).parent / "scripts" / "tiny.py"
 TINY_MOE = TINY.with_name("tiny_moe.py")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from job_cases import FOREVER, TINY, TINY_MOE, StartJob
 
-from holdfast.control.local_job import LocalJob
 from holdfast.protocol.events import (
     CheckpointSaved,
     FailureDetected,
@@ -16,6 +15,7 @@ from holdfast.protocol.events import (
     StepCommitted,
     WorkersChanged,
 )
+from holdfast.testing.local_job import LocalJob
 
 RAISING = ("--raise-at", "5")
 

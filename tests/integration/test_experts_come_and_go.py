@@ -12,7 +12,6 @@ from pathlib import Path
 
 from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on, goes_on_until_interrupted
 
-from holdfast.control.local_job import LocalJob
 from holdfast.protocol.events import (
     CheckpointSaved,
     EpochStarted,
@@ -25,6 +24,7 @@ from holdfast.protocol.events import (
     StepCommitted,
     WorkersChanged,
 )
+from holdfast.testing.local_job import LocalJob
 
 VERIFY = ("--verify-state",)
 

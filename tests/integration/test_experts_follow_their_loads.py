@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_interrupted
 
-from holdfast.control.local_job import LocalJob
 from holdfast.protocol.events import (
     EpochStarted,
     FailureDetected,
@@ -20,6 +19,7 @@ from holdfast.protocol.events import (
     RolledBack,
     StepCommitted,
 )
+from holdfast.testing.local_job import LocalJob
 
 #: Expert 0 begins with two replicas of 16, and takes nine tokens in ten.
 ARGS = ("--experts", "6", "--hot", "0.9")

@@ -13,10 +13,10 @@ from pathlib import Path
 from job_cases import FOREVER, TINY, StartJob, goes_on
 from namespaces import Network, joined
 
-from holdfast.control.local_job import EventLog
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.protocol.events import EpochStarted, FailureDetected, NodeJoined, RolledBack, StepCommitted
 from holdfast.protocol.failures import FailureKind
+from holdfast.testing.local_job import EventLog
 
 TIMEOUT_S = 4.0
 CONFIG = CoordinatorConfig(job="")

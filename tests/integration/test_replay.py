@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from job_cases import TINY, TINY_MOE, check_journal, check_losses
 
-from holdfast.control.local_job import LocalJob
 from holdfast.protocol.events import JobFailed, JobWaiting, NodeJoined, NodeLeft, Recovered, RolledBack, StepCommitted
+from holdfast.testing.local_job import LocalJob
 
 
 def replayed(tmp_path: Path, trace: Iterable[str], *args: str, options: tuple[str, ...], script: Path) -> LocalJob:

@@ -10,27 +10,27 @@ from mutants_of_agents import AGENT_MUTANTS
 from mutants_of_parts import PART_MUTANTS
 
 COMMIT = "protocol/commit.py"
-WORKER = "coordination/worker.py"
-BOUNDARIES = "coordination/boundaries.py"
-COPY = "coordination/copy.py"
-ASSIGNMENT = "coordination/assignment.py"
-DECISIONS = "coordination/decisions.py"
-DECIDING = "coordination/deciding.py"
-LEDGER = "coordination/ledger.py"
-PLANNER = "coordination/planner.py"
-JOINING = "coordination/joining.py"
+WORKER = "coordination/worker/machine.py"
+BOUNDARIES = "coordination/worker/boundaries.py"
+COPY = "coordination/worker/copy.py"
+ASSIGNMENT = "coordination/generations/assignment.py"
+DECISIONS = "coordination/generations/decisions.py"
+DECIDING = "coordination/generations/deciding.py"
+LEDGER = "coordination/progress/ledger.py"
+PLANNER = "coordination/generations/planner.py"
+JOINING = "coordination/generations/swap.py"
 HEARING = "coordination/hearing.py"
-STOPPING = "coordination/stopping.py"
-FAILURES = "coordination/failures.py"
-ADMISSION = "coordination/admission.py"
-ABSENCES = "coordination/absences.py"
+STOPPING = "coordination/generations/stopping.py"
+FAILURES = "coordination/nodes/failures.py"
+ADMISSION = "coordination/nodes/admission.py"
+ABSENCES = "coordination/nodes/absences.py"
 COORDINATOR = "coordination/coordinator.py"
-CHECKPOINTS = "coordination/checkpoints.py"
-PROGRESS = "coordination/progress.py"
-EXPERTS = "coordination/experts.py"
-SUSPECTS = "coordination/suspects.py"
+CHECKPOINTS = "coordination/progress/checkpoints.py"
+PROGRESS = "coordination/progress/announced.py"
+EXPERTS = "coordination/experts/placing.py"
+SUSPECTS = "coordination/nodes/suspects.py"
 TURN = "coordination/turn.py"
-AGENT = "coordination/agent.py"
+AGENT = "coordination/agent/machine.py"
 
 MUTANTS = (
     # ---- the worker ----
@@ -391,7 +391,7 @@ MUTANTS = (
     ),
     Mutant(
         name="hears_the_expelled",
-        file="coordination/membership.py",
+        file="coordination/nodes/membership.py",
         old="        self._by_connection.pop(node.connection, None)\n",
         new="        pass\n",
         why="what has left is forgotten: its messages find no addressee",
@@ -412,7 +412,7 @@ MUTANTS = (
     ),
     Mutant(
         name="leases_never_run_out",
-        file="coordination/membership.py",
+        file="coordination/nodes/membership.py",
         old="        return [node for node in self.nodes.values() if now - node.seen > lease_s]\n",
         new="        return []\n",
         why="a node that falls silent is lost",

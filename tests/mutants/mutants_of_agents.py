@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-AGENT = "coordination/agent.py"
+AGENT = "coordination/agent/machine.py"
 
 AGENT_MUTANTS = (
     Mutant(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-BOUNDARIES = "coordination/boundaries.py"
-STOPPING = "coordination/stopping.py"
+BOUNDARIES = "coordination/worker/boundaries.py"
+STOPPING = "coordination/generations/stopping.py"
 CLOSING = "coordination/closing.py"
-FINISHING = "coordination/finishing.py"
-SUSPECTS = "coordination/suspects.py"
+FINISHING = "coordination/generations/finishing.py"
+SUSPECTS = "coordination/nodes/suspects.py"
 HEARING = "coordination/hearing.py"
 
 PART_MUTANTS = (

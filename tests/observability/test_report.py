@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.progress import stamped
-from holdfast.cli.report_plot import plot_events
+from holdfast.cli.job.progress import stamped
+from holdfast.cli.job.report_plot import plot_events
 from holdfast.observability.report import committed_steps, make_report
 from holdfast.protocol.events import AnyEvent
 from made_events import made

@@ -11,8 +11,9 @@ import pytest
 
 from holdfast.protocol.events import ReadEvent
 from made_events import made
+from places import BENCHMARKS
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "spot.py"
+FILE = BENCHMARKS / "spot.py"
 
 
 @pytest.fixture(scope="module")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from holdfast.planning import Allocation, PlacementProblem, allocate
+from places import RECORDED
 
 #: Deterministic and without deadlines: two cores are shared.
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=150)
 
-ROUTING = Path(__file__).resolve().parents[3] / "shared" / "data" / "routing"
+ROUTING = RECORDED / "routing"
 
 
 def routing_loads(model: str, iteration: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planning_cases import PROPERTY
 
 from holdfast.planning.arrays import count_true, distinct_rows
-from holdfast.planning.search import as_masks, as_pattern
+from holdfast.planning.survival.search import as_masks, as_pattern
 
 
 @st.composite

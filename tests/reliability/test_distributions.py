@@ -16,7 +16,7 @@ from holdfast.reliability.distributions import (
     Timeline,
     Weibull,
 )
-from holdfast.reliability.simulation import estimate
+from holdfast.reliability.monte_carlo.estimate import estimate
 
 EVERY: list[Distribution] = [
     Exponential(24.0),

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.config import WorkerSettings
-from holdfast.control.framing import FrameDecoder, FromWorkerProcess, encode_frame
+from holdfast.control.link.framing import FrameDecoder, FromWorkerProcess, encode_frame
+from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import (
     CoordinatorConfig,
@@ -33,14 +33,14 @@ from holdfast.coordination.inputs import (
     Tick,
 )
 from holdfast.protocol import events as ev
-from holdfast.protocol import messages as msg
+from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.position import Position
 
 DEADLINE_S = 120.0
 JOB = "test"
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "holdfast.runtime.job", "cluster"])
+_context.set_forkserver_preload(["torch", "holdfast.runtime.session.job", "cluster"])
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:

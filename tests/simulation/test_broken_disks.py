@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.coordination.boundaries import InvalidTransitionError
+from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.protocol.record import Record
 from holdfast.simulation.cluster import Parts, run_plan
-from holdfast.simulation.durable import MemoryJournal, MemoryStore
-from holdfast.simulation.faults import FaultPlan, random_plan
+from holdfast.simulation.faults.plans import FaultPlan, random_plan
 from holdfast.simulation.invariants import InvariantError
+from holdfast.simulation.machines.durable import MemoryJournal, MemoryStore
 
 SEEDS = range(400)
 

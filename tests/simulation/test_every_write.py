@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordination.agent import AgentInstruction, AgentMachine
+from holdfast.coordination.agent.machine import AgentInstruction, AgentMachine
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Instruction
 from holdfast.errors import EXIT_DONE
 from holdfast.simulation.__main__ import main
 from holdfast.simulation.cluster import Cluster, Parts
-from holdfast.simulation.enumeration import FIRSTS, Schedule, family_of, plan_of
-from holdfast.simulation.every_write import chosen, disturb, killed_at_every_write, one_failure, writes
+from holdfast.simulation.schedules.enumeration import FIRSTS, Schedule, family_of, plan_of
+from holdfast.simulation.schedules.every_write import chosen, disturb, killed_at_every_write, one_failure, writes
 
 
 class CannotTakeOver(Coordinator):

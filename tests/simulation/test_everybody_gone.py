@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import Cluster
-from holdfast.simulation.faults import Fault, FaultKind, FaultPlan
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 
 KILLED_AT_S = 1.5
 #: a silent death is noticed when the lease (1 s) has run out

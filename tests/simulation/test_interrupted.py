@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import Cluster
-from holdfast.simulation.faults import Fault, FaultKind, FaultPlan, random_plan
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
 
 
 def interrupted(plan: FaultPlan, at_s: float) -> Cluster:

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import EXIT_DONE
 from holdfast.simulation.cluster import Cluster
-from holdfast.simulation.faults import Fault, FaultKind, FaultPlan
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 
 
 @pytest.mark.parametrize("power_cuts", [False, True])

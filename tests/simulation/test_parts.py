@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.protocol import events as ev
-from holdfast.protocol import messages as msg
+from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import SCHEMA, Record
-from holdfast.simulation import training
 from holdfast.simulation.clock import URGENT, Timeline
 from holdfast.simulation.collectives import Group, Operation
-from holdfast.simulation.durable import MemoryJournal, MemoryStore, SupersededError
-from holdfast.simulation.process import Process
-from holdfast.simulation.troubles import DataPlane
+from holdfast.simulation.faults.troubles import DataPlane
+from holdfast.simulation.machines import training
+from holdfast.simulation.machines.durable import MemoryJournal, MemoryStore, SupersededError
+from holdfast.simulation.machines.process import Process
 
 
 def test_ties_are_settled_by_priority_and_then_by_order() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.simulation.cluster import Outcome, run_plan
-from holdfast.simulation.enumeration import (
+from holdfast.simulation.faults.plans import FaultKind, interrupted_plan, lively_plan, random_plan, wide_plan
+from holdfast.simulation.schedules.enumeration import (
     FIRST_BASELINE_SEED,
     FIRST_INTERRUPTED_SEED,
     FIRST_LIVELY_SEED,
@@ -24,9 +25,8 @@ from holdfast.simulation.enumeration import (
     WRITES,
     plan_of,
 )
-from holdfast.simulation.every_write import killed_at_every_write, one_failure
-from holdfast.simulation.faults import FaultKind, interrupted_plan, lively_plan, random_plan, wide_plan
-from holdfast.simulation.fuzzing import Tally
+from holdfast.simulation.schedules.every_write import killed_at_every_write, one_failure
+from holdfast.simulation.schedules.fuzzing import Tally
 
 RANDOM_SCHEDULES = 5000
 CHUNKS = 20

@@ -9,13 +9,13 @@ import pytest
 
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
-from holdfast.protocol import messages as msg
+from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.clock import Timeline
 from holdfast.simulation.cluster import Cluster
 from holdfast.simulation.collectives import Group, Operation
-from holdfast.simulation.faults import Fault, FaultKind, FaultPlan
-from holdfast.simulation.process import Process
-from holdfast.simulation.troubles import DataPlane, Partition
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.faults.troubles import DataPlane, Partition
+from holdfast.simulation.machines.process import Process
 
 A, B, C = "n0", "n1", "n2"
 SomeEvent = TypeVar("SomeEvent", bound=ev.AnyEvent)

@@ -8,7 +8,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from holdfast.cli import cluster, inspect, place, replay, report, run
+from holdfast.cli.experts import place
+from holdfast.cli.job import cluster, inspect, replay, report, run
 from holdfast.errors import HoldfastError
 
 

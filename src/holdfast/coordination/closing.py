@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.coordination.ending import Ending
+from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import CoordinatorConfig, Shutdown
-from holdfast.coordination.stopping import Stopping
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_INTERRUPTED
 

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import ClassVar
 
-from holdfast.coordination.admission import Admission
-from holdfast.coordination.deciding import Deciding
-from holdfast.coordination.finishing import Finishing
+from holdfast.coordination.generations.deciding import Deciding
+from holdfast.coordination.generations.finishing import Finishing
 from holdfast.coordination.hearing import Hearing
 from holdfast.coordination.injection import injection
 from holdfast.coordination.inputs import (
@@ -32,16 +31,17 @@ from holdfast.coordination.inputs import (
     Shutdown,
     Tick,
 )
-from holdfast.coordination.membership import Membership, Node
-from holdfast.coordination.mending import missing_events
+from holdfast.coordination.nodes.admission import Admission
+from holdfast.coordination.nodes.membership import Membership, Node
 from holdfast.coordination.parts import JobParts, JobState
+from holdfast.coordination.progress.mending import missing_events
 from holdfast.coordination.table import Row, always, ignore, row, while_it_goes_on
 from holdfast.coordination.turn import Turn
 from holdfast.coordination.waiting import Waiting
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol import events as ev
-from holdfast.protocol import messages as msg
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import EpochPlan
 from holdfast.protocol.position import Position

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from holdfast.coordination.inputs import EndJob
-from holdfast.coordination.membership import Node
-from holdfast.coordination.progress import Progress
+from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
-from holdfast.protocol.agent import EndNode
 from holdfast.protocol.events import JobFailed, JobFinished
-from holdfast.protocol.orders import JobDone
+from holdfast.protocol.messages.agent import EndNode
+from holdfast.protocol.messages.orders import JobDone
 
 
 class Ending:

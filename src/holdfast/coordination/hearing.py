@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from holdfast.coordination.admission import misfit
-from holdfast.coordination.announcing import announce_node
-from holdfast.coordination.experts import unreadable
+from holdfast.coordination.experts.placing import unreadable
+from holdfast.coordination.generations.announcing import announce_node
+from holdfast.coordination.generations.rendezvous import pass_on
 from holdfast.coordination.inputs import Failure
-from holdfast.coordination.ledger import DivergedError
-from holdfast.coordination.membership import Node, WorkerInfo
+from holdfast.coordination.nodes.admission import misfit
+from holdfast.coordination.nodes.membership import Node, WorkerInfo
 from holdfast.coordination.parts import JobParts
-from holdfast.coordination.rendezvous import pass_on
+from holdfast.coordination.progress.ledger import DivergedError
 from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
-from holdfast.protocol import messages as msg
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from holdfast.coordination.inputs import CoordinatorConfig, FailNode
-from holdfast.coordination.membership import Membership
+from holdfast.coordination.nodes.membership import Membership
 from holdfast.errors import BadInputError
-from holdfast.protocol.agent import NodeFault, ToWorker
+from holdfast.protocol.messages.agent import NodeFault, ToWorker
+from holdfast.protocol.messages.orders import FAULT_PHASES, Inject
 from holdfast.protocol.names import index_of
-from holdfast.protocol.orders import FAULT_PHASES, Inject
 
 WAYS = ("kill", "exit", "raise", "stop", "hold")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.protocol.agent import AgentMessage, CoordinatorMessage
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage
 from holdfast.protocol.plan import ExpertPlan
 from holdfast.protocol.record import Record
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from holdfast.coordination.absences import Absences
-from holdfast.coordination.checkpoints import CheckpointBook
 from holdfast.coordination.closing import Closing
 from holdfast.coordination.ending import Ending
-from holdfast.coordination.failures import Failures
+from holdfast.coordination.experts.loads import LoadBook
+from holdfast.coordination.experts.rebalancing import Rebalancing
+from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.inputs import CoordinatorConfig
-from holdfast.coordination.joining import Joining
-from holdfast.coordination.ledger import StepLedger
-from holdfast.coordination.loads import LoadBook
-from holdfast.coordination.membership import Membership
-from holdfast.coordination.progress import Progress
-from holdfast.coordination.rebalancing import Rebalancing
-from holdfast.coordination.stopping import Stopping
+from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.nodes.failures import Failures
+from holdfast.coordination.nodes.membership import Membership
+from holdfast.coordination.progress.announced import Progress
+from holdfast.coordination.progress.checkpoints import CheckpointBook
+from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
 
 

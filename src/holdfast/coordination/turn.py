@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.coordination.inputs import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
-from holdfast.coordination.membership import Membership
-from holdfast.protocol.agent import CoordinatorMessage, ToWorker
+from holdfast.coordination.nodes.membership import Membership
 from holdfast.protocol.events import AnyEvent, Event
+from holdfast.protocol.messages.agent import CoordinatorMessage, ToWorker
+from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.messages.worker import Fault
 from holdfast.protocol.names import index_of, node_of
-from holdfast.protocol.orders import Order
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
-from holdfast.protocol.worker import Fault
 
 E = TypeVar("E", bound=Event)
 

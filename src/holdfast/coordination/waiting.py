@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.coordination.experts.static_experts import ep_size_of
+from holdfast.coordination.generations.planner import lacks_slots
 from holdfast.coordination.parts import JobParts
-from holdfast.coordination.planner import lacks_slots
-from holdfast.coordination.static_experts import ep_size_of
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.protocol.events import JobWaiting

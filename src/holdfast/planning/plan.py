@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from holdfast.errors import BadInputError
-from holdfast.planning.allocation import FaultThreshold, Shortage, allocate
 from holdfast.planning.arrays import FloatArray, IntArray
-from holdfast.planning.best import Best
-from holdfast.planning.compact import Compact
-from holdfast.planning.migration import Migration, node_kinds, plan_migration
-from holdfast.planning.mro import Mro
-from holdfast.planning.placement import PlacementProblem, Strategy, fewest_hosts
-from holdfast.planning.spread import Spread
+from holdfast.planning.moving.migration import Migration, node_kinds, plan_migration
+from holdfast.planning.placement.allocation import FaultThreshold, Shortage, allocate
+from holdfast.planning.placement.best import Best
+from holdfast.planning.placement.compact import Compact
+from holdfast.planning.placement.mro import Mro
+from holdfast.planning.placement.spread import Spread
+from holdfast.planning.placement.strategy import PlacementProblem, Strategy, fewest_hosts
 
 
 def strategies() -> dict[str, Strategy]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, IntArray
-from holdfast.planning.migration import Migration
-from holdfast.planning.placement import fewest_hosts
+from holdfast.planning.moving.migration import Migration
+from holdfast.planning.placement.strategy import fewest_hosts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

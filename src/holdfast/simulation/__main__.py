@@ -7,12 +7,12 @@ import sys
 
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.cluster import Cluster, Parts
-from holdfast.simulation.enumeration import FAMILIES, Schedule
-from holdfast.simulation.every_write import writes
-from holdfast.simulation.faults import FaultPlan
-from holdfast.simulation.fuzzing import fuzz
+from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.invariants import InvariantError
-from holdfast.simulation.shrinking import shrunk
+from holdfast.simulation.schedules.enumeration import FAMILIES, Schedule
+from holdfast.simulation.schedules.every_write import writes
+from holdfast.simulation.schedules.fuzzing import fuzz
+from holdfast.simulation.schedules.shrinking import shrunk
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from holdfast.coordination.agent import AgentMachine
+from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import CoordinatorConfig, Shutdown
-from holdfast.coordination.worker import WorkerMachine
+from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.errors import EXIT_INTERRUPTED
-from holdfast.protocol import messages as msg
 from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
-from holdfast.simulation.agent import SimAgent
+from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.clock import Timeline
 from holdfast.simulation.collectives import Group
-from holdfast.simulation.coordinator import CoordinatorShell
-from holdfast.simulation.durable import CheckpointDirectory, CheckpointFile, MemoryJournal, MemoryStore
-from holdfast.simulation.faults import THREAD_BOUNDARIES, FaultPlan
-from holdfast.simulation.injection import Injector
+from holdfast.simulation.faults.injection import Injector
+from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultPlan
+from holdfast.simulation.faults.troubles import DataPlane, Troubles
 from holdfast.simulation.invariants import Checker
+from holdfast.simulation.machines.agent import SimAgent
+from holdfast.simulation.machines.coordinator import CoordinatorShell
+from holdfast.simulation.machines.durable import CheckpointDirectory, CheckpointFile, MemoryJournal, MemoryStore
+from holdfast.simulation.machines.process import Process
+from holdfast.simulation.machines.worker import SimWorker
 from holdfast.simulation.network import Connection
-from holdfast.simulation.process import Process
-from holdfast.simulation.troubles import DataPlane, Troubles
-from holdfast.simulation.worker import SimWorker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from holdfast.protocol.plan import EpochPlan
 from holdfast.simulation.clock import Timeline
-from holdfast.simulation.troubles import DataPlane
+from holdfast.simulation.faults.troubles import DataPlane
 
 
 class Rank(Protocol):

@@ -9,22 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.coordination.inputs import Input, Received
-from holdfast.coordination.tasks import Compute
+from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
-from holdfast.protocol import messages as msg
 from holdfast.protocol.commit import Commit
+from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
-from holdfast.simulation import training
-from holdfast.simulation.experts import broken_guarantee, shape_of
+from holdfast.simulation.machines import training
+from holdfast.simulation.machines.experts import broken_guarantee, shape_of
 
 if TYPE_CHECKING:
-    from holdfast.simulation.agent import SimAgent
     from holdfast.simulation.cluster import Cluster
-    from holdfast.simulation.coordinator import CoordinatorShell
-    from holdfast.simulation.worker import SimWorker
+    from holdfast.simulation.machines.agent import SimAgent
+    from holdfast.simulation.machines.coordinator import CoordinatorShell
+    from holdfast.simulation.machines.worker import SimWorker
 
 
 class InvariantError(AssertionError):

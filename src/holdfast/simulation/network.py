@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.coordination.inputs import Disconnected, Received
-from holdfast.protocol.agent import AgentMessage, CoordinatorMessage
+from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage
 
 if TYPE_CHECKING:
-    from holdfast.simulation.agent import SimAgent
     from holdfast.simulation.cluster import Cluster
-    from holdfast.simulation.coordinator import CoordinatorShell
+    from holdfast.simulation.machines.agent import SimAgent
+    from holdfast.simulation.machines.coordinator import CoordinatorShell
 
 
 class Connection:

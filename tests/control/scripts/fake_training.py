@@ -12,15 +12,15 @@ import sys
 import threading
 from pathlib import Path
 
-from holdfast.config import WorkerSettings
-from holdfast.control.worker_link import WorkerLink
-from holdfast.coordination import tasks as w
-from holdfast.coordination.worker import WorkerMachine
+from holdfast.control.link.worker_link import WorkerLink
+from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.coordination.worker import tasks as w
+from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.orders import AcceptCheckpoint, Inject, Order, Posted, PruneCheckpoints
+from holdfast.protocol.messages.orders import AcceptCheckpoint, Inject, Order, Posted, PruneCheckpoints
+from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.plan import EpochPlan
-from holdfast.protocol.worker import Attach
 
 GLOBAL_BATCH = 8
 MICRO_BATCHES = 4

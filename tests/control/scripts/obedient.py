@@ -9,11 +9,11 @@ import sys
 
 import msgspec
 
-from holdfast.config import WorkerSettings
-from holdfast.control.worker_link import WorkerLink
+from holdfast.control.link.worker_link import WorkerLink
+from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.errors import BadInputError
-from holdfast.protocol.orders import JobDone, Order, Posted
-from holdfast.protocol.worker import Attach, WorkerMessage
+from holdfast.protocol.messages.orders import JobDone, Order, Posted
+from holdfast.protocol.messages.worker import Attach, WorkerMessage
 
 
 def main() -> None:

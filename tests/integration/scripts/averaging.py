@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch.nn import Module
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from holdfast.runtime.job import Job
-from holdfast.runtime.step import Step
+from holdfast.runtime.session.job import Job
+from holdfast.runtime.session.step import Step
 
 
 class Averaging:

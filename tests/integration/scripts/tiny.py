@@ -12,7 +12,7 @@ import torch
 from averaging import Averaging
 
 import holdfast
-from holdfast.runtime import building
+from holdfast.runtime.session import building
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)

@@ -11,7 +11,7 @@ import torch
 from averaging import Averaging
 
 import holdfast
-from holdfast.runtime.moe.routing import RecordedRouting, routing_from_loads
+from holdfast.runtime.moe.layer.routing import RecordedRouting, routing_from_loads
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from holdfast.runtime.communicator import Communicator
-from holdfast.runtime.moe.binding import bind_layers
-from holdfast.runtime.moe.gradients import ExpertGradients
-from holdfast.runtime.moe.layer import MoE, moe_layers, serve_round
-from holdfast.runtime.moe.placement import Placement
-from holdfast.runtime.moe.rounds import StepState
-from holdfast.runtime.moe.shards import ExpertShards
+from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.moe.holding.binding import bind_layers
+from holdfast.runtime.moe.holding.gradients import ExpertGradients
+from holdfast.runtime.moe.holding.hosts import Placement
+from holdfast.runtime.moe.holding.shards import ExpertShards
+from holdfast.runtime.moe.layer.moe_layer import MoE, moe_layers, serve_round
+from holdfast.runtime.moe.layer.rounds import StepState
 
 # The first optimizer imports seconds' worth of torch: once here, before forking, not in every process.
 torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1).step()

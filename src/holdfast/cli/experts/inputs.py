@@ -1,0 +1,141 @@
+"""What `holdfast place` reads: loads, racks, slots and weights; everything wrong is named with its place."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.cli.experts.recording import read_recording
+from holdfast.errors import BadInputError
+from holdfast.planning import as_slots
+
+#: Characters of a bad cell that are shown.
+_MOST_SHOWN = 40
+
+
+def read_loads(path: Path, iteration: int | None) -> Any:
+    """Read tokens per layer and expert from .npz (with *iteration*), .csv or .json; planning checks the values."""
+    readers = {
+        ".npz": lambda: read_recording(path, iteration),
+        ".csv": lambda: _read_csv(path),
+        ".json": lambda: _json("--loads", path),
+    }
+    if path.suffix not in readers:
+        raise BadInputError(f"--loads {path}: the name must end in .npz, .csv or .json")
+    if iteration is not None and path.suffix != ".npz":
+        raise BadInputError(f"--iteration {iteration} is for .npz recordings only: leave it out for {path.name}")
+    return readers[path.suffix]()
+
+
+def _read_csv(path: Path) -> list[list[float]]:
+    """Read one line per layer; a first line without any number is a header."""
+    text = _text("--loads", path)
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise BadInputError(f"{path}, line {line}: holds a NUL byte; give plain text, one line of tokens per layer")
+    rows = csv.reader(text.splitlines(keepends=True))
+    layers: list[list[float]] = []
+    may_be_header = True
+    try:
+        for row in rows:
+            if not any(cell.strip() for cell in row):
+                continue
+            if may_be_header and all(_number(cell) is None for cell in row):
+                may_be_header = False
+                continue
+            may_be_header = False
+            layers.append([_tokens(cell, path, rows.line_num, column) for column, cell in enumerate(row, start=1)])
+            if len(layers[-1]) != len(layers[0]):
+                wrong = f"{len(layers[-1])} experts where the first layer has {len(layers[0])}"
+                raise BadInputError(f"{path}, line {rows.line_num}: {wrong}; every layer needs as many")
+    except csv.Error as error:
+        raise BadInputError(f"{path}, line {rows.line_num}: not CSV ({error})") from None
+    if not layers:
+        raise BadInputError(f"{path}: holds no layer; give one line of tokens per layer")
+    return layers
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _tokens(cell: str, path: Path, line: int, column: int) -> float:
+    """Read one cell, or raise with its place."""
+    number = _number(cell)
+    if number is None:
+        raise BadInputError(f"{path}, line {line}, column {column}: {_short(cell)} is no number of tokens")
+    return number
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "...")
+
+
+def _text(option: str, path: Path) -> str:
+    """Read a text file; the byte order mark that some programs put first is left out."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise BadInputError(f"{option} {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{option} {path}: not text in UTF-8 ({error})") from None
+
+
+def _json(option: str, path: Path) -> Any:
+    try:
+        return json.loads(_text(option, path))
+    except json.JSONDecodeError as error:
+        raise BadInputError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise BadInputError(f"{option} {path}: lists in lists, too deep to read; one list per layer will do") from None
+    except BadInputError:
+        raise
+    except ValueError:  # Python refuses to read such a number
+        raise BadInputError(f"{option} {path}: holds a number with thousands of digits; give token counts") from None
+
+
+def read_racks(path: Path, nodes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Read the rack of each node, in node order: a JSON list of names, or one name per line; numbered 0, 1, ..."""
+    names = _json("--racks", path) if path.suffix == ".json" else _text("--racks", path).split("\n")
+    if not isinstance(names, list) or not all(isinstance(name, str | int) for name in names):
+        raise BadInputError(f"--racks {path}: must hold a list of rack names, one per node")
+    names = [str(name).strip() for name in names if str(name).strip()]
+    if len(names) != nodes:
+        raise BadInputError(f"--racks {path}: names {len(names)} racks for {nodes} nodes; give one per node, in order")
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names])
+
+
+def parse_slots(text: str, nodes: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Read slots per node: one number for all *nodes*, or one each."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInputError(f"--slots is {text!r}: give a number, or one per node such as 6,6,4,8") from None
+    if nodes is None and len(numbers) == 1:
+        raise BadInputError("--nodes is missing: give the number of nodes, or --slots for each node")
+    return as_slots(numbers, nodes)
+
+
+def parse_weights(text: str) -> dict[int, float]:
+    """Read shares of the numbers of lost nodes: `1:0.7,2:0.2,4:0.1`."""
+    shares: dict[int, float] = {}
+    for part in text.split(","):
+        lost, colon, share = part.partition(":")
+        try:
+            key, value = int(lost), float(share)
+        except ValueError:
+            colon, key, value = "", 0, 0.0
+        if not colon or key in shares:
+            raise BadInputError(
+                f"--failure-weights: {part!r} is no new LOST:SHARE pair; write for instance 1:0.7,2:0.3"
+            )
+        shares[key] = value
+    return shares

@@ -1,0 +1,1 @@
+"""Commands for jobs: run, watch, act, report."""

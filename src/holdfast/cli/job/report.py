@@ -1,0 +1,85 @@
+"""`holdfast report`: what happened in a job, from its event file, as tables and as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.job.progress import loss_text
+from holdfast.cli.job.report_plot import plot_events
+from holdfast.observability.event_lines import read_events
+from holdfast.observability.report import Report, make_report
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command("report")(report)
+
+
+def report(
+    events: Annotated[Path, typer.Argument(help="The file that --events wrote; the job may still run.")],
+    plot: Annotated[Path | None, typer.Option(help="Draw throughput and loss over time into this PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Sum up a job from its events: progress, recoveries and what each of them cost."""
+    read = read_events(events)
+    summary = make_report(read)
+    if plot is not None:
+        plot_events(read, plot)
+    if as_json:
+        print(json.dumps(asdict(summary), indent=2))
+        return
+    print_report(summary, Console())
+    if plot is not None:
+        print(f"plot: {plot}")
+
+
+def print_report(summary: Report, console: Console) -> None:
+    """Print the summary as people read it."""
+    loss = f", loss {loss_text(summary.first_loss)} -> {loss_text(summary.final_loss)}"
+    console.print(
+        f"[bold]{summary.job}[/]: {summary.outcome} after {summary.seconds:.1f} s; {summary.steps} steps, "
+        f"{summary.samples} samples{loss}",
+        highlight=False,
+    )
+    exact = "every step once, none missing" if not summary.gaps else f"{summary.gaps} steps missing or doubled"
+    console.print(
+        f"usual step {summary.median_step_s * 1e3:.0f} ms, {summary.productive:.1%} of the time productive; {exact}",
+        highlight=False,
+    )
+    for note in _notes(summary):
+        console.print(note, highlight=False)
+    if not summary.recoveries:
+        console.print("nothing failed, nobody joined", highlight=False)
+        return
+    table = Table("at", "what", "nodes", "state from", "moved", "to next step", "beyond a usual step", box=None)
+    for recovery in summary.recoveries:
+        table.add_row(
+            f"{recovery.time - summary.started:.1f} s",
+            recovery.action,
+            ", ".join(recovery.nodes),
+            recovery.state_source,
+            f"{recovery.bytes_moved / 1e6:.1f} MB" if recovery.bytes_moved else "-",
+            f"{recovery.down_s:.3f} s",
+            f"{recovery.extra_s:+.3f} s",
+        )
+    console.print(table)
+
+
+def _notes(summary: Report) -> Iterator[str]:
+    """Say what not every job has."""
+    if summary.emulate_compute:
+        yield f"expert computation was EMULATED: {summary.emulate_compute:g} s per token forward, twice that backward"
+    if summary.skipped:
+        yield f"{summary.skipped} of the steps were skipped by the loss scale: some gradient was not finite"
+    if summary.rebalances:
+        yield f"experts moved after their loads {summary.rebalances} times"
+    if summary.waiting_s:
+        yield f"waited {summary.waiting_s:.1f} s for nodes"

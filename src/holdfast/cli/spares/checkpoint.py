@@ -1,0 +1,116 @@
+"""`holdfast spares checkpoint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.spares.report import duration, percent, print_json, table
+from holdfast.cli.spares.toml import CaseFile, read_case
+from holdfast.errors import BadInputError
+from holdfast.reliability.arrays import require_finite, require_not_negative, require_positive
+from holdfast.reliability.checkpointing import (
+    FailureClock,
+    best_period,
+    daly_period,
+    wasted_fraction,
+    young_period,
+)
+from holdfast.reliability.sparing.evaluation import block_pool, evaluate
+from holdfast.reliability.sparing.recovery import SECONDS_PER_HOUR
+
+
+def checkpoint(
+    cluster: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CLUSTER.toml]", help="Take from it what the options don't give.", show_default=False),
+    ] = None,
+    job_mtbf_hours: Annotated[
+        float | None, typer.Option(help="Mean hours between failures of the whole job; else of the best strategy's.")
+    ] = None,
+    save_seconds: Annotated[float | None, typer.Option(help="What saving a checkpoint costs.")] = None,
+    detect_seconds: Annotated[float | None, typer.Option(help="From a failure to its detection.")] = None,
+    restart_seconds: Annotated[float | None, typer.Option(help="From detection to training again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Find the checkpoint period that wastes least, beside Young's and Daly's formulae.
+
+    The best period minimises the model's own gamma, the share of unblocked time that is not useful work, exactly:
+    with the failure clock frozen while saving and restarting (as the sparing paper assumes), and with it running.
+    """
+    file = None if cluster is None else read_case(cluster)
+    known = None if file is None else file.checkpoint
+    times = {
+        "save": _either("--save-seconds", save_seconds, known and known.save_seconds),
+        "detect": _either("--detect-seconds", detect_seconds, known and known.detect_seconds),
+        "restart": _either("--restart-seconds", restart_seconds, known and known.restart_seconds),
+    }
+    mtbf = _either("--job-mtbf-hours", job_mtbf_hours, None if file is None else _job_mtbf_hours(file))
+    require_finite("--job-mtbf-hours", mtbf)
+    for name, seconds in times.items():
+        require_finite(f"--{name}-seconds", seconds)
+    require_positive("--job-mtbf-hours", mtbf)
+    require_positive("--save-seconds", times["save"])
+    require_not_negative("--detect-seconds", times["detect"])
+    require_not_negative("--restart-seconds", times["restart"])
+    rows = _periods(1.0 / (mtbf * SECONDS_PER_HOUR), times, None if known is None else float(known.period_seconds))
+    if as_json:
+        print_json({"job_mtbf_hours": mtbf, "periods": rows})
+        return
+    typer.echo(f"The job fails every {duration(mtbf)}.\n")
+    cells = [
+        [
+            str(row["method"]),
+            f"{row['period_seconds']:.4g} s",
+            percent(float(row["gamma_frozen"]), 3),
+            percent(float(row["gamma_running"]), 3),
+        ]
+        for row in rows
+    ]
+    typer.echo(table(["period", "length", "wasted, clock frozen", "wasted, clock running"], cells))
+
+
+def _either(option: str, given: float | None, known: object) -> float:
+    value = known if given is None else given
+    if not isinstance(value, int | float):
+        raise BadInputError(f"{option}: is missing; give it, or a CLUSTER.toml that says it")
+    return float(value)
+
+
+def _job_mtbf_hours(file: CaseFile) -> float:
+    evaluation = evaluate(file.case)
+    best = evaluation.strategies[int(evaluation.best)]
+    pool = block_pool(file.case, best.strategy, best.block_mtbf_hours)
+    blocks = pool.zones * (pool.blocks - int(best.spare_blocks))
+    return 1.0 / (float(pool.interruptions_per_hour) * blocks)
+
+
+def _periods(rate: float, times: dict[str, float], configured: float | None) -> list[dict[str, float | str]]:
+    save, detect, restart = times["save"], times["detect"], times["restart"]
+
+    def best(clock: FailureClock) -> float:
+        return float(best_period(rate=rate, save=save, detect=detect, restart=restart, clock=clock))
+
+    def wasted(period: float, clock: FailureClock) -> float:
+        waste = wasted_fraction(rate=rate, period=period, save=save, detect=detect, restart=restart, clock=clock)
+        return float(waste)
+
+    periods = [
+        ("best, clock frozen", best(FailureClock.FROZEN)),
+        ("best, clock running", best(FailureClock.RUNNING)),
+        ("Young", float(young_period(rate=rate, save=save))),
+        ("Daly", float(daly_period(rate=rate, save=save))),
+    ]
+    if configured is not None:
+        periods.append(("in CLUSTER.toml", configured))
+    return [
+        {
+            "method": method,
+            "period_seconds": period,
+            "gamma_frozen": wasted(period, FailureClock.FROZEN),
+            "gamma_running": wasted(period, FailureClock.RUNNING),
+        }
+        for method, period in periods
+    ]

@@ -1,0 +1,120 @@
+"""`holdfast spares standbys`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.spares.report import percent, print_json, table
+from holdfast.cli.spares.toml import CaseFile, read_case
+from holdfast.errors import BadInputError
+from holdfast.reliability.sparing.standbys import StandbyCase, StandbyPlan, plan_standbys
+
+#: Nodes: what a number of standbys brings takes as many steps.
+_MOST_NODES = 100_000
+
+
+def standbys(
+    cluster: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="The case; see examples/catalina.toml.")],
+    down_with: Annotated[
+        float | None, typer.Option(help="Seconds the job stops per failure if a warm standby takes over.")
+    ] = None,
+    down_without: Annotated[float | None, typer.Option(help="Seconds the job stops if none is ready.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Say how many warm standby nodes pay for themselves.
+
+    A standby doesn't train, but shortens the stop after a failure. The down times come from the options or from
+    [standbys] in CLUSTER.toml, where node_gpus and mtbf_node_hours may be given too. Rack failures, which take many
+    nodes at once, are left out: standbys of single nodes are no help against them.
+    """
+    case = _standby_case(read_case(cluster), down_with, down_without)
+    plan = plan_standbys(case)
+    if as_json:
+        print_json(_plan_json(case, plan))
+    else:
+        typer.echo(_plan_text(case, plan))
+
+
+def _standby_case(file: CaseFile, down_with: float | None, down_without: float | None) -> StandbyCase:
+    section, cluster, failures = file.standbys, file.case.cluster, file.case.failures
+    node_gpus = cluster.gpus_per_tray if section.node_gpus is None else section.node_gpus
+    if node_gpus < 1 or cluster.gpus % node_gpus:
+        raise BadInputError(f"standbys.node_gpus = {node_gpus}: must divide the cluster's {cluster.gpus} GPUs")
+    if cluster.gpus // node_gpus > _MOST_NODES:
+        raise BadInputError(
+            f"standbys.node_gpus = {node_gpus}: makes {cluster.gpus // node_gpus:,} nodes of the cluster, "
+            f"and standbys are planned for at most {_MOST_NODES:,}"
+        )
+    mtbf = section.mtbf_node_hours
+    if mtbf is None:
+        mtbf = float(failures.mtbf_tray_hours) * cluster.gpus_per_tray / node_gpus
+    with_one = section.down_seconds_with if down_with is None else down_with
+    without = section.down_seconds_without if down_without is None else down_without
+    if with_one is None or without is None:
+        missing = "down_seconds_with" if with_one is None else "down_seconds_without"
+        raise BadInputError(f"standbys.{missing}: is missing; give it in CLUSTER.toml or as an option")
+    return StandbyCase(
+        nodes=cluster.gpus // node_gpus,
+        mtbf_node_hours=mtbf,
+        mttr_hours=float(failures.mttr_hours),
+        down_seconds_with=with_one,
+        down_seconds_without=without,
+    )
+
+
+def _row(plan: StandbyPlan, count: int) -> dict[str, float | int]:
+    return {
+        "standbys": count,
+        "p_none_ready": float(plan.p_none_ready[count]),
+        "stopped": float(plan.stopped[count]),
+        "goodput_nodes": float(plan.goodput_nodes[count]),
+    }
+
+
+def _shown(plan: StandbyPlan) -> list[int]:
+    best, top = plan.best, plan.standbys.size - 1
+    steps = {0, 1, best // 4, best // 2, 3 * best // 4, best - 1, best, best + 1, 2 * best, plan.most_that_pay}
+    return sorted(count for count in steps if 0 <= count <= top)
+
+
+def _plan_json(case: StandbyCase, plan: StandbyPlan) -> dict[str, object]:
+    return {
+        "nodes": case.nodes,
+        "best": plan.best,
+        "most_that_pay": plan.most_that_pay,
+        "gain_nodes": float(plan.goodput_nodes[plan.best] - plan.goodput_nodes[0]),
+        "plans": [_row(plan, count) for count in _shown(plan)],
+    }
+
+
+def _plan_text(case: StandbyCase, plan: StandbyPlan) -> str:
+    rows = [
+        [
+            f"{count:,}",
+            percent(float(plan.p_none_ready[count]), 3),
+            percent(float(plan.stopped[count]), 2),
+            f"{float(plan.goodput_nodes[count]):,.1f}",
+            f"{float(plan.goodput_nodes[count] - plan.goodput_nodes[0]):+,.1f}",
+        ]
+        for count in _shown(plan)
+    ]
+    headers = ["standbys", "none ready", "job stopped", "goodput nodes", "against none"]
+    about = (
+        f"{case.nodes:,} nodes, one failing every {case.mtbf_node_hours / case.nodes * 60:.3g} min, "
+        f"back after {case.mttr_hours:g} h; a failure stops the job for {case.down_seconds_with:g} s with a standby "
+        f"ready, {case.down_seconds_without:g} s without."
+    )
+    return "\n".join([about, "", table(headers, rows), "", _verdict(plan)])
+
+
+def _verdict(plan: StandbyPlan) -> str:
+    if plan.best == 0:
+        return "No standby pays for itself: each costs more training than it saves."
+    gain = float(plan.goodput_nodes[plan.best] / plan.goodput_nodes[0] - 1.0)
+    return (
+        f"Best: {plan.best:,} standbys, {percent(gain, 2)} more goodput than with none. "
+        f"Up to {plan.most_that_pay:,} are still better than none."
+    )

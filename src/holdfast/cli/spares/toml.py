@@ -1,0 +1,248 @@
+"""Reads a sparing case from TOML, strictly: unknown keys are errors, with the nearest known one."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.errors import BadInputError
+from holdfast.reliability.checkpointing import FailureClock
+from holdfast.reliability.sparing.block_mtbf import RepairChain
+from holdfast.reliability.sparing.case import Cluster, Failures, Hardware, Model, Placement, SparingCase, Strategy
+from holdfast.reliability.sparing.recovery import (
+    Checkpoint,
+    Elastic,
+    RackFailures,
+    RecoveryScheme,
+    SemiSynchronous,
+    Synchronous,
+)
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+Reader = Callable[[str, Any], Any]
+#: No hours, seconds or counts are more, or less but for 0: products of a few stay far from over- and underflow.
+MOST, LEAST = 1e15, 1e-15
+#: Characters of a bad value that are shown.
+_MOST_SHOWN = 60
+
+
+class Scheme(StrEnum):
+    """Values of `recovery.scheme`."""
+
+    SYNCHRONOUS = "synchronous"
+    SEMI_SYNCHRONOUS = "semi_synchronous"
+    ELASTIC = "elastic"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StandbySection:
+    """The TOML's `[standbys]`."""
+
+    node_gpus: int | None = None
+    mtbf_node_hours: float | None = None
+    down_seconds_with: float | None = None
+    down_seconds_without: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseFile:
+    """All that a TOML file says."""
+
+    case: SparingCase
+    checkpoint: Checkpoint | None
+    standbys: StandbySection
+
+
+def read_case(path: Path) -> CaseFile:
+    """Read a sparing case.
+
+    Raises:
+        BadInputError: naming the file, the key and the rule.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from error
+    except RecursionError:
+        raise BadInputError(f"{path}: is not valid TOML: lists or tables within each other too deep to read") from None
+    except ValueError as error:  # of TOML, of UTF-8, and of numbers with thousands of digits
+        raise BadInputError(f"{path}: is not valid TOML: {str(error).splitlines()[0]}") from None
+    try:
+        return _case_file(document)
+    except BadInputError as error:
+        raise BadInputError(f"{path}: {error}") from None
+
+
+def number(key: str, value: Any) -> float:
+    """Return a TOML number as float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadInputError(f"{key} = {_shown(value)}: must be a number")
+    if not abs(value) <= MOST:
+        raise BadInputError(f"{key} = {_shown(value)}: must be a finite number, of at most {MOST:g}")
+    if 0 < abs(value) < LEAST:
+        raise BadInputError(f"{key} = {_shown(value)}: must be 0, or at least {LEAST:g}")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+
+
+def integer(key: str, value: Any) -> int:
+    """Return a TOML integer."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadInputError(f"{key} = {_shown(value)}: must be a whole number")
+    if abs(value) > MOST:
+        raise BadInputError(f"{key} = {_shown(value)}: must be at most {MOST:g}")
+    return value
+
+
+def choice(kind: type[E]) -> Callable[[str, Any], E]:
+    """Return a reader of one of an enumeration's values."""
+
+    def read(key: str, value: Any) -> E:
+        try:
+            return kind(value)
+        except ValueError:
+            allowed = " or ".join(f'"{member}"' for member in kind)
+            raise BadInputError(f"{key} = {_shown(value)}: must be {allowed}") from None
+
+    return read
+
+
+CLUSTER: dict[str, Reader] = dict.fromkeys(("zones", "racks_per_zone", "gpus_per_rack", "gpus_per_tray"), integer)
+FAILURES: dict[str, Reader] = {
+    "mtbf_tray_hours": number,
+    "mtbf_rack_hours": number,
+    "mttr_hours": number,
+    "repair_chain": choice(RepairChain),
+    "rack_failures": choice(RackFailures),
+}
+CHECKPOINT: dict[str, Reader] = {
+    "period_seconds": number,
+    "save_seconds": number,
+    "detect_seconds": number,
+    "restart_seconds": number,
+    "clock": choice(FailureClock),
+}
+PLACEMENT: dict[str, Reader] = {"group_gpus": integer}
+HARDWARE: dict[str, Reader] = {
+    "spare_gpus_per_rack": integer,
+    "power_limit_ratio": number,
+    "gain": number,
+    "exposed_communication": number,
+}
+MODEL: dict[str, Reader] = {"alpha": number, "baseline_tensor_parallel": integer}
+STRATEGY: dict[str, Reader] = {
+    "block_gpus": integer,
+    "spare_gpus": integer,
+    "spare_blocks": integer,
+    "hardware_gain": number,
+}
+RECOVERY: dict[str, Reader] = {"scheme": choice(Scheme), "loss_limit_zones": integer, "down_seconds": number}
+STANDBYS: dict[str, Reader] = {
+    "node_gpus": integer,
+    "mtbf_node_hours": number,
+    "down_seconds_with": number,
+    "down_seconds_without": number,
+}
+SECTIONS = (
+    "cluster",
+    "failures",
+    "checkpoint",
+    "placement",
+    "hardware",
+    "model",
+    "recovery",
+    "standbys",
+    "strategy",
+)
+
+
+def _case_file(document: dict[str, Any]) -> CaseFile:
+    _check_known("", document, SECTIONS, "section")
+    checkpoint = None
+    if "checkpoint" in document:
+        needed = ("period_seconds", "save_seconds", "detect_seconds", "restart_seconds")
+        checkpoint = Checkpoint(**_section(document, "checkpoint", CHECKPOINT, needed))
+    case = SparingCase(
+        cluster=Cluster(**_section(document, "cluster", CLUSTER, CLUSTER)),
+        failures=Failures(
+            **_section(document, "failures", FAILURES, ("mtbf_tray_hours", "mtbf_rack_hours", "mttr_hours"))
+        ),
+        recovery=_recovery(document, checkpoint),
+        placement=_optional(document, "placement", PLACEMENT, PLACEMENT, Placement),
+        hardware=_optional(document, "hardware", HARDWARE, ("spare_gpus_per_rack", "power_limit_ratio"), Hardware),
+        model=_optional(document, "model", MODEL, MODEL, Model),
+        strategies=_strategies(document),
+    )
+    standbys = _optional(document, "standbys", STANDBYS, (), StandbySection)
+    return CaseFile(case=case, checkpoint=checkpoint, standbys=standbys or StandbySection())
+
+
+def _recovery(document: dict[str, Any], checkpoint: Checkpoint | None) -> RecoveryScheme:
+    given = _section(document, "recovery", RECOVERY, ("scheme",)) if "recovery" in document else {}
+    scheme = given.pop("scheme", Scheme.SYNCHRONOUS)
+    own = {Scheme.SEMI_SYNCHRONOUS: "loss_limit_zones", Scheme.ELASTIC: "down_seconds"}.get(scheme)
+    for key in given:
+        if key != own:
+            raise BadInputError(f'recovery.{key}: has no meaning with scheme = "{scheme}": remove it')
+    if own is not None and own not in given:
+        raise BadInputError(f'recovery.{own}: is missing, and scheme = "{scheme}" needs it')
+    if scheme is Scheme.ELASTIC:
+        return Elastic(**given)
+    if checkpoint is None:
+        raise BadInputError(f'checkpoint: this section is missing, and scheme = "{scheme}" needs it')
+    return Synchronous(checkpoint=checkpoint) if own is None else SemiSynchronous(checkpoint=checkpoint, **given)
+
+
+def _strategies(document: dict[str, Any]) -> tuple[Strategy, ...]:
+    tables = document.get("strategy", [])
+    if not isinstance(tables, list) or not tables:
+        raise BadInputError("strategy: at least one [[strategy]] is needed")
+    strategies = []
+    for index, table in enumerate(tables):
+        name = f"strategy[{index}]"
+        values = _values(name, table, STRATEGY, ("block_gpus", "spare_gpus"))
+        try:
+            strategies.append(Strategy(**values))
+        except BadInputError as error:
+            raise BadInputError(str(error).replace("strategy.", f"{name}.", 1)) from None
+    return tuple(strategies)
+
+
+def _optional(
+    document: dict[str, Any], name: str, readers: dict[str, Reader], needed: Iterable[str], kind: Callable[..., T]
+) -> T | None:
+    return kind(**_section(document, name, readers, needed)) if name in document else None
+
+
+def _section(document: dict[str, Any], name: str, readers: dict[str, Reader], needed: Iterable[str]) -> dict[str, Any]:
+    if name not in document:
+        raise BadInputError(f"{name}: this section is missing")
+    return _values(name, document[name], readers, needed)
+
+
+def _values(name: str, table: Any, readers: dict[str, Reader], needed: Iterable[str]) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise BadInputError(f"{name} = {_shown(table)}: must be a section")
+    _check_known(f"{name}.", table, tuple(readers), "key")
+    for key in needed:
+        if key not in table:
+            raise BadInputError(f"{name}.{key}: is missing")
+    return {key: readers[key](f"{name}.{key}", value) for key, value in table.items()}
+
+
+def _check_known(prefix: str, table: dict[str, Any], known: tuple[str, ...], what: str) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            name = key if key.isprintable() else repr(key)
+            raise BadInputError(f"{prefix}{name}: unknown {what}; the nearest known one is {near}")

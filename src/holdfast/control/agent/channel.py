@@ -1,0 +1,240 @@
+"""An agent's WebSocket to the coordinator, without tasks and queues between the socket and the agent.
+
+A message is handled inside the call that read it from the socket, and is written inside the call that sends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.protocol import State
+from websockets.uri import parse_uri
+
+from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
+
+#: what may wait behind a replay or a slow coordinator until it counts as gone; a new connection replays what matters
+MAX_UNSENT_BYTES = 32 << 20
+#: of a replay, so much is given to the socket before it has to make room
+_SOCKET_BYTES = 1 << 20
+#: and so many messages are sent before others get their turn
+_REPLAY_BATCH = 8
+_UNACKNOWLEDGED_MS = 10_000
+_decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class ChannelRefusedError(ConnectionError):
+    """The coordinator's server answered, but not with a WebSocket. `status`: of the HTTP answer, 0 for none."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class CoordinatorChannel(asyncio.Protocol):
+    """One connection. `on_message` for each message, inside the read; `closed` is done once it has ended."""
+
+    def __init__(self, url: str, token: str, on_message: Callable[[CoordinatorMessage], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._on_message = on_message
+        self._transport: asyncio.Transport | None = None
+        self._protocol = ClientProtocol(parse_uri(url), max_size=MAX_MESSAGE_BYTES)
+        self._token = token
+        self._parts: list[bytes] = []
+        #: encoded messages, and replays that are not at their end yet
+        self._waiting: deque[bytes | Iterator[AgentMessage]] = deque()
+        self._waiting_bytes = 0
+        self._paused = False
+
+    def send(self, message: AgentMessage) -> None:
+        """Send a message, after all that waits for room; one to a connection that has ended is dropped."""
+        if not self._open:
+            return
+        data = _encoder.encode(message)
+        if self._waiting:
+            self._waiting.append(data)
+            self._waiting_bytes += len(data)
+        else:
+            self._write(data)
+        assert self._transport is not None
+        if self._waiting_bytes + self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self._waiting.clear()
+            self._transport.abort()
+
+    def replay(self, messages: Iterator[AgentMessage]) -> None:
+        """Send these as the socket has room for them; what is sent from now on comes after them."""
+        self._waiting.append(messages)
+        self._pump()
+
+    def close(self) -> None:
+        """Close the connection after what was sent; what waits for room is dropped."""
+        transport = self._transport
+        self._waiting.clear()
+        if transport is None or transport.is_closing():
+            return
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close()
+            self._flush()
+        transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection has ended; cancelling one who waits harms no other."""
+        await asyncio.shield(self.closed)
+
+    # ---- asyncio's side ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(_SOCKET_BYTES)
+        raw = transport.get_extra_info("socket")
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+        request = self._protocol.connect()
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        self._protocol.send_request(request)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._protocol.receive_data(data)
+        for event in self._protocol.events_received():
+            if isinstance(event, Response):
+                self._answered(event)
+            elif isinstance(event, Frame):
+                self._frame(event)
+        self._flush()
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes itself
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._waiting.clear()
+        if not self.ready.done():
+            self.ready.set_exception(ChannelRefusedError(0, "the connection ended before it stood"))
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # ---- inside ----
+
+    @property
+    def _open(self) -> bool:
+        transport = self._transport
+        return transport is not None and not transport.is_closing() and self._protocol.state is State.OPEN
+
+    def _write(self, data: bytes) -> None:
+        self._protocol.send_binary(data)
+        self._flush()
+
+    def _pump(self) -> None:
+        """Send what waits, as far as there is room; others get their turn in between."""
+        for _ in range(_REPLAY_BATCH):
+            if not self._waiting or self._paused or not self._open:
+                return
+            first = self._waiting[0]
+            if isinstance(first, bytes):
+                self._waiting_bytes -= len(first)
+                self._waiting.popleft()
+                self._write(first)
+                continue
+            message = next(first, None)
+            if message is None:
+                self._waiting.popleft()
+            else:
+                self._write(_encoder.encode(message))
+        asyncio.get_running_loop().call_soon(self._pump)
+
+    def _flush(self) -> None:
+        transport = self._transport
+        assert transport is not None
+        for data in self._protocol.data_to_send():
+            if data:
+                transport.write(data)
+            else:
+                transport.close()  # the protocol's way to say that nothing follows
+
+    def _answered(self, response: Response) -> None:
+        if self.ready.done():
+            return
+        if self._protocol.handshake_exc is None:
+            self.ready.set_result(None)
+            return
+        status = response.status_code
+        self.ready.set_exception(ChannelRefusedError(status, f"HTTP {status} {response.reason_phrase}"))
+        self.abort()
+
+    def _frame(self, frame: Frame) -> None:
+        if frame.opcode not in (Opcode.BINARY, Opcode.CONT):
+            return  # pings and closes are the protocol's; text is nothing of ours
+        self._parts.append(bytes(frame.data))
+        if not frame.fin:
+            return
+        data = b"".join(self._parts)
+        self._parts = []
+        try:
+            message = _decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.abort()  # a coordinator that does not speak our language is none
+            return
+        self._on_message(message)
+
+
+def websocket_url(coordinator: str) -> str:
+    """Return the agents' URL of a coordinator's http(s) URL."""
+    return "ws" + coordinator.removeprefix("http").rstrip("/") + "/agent"
+
+
+async def open_channel(
+    coordinator: str,
+    token: str,
+    on_message: Callable[[CoordinatorMessage], None],
+    *,
+    tls: ssl.SSLContext | None = None,
+    timeout_s: float = 10.0,
+) -> CoordinatorChannel:
+    """Connect to a coordinator.
+
+    Raises:
+        OSError: nobody answers (ChannelRefusedError: not with a WebSocket).
+        TimeoutError: no answer in time.
+    """
+    loop = asyncio.get_running_loop()
+    url = websocket_url(coordinator)
+    where = parse_uri(url)
+    channel: CoordinatorChannel | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, channel = await loop.create_connection(
+                lambda: CoordinatorChannel(url, token, on_message),
+                where.host,
+                where.port,
+                ssl=tls if where.secure else None,
+            )
+            await channel.ready
+    except BaseException:
+        if channel is not None:
+            channel.abort()
+        raise
+    return channel

@@ -1,0 +1,228 @@
+"""The node agent: one per node. Passes messages between workers and coordinator, and stands for the node's life.
+
+What it decides is in `holdfast.coordination.agent.machine`; this is the shell around it: the connection and the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import ssl
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.control.agent.channel import ChannelRefusedError, CoordinatorChannel, open_channel
+from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.agent.workforce import Workforce
+from holdfast.control.processes import die_with_parent
+from holdfast.coordination.agent.machine import (
+    AgentInstruction,
+    AgentMachine,
+    EndAgent,
+    KillHung,
+    NodeIdentity,
+    Pass,
+    Reconnect,
+    Replay,
+    Say,
+    StartWorker,
+)
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
+from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
+from holdfast.protocol.messages.worker import WorkerMessage
+
+_log = logging.getLogger("holdfast.agent")
+
+_FIRST_BACKOFF_S = 0.02
+_LAST_BACKOFF_S = 0.5
+_UNAUTHORISED = (401, 403)
+
+
+class Agent:
+    """One node. `run` returns the exit code once the node's part in the job has ended and its workers are gone."""
+
+    def __init__(self, settings: AgentSettings, clock: Clock) -> None:
+        self.settings = settings
+        self.clock = clock
+        node = NodeIdentity(
+            job=settings.job,
+            node=settings.node,
+            workers=settings.workers,
+            digest=settings.digest,
+            agent_pid=os.getpid(),
+            rack=settings.rack,
+        )
+        self.machine = AgentMachine(node, partial(secrets.token_hex, 8))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.workforce = Workforce(settings, self, self._task)
+        self._channel: CoordinatorChannel | None = None
+        self._exit: asyncio.Future[EndAgent] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> int:
+        """Live through the job."""
+        try:
+            await self.workforce.open()
+            self._obey(self.machine.start())
+            self._task(self._stay_connected())
+            self._task(self._watch())
+            end = await self._exit
+            await self.workforce.end()
+        finally:
+            await self._close()
+        return end.exit_code
+
+    def end(self, code: int, why: str) -> None:
+        """End the node: its workers, then the agent with this exit code."""
+        self._obey(self.machine.end(code, why))
+
+    def _obey(self, instructions: Iterable[AgentInstruction]) -> None:
+        """Carry out what the machine asks for."""
+        for instruction in instructions:
+            match instruction:
+                case Say() | Replay():
+                    self._say(instruction)
+                case Pass(message):
+                    self.workforce.pass_on(message)
+                case StartWorker(worker):
+                    self.workforce.replace(worker)
+                case KillHung(worker):
+                    self.workforce.kill_hung(worker)
+                case Reconnect(why, blame):
+                    _log.log(logging.WARNING if blame else logging.INFO, "%s", why)
+                    self._leave()
+                case EndAgent():
+                    self._ended(instruction)
+
+    def _say(self, what: Say | Replay) -> None:
+        if self._channel is None:
+            return
+        if isinstance(what, Say):
+            self._channel.send(what.message)
+        else:
+            self._channel.replay(what.messages)
+
+    def _leave(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def _ended(self, end: EndAgent) -> None:
+        if not self._exit.done():
+            self._exit.set_result(end)
+
+    # ---- the connection to the coordinator ----
+
+    async def _stay_connected(self) -> None:
+        """Connect again for ever: a coordinator that is away is waited for while training goes on."""
+        settings, machine = self.settings, self.machine
+        backoff = _FIRST_BACKOFF_S
+        secure = settings.coordinator.startswith("https:")
+        tls = ssl.create_default_context(cafile=settings.cafile or None) if secure else None
+        while not self._exit.done():
+            try:
+                channel = await open_channel(settings.coordinator, settings.token, self._on_message, tls=tls)
+            except ChannelRefusedError as error:
+                self._refused_by_server(error)
+            except OSError as error:  # TimeoutError too
+                _log.debug("no coordinator: %s", error)
+            else:
+                self._channel = channel
+                self._obey(machine.connected(self.clock.monotonic()))
+                await channel.wait_closed()
+                if machine.welcomed:
+                    backoff = _FIRST_BACKOFF_S
+                self._channel = None
+                machine.disconnected()
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _LAST_BACKOFF_S)
+
+    def _refused_by_server(self, error: ChannelRefusedError) -> None:
+        # Only at the start: training that runs is not thrown away because something else answers on the port.
+        if error.status in _UNAUTHORISED and not self.machine.ever_welcomed:
+            self.end(EXIT_BAD_INPUT, f"{self.settings.coordinator} refuses the token ({error}): give --token")
+
+    def _on_message(self, message: CoordinatorMessage) -> None:
+        if isinstance(message, NodeFault):
+            self._node_fault(message.how)
+        else:
+            self._obey(self.machine.hear(message, self.clock.monotonic()))
+
+    def _node_fault(self, how: str) -> None:
+        _log.warning("injected fault: %s", how)
+        number = signal.SIGSTOP if how == "stop" else signal.SIGKILL
+        self.workforce.send_signal(number)
+        if how == "exit":
+            os._exit(EXIT_FAILED)
+        os.kill(os.getpid(), number)
+
+    # ---- what the workers do ----
+
+    def on_worker_message(self, message: WorkerMessage) -> None:
+        """A worker said something."""
+        self._obey(self.machine.worker_said(message, self.clock.monotonic()))
+
+    def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
+        """A worker's process ended."""
+        self._obey(self.machine.worker_ended(down, self.clock.monotonic(), clean=clean))
+
+    # ---- time, and the end ----
+
+    async def _watch(self) -> None:
+        """Send heartbeats where nothing else is said, and look for workers that are stopped."""
+        while not self._exit.done():
+            self._obey(self.machine.tick(self.clock.monotonic(), self.workforce.stopped()))
+            await asyncio.sleep(self.machine.watch_s)
+
+    async def _close(self) -> None:
+        channel = self._channel
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if channel is not None:
+            channel.close()
+            await channel.wait_closed()
+        await self.workforce.close()
+
+    def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._exit.done():
+            self._exit.set_exception(error)
+
+
+async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]) -> int:
+    """Run an agent until its node's part in the job has ended; SIGTERM and SIGINT end it and its workers."""
+    agent = Agent(settings, clock)
+    loop = asyncio.get_running_loop()
+    for number, code in ((signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, 128 + signal.SIGTERM)):
+        loop.add_signal_handler(number, partial(agent.end, code, f"ended by {number.name}"))
+    code = await agent.run()
+    end = agent.machine.over
+    if end is not None and end.why and (end.alone or not settings.quiet):
+        say(f"holdfast agent {settings.node}: {end.why}")
+    return code
+
+
+def run_agent(settings: AgentSettings, say: Callable[[str], None]) -> int:
+    """Run an agent in this process and return its exit code.
+
+    Args:
+        say: prints one line for the user.
+
+    Raises:
+        BadInputError: the settings cannot work.
+    """
+    if settings.parent:
+        die_with_parent(settings.parent)
+    if not os.path.isfile(settings.script):
+        raise BadInputError(f"there is no script {settings.script}")
+    return asyncio.run(live(settings, SystemClock(), say))

@@ -1,0 +1,110 @@
+"""A node's worker processes, as its agent sees them: one slot for each, and the socket to whoever fills it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.control.link.framing import Crashed, FrameDecoder, FrameError, FromWorkerProcess, encode_frame
+from holdfast.control.processes import ProcessHandle, describe_exit
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.messages.orders import Order
+
+#: the exit code of a process whose parent, the zygote, was lost before it could tell
+UNKNOWN_EXIT = 1 << 16
+
+
+class WorkerConnection(asyncio.Protocol):
+    """A worker process's end of the agent's Unix socket. What does not decode closes it."""
+
+    def __init__(
+        self,
+        on_message: Callable[[WorkerConnection, FromWorkerProcess], None],
+        on_lost: Callable[[WorkerConnection], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._decoder: FrameDecoder[FromWorkerProcess] = FrameDecoder(FromWorkerProcess)
+        self._transport: asyncio.Transport | None = None
+
+    def send(self, order: Order) -> None:
+        """Pass an order on; a worker that is gone is no error."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(order))
+
+    def close(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = self._decoder.feed(data)
+        except FrameError:
+            self.close()
+            return
+        for message in messages:
+            self._on_message(self, message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(self)
+
+
+@dataclass(slots=True)
+class Slot:
+    """One worker's place on the node, and the process that fills it now."""
+
+    index: int
+    worker: str = ""
+    handle: ProcessHandle | None = None
+    connection: WorkerConnection | None = None
+    attached: bool = False
+    crashed: Crashed | None = None
+    hung: bool = False
+    #: the process has ended so; its last words are still awaited
+    exit_code: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's pid, None while there is none."""
+        return self.handle.pid if self.handle else None
+
+    def renew(self, worker: str) -> None:
+        """Make the place for another process."""
+        self.forget_process()
+        self.worker = worker
+        self.attached = self.hung = False
+        self.crashed = self.exit_code = None
+
+    def forget_process(self) -> None:
+        """The process has ended, or is none of ours any more."""
+        if self.handle is not None:
+            self.handle.close()
+            self.handle = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def obituary(self, code: int, script: str) -> WorkerDown:
+        """Say how the process ended."""
+        kind, detail, exit_code, final = FailureKind.PROCESS_EXIT, describe_exit(code), code, False
+        if code == UNKNOWN_EXIT:
+            detail, exit_code = "its exit code is not known: the zygote was lost", EXIT_FAILED
+        if self.hung:
+            kind, detail = FailureKind.HANG, "the process was stopped for longer than the lease"
+        elif self.crashed is not None:
+            kind, final = self.crashed.kind, self.crashed.final
+            detail, exit_code = self.crashed.detail, self.crashed.exit_code
+        elif code == 0 and not self.attached:
+            exit_code = EXIT_BAD_INPUT
+            detail = f"{script} ended without training: call holdfast.init(), protect() and loop over job.steps()"
+        elif code == 0:
+            detail, final = "the script ended before its steps were done", True
+        return WorkerDown(worker=self.worker, kind=kind, detail=detail[:8000], exit_code=exit_code, final=final)

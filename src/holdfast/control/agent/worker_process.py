@@ -1,0 +1,94 @@
+"""The outermost frame of a worker process: runs the user's script and says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import threading
+import traceback
+from types import TracebackType
+
+from holdfast.control.link.framing import Crashed
+from holdfast.control.link.worker_link import WorkerLink
+from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HoldfastError, StepUseError
+from holdfast.protocol.failures import FailureKind
+
+_DETAIL_CHARACTERS = 2000
+_HEARD_WITHIN_S = 5.0
+
+
+def run_script(script: str) -> int:
+    """Run a script as `__main__`; return the exit code. An exception is told to the agent, and to people on stderr."""
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except HoldfastError as error:
+        bad_input = error.exit_code == EXIT_BAD_INPUT
+        kind = FailureKind.PROCESS_EXIT if bad_input else FailureKind.EXCEPTION
+        misused = isinstance(error, StepUseError)
+        detail = f"{error}{_place(error, script)}" if misused or not bad_input else str(error)
+        told = _tell(kind, detail, error.exit_code, final=misused)
+        # All workers find the same fault in a script's settings: whoever ends the job, or the node, says it once.
+        if not (told and bad_input):
+            print(f"holdfast: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except SystemExit as error:
+        code = _exit_code(error)
+        if code != EXIT_DONE:
+            detail = f"the script called sys.exit({code}){_place(error, script)}"
+            _tell(FailureKind.PROCESS_EXIT, detail, code, final=True)
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001
+        # The last frame of the process: where Python itself would print a traceback and exit with 1.
+        error.__traceback__ = _script_part(error.__traceback__, script)
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        what = "".join(traceback.format_exception_only(error)).strip()
+        _tell(FailureKind.EXCEPTION, f"{what}{_place(error, script)}", EXIT_FAILED)
+        return EXIT_FAILED
+    return 0
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Return what the interpreter makes of `sys.exit(...)`."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr, flush=True)
+    return EXIT_FAILED
+
+
+def _script_part(trace: TracebackType | None, script: str) -> TracebackType | None:
+    """Drop the frames that lie before the script's own; the whole where it has none (a syntax error)."""
+    part = trace
+    while part is not None and part.tb_frame.f_code.co_filename != script:
+        part = part.tb_next
+    return part or trace
+
+
+def _place(error: BaseException, script: str) -> str:
+    """Return where in the user's own code an error came up, in brackets: the last frame beside the script, if any."""
+    folder = os.path.dirname(os.path.abspath(script))
+    packages = (f"{os.sep}site-packages{os.sep}", f"{os.sep}holdfast{os.sep}")
+    frames = [(os.path.abspath(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [frame for frame in frames if frame[0].startswith(folder) and not any(part in frame[0] for part in packages)]
+    return f" ({os.path.basename(own[-1][0])}, line {own[-1][1]})" if own else ""
+
+
+def _tell(kind: FailureKind, detail: str, exit_code: int, *, final: bool = False) -> bool:
+    """Tell the agent; return whether it has heard it."""
+    settings = WorkerSettings.from_environment(os.environ)
+    if settings is None:
+        return False
+    heard = threading.Event()
+    with contextlib.suppress(OSError):  # the agent is gone: nobody left to tell
+        link = WorkerLink(settings.socket)
+        link.start(lambda order: None, heard.set)
+        detail = detail[-_DETAIL_CHARACTERS:]
+        link.send(Crashed(worker=settings.worker, kind=kind, detail=detail, exit_code=exit_code, final=final))
+        heard.wait(_HEARD_WITHIN_S)  # the agent hangs up once it knows: it must not learn of our exit before
+        link.close()
+    return heard.is_set()

@@ -1,0 +1,272 @@
+"""The workers of a node: starts their processes, listens to them, notices how they end, and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.agent.slots import UNKNOWN_EXIT, Slot, WorkerConnection
+from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
+from holdfast.control.link.framing import Crashed, FromWorkerProcess
+from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.control.processes import ProcessHandle, is_stopped
+from holdfast.errors import EXIT_DONE
+from holdfast.protocol.messages.agent import ToWorker, WorkerDown
+from holdfast.protocol.messages.worker import Attach, WorkerMessage
+from holdfast.protocol.names import index_of
+
+_log = logging.getLogger("holdfast.agent")
+
+_FORK_AGAIN_S = 0.5
+_LAST_WORDS_S = 0.05
+_TERM_GRACE_S = 1.0
+_KILL_GRACE_S = 5.0
+
+
+class WorkforceOwner(Protocol):
+    """Who is told what the workers say and how they end; called inside the event that brought it about."""
+
+    def on_worker_message(self, message: WorkerMessage) -> None:
+        """A worker that fills a slot now said something."""
+        ...
+
+    def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
+        """The process in a slot ended, as `down` says; `clean`: with exit code 0, or an unknown one."""
+        ...
+
+
+class Workforce:
+    """All slots of one node."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        owner: WorkforceOwner,
+        start_task: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self.settings = settings
+        self.slots = [Slot(index=index) for index in range(settings.workers)]
+        self.socket_path = f"{settings.folder}/{settings.node}.sock"
+        self._owner = owner
+        self._start_task = start_task
+        self._server: asyncio.Server | None = None
+        self._connections: set[WorkerConnection] = set()
+        self._closing = False
+        self._forking = 0
+        #: exits that were told before the answer to Fork was looked at
+        self._early_exits: dict[int, int] = {}
+        #: processes that were killed and replaced, until their exits are told
+        self._given_up: set[int] = set()
+        self._zygotes = ZygoteSupply(
+            shared=settings.zygote,
+            folder=settings.folder,
+            environment=settings.environment,
+            preload=settings.preload,
+            on_exit=self._on_exit,
+            on_lost=self._on_zygote_lost,
+        )
+
+    # ---- what the agent asks for ----
+
+    async def open(self) -> None:
+        """Listen for workers."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.socket_path)
+        self._server = await loop.create_unix_server(self._connection, self.socket_path)
+
+    def replace(self, worker: str) -> None:
+        """Fill this worker's slot with a new process; what runs there is killed, and nobody hears how it ended."""
+        slot = self.slots[index_of(worker)]
+        if slot.handle is not None:
+            self._given_up.add(slot.handle.pid)
+            slot.handle.send_signal(signal.SIGKILL)
+        slot.renew(worker)
+        self._start_task(self._start(slot, worker))
+
+    def pass_on(self, message: ToWorker) -> None:
+        """Hand an order to its worker; one that is gone is no error."""
+        slot = self._slot_of(message.worker)
+        if slot is not None and slot.connection is not None:
+            slot.connection.send(message.order)
+
+    def send_signal(self, number: int) -> None:
+        """Signal all workers."""
+        for slot in self.slots:
+            if slot.handle is not None:
+                slot.handle.send_signal(number)
+
+    def stopped(self) -> set[str]:
+        """Return the workers whose processes are stopped."""
+        return {slot.worker for slot in self.slots if slot.handle is not None and is_stopped(slot.handle.pid)}
+
+    def kill_hung(self, worker: str) -> None:
+        """SIGKILL a worker that has been stopped for too long."""
+        slot = self._slot_of(worker)
+        if slot is not None and slot.handle is not None:
+            slot.hung = True
+            slot.handle.send_signal(signal.SIGKILL)
+
+    async def end(self) -> None:
+        """End the processes: ask, wait a second, kill."""
+        self._closing = True
+        alive = [slot.handle for slot in self.slots if slot.handle is not None]
+        self.send_signal(signal.SIGTERM)
+        self.send_signal(signal.SIGCONT)
+        await _wait_for_all(alive, _TERM_GRACE_S)
+        self.send_signal(signal.SIGKILL)
+        await _wait_for_all(alive, _KILL_GRACE_S)
+
+    async def close(self) -> None:
+        """Give everything back; the processes have ended, or end now."""
+        self._closing = True
+        self.send_signal(signal.SIGKILL)
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close()
+        for slot in self.slots:
+            slot.forget_process()
+        await self._zygotes.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.socket_path)
+
+    # ---- the workers' socket ----
+
+    def _connection(self) -> WorkerConnection:
+        connection = WorkerConnection(self._on_message, self._on_lost)
+        self._connections.add(connection)
+        return connection
+
+    def _slot_of(self, worker: str) -> Slot | None:
+        return next((slot for slot in self.slots if slot.worker == worker), None)
+
+    def _on_message(self, connection: WorkerConnection, message: FromWorkerProcess) -> None:
+        slot = self._slot_of(message.worker)
+        if slot is None:
+            connection.close()  # a process that was given up, or a stranger
+            return
+        if isinstance(message, Crashed):
+            slot.crashed = message
+            connection.close()  # the process waits for this before it ends
+            return
+        if isinstance(message, Attach):
+            slot.connection, slot.attached = connection, True
+        self._owner.on_worker_message(message)
+
+    def _on_lost(self, connection: WorkerConnection) -> None:
+        self._connections.discard(connection)
+        for slot in self.slots:
+            if slot.connection is connection:
+                slot.connection = None
+                self._tell_exit(slot, slot.worker)
+
+    # ---- processes ----
+
+    async def _start(self, slot: Slot, worker: str) -> None:
+        settings = self.settings
+        environment = self._worker_settings(worker).to_environment()
+        output = f"{settings.log_folder}/{settings.node}.{slot.index}.log" if settings.log_folder else ""
+        self._forking += 1
+        try:
+            pid = 0
+            while not pid and not self._closing:
+                try:
+                    zygote = await self._zygotes.get()
+                    pid = await zygote.fork(
+                        script=settings.script, args=settings.args, env=environment, cwd=settings.cwd, output=output
+                    )
+                except (OSError, ZygoteLostError) as error:
+                    _log.warning("no worker could be forked: %s; trying again", error)
+                    await asyncio.sleep(_FORK_AGAIN_S)
+        finally:
+            self._forking -= 1
+        if pid:
+            self._started(slot, worker, pid)
+
+    def _started(self, slot: Slot, worker: str, pid: int) -> None:
+        handle = ProcessHandle(pid)
+        early = self._early_exits.pop(pid, None)
+        if slot.worker != worker or self._closing:
+            handle.send_signal(signal.SIGKILL)  # another took its place meanwhile, or nobody is wanted any more
+            handle.close()
+            if early is None:
+                self._given_up.add(pid)
+            return
+        slot.handle = handle
+        if early is not None:
+            self._on_exit(pid, early)
+
+    def _worker_settings(self, worker: str) -> WorkerSettings:
+        settings = self.settings
+        return WorkerSettings(
+            socket=self.socket_path,
+            worker=worker,
+            job=settings.job,
+            host=settings.host,
+            local_rank=index_of(worker),
+            checkpoint_dir=settings.checkpoint_dir,
+            checkpoint_every=settings.checkpoint_every,
+            verify_state=settings.verify_state,
+            slots=settings.slots,
+            emulate_compute=settings.emulate_compute,
+            script_digest=settings.digest,
+        )
+
+    def _on_exit(self, pid: int, code: int) -> None:
+        if pid in self._given_up:
+            self._given_up.discard(pid)
+            return
+        slot = next((slot for slot in self.slots if slot.pid == pid), None)
+        if slot is not None:
+            self._exited(slot, code)
+        elif self._forking:
+            self._early_exits[pid] = code
+
+    def _exited(self, slot: Slot, code: int) -> None:
+        """A process ended. What it said last lies in its socket: that comes first, up to the socket's end."""
+        slot.exit_code = code
+        if slot.connection is None:
+            self._tell_exit(slot, slot.worker)
+            return
+        # A process that it has forked may hold the socket open.
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._tell_exit, slot, slot.worker)
+
+    def _tell_exit(self, slot: Slot, worker: str) -> None:
+        if slot.worker == worker and slot.exit_code is not None:
+            code, down = slot.exit_code, slot.obituary(slot.exit_code, self.settings.script)
+            slot.renew("")
+            if not self._closing:
+                self._owner.on_worker_exit(down, clean=code in (EXIT_DONE, UNKNOWN_EXIT))
+
+    def _on_zygote_lost(self) -> None:
+        if self._closing:
+            return
+        _log.warning("the zygote is gone; another will be started when it is needed")
+        self._given_up.clear()
+        self._early_exits.clear()
+        for slot in self.slots:
+            if slot.handle is not None:
+                self._start_task(self._await_orphan(slot, slot.handle))
+
+    async def _await_orphan(self, slot: Slot, handle: ProcessHandle) -> None:
+        """Watch a worker whose parent is gone: it trains on, but nobody learns its exit code."""
+        await handle.ended()
+        if slot.handle is handle:
+            self._exited(slot, UNKNOWN_EXIT)
+
+
+async def _wait_for_all(handles: list[ProcessHandle], timeout_s: float) -> None:
+    waits = [asyncio.ensure_future(handle.ended()) for handle in handles]
+    if not waits:
+        return
+    _, late = await asyncio.wait(waits, timeout=timeout_s)
+    for wait in late:
+        wait.cancel()
+    await asyncio.gather(*late, return_exceptions=True)

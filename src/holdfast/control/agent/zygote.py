@@ -1,0 +1,277 @@
+"""The zygote: a process with everything heavy imported that forks worker processes on request.
+
+`import torch` costs 1-2 s, a fork 5-40 ms. The zygote never starts a thread and never runs an operation, so that what
+it forks is as good as a cold start. It knows torch only by the names it is told to import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from holdfast.control.agent.worker_process import run_script
+from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
+from holdfast.protocol.names import Text
+
+#: what a worker needs; the runtime's own modules come last and may be missing
+PRELOAD = (
+    "numpy",
+    "torch",
+    "torch.distributed",
+    "torch.distributed.checkpoint",
+    "torch._dynamo",  # an optimizer's first use imports it: 1 s
+    "torch.utils.data",
+    "holdfast.runtime.session.job",
+)
+#: whoever started the zygote and the others is killed: they end at the same time as it, and some a little later
+_REMOVE_TRIES = 50
+_REMOVE_PAUSE_S = 0.1
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Fork a worker that runs a script. `output`: file for stdout and stderr, "" to inherit the zygote's."""
+
+    request: int
+    script: Text
+    args: tuple[Text, ...]
+    env: dict[str, Text]
+    cwd: Text
+    output: Text = ""
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to Fork."""
+
+    request: int
+    pid: int
+
+
+class ForkFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to Fork where the system has no process left to give."""
+
+    request: int
+    why: str
+
+
+class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A worker of this requester ended; a negative code is a signal."""
+
+    pid: int
+    code: int
+
+
+ZygoteReply = Forked | ForkFailed | Exited
+
+
+class _Requester:
+    """One agent's connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.decoder: FrameDecoder[Fork] = FrameDecoder(Fork)
+
+
+class Zygote:
+    """The server loop. `serve` returns None at the end of the lifeline, and in a forked child what the child is for."""
+
+    def __init__(self, listener: socket.socket, lifeline: int) -> None:
+        self._listener = listener
+        self._lifeline = lifeline
+        self._requesters: list[_Requester] = []
+        self._children: dict[int, tuple[int, _Requester]] = {}  # pidfd -> pid and who asked for it
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._selector.register(lifeline, selectors.EVENT_READ, None)
+
+    def serve(self) -> Fork | None:
+        """Serve until the lifeline ends (None), or become a worker (its Fork)."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj == self._lifeline:
+                    if not os.read(self._lifeline, 4096):
+                        self._end()
+                        return None
+                elif key.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(key.fileobj, int):
+                    self._reap(key.fileobj)
+                else:
+                    fork = self._requested(key.data)
+                    if fork is not None:
+                        return fork
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        requester = _Requester(connection)
+        self._requesters.append(requester)
+        self._selector.register(connection, selectors.EVENT_READ, requester)
+
+    def _requested(self, requester: _Requester) -> Fork | None:
+        if requester not in self._requesters:
+            return None  # dropped while this event was under way
+        try:
+            data = requester.connection.recv(1 << 16)
+            forks = requester.decoder.feed(data) if data else []
+        except ConnectionResetError:
+            data, forks = b"", []  # it died before it had read all that was sent to it
+        except (OSError, FrameError) as error:
+            print(f"holdfast zygote: a requester's connection is broken: {error}", file=sys.stderr, flush=True)
+            data, forks = b"", []
+        if not data:
+            self._drop(requester)
+        for fork in forks:
+            if self._fork(requester, fork):
+                return fork
+        return None
+
+    def _fork(self, requester: _Requester, fork: Fork) -> bool:
+        """Fork; True in the child."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._reply(requester, ForkFailed(request=fork.request, why=str(error)))
+            return False
+        if pid == 0:
+            self._forget_everything()
+            return True
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (pid, requester)
+        self._selector.register(pidfd, selectors.EVENT_READ, None)
+        self._reply(requester, Forked(request=fork.request, pid=pid))
+        return False
+
+    def _reap(self, pidfd: int) -> None:
+        pid, requester = self._children.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._reply(requester, Exited(pid=pid, code=os.waitstatus_to_exitcode(status)))
+
+    def _reply(self, requester: _Requester, reply: ZygoteReply) -> None:
+        if requester not in self._requesters:
+            return
+        try:
+            requester.connection.sendall(encode_frame(reply))
+        except OSError:
+            self._drop(requester)
+
+    def _drop(self, requester: _Requester) -> None:
+        """An agent's death is its node's death: its workers end too, stopped ones included."""
+        if requester not in self._requesters:
+            return
+        self._requesters.remove(requester)
+        self._selector.unregister(requester.connection)
+        requester.connection.close()
+        for pidfd, (_, asked_by) in self._children.items():
+            if asked_by is requester:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _end(self) -> None:
+        for requester in list(self._requesters):
+            self._drop(requester)
+
+    def _forget_everything(self) -> None:
+        """In the child: close what belongs to the zygote."""
+        self._selector.close()
+        self._listener.close()
+        os.close(self._lifeline)
+        for requester in self._requesters:
+            requester.connection.close()
+        for pidfd in self._children:
+            os.close(pidfd)
+
+
+def preload(names: list[str]) -> None:
+    """Import modules by name; what cannot be imported is said and left to the scripts."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not error.name.startswith("holdfast"):
+                print(f"holdfast zygote: {name} is not preloaded: {error}", file=sys.stderr, flush=True)
+
+
+def become(fork: Fork) -> None:
+    """Turn a freshly forked child into the process that a cold start would have been."""
+    os.setpgid(0, 0)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    if fork.output:
+        output = os.open(fork.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+    os.environ.update(fork.env)
+    os.chdir(fork.cwd)
+    sys.argv = [fork.script, *fork.args]
+    sys.path.insert(0, str(Path(fork.script).parent))  # the zygote runs with -P: nothing of its own stands there
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # what a worker said is not lost when it is killed
+
+
+def main() -> int:
+    """Run the zygote; in a forked child, run the worker's script."""
+    parser = argparse.ArgumentParser(prog="python -m holdfast.control.agent.zygote", description=__doc__)
+    parser.add_argument("--listen-fd", type=int, required=True, help="a listening Unix socket, inherited")
+    parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first")
+    parser.add_argument("--remove", default="", help="a folder to remove at the end")
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The lifeline is stdin: it ends when whoever started the zygote ends, however that happens.
+    lifeline = os.dup(0)
+    listener = socket.socket(fileno=options.listen_fd)
+    os.set_inheritable(listener.fileno(), False)
+    preload([name for name in options.preload.split(",") if name])
+    gc.collect()
+    gc.freeze()  # so that a child's collections do not copy the pages that all share
+    fork = Zygote(listener, lifeline).serve()
+    if fork is not None:
+        become(fork)
+        leave(run_script(fork.script))
+    if options.remove:
+        remove(Path(options.remove))
+    return 0
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder in which processes that are about to end may still make files, for some seconds at the most."""
+    for _ in range(_REMOVE_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_REMOVE_PAUSE_S)
+
+
+def leave(code: int) -> NoReturn:
+    """End a worker process as the interpreter would, but without taking its modules apart: with torch 0.5 s."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

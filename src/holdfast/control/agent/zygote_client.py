@@ -1,0 +1,182 @@
+"""An agent's end of the zygote: asks for workers, hears of their ends; and how a zygote is started."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast.control.agent.zygote import PRELOAD, Exited, Fork, Forked, ForkFailed, ZygoteReply
+from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
+from holdfast.control.processes import ChildProcess, end_all
+
+
+class ZygoteLostError(ConnectionError):
+    """The zygote is gone, or cannot fork."""
+
+
+def start_zygote(
+    socket_path: str, *, environment: Mapping[str, str], remove: str = "", preload: Sequence[str] = PRELOAD
+) -> ChildProcess:
+    """Start a zygote that listens at once; requests wait there until its imports are done.
+
+    Args:
+        socket_path: where it listens; the folder must be private.
+        environment: the whole environment of the zygote, and so of the workers.
+        remove: a folder that it removes when whoever holds its stdin has gone.
+        preload: names of modules to import.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(socket_path)
+        listener.listen(128)
+        number = str(listener.fileno())
+        command = [sys.executable, "-P", "-m", "holdfast.control.agent.zygote", "--listen-fd", number]
+        command += ["--preload", ",".join(preload), "--remove", remove]
+        return ChildProcess(command, environment=environment, stdin=subprocess.PIPE, pass_fds=(listener.fileno(),))
+
+
+class ZygoteClient(asyncio.Protocol):
+    """One connection to a zygote. `on_exit(pid, code)` for each worker that ends, `on_lost` once at the end."""
+
+    def __init__(self, on_exit: Callable[[int, int], None], on_lost: Callable[[], None]) -> None:
+        self._on_exit = on_exit
+        self._on_lost = on_lost
+        self._decoder: FrameDecoder[ZygoteReply] = FrameDecoder(ZygoteReply)
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._requests = 0
+
+    @classmethod
+    async def connect(
+        cls, socket_path: str, on_exit: Callable[[int, int], None], on_lost: Callable[[], None]
+    ) -> ZygoteClient:
+        """Connect.
+
+        Raises:
+            OSError: no zygote listens there.
+        """
+        loop = asyncio.get_running_loop()
+        _, client = await loop.create_unix_connection(lambda: cls(on_exit, on_lost), socket_path)
+        return client
+
+    async def fork(self, *, script: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str, output: str) -> int:
+        """Fork a worker and return its pid.
+
+        Raises:
+            ZygoteLostError: the zygote is gone, or the system has no process left to give.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise ZygoteLostError("the zygote is gone")
+        self._requests += 1
+        request = Fork(request=self._requests, script=script, args=args, env=dict(env), cwd=cwd, output=output)
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[request.request] = answer
+        self._transport.write(encode_frame(request))
+        return await answer
+
+    def close(self) -> None:
+        """End the connection; the zygote kills what still runs."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # ---- asyncio's side ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            replies = self._decoder.feed(data)
+        except FrameError:
+            assert self._transport is not None
+            self._transport.abort()
+            return
+        for reply in replies:
+            self._take(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(ZygoteLostError("the zygote ended"))
+        self._waiting.clear()
+        self._on_lost()
+
+    def _take(self, reply: ZygoteReply) -> None:
+        if isinstance(reply, Exited):
+            self._on_exit(reply.pid, reply.code)
+            return
+        answer = self._waiting.pop(reply.request, None)
+        if answer is None or answer.done():
+            return
+        if isinstance(reply, Forked):
+            answer.set_result(reply.pid)
+        else:
+            assert isinstance(reply, ForkFailed)
+            answer.set_exception(ZygoteLostError(reply.why))
+
+
+class ZygoteSupply:
+    """Gives an agent a zygote: the shared one while it lives, else one of its own, started when it is needed."""
+
+    def __init__(
+        self,
+        *,
+        shared: str,
+        folder: str,
+        environment: Mapping[str, str],
+        preload: Sequence[str],
+        on_exit: Callable[[int, int], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._shared = shared
+        self._folder = folder
+        self._environment = environment
+        self._preload = preload
+        self._on_exit = on_exit
+        self._on_lost = on_lost
+        self._client: ZygoteClient | None = None
+        self._own: ChildProcess | None = None
+        self._count = 0
+        self._lock = asyncio.Lock()
+
+    async def get(self) -> ZygoteClient:
+        """Return a connected zygote.
+
+        Raises:
+            OSError: none can be started.
+        """
+        async with self._lock:
+            if self._client is None and self._shared:
+                try:
+                    self._client = await ZygoteClient.connect(self._shared, self._on_exit, self._lost)
+                except OSError:
+                    self._shared = ""  # it is gone for good; from here on this agent has its own
+            if self._client is None:
+                self._client = await self._start()
+            return self._client
+
+    async def close(self) -> None:
+        """End the connection, and a zygote of our own."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+        if self._own is not None:
+            await end_all([self._own], grace_s=1.0)
+            self._own = None
+
+    async def _start(self) -> ZygoteClient:
+        if self._own is not None:
+            await end_all([self._own], grace_s=1.0)
+            self._own.reap()
+        self._count += 1
+        path = f"{self._folder}/zygote-{self._count}.sock"
+        self._own = start_zygote(path, environment=self._environment, preload=self._preload)
+        return await ZygoteClient.connect(path, self._on_exit, self._lost)
+
+    def _lost(self) -> None:
+        if self._client is not None:
+            self._client = None
+            self._on_lost()

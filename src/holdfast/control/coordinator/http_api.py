@@ -1,0 +1,304 @@
+"""What people and tools ask the coordinator over HTTP, on the agents' port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.control.api_types import (
+    END_HEADER,
+    MAX_BODY_BYTES,
+    MAX_WAIT_S,
+    FailRequest,
+    NodesRequest,
+    ShutdownRequest,
+)
+from holdfast.control.coordinator.agent_channel import AgentChannel
+from holdfast.control.coordinator.doorkeeper import Address
+from holdfast.control.coordinator.shell import MALFORMED, Shell
+from holdfast.coordination.inputs import FailNode, Shutdown
+from holdfast.counted_log import CountedLog
+from holdfast.errors import BadInputError
+from holdfast.observability.metrics import CONTENT_TYPE
+
+T = TypeVar("T")
+#: how long a refusal takes
+REFUSAL_S = 0.1
+#: how long a request's body may take
+BODY_S = 10.0
+#: requests that wait for events or wishes at a time
+MAX_WAITING = 256
+_JSON_LINES = "application/x-ndjson"
+
+
+class NodeRequests:
+    """Wishes for more nodes, for the launcher that starts them; their numbers grow across coordinators."""
+
+    def __init__(self, *, launched: bool) -> None:
+        """Have none; without a launcher that is known to be there, one is as soon as it asks."""
+        self.launcher_seen = launched
+        self._requests: list[tuple[int, int]] = []
+        self._last = 0
+        self._new = asyncio.Event()
+        self._closed = False
+
+    def add(self, count: int) -> int:
+        """Add a wish for `count` nodes; return its number."""
+        self._last = max(self._last + 1, time.time_ns() // 1000)
+        self._requests.append((self._last, count))
+        self._new.set()
+        return self._last
+
+    async def after(self, number: int, wait_s: float) -> list[dict[str, int]]:
+        """Return the wishes above `number`; wait up to `wait_s` for one."""
+        self.launcher_seen = True
+        found = self._above(number)
+        if not found and wait_s > 0 and not self._closed:
+            self._new.clear()
+            waiter = asyncio.ensure_future(self._new.wait())
+            await asyncio.wait((waiter,), timeout=wait_s)
+            waiter.cancel()
+            found = self._above(number)
+        return found
+
+    def wake(self) -> None:
+        """Let nobody wait any longer: the server ends."""
+        self._closed = True
+        self._new.set()
+
+    def _above(self, number: int) -> list[dict[str, int]]:
+        return [{"id": known, "count": count} for known, count in self._requests if known > number]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """Who gets in. known: told whose connection has shown the token. log: of those who have not."""
+
+    token: str
+    known: Callable[[Address | None], None]
+    log: CountedLog
+    open_metrics: bool
+
+    def shown(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Tell whether a request's headers show the token."""
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        return hmac.compare_digest(given, b"Bearer " + self.token.encode())
+
+
+class TokenGate:
+    """Lets only requests with the token through, before anything of them is parsed."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if self._gate.shown(scope["headers"]):
+            self._gate.known(scope["client"])
+            await self._app(scope, receive, send)
+            return
+        if self._gate.open_metrics and scope["type"] == "http" and scope["path"] == "/metrics":
+            await self._app(scope, receive, _closing(send))
+            return
+        host = scope["client"][0] if scope["client"] else "somebody"
+        self._gate.log.warn(f"{host} token", f"a request from {host} without the right token is refused")
+        # Whoever tries tokens gets as many answers as there are places for strangers, a few times a second.
+        await asyncio.sleep(REFUSAL_S)
+        await _error(401, "the token is missing or wrong")(scope, receive, _closing(send))
+
+
+def _closing(send: Send) -> Send:
+    """Say that the connection ends with this answer: a stranger's is not kept for another request."""
+
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return closing
+
+
+class HttpApi:
+    """The routes; `status` gives what /status answers."""
+
+    def __init__(self, shell: Shell, status: Callable[[], dict[str, Any]], requests: NodeRequests) -> None:
+        self._shell = shell
+        self._status = status
+        self._requests = requests
+        self._waiting = 0
+        #: set once somebody has read the events to the last
+        self.read_to_the_end = asyncio.Event()
+
+    def routes(self) -> list[Route]:
+        """Return all HTTP routes."""
+        return [
+            Route("/status", self.status, methods=["GET"]),
+            Route("/events", self.events, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/fail", self.fail, methods=["POST"]),
+            Route("/shutdown", self.shutdown, methods=["POST"]),
+            Route("/nodes", self.add_nodes, methods=["POST"]),
+            Route("/node-requests", self.node_requests, methods=["GET"]),
+        ]
+
+    async def status(self, request: Request) -> Response:
+        """Who is there and where the job stands."""
+        return _json(self._status())
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format."""
+        return Response(self._shell.metrics.exposition(), media_type=CONTENT_TYPE)
+
+    async def events(self, request: Request) -> Response:
+        """Events above `after`, as JSON lines; where there are none yet, wait up to `wait` seconds for one.
+
+        With `stream=1` the answer goes on with those that follow, for `wait` seconds more.
+        """
+        after, wait_s = int(_number(request, "after", 0)), min(_number(request, "wait", 0.0), MAX_WAIT_S)
+        stream = _number(request, "stream", 0) > 0
+        journal = self._shell.journal
+        with self._patience(wait_s):
+            await journal.wait_beyond(after, wait_s)
+        lines = journal.read(after)
+        ended = journal.closed and (not lines or _last_seq(lines) == journal.last_seq)
+        if ended:
+            self.read_to_the_end.set()
+        headers = {END_HEADER: "1" if ended else "0"}
+        if stream and not ended:
+            return StreamingResponse(self._stream(after, wait_s), media_type=_JSON_LINES, headers=headers)
+        return Response(b"".join(lines), media_type=_JSON_LINES, headers=headers)
+
+    async def _stream(self, after: int, seconds: float) -> AsyncIterator[bytes]:
+        """Yield the events above `after` as they come, for a time; less where none can follow."""
+        loop, journal = asyncio.get_running_loop(), self._shell.journal
+        until = loop.time() + seconds
+        with self._patience():
+            while True:
+                lines = journal.read(after)
+                if lines:
+                    after = _last_seq(lines)
+                    yield b"".join(lines)
+                elif journal.closed or loop.time() >= until:
+                    return
+                await journal.wait_beyond(after, max(until - loop.time(), 0.0))
+
+    async def fail(self, request: Request) -> Response:
+        """Inject a fault."""
+        body = await _body(request, FailRequest)
+        self._shell.feed(FailNode(node=body.node, how=body.how, worker=body.worker, step=body.step, phase=body.phase))
+        return _json({"ok": True})
+
+    async def shutdown(self, request: Request) -> Response:
+        """End the job."""
+        body = await _body(request, ShutdownRequest)
+        self._shell.feed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
+        return _json({"ok": True})
+
+    async def add_nodes(self, request: Request) -> Response:
+        """Ask the launcher for more nodes."""
+        body = await _body(request, NodesRequest)
+        if not self._requests.launcher_seen:
+            return _error(409, "no `holdfast run` starts nodes for this job: start one with `holdfast agent`")
+        return _json({"id": self._requests.add(body.count)})
+
+    async def node_requests(self, request: Request) -> Response:
+        """The launcher's side of POST /nodes: wishes above `after`, waiting up to `wait` seconds for one."""
+        after, wait_s = _number(request, "after", 0), _number(request, "wait", 0.0)
+        with self._patience(wait_s):
+            return _json({"requests": await self._requests.after(int(after), min(wait_s, MAX_WAIT_S))})
+
+    @contextlib.contextmanager
+    def _patience(self, wait_s: float = 0.0) -> Iterator[None]:
+        """Take a place among those who wait.
+
+        Raises:
+            CrowdedError: none is left for one who is to wait.
+        """
+        if wait_s > 0 and self._waiting >= MAX_WAITING:
+            raise CrowdedError(f"{MAX_WAITING} requests wait already: ask again later, or without waiting")
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+
+def build_app(api: HttpApi, agents: AgentChannel, gate: Gate) -> ASGIApp:
+    """Return the whole application of a coordinator."""
+    app = Starlette(
+        routes=[*api.routes(), WebSocketRoute("/agent", agents.serve)],
+        exception_handlers={BadInputError: _bad_input, CrowdedError: _crowded},
+    )
+    return TokenGate(app, gate)
+
+
+class CrowdedError(Exception):
+    """Too many requests wait; the message says how many."""
+
+
+async def _crowded(request: Request, error: Exception) -> Response:
+    return _error(503, str(error))
+
+
+async def _bad_input(request: Request, error: Exception) -> Response:
+    # Of a request that is refused half-read, nothing more is waited for.
+    return _error(400, str(error), {"connection": "close"})
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _error(status: int, why: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": why}, status_code=status, headers=headers)
+
+
+def _number(request: Request, name: str, default: float) -> float:
+    text = request.query_params.get(name, str(default))
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e18:
+        raise BadInputError(f"{name} is {text!r}: it must be a number from 0 on")
+    return number
+
+
+def _last_seq(lines: list[bytes]) -> int:
+    return msgspec.json.decode(lines[-1], type=_Seq).seq
+
+
+class _Seq(msgspec.Struct):
+    seq: int
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    """Read and check a small JSON body; an empty one is `{}`."""
+    data = b""
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > MAX_BODY_BYTES:
+                    raise BadInputError(f"the request is larger than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise BadInputError(f"the request did not end within {BODY_S:g} s") from None
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind)
+    except MALFORMED as error:
+        raise BadInputError(f"the request is malformed: {error}") from None

@@ -1,0 +1,310 @@
+"""The coordinator's process: one port, one loop, one machine.
+
+Everything that can be wrong is found out before anything is touched: settings, port, store, journal, in this order.
+Then the record is taken over by compare-and-swap, and only then does anybody hear of this coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.control.coordinator.agent_channel import AgentChannel
+from holdfast.control.coordinator.doorkeeper import raise_file_limit
+from holdfast.control.coordinator.http_api import Gate, HttpApi, NodeRequests, build_app
+from holdfast.control.coordinator.settings import ServerSettings
+from holdfast.control.coordinator.shell import RecordKeeper, Shell, SupersededError
+from holdfast.control.coordinator.status import status_of
+from holdfast.control.coordinator.web import WebServer
+from holdfast.control.registry import JobEntry, register, unregister
+from holdfast.control.store.choose import open_store
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.inputs import PlanExperts, Planned, Shutdown, Tick
+from holdfast.counted_log import CountedLog
+from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, HoldfastError
+from holdfast.observability.journal import Journal
+from holdfast.observability.journal_file import FileJournal
+from holdfast.observability.metrics import Metrics
+from holdfast.protocol.record import Record
+
+__all__ = ["ServerSettings", "run_coordinator", "serve"]
+
+#: How long agents may take to leave once the job is over.
+FAREWELL_S = 3.0
+_FAREWELL_POLL_S = 0.02
+
+_log = logging.getLogger("holdfast.coordinator")
+
+
+def run_coordinator(settings: ServerSettings) -> int:
+    """Run a coordinator until its job is over; return the exit code.
+
+    Raises:
+        BadInputError: the settings, the port, the store or the events file cannot be used; nothing was touched.
+        HoldfastError: it cannot go on: superseded, or its disk fails.
+    """
+    raise_file_limit()
+    return asyncio.run(serve(settings))
+
+
+async def serve(
+    settings: ServerSettings, *, clock: Clock | None = None, on_ready: Callable[[JobEntry], None] | None = None
+) -> int:
+    """Run a coordinator in this loop until its job is over; return the exit code.
+
+    Args:
+        on_ready: called once agents and commands can connect, with what they need for it.
+
+    Raises:
+        BadInputError, HoldfastError: as `run_coordinator`.
+    """
+    settings.check()
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(bind(settings.host, settings.port))
+        store = stack.enter_context(contextlib.closing(open_store(settings.store)))
+        keeper = RecordKeeper(store, settings.job)
+        journal = stack.enter_context(contextlib.closing(open_journal(settings, keeper)))
+        server = _Server(settings, listener, keeper, journal, clock or SystemClock())
+        with server.registered() as entry:
+            if on_ready is not None:
+                on_ready(entry)
+            return await server.run()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; nobody else can have the port from here on.
+
+    Raises:
+        BadInputError: the port is in use, or the address is none of this machine's.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise BadInputError(f"the address {host} cannot be listened on: {error.strerror}") from None
+    family, _, _, _, address = found[0]
+    # asyncio sets TCP_NODELAY only on sockets whose protocol number says TCP: without it a Stop waits for an ACK.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise BadInputError(
+            f"port {port} on {host} cannot be listened on: {error.strerror}; give another --port, or 0 for a free one"
+        ) from None
+    return listener
+
+
+def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> Journal:
+    """Open the journal, which must fit the record: a new job does not go on in the events of another.
+
+    Raises:
+        BadInputError: the file cannot be used, or holds events of another job or run.
+    """
+    path = settings.journal_path
+    if path is None:
+        return Journal()
+    journal = FileJournal(path)
+    why = _misfit(journal, keeper.record, settings)
+    if why:
+        journal.close()
+        raise BadInputError(f"the events file {path} {why}: give another file, or remove it")
+    return journal
+
+
+def _misfit(journal: FileJournal, record: Record | None, settings: ServerSettings) -> str:
+    """Return in what a journal is not that of the job in the store, "" where it is."""
+    if journal.last_seq and journal.job != settings.job:
+        return f"holds events of job {journal.job!r}, not of {settings.job!r}"
+    if record is None and (journal.last_seq or journal.damaged):
+        return f"holds {journal.last_seq} events of an earlier job, of which the store {settings.store} knows nothing"
+    # A term is in the record before it is in any event: these events are of a run that the store has never seen.
+    if record is not None and journal.term > record.term:
+        return f"holds events of coordinator {journal.term}, the store {settings.store} knows of {record.term} only"
+    return ""
+
+
+class _Server:
+    """The parts of one coordinator, put together."""
+
+    def __init__(
+        self, settings: ServerSettings, listener: socket.socket, keeper: RecordKeeper, journal: Journal, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._strangers = CountedLog(_log, clock.monotonic)
+        self._web = WebServer(listener, settings, self._strangers)
+        self._journal = journal
+        self._token = settings.token or secrets.token_urlsafe(32)
+        self._url = _url(settings, listener)
+        self._now = steady_time(clock)
+        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._signals = 0
+        secret = settings.config.secret or hashlib.sha256(b"holdfast state transfer " + self._token.encode()).digest()
+        config = dataclasses.replace(settings.config, secret=secret)
+        self._coordinator = Coordinator(config, journal.position, keeper.record)
+        self._shell = Shell(
+            self._coordinator,
+            keeper,
+            journal,
+            Metrics(settings.job),
+            now=self._now,
+            on_plan=self._plan,
+            on_end=self._end,
+            on_failure=self._fail,
+        )
+        self._planning: set[asyncio.Task[None]] = set()
+        self._requests = NodeRequests(launched=settings.launched)
+        self._api = HttpApi(self._shell, self._status, self._requests)
+
+    @contextlib.contextmanager
+    def registered(self) -> Iterator[JobEntry]:
+        """Be listed for the commands of this machine, and take over the job."""
+        directory, certfile = self._settings.registry, self._settings.certfile
+        entry = JobEntry(
+            url=self._url,
+            token=self._token,
+            job=self._settings.job,
+            pid=os.getpid(),
+            cafile=str(certfile.absolute()) if certfile else "",
+        )
+        with contextlib.ExitStack() as stack:
+            # First the list: it may be refused, and then the store must not have changed.
+            if directory is not None:
+                stack.callback(unregister, register(directory, entry))
+            self._shell.start(self._url, os.getpid(), self._settings.checkpoints)
+            yield entry
+
+    async def run(self) -> int:
+        """Serve until the job is over or this coordinator cannot go on."""
+        serving = asyncio.create_task(self._serve())
+        ticking = asyncio.create_task(self._tick())
+        _log.info("job %s: the coordinator listens on %s", self._settings.job, self._url)
+        try:
+            with self._signals_handled():
+                await asyncio.wait((self._over, serving, ticking), return_when=asyncio.FIRST_COMPLETED)
+                if self._over.done() and self._over.exception() is None:
+                    await self._farewell()
+        finally:
+            self._shell.stop()
+            self._journal.close()
+            self._requests.wake()
+            if self._settings.launched and not serving.done():
+                await self._last_events_read()
+            self._web.stop()
+            ticking.cancel()
+            await asyncio.gather(serving, ticking, return_exceptions=True)
+        return self._outcome(serving, ticking)
+
+    def _outcome(self, serving: asyncio.Task[None], ticking: asyncio.Task[None]) -> int:
+        if self._over.done():
+            error = self._over.exception()
+            if isinstance(error, SupersededError):
+                _log.error("this coordinator stops: %s", error)
+                return EXIT_FAILED
+            return self._over.result()
+        for task in (serving, ticking):
+            if not task.cancelled():
+                task.result()
+        raise HoldfastError("the coordinator's web server ended by itself")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.config.tick_s)
+            self._shell.feed(Tick())
+
+    async def _farewell(self) -> None:
+        """Let the agents leave; their last words still count. Where the job had ended before, they come first."""
+        deadline = self._now() + FAREWELL_S
+        before, absences = self._signals, self._coordinator.parts.absences
+        while (self._shell.connections or absences.promised) and self._now() < deadline and self._signals == before:
+            await asyncio.sleep(_FAREWELL_POLL_S)
+
+    async def _last_events_read(self) -> None:
+        """Stay until the follower knows how the job ended: it may be between two polls, or not yet have begun."""
+        _log.info("job %s is over: waiting until its events are read to the last", self._settings.job)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._api.read_to_the_end.wait(), FAREWELL_S)
+
+    def _plan(self, order: PlanExperts) -> None:
+        """Compute a placement in a thread: heartbeats and recoveries go on meanwhile."""
+        task = asyncio.get_running_loop().create_task(self._planned(order))
+        self._planning.add(task)
+        task.add_done_callback(self._planning.discard)
+
+    async def _planned(self, order: PlanExperts) -> None:
+        try:
+            experts = await asyncio.to_thread(order.solve)
+        except Exception:  # noqa: BLE001
+            # Training goes on with the placement that there is.
+            _log.exception("no new placement of the experts could be computed")
+            experts = None
+        self._shell.feed(Planned(order.epoch, experts))
+
+    def _end(self, exit_code: int) -> None:
+        if not self._over.done():
+            self._over.set_result(exit_code)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._over.done():
+            _log.error("the coordinator failed while the job was ending", exc_info=error)
+        else:
+            self._over.set_exception(error)
+
+    @contextlib.contextmanager
+    def _signals_handled(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+        for number in numbers:
+            loop.add_signal_handler(number, self._signalled, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        """End the job, saved at the first signal; a launcher has had it saved by the time it ends its coordinator."""
+        self._signals += 1
+        save = self._signals == 1 and not self._settings.launched
+        exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number
+        if save and self._coordinator.record.saves:
+            _log.info("job %s is saved, then it ends; another signal ends it at once", self._settings.job)
+        self._shell.feed(Shutdown(exit_code=exit_code, why=f"the coordinator was ended by {number.name}", save=save))
+
+    async def _serve(self) -> None:
+        """Serve agents, people and tools until the web server is stopped."""
+        gate = Gate(token=self._token, known=self._web.known, log=self._strangers, open_metrics=self._settings.loopback)
+        await self._web.serve(build_app(self._api, AgentChannel(self._shell), gate), gate.shown)
+
+    def _status(self) -> dict[str, Any]:
+        job = status_of(self._coordinator, self._now())
+        return {**job, "events": self._journal.last_seq, "url": self._url, "coordinator_pid": os.getpid()}
+
+
+def steady_time(clock: Clock) -> Callable[[], float]:
+    """Return unix time that follows the monotonic clock: one time for leases and events, which never steps."""
+    offset = clock.time() - clock.monotonic()
+    return lambda: clock.monotonic() + offset
+
+
+def _url(settings: ServerSettings, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    scheme = "https" if settings.certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

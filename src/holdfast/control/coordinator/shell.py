@@ -1,0 +1,214 @@
+"""The coordinator's shell: feeds the machine what happens and carries out what it asks for, in order, at once.
+
+Nothing here waits. An input is handled to its end before the next one is looked at: the record is swapped, the events
+are in the journal and the messages in their queues when `feed` returns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from holdfast.control.store.interface import Store
+from holdfast.coordination.inputs import (
+    Close,
+    Disconnected,
+    Emit,
+    EndJob,
+    Input,
+    Instruction,
+    Persist,
+    PlanExperts,
+    Received,
+    Send,
+)
+from holdfast.errors import BadInputError, HoldfastError
+from holdfast.observability.journal import Journal
+from holdfast.observability.metrics import Metrics
+from holdfast.protocol.messages.agent import Hello
+from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
+
+#: What msgspec raises for bytes that are no message: bad UTF-8 and deep nesting are no DecodeError of its.
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_log = logging.getLogger("holdfast.coordinator")
+
+
+class SupersededError(HoldfastError):
+    """Another coordinator leads this job: this one must not say another word."""
+
+
+class Machine(Protocol):
+    """What the shell drives: `holdfast.coordination.coordinator.Coordinator`, or a fake."""
+
+    def start(
+        self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()
+    ) -> list[Instruction]: ...
+
+    def handle(self, event: Input, now: float) -> list[Instruction]: ...
+
+
+class Connection(Protocol):
+    """An agent's connection, as the shell sees it. Neither method waits or fails."""
+
+    def send(self, message: bytes) -> None:
+        """Queue a message; a queue that is full closes the connection."""
+        ...
+
+    def close(self) -> None:
+        """Close after what was sent."""
+        ...
+
+
+class RecordKeeper:
+    """The record of one job in the store, and the version that we know of it."""
+
+    def __init__(self, store: Store, job: str) -> None:
+        self._store = store
+        self._key = f"jobs/{job}/record"
+        self._encoder = msgspec.msgpack.Encoder()
+        entry = store.get(self._key)
+        self._version = entry.version if entry else 0
+        self.record = _decode_record(entry.value, f"the store {store.url}") if entry else None
+
+    def swap(self, record: Record) -> None:
+        """Replace the record.
+
+        Raises:
+            SupersededError: it is no longer the one that we wrote or read.
+        """
+        version = self._store.compare_and_swap(self._key, self._encoder.encode(record), self._version)
+        if version is None:
+            raise SupersededError(f"the record {self._key} was changed by another coordinator")
+        self._version, self.record = version, record
+
+
+def _decode_record(value: bytes, where: str) -> Record:
+    """Read a record that a coordinator of this version wrote; one of another is refused, for it would be misread."""
+    try:
+        schema = msgspec.msgpack.decode(value, type=_Schema).schema
+        if schema == SCHEMA:
+            return msgspec.msgpack.decode(value, type=Record)
+    except MALFORMED as error:
+        raise BadInputError(f"the job's record in {where} cannot be read: {error}; give another store") from None
+    known = f"the job's record in {where} has schema {schema}, this holdfast reads schema {SCHEMA}"
+    if schema > SCHEMA:
+        raise BadInputError(f"{known}: a newer one wrote it; upgrade holdfast, or give another store")
+    raise BadInputError(
+        f"{known}: an older one wrote it; end the job with that one, or give another store and events file, "
+        "where the job resumes from its newest checkpoint"
+    )
+
+
+class _Schema(msgspec.Struct):
+    schema: int
+
+
+class Shell:
+    """Drives one machine.
+
+    Args:
+        now: the time, in unix seconds that never step back.
+        on_plan: called with a placement to compute elsewhere; what comes of it is to be fed.
+        on_end: called with the exit code once the machine says that the job is over.
+        on_failure: called with what broke the shell; from then on it handles nothing.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        keeper: RecordKeeper,
+        journal: Journal,
+        metrics: Metrics,
+        *,
+        now: Callable[[], float],
+        on_plan: Callable[[PlanExperts], None],
+        on_end: Callable[[int], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.machine = machine
+        self.journal = journal
+        self.metrics = metrics
+        self.connections: dict[int, Connection] = {}
+        self._keeper = keeper
+        self._now = now
+        self._on_plan = on_plan
+        self._on_end = on_end
+        self._on_failure = on_failure
+        self._stopped = False
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def start(self, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> None:
+        """Let the machine begin: afterwards the store and the journal know this coordinator.
+
+        Raises:
+            SupersededError, JournalError, StoreError: as `feed`.
+        """
+        self._execute(self.machine.start(self._now(), url, pid, checkpoints))
+
+    def feed(self, event: Input) -> None:
+        """Handle one input and carry out all that follows from it; once stopped, nothing.
+
+        Raises:
+            BadInputError: the machine refuses a user's request; nothing has happened.
+            SupersededError: another coordinator leads; nothing of this input was said to anybody.
+            JournalError, StoreError: the disk fails us.
+        """
+        if self._stopped:
+            return
+        try:
+            self._execute(self.machine.handle(event, self._now()))
+        except BadInputError:
+            raise
+        except BaseException as error:
+            # Whatever it was, the machine may now believe what nobody was told: another coordinator must begin anew.
+            self._stopped = True
+            self._on_failure(error)
+            raise
+
+    def add(self, number: int, connection: Connection, hello: Hello) -> None:
+        """Take in a connection with its first message."""
+        if self._stopped:
+            connection.close()
+            return
+        self.connections[number] = connection
+        self.metrics.connected(len(self.connections))
+        self.feed(Received(number, hello))
+
+    def remove(self, number: int) -> None:
+        """A connection has ended; one that never said Hello is nobody's business."""
+        if self.connections.pop(number, None) is not None:
+            self.metrics.connected(len(self.connections))
+            self.feed(Disconnected(number))
+
+    def stop(self) -> None:
+        """Handle nothing from now on."""
+        self._stopped = True
+
+    def _execute(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Send(number, message):
+                    connection = self.connections.get(number)
+                    if connection is not None:
+                        connection.send(self._encoder.encode(message))
+                case Emit(event):
+                    if self.journal.append(event):
+                        self.metrics.observe(event)
+                case Persist(record):
+                    # What the record has counted must not be missing before it.
+                    self.journal.sync()
+                    self._keeper.swap(record)
+                case Close(number):
+                    connection = self.connections.get(number)
+                    if connection is not None:
+                        connection.close()
+                case PlanExperts():
+                    self._on_plan(instruction)
+                case EndJob(exit_code, why):
+                    self.journal.sync()
+                    _log.info("the job ends with exit code %d: %s", exit_code, why)
+                    self._on_end(exit_code)

@@ -1,0 +1,61 @@
+"""What /status answers: where the job stands and who is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.experts.placing import experts_by_layer
+from holdfast.coordination.nodes.membership import Node
+from holdfast.protocol.record import Record
+
+
+def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:
+    """Return the job's status as plain data; `state`: waiting, running, recovering, done, failed."""
+    record, progress = coordinator.record, coordinator.parts.progress
+    plan = record.plan
+    step = coordinator.parts.ledger.committed
+    need = coordinator.waiting.need
+    return {
+        "job": record.job,
+        "state": coordinator.state,
+        "term": record.term,
+        "epoch": plan.epoch if plan else 0,
+        "world": len(plan.members) if plan else 0,
+        "step": step,
+        "samples": progress.samples,
+        "loss": progress.loss if step else None,
+        "waiting_for": f"{need.nodes} nodes, {need.slots} expert slots ({need.why})" if need is not None else "",
+        "nodes": [_node(coordinator, node, now) for node in coordinator.members.nodes.values()],
+        "experts": _experts(record),
+        "checkpoints": [{"step": known.step, "name": known.name} for known in record.checkpoints],
+    }
+
+
+def _experts(record: Record) -> dict[str, Any] | None:
+    """Return where each expert lives: per MoE layer, each node's experts, one entry per replica; None without any."""
+    plan, shape = record.plan, record.experts
+    if plan is None or plan.experts is None or shape is None:
+        return None
+    layers: list[dict[str, list[int]]] = [{} for _ in range(shape.layers)]
+    for member, blob in zip(plan.members, plan.experts.placement, strict=True):
+        for layer, held in zip(layers, experts_by_layer(blob, shape), strict=True):
+            layer[member.node] = sorted([*layer.get(member.node, []), *held])
+    return {"fault_threshold": {"asked": plan.experts.asked, "given": plan.experts.given}, "layers": layers}
+
+
+def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
+    plan = coordinator.record.plan
+    workers = [
+        {
+            "worker": info.id,
+            "pid": info.attach.pid,
+            "rank": plan.rank(info.id) if plan else None,
+            "epoch": info.entered,
+            "step": coordinator.parts.ledger.applied_by(info.id),
+            "finished": info.finished,
+        }
+        for info in node.workers.values()
+    ]
+    seen = max(0.0, now - node.seen)
+    return {"node": node.name, "rack": node.rack, "agent_pid": node.agent_pid, "seen_s_ago": seen, "workers": workers}

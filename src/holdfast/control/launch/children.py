@@ -1,0 +1,106 @@
+"""The processes that a launcher starts, as `python -m holdfast.control.launch.children coordinator|agent`.
+
+They read their settings from stdin. These hold the job's token: a pipe leaves no file behind and shows nothing in the
+process list.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.coordinator.settings import ServerSettings
+from holdfast.control.processes import ChildProcess, die_with_parent
+from holdfast.errors import HoldfastError
+
+#: a coordinator that ends so has failed by a mistake of ours, or of its machine: another may go on
+EXIT_CRASHED = 70
+
+
+class CoordinatorOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Be this coordinator, and end with the process `parent`."""
+
+    settings: ServerSettings
+    parent: int
+
+
+class AgentOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Be this agent (its settings name the parent)."""
+
+    settings: AgentSettings
+
+
+def spawn(order: CoordinatorOrder | AgentOrder, environment: Mapping[str, str]) -> ChildProcess:
+    """Start a process that carries out an order."""
+    # The kind stands on the command line for those who read process lists.
+    kind = "coordinator" if isinstance(order, CoordinatorOrder) else f"agent:{order.settings.node}"
+    command = [sys.executable, "-P", "-m", "holdfast.control.launch.children", kind]
+    child = ChildProcess(command, environment=environment, stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    try:
+        child.stdin.write(msgspec.json.encode(order, enc_hook=_path_to_text))
+        child.stdin.close()
+    except BrokenPipeError:
+        pass  # it died at once: its exit says so
+    return child
+
+
+def carry_out(order: CoordinatorOrder | AgentOrder) -> int:
+    """Be what the order says; return the exit code."""
+    # Imported only here: an agent must not wait for what only a coordinator needs, nor a coordinator, nor a launcher.
+    if isinstance(order, AgentOrder):
+        from holdfast.control.agent.node_agent import run_agent
+
+        return run_agent(order.settings, _say)
+    from holdfast.control.coordinator.server import run_coordinator
+
+    die_with_parent(order.parent)
+    return run_coordinator(order.settings)
+
+
+def main() -> int:
+    """Read an order from stdin and carry it out."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=CoordinatorOrder | AgentOrder, dec_hook=_text_to_path)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    try:
+        return carry_out(order)
+    except HoldfastError as error:
+        _say(f"holdfast: {error}")
+        return error.exit_code
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            raise
+        traceback.print_exc()
+        return EXIT_CRASHED
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _path_to_text(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} is not for sending")
+
+
+def _text_to_path(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return Path(value)
+    raise NotImplementedError(f"{kind} is not for sending")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

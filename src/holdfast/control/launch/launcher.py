@@ -1,0 +1,403 @@
+"""A whole job on one machine: starts coordinator, zygote and agents, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.agent.zygote_client import start_zygote
+from holdfast.control.coordinator.settings import ServerSettings
+from holdfast.control.launch.children import EXIT_CRASHED, AgentOrder, CoordinatorOrder, spawn
+from holdfast.control.launch.follow import Follower
+from holdfast.control.launch.known_checkpoints import intact_checkpoints
+from holdfast.control.launch.settings import LaunchSettings, script_digest
+from holdfast.control.launch.standing import Standing
+from holdfast.control.processes import ChildProcess, ProcessHandle, end_all
+from holdfast.control.registry import live_jobs
+from holdfast.coordination.agent.machine import TAIL_FAILED
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
+from holdfast.protocol.events import ReadEvent
+from holdfast.protocol.record import KnownCheckpoint
+
+_log = logging.getLogger("holdfast.run")
+
+#: a coordinator that dies more often than this in a minute is not started again
+_MAX_RESTARTS = 10
+_RESTARTS_WITHIN_S = 60.0
+_ALL_GONE_S = 10.0
+_COORDINATOR_GRACE_S = 1.5
+_AGENT_GRACE_S = 2.0
+_LAST_EVENTS_S = 1.0
+_SHUTDOWN_PAUSE_S = 0.1
+#: an interrupted job is asked to save its state and to end, so often and for so long: the coordinator gives up before
+_SAVE_PAUSE_S = 0.5
+_SAVE_S = 45.0
+
+
+@contextlib.contextmanager
+def reserved_port(port: int) -> Iterator[int]:
+    """Hold a port of the loopback for the job's whole life, coordinators' restarts included.
+
+    The socket is bound but never listens: with SO_REUSEADDR on both sides a coordinator can listen on the port,
+    while nobody else is given it.
+
+    Raises:
+        BadInputError: somebody listens there.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise BadInputError(f"--port {port} cannot be used: {error.strerror}; give another, or 0") from None
+        yield holder.getsockname()[1]
+
+
+@contextlib.contextmanager
+def job_folders(settings: LaunchSettings) -> Iterator[tuple[Path, Path]]:
+    """Make the job's folder and a private, short-named one for sockets; the temporary ones go again."""
+    sockets = Path(tempfile.mkdtemp(prefix="holdfast-"))
+    try:
+        if settings.job_dir is not None:
+            settings.job_dir.mkdir(parents=True, exist_ok=True)
+        yield settings.job_dir or sockets, sockets
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+class Director(Protocol):
+    """Decides which nodes there are, where a job does not simply start with all of them."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All node names that it will ever use."""
+        ...
+
+    @property
+    def patient(self) -> bool:
+        """True while a job without any live node goes on waiting."""
+        ...
+
+    def take(self, event: ReadEvent) -> None:
+        """Hear of an event of the job."""
+        ...
+
+    async def direct(self, launcher: Launcher) -> None:
+        """Start and kill nodes while the job runs; cancelled at its end."""
+        ...
+
+
+class Launcher:
+    """One job's processes. `run` returns the job's exit code when all of them have ended."""
+
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        port: int,
+        folder: Path,
+        sockets: Path,
+        checkpoints: tuple[KnownCheckpoint, ...],
+        on_event: Callable[[ReadEvent], None],
+        say: Callable[[str], None],
+        director: Director | None = None,
+    ) -> None:
+        self.settings = settings
+        self.url = f"http://127.0.0.1:{port}"
+        self.token = secrets.token_urlsafe(32)
+        self._port = port
+        self._folder = folder
+        self._sockets = sockets
+        self._checkpoints = checkpoints
+        self._on_event = on_event
+        self._say = say
+        self._standing = Standing(checkpoints)
+        self._director = director
+        self._follower = Follower(self.url, self.token)
+        self._agents: dict[str, ChildProcess] = {}
+        self._coordinator: ChildProcess | None = None
+        self._zygote: ChildProcess | None = None
+        self._restarts: list[float] = []
+        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tail_failed = False
+        self._concluded = False
+        self._saving = False
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> int:
+        """Start everything, wait for the job's end, end everything."""
+        async with self._follower:
+            try:
+                self._start_zygote()
+                self._task(self._keep_coordinator())
+                for name in self.settings.start_names:
+                    await self.start_node(name)
+                following = self._task(self._follow())
+                self._task(self._serve_requests())
+                if self._director is not None:
+                    self._task(self._director.direct(self))
+                code = await self._over
+                await asyncio.wait((following,), timeout=_LAST_EVENTS_S)
+                if code == EXIT_DONE and not self._concluded:
+                    await self._scripts_end()
+            finally:
+                await self._end()
+        if self._saving and code not in (EXIT_DONE, EXIT_FAILED):
+            self._say(f"holdfast: {self._standing.line}")
+        return EXIT_FAILED if code == EXIT_DONE and self._tail_failed else code
+
+    def interrupt(self, code: int) -> None:
+        """End the job (a signal came), and save what it has led to; every further time wait for less."""
+        if self._over.done():
+            self._hurry.set()
+        elif self.settings.checkpoint_dir is None or self._saving:
+            self._over.set_result(code)
+        else:
+            self._saving = True
+            self._task(self._save(code))
+
+    # ---- what a director asks for ----
+
+    async def start_node(self, name: str) -> None:
+        """Start a node's agent, and with it its workers; an earlier one of that name is seen gone before."""
+        earlier = self._agents.get(name)
+        if earlier is not None:
+            await earlier.wait()
+        if not self._over.done():
+            child = spawn(AgentOrder(settings=self._agent_settings(name)), self.settings.environment)
+            self._agents[name] = child
+            self._task(self._await_agent(child))
+
+    def kill_node(self, name: str, also: Iterable[ProcessHandle] = ()) -> None:
+        """SIGKILL a node's agent and these processes of it; whatever else it has follows, at the zygote's hand."""
+        if not self._over.done():
+            for process in (self._agents[name], *also):
+                process.send_signal(signal.SIGKILL)
+
+    async def conclude(self, why: str) -> None:
+        """End the job with exit code 0 although it is not done; it can be taken up again."""
+        self._concluded = True
+        while not self._over.done() and not await self._follower.shutdown(EXIT_DONE, why):
+            await asyncio.sleep(_SHUTDOWN_PAUSE_S)  # the coordinator is being started again
+
+    async def _save(self, code: int) -> None:
+        """Ask for the end after a last checkpoint, and ask again: a coordinator may die meanwhile."""
+        self._say("holdfast: the job is saved, then it ends; another signal ends it at once")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _SAVE_S
+        while not self._over.done() and loop.time() < until:
+            await self._follower.shutdown(code, "interrupted", save=True)
+            await asyncio.sleep(_SAVE_PAUSE_S)
+        if not self._over.done():
+            self._over.set_result(code)
+
+    # ---- starting ----
+
+    def _start_zygote(self) -> None:
+        self._zygote = start_zygote(
+            self._zygote_path,
+            environment=self.settings.environment,
+            remove=str(self._sockets),
+            preload=self.settings.preload,
+        )
+
+    @property
+    def _zygote_path(self) -> str:
+        return str(self._sockets / "zygote.sock")
+
+    def _start_coordinator(self) -> ChildProcess:
+        settings = self.settings
+        server = ServerSettings(
+            config=CoordinatorConfig(
+                job=settings.job_name,
+                start_nodes=settings.nodes,
+                allow_faults=settings.allow_faults,
+                fault_threshold=settings.fault_threshold,
+                strategy=settings.strategy,
+                rebalance_every=settings.rebalance_every,
+                join_window_s=settings.join_window,
+                static_experts=settings.static_experts,
+                ep_size=settings.ep_size,
+                on_failure=settings.on_failure,
+                emulate_compute=settings.emulate_compute,
+                # An outcome that the one before wrote stands; on a store from an earlier run it does not.
+                takeover=bool(self._restarts),
+            ),
+            port=self._port,
+            token=self.token,
+            store=settings.store or f"sqlite:{self._folder / 'store.sqlite'}",
+            events=settings.events.absolute() if settings.events else None,
+            registry=settings.registry,
+            checkpoints=self._checkpoints,
+            launched=True,
+        )
+        return spawn(CoordinatorOrder(settings=server, parent=os.getpid()), settings.environment)
+
+    def _agent_settings(self, node: str) -> AgentSettings:
+        settings = self.settings
+        return AgentSettings(
+            coordinator=self.url,
+            token=self.token,
+            job=settings.job_name,
+            node=node,
+            script=str(settings.script.absolute()),
+            folder=str(self._sockets),
+            digest=script_digest(settings.script, settings.args),
+            workers=settings.workers_per_node,
+            args=settings.args,
+            cwd=os.getcwd(),
+            zygote=self._zygote_path,
+            environment=settings.environment,
+            preload=settings.preload,
+            log_folder=str(settings.log_folder.absolute()) if settings.log_folder else "",
+            checkpoint_dir=str(settings.checkpoint_dir.absolute()) if settings.checkpoint_dir else "",
+            checkpoint_every=settings.checkpoint_every,
+            verify_state=settings.verify_state,
+            slots=settings.slots,
+            emulate_compute=settings.emulate_compute,
+            parent=os.getpid(),
+            quiet=True,
+        )
+
+    # ---- watching ----
+
+    async def _keep_coordinator(self) -> None:
+        """Start the coordinator, and again whenever it dies without having ended the job."""
+        loop = asyncio.get_running_loop()
+        while not self._over.done():
+            self._coordinator = self._start_coordinator()
+            code = await self._coordinator.wait()
+            if self._over.done():
+                return
+            if code >= 0 and code != EXIT_CRASHED:
+                self._over.set_result(code)
+                return
+            now = loop.time()
+            self._restarts = [at for at in self._restarts if at > now - _RESTARTS_WITHIN_S] + [now]
+            if len(self._restarts) > _MAX_RESTARTS or self.settings.store == "memory:":
+                _log.error("the coordinator died, and is not started again")
+                self._over.set_result(EXIT_FAILED)
+                return
+            _log.warning("the coordinator died; another takes over")
+
+    async def _await_agent(self, child: ChildProcess) -> None:
+        code = await child.wait()
+        if code == TAIL_FAILED:
+            self._tail_failed = True
+        if self._over.done() or any(agent.code is None for agent in self._agents.values()):
+            return
+        if self._director is not None and self._director.patient:
+            return
+        # Nobody is left. The coordinator may know why; a user may ask for a new node.
+        await asyncio.sleep(_ALL_GONE_S)
+        if not self._over.done() and all(agent.code is not None for agent in self._agents.values()):
+            _log.error("all nodes are gone")
+            self._over.set_result(EXIT_FAILED)
+
+    async def _follow(self) -> None:
+        async for event in self._follower.events():
+            if self._director is not None:
+                self._director.take(event)
+            self._standing.take(event)
+            self._on_event(event)
+
+    async def _serve_requests(self) -> None:
+        async for count in self._follower.node_requests():
+            for _ in range(count):
+                await self.start_node(self._free_name())
+
+    def _free_name(self) -> str:
+        taken = self._agents.keys() | (self._director.names if self._director is not None else frozenset())
+        return next(name for number in itertools.count() if (name := f"node-{number}") not in taken)
+
+    # ---- ending ----
+
+    async def _scripts_end(self) -> None:
+        """The job is done; what the scripts still do after their last step is theirs.
+
+        Nodes that were still on their way will not hear of it any more.
+        """
+        here = [agent for agent in self._agents.values() if agent.pid in self._standing.agents]
+        waits = [asyncio.ensure_future(agent.wait()) for agent in here if agent.code is None]
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        everybody = asyncio.gather(*waits)
+        await asyncio.wait((everybody, hurry), return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        everybody.cancel()
+        await asyncio.gather(everybody, hurry, return_exceptions=True)
+
+    async def _end(self) -> None:
+        """End every process, within five seconds; agents hear it from the coordinator, else by a signal."""
+        hurry = self._hurry.is_set()
+        coordinator, zygote = self._coordinator, self._zygote
+        agents = list(self._agents.values())
+        await end_all([coordinator] if coordinator else [], grace_s=0.1 if hurry else _COORDINATOR_GRACE_S)
+        await end_all(agents, grace_s=0.1 if hurry else _AGENT_GRACE_S)
+        if zygote is not None:
+            if zygote.stdin is not None:
+                zygote.stdin.close()  # its lifeline: it kills what is left and ends
+            await end_all([zygote], grace_s=0.5)
+            zygote.reap()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for child in [*agents, *([coordinator] if coordinator else [])]:
+            child.reap()
+        if self.settings.registry is not None:
+            live_jobs(self.settings.registry)  # forgets a coordinator that had to be killed
+
+    def _task(self, coroutine: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._over.done():
+            self._over.set_exception(error)
+
+
+async def launch(
+    settings: LaunchSettings,
+    on_event: Callable[[ReadEvent], None],
+    say: Callable[[str], None],
+    director: Director | None = None,
+) -> int:
+    """Run a job on this machine; return its exit code. SIGINT and SIGTERM end it, saved where it has checkpoints.
+
+    Args:
+        on_event: called with each event of the job, as it happens.
+        say: prints one line for the user.
+        director: has further nodes started, and killed, while the job runs.
+
+    Raises:
+        BadInputError: the settings cannot work; nothing was started.
+    """
+    settings.check()
+    checkpoints = intact_checkpoints(settings.checkpoint_dir, say)
+    with reserved_port(settings.port) as port, job_folders(settings) as (folder, sockets):
+        launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director)
+        loop = asyncio.get_running_loop()
+        codes = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: 128 + signal.SIGTERM}
+        for number, code in codes.items():
+            loop.add_signal_handler(number, launcher.interrupt, code)
+        try:
+            return await launcher.run()
+        finally:
+            for number in codes:
+                loop.remove_signal_handler(number)

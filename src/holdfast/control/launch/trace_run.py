@@ -1,0 +1,96 @@
+"""A job lives through an availability trace: nodes are really started, and really killed without warning.
+
+The trace's clock starts with the first committed step: until then the job has its first nodes, and all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.control.launch.launcher import Launcher
+from holdfast.control.processes import ProcessHandle
+from holdfast.planning.availability import NodeEvent, Window
+from holdfast.protocol.events import NodeJoined, ReadEvent, StepCommitted, WorkersChanged
+
+
+class Replay:
+    """Directs a launcher through the window of a trace.
+
+    Args:
+        speed: how many seconds of the trace pass in one.
+        since: unix seconds; events before are of an earlier run that this one takes up, with processes long gone.
+    """
+
+    def __init__(self, window: Window, speed: float, since: float = 0.0) -> None:
+        self.window = window
+        self.speed = speed
+        self.since = since
+        #: the time of the first committed step, unix seconds; None until it is there
+        self.started: float | None = None
+        #: True once the window is over
+        self.over = False
+        self._present = set(window.start_nodes)
+        self._adds_left = sum(event.add for batch in window.batches for event in batch.events)
+        self._workers: dict[str, list[ProcessHandle]] = {}
+        self._training = asyncio.Event()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All nodes of the window."""
+        return self.window.names
+
+    @property
+    def patient(self) -> bool:
+        """True while more nodes come, or none should be there: then it is no failure that none is."""
+        return self._adds_left > 0 or not self._present
+
+    @property
+    def ends(self) -> float | None:
+        """When the window is over, unix seconds; None until it has begun."""
+        return None if self.started is None else self.started + self.window.seconds / self.speed
+
+    def take(self, event: ReadEvent) -> None:
+        """Start the trace's clock with the first step; note the processes of each node."""
+        if event.time < self.since:
+            return
+        if isinstance(event, StepCommitted) and self.started is None:
+            self.started = event.time
+            self._training.set()
+        elif isinstance(event, NodeJoined | WorkersChanged):
+            self._forget(event.node)
+            self._workers[event.node] = [ProcessHandle(pid) for pid in event.worker_pids]
+
+    async def direct(self, launcher: Launcher) -> None:
+        """Start and kill nodes when the trace says so; end the job with the window."""
+        try:
+            await self._training.wait()
+            begun = asyncio.get_running_loop().time()
+            for batch in self.window.batches:
+                await _sleep_until(begun + batch.seconds / self.speed)
+                for event in batch.events:
+                    await self._carry_out(event, launcher)
+            await _sleep_until(begun + self.window.seconds / self.speed)
+            self.over = True
+            await launcher.conclude("the trace is over")
+        finally:
+            for name in list(self._workers):
+                self._forget(name)
+
+    async def _carry_out(self, event: NodeEvent, launcher: Launcher) -> None:
+        if event.add:
+            self._adds_left -= 1
+            self._present.add(event.node)
+            await launcher.start_node(event.node)
+            return
+        self._present.remove(event.node)
+        # A lost machine takes agent and workers with it; the agent first, so that it cannot tell of their ends.
+        launcher.kill_node(event.node, also=self._workers.get(event.node, ()))
+        self._forget(event.node)
+
+    def _forget(self, node: str) -> None:
+        for handle in self._workers.pop(node, ()):
+            handle.close()
+
+
+async def _sleep_until(at: float) -> None:
+    await asyncio.sleep(max(0.0, at - asyncio.get_running_loop().time()))

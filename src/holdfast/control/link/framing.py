@@ -1,0 +1,84 @@
+"""Frames on Unix sockets: a 4-byte big-endian length, then one MessagePack message of bounded size."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.messages.worker import WorkerMessage
+from holdfast.protocol.names import MAX_MESSAGE_BYTES, Text, WorkerId
+
+_LENGTH = struct.Struct(">I")
+_encoder = msgspec.msgpack.Encoder()
+
+T = TypeVar("T")
+
+
+class FrameError(ValueError):
+    """What came over a socket is no message of ours: the connection must be closed."""
+
+
+class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Why a worker process ends; for its agent only, which adds it to what it says of the exit (see WorkerDown)."""
+
+    worker: WorkerId
+    kind: FailureKind
+    detail: Text
+    exit_code: int
+    final: bool = False
+
+
+#: what a worker process says to its agent, and what it hears from it
+FromWorkerProcess = WorkerMessage | Crashed
+ToWorkerProcess = Order
+
+
+def encode_frame(message: msgspec.Struct) -> bytes:
+    """Return a message as one frame.
+
+    Raises:
+        FrameError: the message is larger than MAX_MESSAGE_BYTES.
+    """
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise FrameError(f"a {type(message).__name__} of {len(payload)} bytes: at most {MAX_MESSAGE_BYTES} may be sent")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameDecoder(Generic[T]):
+    """Cuts a byte stream into messages of one (union) type. After an error the stream cannot be used any more."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[T]:
+        """Take bytes as they arrive; return the messages that are complete now.
+
+        Raises:
+            FrameError: a frame is too long, or is not a message of the expected type.
+        """
+        self._buffer += data
+        messages: list[T] = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, start)
+            if size > MAX_MESSAGE_BYTES:
+                raise FrameError(f"a frame of {size} bytes: at most {MAX_MESSAGE_BYTES} are allowed")
+            end = start + _LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            messages.append(self._decode(bytes(self._buffer[start + _LENGTH.size : end])))
+            start = end
+        del self._buffer[:start]
+        return messages
+
+    def _decode(self, payload: bytes) -> T:
+        try:
+            return self._decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FrameError(f"not a message: {error}") from error

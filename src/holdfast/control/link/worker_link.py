@@ -1,0 +1,102 @@
+"""A worker process's end of the Unix socket to its agent."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+from holdfast.control.link.framing import FrameDecoder, FrameError, FromWorkerProcess, ToWorkerProcess, encode_frame
+from holdfast.protocol.messages.orders import Order
+
+_SEND_BUFFER = 4 << 20
+_RECEIVE_BYTES = 1 << 16
+
+
+class WorkerLink:
+    """Sends a worker's messages to its agent and hands the coordinator's orders to a callback.
+
+    `send` may be called from any thread. It does not wait for the agent unless megabytes lie unread, which a healthy
+    agent never allows.
+    """
+
+    def __init__(self, socket_path: str) -> None:
+        """Connect.
+
+        Raises:
+            OSError: no agent listens at this path.
+        """
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            self._socket.connect(socket_path)
+        except OSError:
+            self._socket.close()
+            raise
+        self._lock = threading.Lock()
+        self._closed = False
+        self._listener: threading.Thread | None = None
+
+    @property
+    def agent_pid(self) -> int:
+        """The process id of the agent, as the kernel knows it."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int.from_bytes(credentials[:4], sys.byteorder)
+
+    def send(self, message: FromWorkerProcess) -> None:
+        """Send one message, in the order of the calls.
+
+        Raises:
+            FrameError: the message is too large.
+        """
+        frame = encode_frame(message)
+        with self._lock:
+            try:
+                self._socket.sendall(frame)
+            except OSError:
+                # The agent is gone: the listener sees the end of the stream and says so, once and in one place.
+                return
+
+    def start(self, on_order: Callable[[Order], None], on_lost: Callable[[], None]) -> None:
+        """Listen in a daemon thread: `on_order` for each order, `on_lost` once when the agent is gone."""
+        self._listener = threading.Thread(
+            target=self._listen, args=(on_order, on_lost), name="holdfast-link", daemon=True
+        )
+        self._listener.start()
+
+    def close(self) -> None:
+        """End the link from this side; `on_lost` is not called."""
+        self._closed = True
+        with contextlib.suppress(OSError):  # the agent was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._listener is not None and self._listener is not threading.current_thread():
+            self._listener.join()
+        self._socket.close()
+
+    def _listen(self, on_order: Callable[[Order], None], on_lost: Callable[[], None]) -> None:
+        try:
+            self._receive(on_order)
+        except FrameError as error:
+            print(f"holdfast: the agent's connection is broken: {error}", file=sys.stderr, flush=True)
+        except BaseException:
+            # A worker that no longer hears its orders must not live on in silence.
+            traceback.print_exc()
+            raise
+        finally:
+            if not self._closed:
+                on_lost()
+
+    def _receive(self, on_order: Callable[[Order], None]) -> None:
+        decoder: FrameDecoder[Order] = FrameDecoder(ToWorkerProcess)
+        while True:
+            try:
+                data = self._socket.recv(_RECEIVE_BYTES)
+            except OSError:
+                return
+            if not data:
+                return
+            for order in decoder.feed(data):
+                on_order(order)

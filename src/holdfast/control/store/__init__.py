@@ -1,0 +1,1 @@
+"""Where the coordinator keeps its small state: one interface, several stores."""

@@ -1,0 +1,34 @@
+"""Choose a store by its URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.control.store.interface import Store
+from holdfast.control.store.memory import MemoryStore
+from holdfast.control.store.sqlite import SqliteStore
+from holdfast.errors import BadInputError
+
+
+def check_store(url: str) -> None:
+    """Refuse a store of a kind we do not know; whether it can be used is seen once it is opened.
+
+    Raises:
+        BadInputError: with the URL.
+    """
+    kind, colon, rest = url.partition(":")
+    if kind == "memory" and rest:
+        raise BadInputError(f"the store is {url!r}: a memory store takes nothing after `memory:`")
+    if not (kind == "memory" and colon) and not (kind == "sqlite" and rest):
+        raise BadInputError(f"the store is {url!r}: it must be `sqlite:PATH` or `memory:`")
+
+
+def open_store(url: str) -> Store:
+    """Open `memory:` or `sqlite:PATH`. The place for `etcd:` is here.
+
+    Raises:
+        BadInputError: the URL is of no kind we know, or the store cannot be used.
+    """
+    check_store(url)
+    kind, _, rest = url.partition(":")
+    return MemoryStore() if kind == "memory" else SqliteStore(Path(rest))

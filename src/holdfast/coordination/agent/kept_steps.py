@@ -1,0 +1,123 @@
+"""The steps that a node's workers have applied and that may not be in the journal yet, each kept once for all of them.
+
+A coordinator may be away for days: all but the newest steps lie as encoded pages, 50 bytes a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.protocol.messages.agent import PAGE_STEPS, AppliedSteps, KeptStep, Lanes
+from holdfast.protocol.messages.worker import Applied
+
+#: more than a million steps; of the oldest ones beyond it v is given up
+MAX_KEPT_BYTES = 64 << 20
+_decoder = msgspec.msgpack.Decoder(tuple[KeptStep, ...])
+_encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    last: int
+    data: bytes
+
+
+class KeptSteps:
+    """v of each step after the committed ones, and what else a coordinator must know of it."""
+
+    def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
+        #: steps up to this one were applied, but their v is not kept any more; 0: none
+        self.given_up = 0
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._pages: deque[_Page] = deque()
+        self._newest: dict[int, KeptStep] = {}
+        #: what contradicts a step that is kept: the coordinator judges
+        self._odd: deque[Applied] = deque(maxlen=16)
+
+    def note(self, message: Applied, now: float) -> None:
+        """Keep a step that a worker tells it has applied; another worker may have told of it before."""
+        known = self._newest.get(message.step)
+        if known is None:
+            if self._pages and message.step <= self._pages[-1].last:
+                return  # (pages are of the past: no worker lags that far behind another)
+            self._newest[message.step] = _kept(message, now)
+            if len(self._newest) >= 2 * PAGE_STEPS:
+                self._seal()
+            return
+        new = _kept(message, now)
+        same_hash = known.state_hash == new.state_hash or not known.state_hash
+        if not same_hash or _encoder.encode(known.commit) != _encoder.encode(new.commit):
+            self._odd.append(message)
+        elif known.epoch <= new.epoch:
+            self._newest[message.step] = new
+        else:
+            self._newest[message.step] = msgspec.structs.replace(known, time=now)
+
+    def forget_up_to(self, step: int) -> None:
+        """Steps up to this one are in the journal."""
+        while self._pages and self._pages[0].last <= step:
+            self._bytes -= len(self._pages.popleft().data)
+        self._newest = {known: kept for known, kept in self._newest.items() if known > step}
+        self._odd = deque((message for message in self._odd if message.step > step), maxlen=self._odd.maxlen)
+        if self.given_up <= step:
+            self.given_up = 0
+
+    def undo_after(self, step: int, epoch: float = math.inf) -> None:
+        """What was done after `step` in an epoch older than this one does not count."""
+        while self._pages and self._pages[-1].last > step:
+            page = self._pages.pop()
+            self._bytes -= len(page.data)
+            self._newest = {kept.step: kept for kept in _decoder.decode(page.data)} | self._newest
+        counts = [kept for kept in self._newest.values() if kept.step <= step or kept.epoch >= epoch]
+        self._newest = {kept.step: kept for kept in counts}
+        odd = (message for message in self._odd if message.step <= step or message.epoch >= epoch)
+        self._odd = deque(odd, maxlen=self._odd.maxlen)
+        self.given_up = min(self.given_up, step)
+
+    def pages(self, tops: dict[str, int], committed: int) -> Iterator[AppliedSteps]:
+        """Return all that is kept, oldest first, as it stands now; each page is made when it is taken.
+
+        Args:
+            tops: the newest step that each worker has applied.
+            committed: steps up to here are in the journal.
+        """
+        given_up, pages = self.given_up, tuple(self._pages)
+        newest = [self._newest[step] for step in sorted(self._newest)]
+        for first in range(committed + 1, given_up + 1, PAGE_STEPS):
+            yield AppliedSteps(workers=tops, given_up=min(first + PAGE_STEPS - 1, given_up))
+        for page in pages:
+            yield AppliedSteps(workers=tops, steps=_decoder.decode(page.data))
+        for first in range(0, len(newest), PAGE_STEPS):
+            yield AppliedSteps(workers=tops, steps=tuple(newest[first : first + PAGE_STEPS]))
+
+    @property
+    def odd(self) -> tuple[Applied, ...]:
+        """What contradicts the pages."""
+        return tuple(self._odd)
+
+    def _seal(self) -> None:
+        steps = sorted(self._newest)[:PAGE_STEPS]
+        data = _encoder.encode([self._newest.pop(step) for step in steps])
+        self._pages.append(_Page(steps[-1], data))
+        self._bytes += len(data)
+        while self._bytes > self._max_bytes:
+            oldest = self._pages.popleft()
+            self._bytes -= len(oldest.data)
+            self.given_up = oldest.last
+
+
+def _kept(message: Applied, now: float) -> KeptStep:
+    return KeptStep(
+        step=message.step,
+        epoch=message.epoch,
+        world=message.world,
+        time=now,
+        commit=Lanes(**msgspec.structs.asdict(message.commit)),
+        state_hash=message.state_hash,
+    )

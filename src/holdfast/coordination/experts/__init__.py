@@ -1,0 +1,1 @@
+"""Where experts live: loads, placements, and what each worker holds of them."""

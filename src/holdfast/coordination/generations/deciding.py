@@ -1,0 +1,210 @@
+"""From a broken epoch (or none) to the next one: once all members have spoken or are gone, decide, write, begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from holdfast.coordination.generations.announcing import announce_epoch
+from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
+from holdfast.coordination.generations.finishing import left_alone
+from holdfast.coordination.generations.planner import first_assignment, held_experts, lacks_slots, lost_of, make_plan
+from holdfast.coordination.inputs import RESTART, Failure
+from holdfast.coordination.nodes.admission import send_away_all
+from holdfast.coordination.nodes.suspects import Suspects
+from holdfast.coordination.parts import JobParts
+from holdfast.coordination.progress.announced import AT_ONCE
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.planning import Shortage
+from holdfast.protocol.events import RolledBack
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.orders import Begin
+from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import Decision, DecisionKind
+
+
+class Deciding:
+    """Asked after every input; does something only where it is time."""
+
+    def __init__(self, parts: JobParts) -> None:
+        self._turn = parts.turn
+        self._config = parts.config
+        self._progress = parts.progress
+        self._ledger = parts.ledger
+        self._stopping = parts.stopping
+        self._failures = parts.failures
+        self._absences = parts.absences
+        self._checkpoints = parts.checkpoints
+        self._loads = parts.loads
+        self._ending = parts.ending
+        self._closing = parts.closing
+        self._left = parts.left
+        self._suspects = Suspects()
+
+    def decide(self) -> None:
+        """Decide what becomes of the interrupted step, if everybody has spoken and there is room for all experts."""
+        turn, record, stopping = self._turn, self._turn.record, self._stopping
+        if stopping.stop is None or record.plan is None or stopping.awaited(self._absences.promised):
+            return
+        if alone := left_alone(record.plan.workers, stopping.reports, self._left):
+            gone, step, waiting = alone
+            gone, waiting = turn.place_of(gone), turn.place_of(waiting)
+            why = f"{gone} left its loop after step {step} while {waiting} went on"
+            self._ending.failed(f"{why}: all ranks must leave it after the same step")
+            return
+        if self._catches_up():
+            return
+        parted = self._judge(record.plan.workers)
+        closing = self._closing.under_way
+        if lacks_slots(turn, self._config):
+            if closing:
+                self._closing.end()  # (nobody waits for the nodes that would bring room)
+            return
+        reports = stopping.end()
+        if self._config.on_failure == RESTART and not closing:
+            self._restart()
+            return
+        arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
+        if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
+            # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
+            # be put together in turns, for ever.
+            arrivals = []
+        committed = self._ledger.committed
+        known, anew, unreadable = record.checkpoints, self._anew, record.unreadable
+        stands = list(reports.values())
+        verdict = decide(record.decision, committed, stands, known, arrivals, anew=anew, unreadable=unreadable)
+        if lost := lost_of(record, verdict, reports):
+            verdict = without_state(committed, known, [], lost, anew=anew, unreadable=unreadable)
+        self._carry_out(verdict, [*reports, *arrivals], reports)
+
+    def _catches_up(self) -> bool:
+        """Announce a portion of an outage's steps, where they are too many for the decision's record."""
+        reports = self._stopping.reports
+        self._ledger.hear(reports.values(), self._turn.record.global_batch)
+        whole = [worker for worker, report in reports.items() if report.applied is not None]
+        return self._ledger.behind(whole) > AT_ONCE and self._progress.release(whole)
+
+    def start(self) -> None:
+        """Begin the first epoch (or the first after everybody was gone), if enough nodes are here."""
+        turn, record, config = self._turn, self._turn.record, self._config
+        if record.plan is not None or self._stopping.stop is not None or self._absences.renewing:
+            return
+        complete = [node for node in turn.members.nodes.values() if node.complete]
+        needed = config.start_nodes if record.epoch == 0 else 1
+        if len(complete) < needed or (record.epoch and lacks_slots(turn, config)):
+            return
+        workers = [info.id for info in turn.members.workers()]
+        verdict = without_state(
+            self._ledger.committed, record.checkpoints, workers, anew=self._anew, unreadable=record.unreadable
+        )
+        self._carry_out(verdict, workers, {})
+
+    @property
+    def _anew(self) -> bool:
+        """Where nothing is left and there is no checkpoint, begin from the start: none was kept yet, or none may be."""
+        record = self._turn.record
+        return self._config.on_failure == RESTART or (record.saves and not record.unreadable)
+
+    def _judge(self, members: tuple[str, ...]) -> bool:
+        """Collectives failed: where nobody is gone whose fault that was, look for whose it is; True if it is found."""
+        reports, faults = self._stopping.reports, dict(self._stopping.complaints)
+        self._stopping.complaints.clear()
+        if not faults or not set(members) <= set(reports):
+            return False
+        now, first = self._turn.now, next(iter(faults.values()))
+        named = self._suspects.name(members, reports, faults, self._ledger.committed)
+        if not named:
+            kind, node = FailureKind.CONNECTION_LOST, node_of(first.worker)
+            self._failures.tell(Failure(kind=kind, node=node, since=now, detail=first.detail))
+        hung = [Failure(kind=FailureKind.HANG, node=node, since=now, detail=why) for node, why in named.items()]
+        self._failures.take(*hung)
+        return bool(named)
+
+    def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
+        if self._closing.under_way and (isinstance(verdict, NothingLeft) or not _to_save(verdict.decision)):
+            self._closing.end()
+            return
+        if isinstance(verdict, NothingLeft):
+            self._ending.failed(self._failures.explain(verdict.why))
+            return
+        turn, decision = self._turn, verdict.decision
+        if decision.kind is DecisionKind.START and not verdict.holders:
+            send_away_all(turn, "no worker's initial state is whole")
+            workers = []
+        if not workers:
+            # Nobody is there; whoever comes first begins from what this verdict says.
+            turn.change(plan=None, pending=None, decision=decision, passed=())
+            return
+        reason = "failure" if turn.record.plan else "start"
+        if self._closing.under_way:
+            reason = "save"
+        if decision.kind is DecisionKind.ROLLBACK or (decision.kind is DecisionKind.START and self._ledger.committed):
+            reason = self._roll_back(verdict)
+        self._ledger.undo_after(decision.applied)
+        self._begin(workers, verdict, reports, reason)
+
+    def _roll_back(self, verdict: Verdict) -> str:
+        """Forget what came after the decided step; return the reason of the epoch to come."""
+        known = self._turn.record.plan is not None or self._ledger.committed
+        why = verdict.why if known else "the job resumes from its checkpoint"
+        why = "all workers were started again" if self._progress.restarting else why
+        self._ledger.reset(verdict.decision.applied)
+        self._checkpoints.rolled_back()
+        self._turn.emit(RolledBack, to_step=verdict.decision.applied, why=why)
+        return "rollback" if known else "start"
+
+    def _restart(self) -> None:
+        """Stop all workers and start others, which begin from the newest checkpoint once all of them are there."""
+        workers = self._turn.planned
+        self._progress.restarts()
+        self._turn.change(plan=None, pending=None, decision=None, passed=())
+        self._absences.renew(map(node_of, workers), "all workers are started again")
+
+    def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
+        """Write the next epoch and tell its members."""
+        record, turn, decision = self._turn.record, self._turn, verdict.decision
+        experts = held_experts(decision, reports)
+        plan = make_plan(
+            record, turn.members, workers, list(verdict.holders), experts, self._config, self._loads.tokens
+        )
+        if isinstance(plan, Shortage):
+            if self._closing.under_way:
+                self._closing.end()
+            else:
+                self._ending.failed(str(plan), EXIT_BAD_INPUT)
+            return
+        plan = msgspec.structs.replace(plan, last=self._closing.under_way)
+        begin = Begin(plan=plan, decision=decision, assignment=first_assignment(record, plan, decision, reports))
+        anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
+        self._progress.decided(plan, record.plan, decision)
+        lineage = plan.epoch if anew else record.lineage
+        turn.change(epoch=plan.epoch, plan=plan, pending=None, decision=decision, lineage=lineage)
+        # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
+        rest = [worker for worker in reports if plan.rank(worker) is None]
+        idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
+        self._absences.renew(idle, "the node waits for its turn")
+        for info in turn.members.workers():
+            info.finished = False
+        announce_epoch(turn, plan, reason)
+        for worker in plan.workers:
+            turn.order(worker, begin)
+        self._keep_what_passed(decision)
+
+    def _keep_what_passed(self, decision: Decision) -> None:
+        """Write down the steps that this decision rests on and that are not in the journal yet.
+
+        Those who told of them may be dead: no coordinator after this one would hear of them again.
+        """
+        record = self._turn.record
+        assert record.plan is not None
+        if decision.commit is not None:
+            self._ledger.expect(decision.applied, decision.commit)
+        self._progress.release(record.plan.workers)
+        self._turn.change(passed=self._ledger.unannounced)
+
+
+def _to_save(decision: Decision) -> bool:
+    """Tell whether a decision leads to a state that may be in no checkpoint yet."""
+    return decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied > 0

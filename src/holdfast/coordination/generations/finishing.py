@@ -1,0 +1,61 @@
+"""Some members have left their loops and others have not: are those late, or have they gone on without them?
+
+All ranks must leave their loops after the same step. Where one alone does (a `break` on it, a loop of its own length),
+the others wait for it in their next reduction. Nothing tells that from a slow evaluation, but where they stand: so
+after a while they are stopped, and asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.coordination.parts import JobParts, JobState
+from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.plan import Phase
+
+_BEFORE_REDUCTION = (Phase.IDLE, Phase.ENTERING, Phase.FORWARD, Phase.FINISHED, Phase.COMPUTE)
+
+
+class Finishing:
+    """Asks after `report_timeout_s`, then after twice that time, and so on."""
+
+    def __init__(self, parts: JobParts) -> None:
+        self._parts = parts
+        self._since: float | None = None
+        self._wait_s = parts.config.report_timeout_s
+
+    def tick(self) -> None:
+        """Stop the members and ask them, where it is time."""
+        parts, now = self._parts, self._parts.turn.now
+        plan = parts.turn.record.plan
+        if plan is None or plan.last or parts.state is not JobState.RUNNING:
+            self._since = None
+            return
+        infos = [parts.members.worker(worker) for worker in plan.workers]
+        finished = any(info is not None and info.finished for info in infos)
+        if not finished and not any(worker in parts.left for worker in plan.workers):
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since > self._wait_s:
+            self._wait_s *= 2
+            self._since = None
+            parts.stopping.begin(now)
+
+
+def left_alone(
+    workers: Sequence[str], reports: Mapping[str, Report], left: Mapping[str, int]
+) -> tuple[str, int, str] | None:
+    """Return a member that has left its loop, after which step, and one that waits for it in the next; None: all well.
+
+    Args:
+        left: members whose scripts have ended since, with the last step they applied.
+    """
+    known = [reports[worker] for worker in workers if worker in reports]
+    finished = {report.worker: report.step - 1 for report in known if report.phase is Phase.FINISHED}
+    finished |= {worker: step for worker, step in left.items() if worker in workers}
+    for worker, step in finished.items():
+        for other in known:
+            if other.step > step + 1 or (other.step == step + 1 and other.phase not in _BEFORE_REDUCTION):
+                return worker, step, other.worker
+    return None

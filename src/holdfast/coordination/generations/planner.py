@@ -1,0 +1,210 @@
+"""Makes the plan of the next epoch: who is a member, in which order, who sends state to whom, who computes what."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from holdfast.coordination.experts.placing import lost_experts, place
+from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
+from holdfast.coordination.generations.assignment import keep_held
+from holdfast.coordination.generations.decisions import NothingLeft, Verdict
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.nodes.membership import Membership
+from holdfast.coordination.turn import Turn
+from holdfast.planning import Shortage
+from holdfast.planning.arrays import FloatArray
+from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import LOADS_WINDOW, Decision, DecisionKind, EpochPlan, ExpertPlan, ExpertShape, Member
+from holdfast.protocol.record import Record
+
+
+def make_plan(
+    record: Record,
+    members: Membership,
+    workers: Sequence[str],
+    holders: Sequence[str],
+    held_experts: Mapping[str, bytes],
+    config: CoordinatorConfig,
+    loads: FloatArray | None = None,
+) -> EpochPlan | Shortage:
+    """Return the next epoch's plan: holders of the state first, in the given order, then those that are sent theirs.
+
+    Args:
+        workers: all members to be. holders: those that have the decided state; none means that all load it.
+        held_experts: what each holder has of the experts.
+        loads: tokens per step, layer and expert `[L, E]`; None: not known.
+
+    Returns:
+        The plan, or why there is none: too few slots for the experts.
+    """
+    ordered = [w for w in workers if w in holders] + [w for w in workers if w not in holders]
+    if config.static_experts:
+        placed = _place_statically(record, ordered, held_experts, config)
+        if isinstance(placed, Shortage):
+            return placed
+        ordered, experts = placed
+        holders = [worker for worker in holders if worker in ordered]
+        return plan_with(record, members, ordered, holders, experts, config)
+    place_experts = placing(record, members, ordered, held_experts, config, loads)
+    experts = place_experts() if place_experts is not None else None
+    if isinstance(experts, Shortage):
+        return experts
+    return plan_with(record, members, ordered, holders, experts, config)
+
+
+def plan_with(
+    record: Record,
+    members: Membership,
+    ordered: Sequence[str],
+    holders: Sequence[str],
+    experts: ExpertPlan | None,
+    config: CoordinatorConfig,
+) -> EpochPlan:
+    """Return the next epoch's plan for these workers by rank, and a placement of their experts."""
+    epoch = record.epoch + 1
+    receivers = [worker for worker in ordered if worker not in holders] if holders else []
+    return EpochPlan(
+        term=record.term,
+        epoch=epoch,
+        members=tuple(_member(members, worker) for worker in ordered),
+        sources={worker: (holders[place % len(holders)],) for place, worker in enumerate(receivers)},
+        experts=experts,
+        secret=hashlib.sha256(config.secret + f"/{record.term}/{epoch}".encode()).digest(),
+    )
+
+
+def placing(
+    record: Record,
+    members: Membership,
+    workers: Sequence[str],
+    held: Mapping[str, bytes],
+    config: CoordinatorConfig,
+    loads: FloatArray | None,
+) -> Callable[[], ExpertPlan | Shortage] | None:
+    """Return what places the experts of these workers, in rank order; None for a model without experts.
+
+    It shares nothing with the job: it may be called later, in another thread.
+    """
+    shape = record.experts
+    if shape is None:
+        return None
+    return partial(
+        place,
+        shape,
+        tuple(workers),
+        dict(held),
+        slots=list(_slots_by_node(members, workers, shape).values()),
+        loads=loads,
+        fault_threshold=config.fault_threshold,
+        strategy=config.strategy,
+        racks=_racks_by_node(members, workers),
+        window=config.rebalance_every or LOADS_WINDOW,
+    )
+
+
+def _place_statically(
+    record: Record, workers: Sequence[str], held: Mapping[str, bytes], config: CoordinatorConfig
+) -> tuple[list[str], ExpertPlan | None] | Shortage:
+    """Return the members in rank order, which need not be all, and where the experts live."""
+    shape, size = record.experts, ep_size_of(record.experts, config.ep_size)
+    if isinstance(size, Shortage):
+        return size
+    if len({node_of(worker) for worker in workers}) < len(workers):
+        return Shortage(
+            reason="static experts are spread over nodes of one worker each", remedy="give --workers-per-node 1"
+        )
+    if not usable(len(workers), size):
+        return Shortage(
+            reason=f"one replica of all experts takes {size} nodes, {len(workers)} are here",
+            remedy="give more nodes, more --slots, or a smaller --ep-size",
+        )
+    chunks = seats(workers, held, shape, size)
+    ordered = [worker for worker in workers if worker in chunks]
+    if shape is None:
+        return ordered, None
+    return ordered, place_static(shape, ordered, held, chunks, asked=config.fault_threshold)
+
+
+def _racks_by_node(members: Membership, workers: Sequence[str]) -> list[int] | None:
+    """Number the nodes' racks in the order of their first workers; None where racks tell no node from another."""
+    nodes = dict.fromkeys(node_of(worker) for worker in workers)
+    # A node that names no rack shares its fate with nobody: no rack's name has a slash.
+    names = [members.nodes[node].rack or f"/{node}" for node in nodes]
+    known = list(dict.fromkeys(names))
+    return [known.index(name) for name in names] if 1 < len(known) < len(names) else None
+
+
+def _slots_by_node(members: Membership, workers: Sequence[str], shape: ExpertShape) -> dict[str, int]:
+    slots: dict[str, int] = {}
+    for worker in workers:
+        info = members.worker(worker)
+        assert info is not None
+        slots[node_of(worker)] = info.attach.experts.slots if info.attach.experts else shape.slots
+    return slots
+
+
+def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Shortage | None:
+    """Return why these workers' nodes have no room for all experts, None where they have."""
+    shape = record.experts
+    slots = sum(_slots_by_node(members, workers, shape).values()) if shape else 0
+    if shape is None or shape.experts <= slots:
+        return None
+    return Shortage(
+        reason=f"{shape.experts} experts per layer do not fit the {slots} slots of the nodes",
+        remedy="give more --slots, or more nodes",
+    )
+
+
+def lacks_slots(turn: Turn, config: CoordinatorConfig, workers: Sequence[str] = ()) -> bool:
+    """True where the nodes of these workers, by default of all, have too little room for all experts."""
+    workers = workers or [info.id for info in turn.members.workers()]
+    if config.static_experts:
+        size = ep_size_of(turn.record.experts, config.ep_size)
+        return bool(workers) and not isinstance(size, Shortage) and not usable(len(workers), size)
+    return bool(workers) and shortage(turn.record, turn.members, workers) is not None
+
+
+def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:
+    """Return the (layer, expert) pairs of which no holder of the decided state has a copy."""
+    shape = record.experts
+    if shape is None or isinstance(verdict, NothingLeft):
+        return []
+    if verdict.decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK):
+        return []
+    held = held_experts(verdict.decision, reports)
+    return lost_experts(shape, [held.get(worker, b"") for worker in verdict.holders])
+
+
+def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str, bytes]:
+    """Return what the decision leaves in each reporter's hands."""
+    if decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK):
+        return {}  # every member makes or loads its own
+    held: dict[str, bytes] = {}
+    for worker, report in reports.items():
+        if report.applied == decision.applied:
+            held[worker] = report.experts
+        elif report.applied == decision.applied - 1 and report.ready:
+            held[worker] = report.experts_next
+    return held
+
+
+def first_assignment(
+    record: Record, plan: EpochPlan, decision: Decision, reports: Mapping[str, Report]
+) -> tuple[tuple[int, ...], ...]:
+    """Let survivors keep the micro-batches they have computed of a step that is done again; () where nobody has any."""
+    if decision.kind is not DecisionKind.REDO:
+        return ()
+    held: list[tuple[int, ...]] = []
+    for worker in plan.workers:
+        report = reports.get(worker)
+        held.append(report.held if report is not None and report.applied == decision.applied else ())
+    return keep_held(record.micro_batches, held) if any(held) else ()
+
+
+def _member(members: Membership, worker: str) -> Member:
+    info = members.worker(worker)
+    assert info is not None
+    return Member(worker=worker, host=info.attach.host, state_port=info.attach.state_port)

@@ -1,0 +1,19 @@
+"""Passes the keys of a group under construction to all its members, so that nobody has to ask for them."""
+
+from __future__ import annotations
+
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.messages.orders import Posted
+from holdfast.protocol.messages.worker import Post
+
+
+def pass_on(turn: Turn, message: Post) -> None:
+    """Send a member's key to the other members of its epoch; keys of other epochs are stale."""
+    plans = (turn.record.plan, turn.record.pending)
+    plan = next((plan for plan in plans if plan and plan.epoch == message.epoch), None)
+    if plan is None or plan.rank(message.worker) is None:
+        return
+    posted = Posted(epoch=message.epoch, key=message.key, value=message.value)
+    for worker in plan.workers:
+        if worker != message.worker:
+            turn.order(worker, posted)

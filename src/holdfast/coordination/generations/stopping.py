@@ -1,0 +1,74 @@
+"""A broken epoch: everybody was told to stop, and reports are gathered until all members have spoken or are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from holdfast.coordination.progress.announced import Progress
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.messages.orders import Stop
+from holdfast.protocol.messages.worker import Fault, Report
+from holdfast.protocol.names import node_of
+
+
+class Stopping:
+    """The reports of one Stop. `stop` is None while no epoch is broken."""
+
+    def __init__(self, turn: Turn, progress: Progress) -> None:
+        self.stop: Stop | None = None
+        self.reports: dict[str, Report] = {}
+        #: the members whose collectives failed, until it is known whose fault it was
+        self.complaints: dict[str, Fault] = {}
+        self._since = 0.0
+        self._turn = turn
+        self._progress = progress
+
+    def begin(self, failed_at: float) -> None:
+        """An epoch is broken: tell the members of the current and the pending plan to stop."""
+        turn = self._turn
+        if self.stop is not None or turn.record.plan is None:
+            return
+        self._progress.failed(failed_at)
+        self.stop = Stop(term=turn.record.term, epoch=turn.record.epoch)
+        self.reports, self.complaints = {}, {}
+        self._since = turn.now
+        for worker in turn.planned:
+            turn.order(worker, self.stop)
+
+    def complain(self, fault: Fault) -> None:
+        """A member's collective failed."""
+        self.complaints[fault.worker] = fault
+
+    def end(self) -> dict[str, Report]:
+        """All have spoken: return their reports, current members first, by rank."""
+        reports = {worker: self.reports[worker] for worker in self._turn.planned if worker in self.reports}
+        reports.update(self.reports)
+        self.stop, self.reports, self.complaints = None, {}, {}
+        return reports
+
+    def asked(self, report: Report) -> bool:
+        """Tell whether a report answers the Stop in force; one for another is stale."""
+        return self.stop is not None and (report.term, report.epoch) == (self.stop.term, self.stop.epoch)
+
+    def report(self, report: Report) -> None:
+        """Take in a report that was asked for."""
+        self.reports[report.worker] = report
+
+    def forget(self, worker: str) -> None:
+        """A worker is gone: what it has said does not count."""
+        self.reports.pop(worker, None)
+        self.complaints.pop(worker, None)
+
+    def awaited(self, away: Set[str]) -> list[str]:
+        """Return the members that owe a report; those of nodes that are `away` may still come back with one."""
+        members = self._turn.members
+        expected = (w for w in self._turn.planned if members.worker(w) is not None or node_of(w) in away)
+        return [worker for worker in expected if worker not in self.reports]
+
+    def waited(self) -> float:
+        """Return for how long reports have been awaited, in seconds."""
+        return self._turn.now - self._since if self.stop is not None else 0.0
+
+    def renew(self) -> None:
+        """Give everybody the full time again: the coordinator itself was away."""
+        self._since = self._turn.now

@@ -1,0 +1,150 @@
+"""Changes the epoch at a step boundary: to take fresh workers in while the others train, or to move experts.
+
+A pending group is built beside the one in use, then swapped.
+
+Prepare -> all Prepared -> Arm -> every swap flag up in one commit operation -> the pending plan is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast.coordination.experts.loads import LoadBook
+from holdfast.coordination.experts.static_experts import ep_size_of, usable
+from holdfast.coordination.generations.announcing import announce_epoch
+from holdfast.coordination.generations.planner import make_plan, plan_with
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.progress.announced import Progress
+from holdfast.coordination.turn import Turn
+from holdfast.planning import Shortage
+from holdfast.protocol.messages.orders import Arm, Prepare, Void
+from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, ExpertPlan
+
+#: A newcomer that cannot be reached is tried again at least this often.
+LONGEST_RETRY_S = 60.0
+
+
+class Joining:
+    """The pending plan's life, up to the swap or to its undoing."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook) -> None:
+        self._turn = turn
+        self._loads = loads
+        self._config = config
+        # A pending group may have been armed by the coordinator before this one: only Stop is safe to undo it.
+        self.armed = turn.record.pending is not None
+        #: the pending epoch that this coordinator has said Arm for
+        self._told = 0
+        self._since = 0.0
+        self._not_before = 0.0
+        #: newcomers whose groups did not come about: how often, and until when they are left out
+        self._left_out: dict[str, tuple[int, float]] = {}
+
+    def arrived(self) -> None:
+        """A fresh worker is here."""
+        self._not_before = max(self._not_before, self._turn.now + self._config.join_window_s)
+
+    def renew(self) -> None:
+        """The pending group is given its full time anew."""
+        self._since = self._turn.now
+
+    @property
+    def overdue(self) -> bool:
+        """True where the pending group is not built in time."""
+        return self._turn.record.pending is not None and self._turn.now - self._since > self._config.prepare_timeout_s
+
+    def newcomers(self, plan: EpochPlan) -> list[str]:
+        """Return the fresh workers of complete nodes, where it is time to take them in and they are of use."""
+        turn, config = self._turn, self._config
+        if turn.now < self._not_before:
+            return []
+        complete = (node for node in turn.members.nodes.values() if node.complete)
+        fresh = [w for node in complete for w in node.workers if plan.rank(w) is None and not self._is_left_out(w)]
+        if config.static_experts:
+            size = ep_size_of(turn.record.experts, config.ep_size)
+            world = len(plan.members)
+            return fresh if not isinstance(size, Shortage) and usable(world + len(fresh), size) > world else []
+        return fresh
+
+    def prepare(self, plan: EpochPlan) -> None:
+        """Begin a pending plan of the members and the newcomers, if there are any."""
+        turn = self._turn
+        fresh = self.newcomers(plan)
+        if not fresh:
+            return
+        members = list(plan.workers)
+        held = dict(zip(members, plan.experts.placement, strict=True)) if plan.experts else {}
+        workers, loads = [*members, *fresh], self._loads.tokens
+        pending = make_plan(turn.record, turn.members, workers, members, held, self._config, loads)
+        assert not isinstance(pending, Shortage), "more nodes have more slots"
+        self._propose(pending)
+
+    def rearrange(self, plan: EpochPlan, experts: ExpertPlan) -> None:
+        """Begin a pending plan of the same members with another placement."""
+        turn, workers = self._turn, plan.workers
+        self._propose(plan_with(turn.record, turn.members, workers, workers, experts, self._config))
+
+    def _propose(self, pending: EpochPlan) -> None:
+        turn = self._turn
+        turn.change(pending=pending, epoch=pending.epoch)
+        self.armed, self._since = False, turn.now
+        for worker in pending.workers:
+            turn.order(worker, Prepare(plan=pending))
+
+    def promote(self, step: int, progress: Progress) -> None:
+        """`step` passed with every swap flag up: the pending plan is in force from here on."""
+        turn = self._turn
+        before, pending = turn.record.plan, turn.record.pending
+        if pending is None:
+            return
+        joins = before is None or set(pending.workers) != set(before.workers)
+        progress.swapped(step, pending, "grow" if joins else "rebalance")
+        turn.change(plan=pending, pending=None, decision=Decision(kind=DecisionKind.REDO, applied=step))
+        announce_epoch(turn, pending, "join" if joins else "rebalance")
+
+    def arm(self) -> None:
+        """Let the swap flags go up once all have built the pending group."""
+        turn = self._turn
+        pending = turn.record.pending
+        if pending is None or self._told == pending.epoch:
+            return
+        infos = [turn.members.worker(worker) for worker in pending.workers]
+        if not all(info is not None and info.prepared >= pending.epoch for info in infos):
+            return
+        self.armed, self._told = True, pending.epoch
+        for worker in pending.workers:
+            turn.order(worker, Arm(term=turn.record.term, epoch=pending.epoch))
+
+    def void(self, suspects: Collection[str] | None = None) -> None:
+        """Forget a pending plan that was never armed, and try again a little later.
+
+        Args:
+            suspects: who the group could not be built with, as far as that is known; None: nobody is to blame. They are
+                left out for a while, twice as long each time: one that cannot be reached must not keep others out.
+        """
+        turn = self._turn
+        plan, pending = turn.record.plan, turn.record.pending
+        assert pending is not None
+        assert not self.armed
+        turn.change(pending=None)
+        self._not_before = turn.now + self._config.join_retry_s
+        joiners = [worker for worker in pending.workers if plan is None or plan.rank(worker) is None]
+        if suspects is not None:
+            self._leave_out([w for w in joiners if w in suspects] or self._unprepared(joiners, pending))
+        for worker in pending.workers:
+            turn.order(worker, Void(term=turn.record.term, epoch=pending.epoch))
+
+    def _unprepared(self, joiners: list[str], pending: EpochPlan) -> list[str]:
+        infos = [self._turn.members.worker(worker) for worker in joiners]
+        return [info.id for info in infos if info is not None and info.prepared < pending.epoch]
+
+    def _leave_out(self, workers: list[str]) -> None:
+        now, retry_s = self._turn.now, self._config.join_retry_s
+        members = self._turn.members
+        self._left_out = {w: entry for w, entry in self._left_out.items() if members.worker(w) is not None}
+        for worker in workers:
+            tries = 1 + self._left_out.get(worker, (0, 0.0))[0]
+            self._left_out[worker] = tries, now + min(LONGEST_RETRY_S, retry_s * 2**tries)
+
+    def _is_left_out(self, worker: str) -> bool:
+        return self._turn.now < self._left_out.get(worker, (0, 0.0))[1]

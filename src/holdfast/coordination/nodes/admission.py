@@ -1,0 +1,188 @@
+"""Who is let in: what an agent's first message must fit; and who has to come again."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from holdfast.coordination.inputs import Failure
+from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.parts import JobParts
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from holdfast.protocol.events import NodeLeft
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import EndNode, Hello, Refused, Welcome, WorkerDown
+from holdfast.protocol.messages.worker import Attach, Begun, Entered, Prepared, Report
+from holdfast.protocol.names import PROTOCOL
+from holdfast.protocol.record import Record
+
+
+@dataclass(slots=True)
+class _Namesake:
+    """Somebody asks for a name that another still holds."""
+
+    first: float
+    last: float
+
+
+class Admission:
+    """The door: lets agents in, and tells those that come back what they have missed."""
+
+    def __init__(self, parts: JobParts) -> None:
+        self._turn = parts.turn
+        self._config = parts.config
+        self._ledger = parts.ledger
+        self._stopping = parts.stopping
+        self._failures = parts.failures
+        self._absences = parts.absences
+        self._namesakes: dict[str, _Namesake] = {}
+
+    def let_in(self, connection: int, hello: Hello) -> Node | None:
+        """Welcome an agent and return its node, or turn it away: None."""
+        turn, config = self._turn, self._config
+        if hello.term > turn.record.term:
+            # It knows a newer coordinator: this one was paused and superseded. Let it look for the other.
+            turn.close(connection)
+            return None
+        why_not = self._refusal(hello)
+        if why_not is not None:
+            turn.send(connection, why_not)
+            turn.close(connection)
+            return None
+        self._namesakes.pop(hello.node, None)
+        if not turn.record.script_digest:
+            turn.change(script_digest=hello.digest)
+        node = turn.members.add(hello, connection, turn.now)
+        node.returning = self._absences.knows(hello.node)
+        welcome = Welcome(
+            term=turn.record.term,
+            lease_s=config.lease_s,
+            heartbeat_s=config.heartbeat_s,
+            committed=self._turn.recorded.step,
+        )
+        turn.send(connection, welcome)
+        return node
+
+    def catch_up(self, node: Node, epoch: int, ended: Set[str]) -> None:
+        """Tell a node that came (back) what its workers should know by now; `epoch` was in force when it came.
+
+        Args:
+            ended: workers of which it is known how they have ended.
+        """
+        turn, plan = self._turn, self._turn.record.plan
+        here = node.workers.keys() | ended
+        missing = [worker for worker in turn.planned_on(node.name) if worker not in here]
+        if missing:
+            detail = "it ended while there was no connection to its node"
+            kind, now = FailureKind.PROCESS_EXIT, turn.now
+            gone = [Failure(kind=kind, node=node.name, worker=w, since=now, detail=detail) for w in missing]
+            self._failures.take(*gone)
+        for worker in list(node.workers):
+            if self._stopping.stop is not None:
+                turn.order(worker, self._stopping.stop)
+            elif plan is None or plan.epoch != epoch or plan.rank(worker) is None:
+                continue  # nothing to catch up with, or just told
+            elif node.workers[worker].entered < epoch:
+                # The rendezvous of the coordinator before is lost: only a new epoch helps.
+                self._stopping.begin(turn.now)
+
+    def _refusal(self, hello: Hello) -> Refused | None:
+        """Return why an agent is refused, None where it is welcome."""
+        record = self._turn.record
+        why = _misfit(record, hello)
+        if why is not None:
+            return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+        known = self._turn.members.nodes.get(hello.node)
+        if record.outcome == "failed" or (record.outcome and known is not None):
+            exit_code = EXIT_FAILED if record.outcome == "failed" else EXIT_DONE
+            return Refused(why=f"the job is {record.outcome}", exit_code=exit_code)
+        if known is not None:
+            return self._name_taken(known)
+        if _was_expelled(record, hello):
+            why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
+            return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
+        return None
+
+    def pause_over(self) -> None:
+        """This process was away: what it did not read in that time says nothing about anybody."""
+        self._namesakes.clear()
+
+    def _name_taken(self, known: Node) -> Refused:
+        """Refuse a namesake: for good only once the other has lived on for two leases since it first asked.
+
+        Until then it may well be the same node, come back before its old connection's end was noticed.
+        """
+        now, lease_s = self._turn.now, self._config.lease_s
+        asked = self._namesakes.setdefault(known.name, _Namesake(now, now))
+        if now - asked.last > lease_s:
+            asked.first = now
+        asked.last = now
+        if known.seen - asked.first > 2 * lease_s:
+            why = f"a node named {known.name} is connected: choose another --node"
+            return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+        why = f"the lease of a node named {known.name} still runs"
+        return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
+
+
+def misfit(turn: Turn, node: Node, attach: Attach) -> str:
+    """Take the job's configuration from its first worker; where another's differs its node is told to end.
+
+    Returns:
+        What differs; "" where all is the same.
+    """
+    if not turn.record.config:
+        turn.change(
+            config=attach.config,
+            global_batch=attach.global_batch,
+            micro_batches=attach.micro_batches,
+            experts=attach.experts,
+            saves=attach.saves,
+        )
+        return ""
+    job, here = turn.record.config, attach.config
+    differing = [name for name in dict.fromkeys((*job, *here)) if job.get(name) != here.get(name)]
+    if not differing:
+        return ""
+    said = [_difference(name, here.get(name, "none"), job.get(name, "none")) for name in differing]
+    why = f"node {node.name} does not fit the job: {'; '.join(said)}"
+    turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
+    return why
+
+
+def _difference(name: str, here: str, job: str) -> str:
+    """Say how two values differ; of two lists, the first items that do."""
+    if ", " in here and ", " in job:
+        both = zip_longest(here.split(", "), job.split(", "), fillvalue="none")
+        here, job = next((mine, theirs) for mine, theirs in both if mine != theirs)
+        name = f"the first of the {name} that differs"
+    return f"{name} is {here}, the job's is {job}"
+
+
+def _misfit(record: Record, hello: Hello) -> str | None:
+    if hello.protocol != PROTOCOL:
+        return f"protocol {hello.protocol} of node {hello.node} is not {PROTOCOL}: install the same holdfast everywhere"
+    if hello.job != record.job:
+        return f"job {hello.job!r} is not run here, but {record.job!r}: give the right --coordinator"
+    if record.script_digest and hello.digest != record.script_digest:
+        return f"script or arguments of node {hello.node} differ from those of the job: start it with the same ones"
+    return None
+
+
+def _was_expelled(record: Record, hello: Hello) -> bool:
+    """True where the node holds workers that were in an epoch and are in none any more."""
+    current = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
+    # (Whoever has applied a step was told to begin, or has prepared.)
+    begun = {kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)}
+    left = {kept.worker for kept in hello.kept if isinstance(kept, WorkerDown) and kept.left}
+    return not current.issuperset(begun - left)
+
+
+def send_away_all(turn: Turn, why: str) -> None:
+    """Have all nodes replace their workers and come again."""
+    for node in list(turn.members.nodes.values()):
+        turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
+        turn.close(node.connection)
+        turn.members.remove(node.name)
+        turn.emit(NodeLeft, node=node.name, reason="failed")

@@ -1,0 +1,94 @@
+"""The one entrance for failures: whoever saw one, it is told, what failed no longer counts, and its epoch is left."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.generations.swap import Joining
+from holdfast.coordination.inputs import Failure
+from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.progress.ledger import StepLedger
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_FAILED
+from holdfast.protocol.events import FailureDetected, NodeLeft
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import Refused
+
+
+class Failures:
+    """Takes in failures, and keeps the one that explains the others since the last committed step."""
+
+    def __init__(
+        self, turn: Turn, ledger: StepLedger, stopping: Stopping, joining: Joining, absences: Absences
+    ) -> None:
+        self._cause, self._raised = "", False
+        self._turn = turn
+        self._ledger = ledger
+        self._stopping = stopping
+        self._joining = joining
+        self._absences = absences
+
+    def take(self, *failures: Failure) -> None:
+        """Take in what failed at one moment: none of it may be a member of what is decided afterwards."""
+        if not failures:
+            return
+        gone = [worker for failure in failures for worker in self._out(failure)]
+        self.gone(gone, min(failure.since for failure in failures))
+
+    def gone(self, workers: list[str], since: float) -> None:
+        """These workers no longer count, whether they failed or left: what they were part of cannot go on."""
+        record = self._turn.record
+        for worker in workers:
+            self._ledger.forget(worker)
+            self._stopping.forget(worker)
+        if record.plan is not None and any(record.plan.rank(worker) is not None for worker in workers):
+            self._stopping.begin(since)
+        elif record.pending is not None and any(record.pending.rank(worker) is not None for worker in workers):
+            self.undo_pending(since)
+
+    def undo_pending(self, since: float, suspects: Collection[str] | None = None) -> None:
+        """The pending epoch cannot come. Once armed, some may have swapped already: only Stop is safe then."""
+        if self._turn.record.pending is None or self._stopping.stop is not None:
+            return
+        if self._joining.armed:
+            self._stopping.begin(since)
+        else:
+            self._joining.void(suspects)
+
+    def tell(self, failure: Failure) -> None:
+        """Announce a failure, and keep the one that explains the others."""
+        turn = self._turn
+        after_s = max(0.0, turn.now - failure.since)
+        turn.emit(FailureDetected, node=failure.node, kind=failure.kind, after_s=after_s, detail=failure.detail)
+        # What users' code raises explains the losses around it, and is explained by none of them.
+        raised = failure.kind is FailureKind.EXCEPTION
+        if not self._cause or (raised and not self._raised):
+            place = turn.place_of(failure.worker) if failure.worker else f"node {failure.node}"
+            self._cause, self._raised = f"{place}: {failure.detail or failure.kind}", raised
+
+    def made_good(self) -> None:
+        """A step is committed: whatever had failed explains nothing of what comes."""
+        self._cause, self._raised = "", False
+
+    def explain(self, consequence: str) -> str:
+        """Return why the job ends: the first cause, then what it led to."""
+        return f"{self._cause}; then {consequence}" if self._cause else consequence
+
+    def _out(self, failure: Failure) -> list[str]:
+        """Expel what failed; return the workers that are gone with it."""
+        turn = self._turn
+        self.tell(failure)
+        if failure.worker:
+            return [failure.worker]
+        self._absences.lost(failure.node)
+        node = turn.members.nodes.get(failure.node)
+        if node is not None:
+            if failure.kind is FailureKind.HANG:
+                # Its agent lives: it replaces the processes and comes again.
+                turn.send(node.connection, Refused(why=failure.detail, exit_code=EXIT_FAILED, retry=True))
+            if failure.kind is not FailureKind.CONNECTION_LOST:
+                turn.close(node.connection)
+            turn.members.remove(node.name)
+        turn.emit(NodeLeft, node=failure.node, reason="failed")
+        return list(node.workers) if node is not None else turn.planned_on(failure.node)

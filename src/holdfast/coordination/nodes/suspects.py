@@ -1,0 +1,92 @@
+"""Whose fault it is that collectives failed although everybody answers.
+
+Being late is no guilt by itself: the suspect is who has not issued what others waited for until its time was up. Else
+it is who cannot be reached. A broken connection may be mended by connecting anew, so the same members try once more;
+but after a time-out, or without a step between two tries, they are never put together again.
+
+Pure: the same evidence gives the same verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.protocol.messages.worker import Fault, Report
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import Phase
+
+#: How far a step has got; who has finished its loop, or has not come into the epoch, takes part in nothing.
+_ORDER = (
+    Phase.IDLE,
+    Phase.ENTERING,
+    Phase.FORWARD,
+    Phase.FINISHED,
+    Phase.COMPUTE,
+    Phase.REDUCING,
+    Phase.READY,
+    Phase.VOTED,
+    Phase.ABANDONED,
+    Phase.PASSED,
+    Phase.APPLYING,
+)
+
+
+class Suspects:
+    """Remembers who has tried in vain."""
+
+    def __init__(self) -> None:
+        self._tried: tuple[frozenset[str], int] | None = None
+
+    def name(
+        self, workers: Sequence[str], reports: Mapping[str, Report], faults: Mapping[str, Fault], committed: int
+    ) -> dict[str, str]:
+        """Return the nodes that cannot stay, with the reason; none where the same members may try again.
+
+        Args:
+            workers: the members by rank, all of whom have reported.
+            faults: the complaints of those whose collectives failed.
+            committed: the newest step applied by all.
+        """
+        late = any(fault.timed_out for fault in faults.values())
+        again = self._tried == (frozenset(workers), committed)
+        self._tried = (frozenset(workers), committed)
+        if len({node_of(worker) for worker in workers}) < 2 or not faults or not (late or again):
+            return {}
+        return _laggards(workers, reports, faults) or _unreachable(workers, faults) or _last_resort(workers, faults)
+
+
+def _laggards(workers: Sequence[str], reports: Mapping[str, Report], faults: Mapping[str, Fault]) -> dict[str, str]:
+    """Name the nodes whose workers have not issued what the complainers waited for."""
+    places = {worker: (report.step, _ORDER.index(report.phase)) for worker, report in reports.items()}
+    timed_out = [places[worker] for worker, fault in faults.items() if fault.timed_out and worker in places]
+    if not timed_out:
+        return {}
+    behind = [worker for worker in workers if places[worker] < min(timed_out)]
+    why = "its training thread stands still: it is at '{}' of step {} while the others waited for it in vain"
+    named = {node_of(w): why.format(reports[w].phase, reports[w].step) for w in behind}
+    return _some_stay(workers, named)
+
+
+def _unreachable(workers: Sequence[str], faults: Mapping[str, Fault]) -> dict[str, str]:
+    """Name the fewest nodes (greedily) without which all others reach each other; of two equals the later one."""
+    nodes = list(dict.fromkeys(map(node_of, workers)))
+    cut = {frozenset((node_of(fault.worker), node_of(peer))) for fault in faults.values() for peer in fault.unreachable}
+    cut = {pair for pair in cut if len(pair) == 2 and pair <= set(nodes)}
+    named: dict[str, str] = {}
+    while cut:
+        worst = max(nodes, key=lambda node: (sum(node in pair for pair in cut), nodes.index(node)))
+        peers = sorted(node for pair in cut if worst in pair for node in pair - {worst})
+        named[worst] = f"no connection between it and {', '.join(peers)}"
+        cut = {pair for pair in cut if worst not in pair}
+    return _some_stay(workers, named)
+
+
+def _last_resort(workers: Sequence[str], faults: Mapping[str, Fault]) -> dict[str, str]:
+    """Name who complained first: without other evidence another set of members must do."""
+    first = next(iter(faults.values()))
+    return _some_stay(workers, {node_of(first.worker): f"the same members have failed before: {first.detail}"})
+
+
+def _some_stay(workers: Sequence[str], named: dict[str, str]) -> dict[str, str]:
+    """Return the named nodes unless that is all of them, or none."""
+    return named if any(node_of(worker) not in named for worker in workers) else {}

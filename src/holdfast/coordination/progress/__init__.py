@@ -1,0 +1,1 @@
+"""Which steps and checkpoints count, and what recoveries have cost."""

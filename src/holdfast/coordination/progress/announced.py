@@ -1,0 +1,148 @@
+"""Announces the steps that all members have applied, and what recoveries have cost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from holdfast.coordination.progress.costs import MeasuredCosts
+from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
+from holdfast.coordination.progress.recovery_cost import Recovery
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.events import Rebalanced, Recovered, StepCommitted
+from holdfast.protocol.messages.agent import Committed
+from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan
+
+#: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn
+AT_ONCE = 2048
+
+
+class Progress:
+    """Committed steps; continues where the job stands by its events."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.ledger = StepLedger(turn.position.step, turn.record.passed)
+        self.recovery: Recovery | None = None
+        self.costs = MeasuredCosts()
+        self._turn = turn
+        self._told, self._told_at = turn.position.step, 0.0
+
+    @property
+    def samples(self) -> int:
+        """Of all committed steps that no roll-back undid."""
+        return self._turn.position.samples
+
+    @property
+    def loss(self) -> float:
+        """Of the step that was committed last."""
+        return self._turn.position.loss
+
+    @property
+    def committed_at(self) -> float:
+        """When the step that was committed last was, unix seconds; 0 before the first."""
+        return self._turn.position.step_time
+
+    @property
+    def restarting(self) -> bool:
+        """True from the begin of a restart until what it has lost is done again."""
+        return self.recovery is not None and self.recovery.restart
+
+    def release(self, members: Collection[str]) -> bool:
+        """Announce the steps that all members have applied by now, the first `AT_ONCE`; tell whether there were any."""
+        released = self.ledger.release(members, AT_ONCE)
+        for done in released:
+            self._announce(done)
+            self._recovered(done)
+        return bool(released)
+
+    def finished(self, plan: EpochPlan, left: Mapping[str, int]) -> bool:
+        """Tell whether all members of `plan` have ended (or left) their loops, at the step that is committed."""
+        infos = ((worker, self._turn.members.worker(worker)) for worker in plan.workers)
+        if not all(worker in left or (info is not None and info.finished) for worker, info in infos):
+            return False
+        return {self.ledger.applied_by(worker) for worker in plan.workers} == {self.ledger.committed}
+
+    def tell(self, every_s: float) -> None:
+        """Let the agents forget what is in the journal; not at every step: it takes a record and messages."""
+        turn = self._turn
+        if self.ledger.committed == self._told or turn.now < self._told_at + every_s:
+            return
+        self._told, self._told_at = self.ledger.committed, turn.now
+        turn.change()  # whatever becomes of the journal, the record knows what the agents need not keep any more
+        for node in turn.members.nodes.values():
+            turn.send(node.connection, Committed(term=turn.record.term, step=self._told))
+
+    def failed(self, failed_at: float) -> None:
+        """A recovery begins; one that is still under way goes on counting from its first failure."""
+        if self.recovery is not None and self.recovery.restart:
+            self.recovery.regrouped = 0.0  # what the restart has lost is still being done again
+        elif self.recovery is None or self.recovery.regrouped:
+            self.recovery = Recovery(failed=failed_at, detected=self._turn.now, action="shrink")
+
+    def restarts(self) -> None:
+        """The recovery under way is a restart: it lasts until a step is committed that never was before."""
+        recovery = self.recovery
+        if recovery is not None:
+            recovery.action, recovery.restart = "restart", True
+            recovery.after_step = max(recovery.after_step, self.ledger.committed)
+
+    def swapped(self, step: int, plan: EpochPlan, action: str) -> None:
+        """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
+        since = self.committed_at or self._turn.now
+        self.recovery = Recovery(
+            failed=since, detected=since, action=action, source="replica", after_step=step, swap=True
+        )
+        self.recovery.experts_moved = plan.experts.moves if plan.experts else 0
+
+    def decided(self, plan: EpochPlan, before: EpochPlan | None, decision: Decision) -> None:
+        """The recovery under way leads to this plan."""
+        recovery = self.recovery
+        if recovery is None:
+            return
+        recovery.experts_moved = plan.experts.moves if plan.experts else 0
+        if recovery.restart:
+            recovery.source = "checkpoint" if decision.kind is DecisionKind.ROLLBACK else "none"
+            return
+        recovery.after_step = decision.applied - (decision.kind is DecisionKind.FORWARD)
+        workers = before.workers if before else ()
+        if decision.kind is DecisionKind.ROLLBACK:
+            recovery.action, recovery.source = "rollback", "checkpoint"
+            return
+        recovery.source = "replica" if plan.sources else "none"
+        if len(plan.members) > len(workers):
+            recovery.action = "grow"
+        elif set(plan.workers) == set(workers):
+            recovery.action = "retry"
+        else:
+            recovery.action = "shrink"
+
+    def _announce(self, done: CommittedStep) -> None:
+        commit = done.commit
+        loss = commit.loss_sum / commit.samples if commit.samples else float("nan")
+        # Nobody knows any more when a step passed whose witnesses are all dead; other machines' clocks may lag.
+        time = max(done.time or self._turn.now, self.committed_at)
+        seconds = time - self.committed_at if self.committed_at else 0.0
+        self.costs.step(seconds)
+        if self.recovery is not None:
+            self.recovery.swapped_at(done.step, time)
+        self._turn.emit_at(
+            time,
+            StepCommitted,
+            step=done.step,
+            loss=loss,
+            samples=commit.samples,
+            world=done.world,
+            seconds=seconds,
+            skipped=commit.nonfinite > 0,
+        )
+
+    def _recovered(self, done: CommittedStep) -> None:
+        recovery = self.recovery
+        if recovery is None or not recovery.regrouped or done.step <= recovery.after_step:
+            return
+        self.costs.switched(recovery, self.committed_at)
+        self.recovery, costs = None, recovery.costs(self.committed_at)
+        if recovery.action == "rebalance":
+            told = {name: costs[name] for name in ("bytes_moved", "experts_moved", "transfer_s", "down_s")}
+            self._turn.emit(Rebalanced, step=done.step, **told)
+        else:
+            self._turn.emit(Recovered, **costs)

@@ -1,0 +1,177 @@
+"""Which steps every member has applied, and whether the members agree."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.messages.agent import KeptStep
+from holdfast.protocol.messages.worker import Applied, Report
+from holdfast.protocol.plan import Passed
+
+#: A claim to have applied more steps than this beyond the journal's is none that training leads to: months of it.
+MAX_BEYOND = 1 << 22
+
+
+class DivergedError(Exception):
+    """Two replicas differ after the same step: a broken invariant, never tolerated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommittedStep:
+    """One step that all members have applied; `time` is the last one's."""
+
+    step: int
+    commit: Commit
+    world: int
+    time: float
+
+
+@dataclass(slots=True)
+class _Pending:
+    commit: Commit
+    world: int
+    time: float
+    state_hash: str
+    worker: str
+
+
+class StepLedger:
+    """Collects Applied reports; a step is committed when the slowest live member has applied it.
+
+    Reports may come twice (replayed after a coordinator's outage) and long after the fact.
+    """
+
+    def __init__(self, committed: int = 0, passed: Iterable[Passed] = ()) -> None:
+        """Continue after `committed`; of the steps in `passed` v is known, whoever is left to tell of them."""
+        self.committed = committed
+        self._applied: dict[str, int] = {}
+        self._steps: dict[int, _Pending] = {}
+        for known in passed:
+            self.expect(known.step, known.commit)
+
+    @property
+    def unannounced(self) -> tuple[Passed, ...]:
+        """The steps after the committed ones whose v is known, in order."""
+        return tuple(Passed(step=step, commit=self._steps[step].commit) for step in sorted(self._steps))
+
+    def plausible(self, step: int) -> bool:
+        """Tell whether somebody may have applied this step by now; what lies between is counted one by one."""
+        return step <= self.committed + MAX_BEYOND
+
+    def expect(self, step: int, commit: Commit) -> None:
+        """A step has passed with this v, or was decided to; who applies it is still to be heard."""
+        if step > self.committed:
+            self._steps.setdefault(step, _Pending(commit, 0, 0.0, "", ""))
+
+    def note(self, message: Applied, now: float) -> None:
+        """Take in one worker's report, heard now.
+
+        Raises:
+            DivergedError: the worker's v or state hash differs from another's.
+        """
+        self.settle(message.worker, message.step)
+        news = _Pending(message.commit, message.world, now, message.state_hash, message.worker)
+        self._learn(message.step, news)
+
+    def learn(self, kept: KeptStep, worker: str, time: float) -> None:
+        """Take in what an agent has kept of a step; `worker`: one who has applied it, at `time` (unix seconds).
+
+        Raises:
+            DivergedError: v or state hash differ from those that others told.
+        """
+        self._learn(kept.step, _Pending(kept.commit.v, kept.world, time, kept.state_hash, worker))
+
+    def give_up_to(self, step: int, global_batch: int) -> None:
+        """Nobody on some node knows v of the steps up to this one any more; others may."""
+        for unknown in range(self.committed + 1, step + 1):
+            self.expect(unknown, _unknown(global_batch))
+
+    def _learn(self, step: int, news: _Pending) -> None:
+        if step <= self.committed:
+            return
+        known = self._steps.get(step)
+        if known is None or _is_unknown(known):
+            self._steps[step] = news
+            return
+        # What was filled in from a promise has v, but nobody's hash yet.
+        known.state_hash = known.state_hash or news.state_hash
+        same = _bits(known.commit) == _bits(news.commit) and known.state_hash == news.state_hash
+        if not same:
+            raise DivergedError(
+                f"step {step}: {known.worker} and {news.worker} differ "
+                f"({known.commit} {known.state_hash} against {news.commit} {news.state_hash})"
+            )
+        known.time = max(known.time, news.time)
+        known.world = known.world or news.world
+
+    def settle(self, worker: str, step: int) -> None:
+        """A worker holds the state of `step` now, by whatever way."""
+        self._applied[worker] = max(step, self._applied.get(worker, step))
+
+    def forget(self, worker: str) -> None:
+        """A worker is gone; its own steps no longer hold the others up."""
+        self._applied.pop(worker, None)
+
+    def applied_by(self, worker: str) -> int | None:
+        """Return the newest step that a worker is known to have applied."""
+        return self._applied.get(worker)
+
+    def hear(self, reports: Collection[Report], global_batch: int) -> None:
+        """Take in where all members stand, and make up for steps that passed, but whose witnesses are all dead.
+
+        To be called when every member's messages are known: what is missing now will not come any more. A report
+        still knows v of its last step; of those before only the samples are certain, their loss is NaN.
+        """
+        top = 0
+        for report in reports:
+            if report.applied is not None:
+                self.settle(report.worker, report.applied)
+                top = max(top, report.applied)
+        known = {report.passed.step: report.passed.commit for report in reports if report.passed is not None}
+        for step in range(self.committed + 1, top + 1):
+            self.expect(step, known.get(step) or _unknown(global_batch))
+
+    def behind(self, members: Iterable[str]) -> int:
+        """Return how many steps all `members` have applied beyond the committed ones."""
+        return min((self._applied.get(worker, 0) for worker in members), default=0) - self.committed
+
+    def undo_after(self, step: int) -> None:
+        """A decision undoes what came after `step`: who applied it alone is expelled, its v void."""
+        self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
+
+    def reset(self, step: int) -> None:
+        """Go back: what came after `step` never counted."""
+        self.committed = step
+        self._applied.clear()
+        self._steps.clear()
+
+    def release(self, members: Iterable[str], at_most: int = sys.maxsize) -> list[CommittedStep]:
+        """Return the steps newly applied by all `members`, in order; members not heard of hold everything up."""
+        progress = [self._applied.get(worker, self.committed) for worker in members]
+        reached = min(progress, default=self.committed)
+        out: list[CommittedStep] = []
+        while self.committed < reached and self.committed + 1 in self._steps and len(out) < at_most:
+            step = self.committed + 1
+            done = self._steps.pop(step)
+            out.append(CommittedStep(step=step, commit=done.commit, world=done.world, time=done.time))
+            self.committed = step
+        return out
+
+
+def _unknown(samples: int) -> Commit:
+    return Commit(grad_square=math.nan, loss_sum=math.nan, samples=samples, nonfinite=0)
+
+
+def _is_unknown(pending: _Pending) -> bool:
+    return not pending.worker and math.isnan(pending.commit.loss_sum) and math.isnan(pending.commit.grad_square)
+
+
+def _bits(commit: Commit) -> bytes:
+    """Return what identifies v in every bit; a NaN equals itself here."""
+    return msgspec.msgpack.encode(commit)

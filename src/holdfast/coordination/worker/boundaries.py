@@ -1,0 +1,61 @@
+"""Where a worker may stand in a step, and which boundary leads where: the table of coordination.worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.coordination.worker.copy import StateCopy
+from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, Receive
+from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, Phase
+
+
+class InvalidTransitionError(Exception):
+    """The shell called a boundary that the phase does not allow: a bug, with the story that led there."""
+
+
+#: a phase, or while an epoch is entered the task that is due
+Place = Phase | type[Entering]
+
+#: (where a worker stands, the boundary that it comes to) -> its phase then; what is not here is not allowed
+NEXT: Mapping[tuple[Place, str], Phase] = {
+    (Forward, "begin_apply"): Phase.FORWARD,
+    (Phase.FORWARD, "applied_step"): Phase.ENTERING,
+    (Load, "loaded"): Phase.ENTERING,
+    (Move, "moving"): Phase.ENTERING,
+    (Move, "moved"): Phase.ENTERING,
+    (Receive, "received"): Phase.ENTERING,
+    (Enter, "entered"): Phase.COMPUTE,
+    (Phase.COMPUTE, "computing"): Phase.COMPUTE,
+    (Phase.COMPUTE, "computed"): Phase.REDUCING,
+    (Phase.REDUCING, "reduced"): Phase.READY,
+    (Phase.READY, "voting"): Phase.VOTED,
+    (Phase.VOTED, "vote_passed"): Phase.PASSED,
+    (Phase.VOTED, "vote_abandoned"): Phase.ABANDONED,
+    (Phase.PASSED, "begin_apply"): Phase.APPLYING,
+    (Phase.APPLYING, "applied_step"): Phase.COMPUTE,
+    (Phase.COMPUTE, "finish"): Phase.FINISHED,
+}
+
+#: A report from here would be no promise: the step may yet pass, or the state is about to change.
+UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD})
+
+#: All local reductions of the step in progress have returned, and what they brought is of use.
+REDUCED = frozenset({Phase.READY, Phase.VOTED, Phase.ABANDONED, Phase.PASSED, Phase.APPLYING, Phase.FORWARD})
+
+
+def due(worker: str, plan: EpochPlan, decision: Decision | None, copy: StateCopy, *, placed: bool) -> Entering:
+    """Return what a worker has to do next to enter the epoch of `plan`.
+
+    Args:
+        decision: what the epoch began with, None after a swap.
+        placed: the experts are where the plan has them, or there are none.
+    """
+    lacking = copy.applied is None
+    if copy.forward_due(decision) and copy.passed is not None:
+        return Forward(plan, copy.passed.step, copy.passed.commit)
+    if lacking and decision is not None and decision.kind is DecisionKind.ROLLBACK:
+        return Load(plan, decision.checkpoint)
+    send_to = tuple(w for w, sources in plan.sources.items() if worker in sources)
+    if not placed:
+        return Move(plan, send_to)
+    return Receive(plan) if lacking else Enter(plan, send_to)

@@ -1,0 +1,467 @@
+"""The phase machine of one worker: what it may do next, what it promises, what it tells (DESIGN.md 3.1).
+
+COMPUTE -> REDUCING -> READY -> VOTED -> PASSED(v) -> APPLYING -> COMPUTE of the next step: `boundaries` says which
+leads where. The shell (runtime, or the simulation) passes on what the coordinator orders, calls a method at each
+boundary and obeys what comes back; `task` says what the training thread is to do now. A Stop freezes the machine: from
+then on no boundary can be crossed until the next Begin, but those that end what is under way, and the report says
+where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from holdfast.coordination.generations.assignment import Share, round_robin
+from holdfast.coordination.worker.boundaries import NEXT, REDUCED, UNDER_WAY, InvalidTransitionError, Place, due
+from holdfast.coordination.worker.copy import StateCopy
+from holdfast.coordination.worker.tasks import (
+    Build,
+    Compute,
+    Done,
+    Drop,
+    Entering,
+    Finish,
+    Halt,
+    Task,
+    Tell,
+    Wait,
+    WorkerInstruction,
+)
+from holdfast.protocol.commit import Commit, Flag
+from holdfast.protocol.messages.orders import Arm, Begin, EpochOrder, JobDone, Prepare, Stop, Void
+from holdfast.protocol.messages.worker import Applied, Entered, Fault, Finished, Prepared, Report
+from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, Passed, Phase
+
+if TYPE_CHECKING:
+    from holdfast.coordination.experts.holding import Holding, Rearrangement
+
+
+@dataclass(slots=True)
+class PendingGroup:
+    """The group of an epoch that is not entered yet, beside the one in use."""
+
+    plan: EpochPlan
+    prepared: bool = False  # it stands here
+    armed: bool = False  # it stands everywhere
+
+
+class WorkerMachine:
+    """The protocol state of one worker process. Not thread-safe: the shell holds a lock around every call."""
+
+    def __init__(self, worker: str, *, micro_batches: int, holding: Holding | None = None) -> None:
+        """Be in no epoch.
+
+        Args:
+            holding: this worker's experts, None for a dense model. With experts, gradients of finished micro-batches
+                are of no use after a failure: the experts' lie on other ranks.
+        """
+        self.holding = holding
+        self.worker = worker
+        self.micro_batches = micro_batches
+        self.term = 0
+        self.plan: EpochPlan | None = None
+        self.decision: Decision | None = None
+        self.phase = Phase.IDLE
+        self.pending: PendingGroup | None = None
+        self.stop: Stop | None = None
+        self.done = False
+        self._copy = StateCopy()
+        #: the epoch whose placement of the experts was taken up last
+        self._moved_in = 0
+        #: the epochs in which something was waited for in vain, while it is being found out who cannot be reached
+        self._looking: set[int] = set()
+        self._share = Share()
+
+    # ---- what the shell may ask ----
+
+    @property
+    def frozen(self) -> bool:
+        """True from Stop to the next Begin: no boundary may be crossed."""
+        return self.stop is not None
+
+    @property
+    def applied(self) -> int | None:
+        """The step whose state is here; None: no state of the job (fresh or void)."""
+        return self._copy.applied
+
+    @property
+    def passed(self) -> Passed | None:
+        """The newest step that is known here to have passed."""
+        return self._copy.passed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this worker is in, 0 before the first."""
+        return self.plan.epoch if self.plan else 0
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in its epoch."""
+        rank = self.plan.rank(self.worker) if self.plan else None
+        if rank is None:
+            raise self._invalid("rank")
+        return rank
+
+    @property
+    def world(self) -> int:
+        """How many workers the epoch has."""
+        return len(self.plan.members) if self.plan else 1
+
+    @property
+    def step(self) -> int:
+        """The step in progress."""
+        return 1 if self.applied is None else self.applied + 1
+
+    def plan_of(self, epoch: int) -> EpochPlan | None:
+        """Return the plan of the epoch in force, or of the pending one; None of any other."""
+        plans = (self.plan, self.pending.plan if self.pending else None)
+        return next((plan for plan in plans if plan is not None and plan.epoch == epoch), None)
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """What this worker raises in the commit operation."""
+        return (Flag.SWAP,) if self.pending and self.pending.prepared and self.pending.armed else ()
+
+    @property
+    def task(self) -> Task:
+        """What the training thread is to do now; ask again after every change."""
+        if self.done:
+            return Done()
+        if self.frozen or self.plan is None:
+            return Wait()
+        if self.phase is Phase.ENTERING:
+            return self._due(self.plan)
+        if self.phase is Phase.COMPUTE and self.plan.last:
+            return Finish()
+        if self.phase is Phase.COMPUTE:
+            return Compute(self.step, self.share, tuple(self._share.held))
+        return Wait()
+
+    @property
+    def share(self) -> tuple[int, ...]:
+        """This worker's micro-batches of the step in progress."""
+        if self._share.assigned is not None:
+            return self._share.assigned
+        return round_robin(self.micro_batches, self.world)[self.rank]
+
+    # ---- orders from the coordinator ----
+
+    def order(self, order: EpochOrder) -> list[WorkerInstruction]:
+        """Take an order; one that is stale, or that this worker has promised away, changes nothing."""
+        return self._ORDERS[type(order)](self, order)
+
+    def _begin(self, order: Begin) -> list[WorkerInstruction]:
+        """Enter a new epoch."""
+        plan, decision = order.plan, order.decision
+        rank = plan.rank(self.worker)
+        if plan.term < self.term or plan.epoch <= max(self.epoch, self._stopped_epoch) or rank is None:
+            return []
+        if self.phase in UNDER_WAY:
+            raise self._invalid("begin before the promised report")
+        out = self._leave_pending()
+        redone = decision.kind is DecisionKind.REDO and self.applied == decision.applied
+        self._share.change(order.assignment[rank] if order.assignment else None, same_step=redone)
+        try:
+            self._copy.settle(decision, receives=self.worker in plan.sources, reduced=self._ready)
+        except ValueError as error:
+            raise self._invalid(f"begin: {error}") from error
+        if self.holding is not None and decision.kind is DecisionKind.ROLLBACK:
+            self.holding.overwrite()
+        self.term, self.plan, self.decision, self.stop = plan.term, plan, decision, None
+        self._looking.clear()
+        self.phase = Phase.ENTERING
+        return [*out, Build(plan, pending=False)]
+
+    def _stop(self, order: Stop) -> list[WorkerInstruction]:
+        """Freeze, and report: at once, or where the commit operation or apply is under way, at its end."""
+        repeated = self.stop is not None and (order.term, order.epoch) <= (self.stop.term, self.stop.epoch)
+        if order.term < self.term or order.epoch < self.epoch or repeated:
+            return []
+        self.term, self.stop = order.term, order
+        return [Halt(), *self._report()]
+
+    def _prepare(self, order: Prepare) -> list[WorkerInstruction]:
+        """Build the pending group beside the one in use."""
+        plan = order.plan
+        known = self.pending.plan.epoch if self.pending else 0
+        stale = plan.epoch <= max(self.epoch, self._stopped_epoch, known)
+        if plan.term < self.term or stale or self.frozen or plan.rank(self.worker) is None:
+            return []
+        out = self._leave_pending()
+        self.term, self.pending = plan.term, PendingGroup(plan)
+        return [*out, Build(plan, pending=True)]
+
+    def _arm(self, order: Arm) -> list[WorkerInstruction]:
+        """Raise the swap flag from the next commit operation on."""
+        pending = self._pending_of(order.epoch)
+        if order.term >= self.term and pending is not None:
+            pending.armed = True
+        return []
+
+    def _void(self, order: Void) -> list[WorkerInstruction]:
+        """Forget the pending group."""
+        if order.term < self.term or self._pending_of(order.epoch) is None:
+            return []
+        return self._leave_pending()
+
+    def _job_done(self, order: JobDone) -> list[WorkerInstruction]:
+        """Let the script end, whatever it is in."""
+        self.done = True
+        return [] if self.phase is Phase.FINISHED else [Halt()]
+
+    #: what the coordinator orders -> what it leads to
+    _ORDERS: ClassVar[Mapping[type, Callable[..., list[WorkerInstruction]]]] = {
+        Begin: _begin,
+        Stop: _stop,
+        Prepare: _prepare,
+        Arm: _arm,
+        Void: _void,
+        JobDone: _job_done,
+    }
+
+    # ---- boundaries, called by the training thread ----
+
+    def prepared(self, epoch: int) -> list[WorkerInstruction]:
+        """The pending group stands."""
+        pending = self._pending_of(epoch)
+        if pending is None or self.frozen:
+            return []
+        pending.prepared = True
+        return [Tell(Prepared(worker=self.worker, epoch=epoch))]
+
+    def pushed(self, epoch: int) -> bool:
+        """A peer offers the state of `epoch`: True if this worker now takes it (and, where pending, has entered it)."""
+        if self.frozen or self.applied is not None:
+            return False
+        pending = self._pending_of(epoch)
+        if pending is not None and self.plan is None:
+            self._swap(pending)
+        if not self._enters(epoch):
+            return False
+        self._copy.spoil()
+        return True
+
+    def moving(self) -> Rearrangement | None:
+        """The placement of the experts is about to be taken up; None: frozen.
+
+        Raises:
+            JobFailedError: the initial experts are wanted, and are not here any more.
+        """
+        if not self._cross("moving"):
+            return None
+        plan, decision = self.plan, self.decision
+        if self.holding is None or plan is None or plan.experts is None:
+            raise self._invalid("moving")
+        try:
+            return self.holding.take_up(plan.experts, self.rank, decision.kind if decision else None)
+        except ValueError as error:
+            raise self._invalid(f"moving ({error})") from error
+
+    def moved(self, epoch: int) -> bool:
+        """The experts are here. False: they came too late, and do not count."""
+        if not self._enters(epoch) or self.holding is None:
+            return False
+        self._follow("moved")
+        self.holding.brought()
+        self._moved_in = epoch
+        return True
+
+    def received(self, epoch: int, state: Passed | None, step: int) -> bool:
+        """The whole state of `step` is here, checked. False: it came too late, and is void."""
+        if not self._enters(epoch):
+            return False
+        self._follow("received")
+        self._copy.hold(step, state)
+        return True
+
+    def loaded(self, epoch: int, step: int) -> bool:
+        """The checkpoint of `step` is loaded. False: it came too late."""
+        if self.plan is None or not self._enters(epoch):
+            return False
+        self._follow("loaded")
+        if self.holding is not None and self.plan.experts is not None:
+            self.holding.loaded(self.plan.experts, self.rank)
+        self._copy.hold(step, None)
+        return True
+
+    def entered(self, *, received_bytes: int = 0, transfer_s: float = 0.0) -> list[WorkerInstruction]:
+        """The group stands and the decision is carried out."""
+        if not self._cross("entered"):
+            return []
+        message = Entered(
+            worker=self.worker,
+            epoch=self.epoch,
+            applied=self.applied or 0,
+            received_bytes=received_bytes,
+            transfer_s=transfer_s,
+        )
+        return [Tell(message)]
+
+    def computing(self, micro_batch: int) -> bool:
+        """A micro-batch is about to be computed; False: not any more. From here on it is this worker's to finish."""
+        if not self._cross("computing"):
+            return False
+        if self.holding is None and micro_batch not in self._share.held:
+            self._share.held.append(micro_batch)
+        return True
+
+    def computed(self) -> bool:
+        """COMPUTE -> REDUCING. False: frozen."""
+        return self._cross("computed")
+
+    def reduced(self) -> bool:
+        """REDUCING -> READY: every local reduction has returned. False: frozen."""
+        return self._cross("reduced")
+
+    def voting(self) -> bool:
+        """READY -> VOTED: the commit operation is about to be issued. False: frozen."""
+        return self._cross("voting")
+
+    def vote_passed(self, commit: Commit) -> list[WorkerInstruction]:
+        """VOTED -> PASSED(v): the commit operation returned, in time or just before it would have been abandoned."""
+        self._follow("vote_passed")
+        self._copy.passed = Passed(step=self.step, commit=commit)
+        return self._report()
+
+    def vote_abandoned(self) -> list[WorkerInstruction]:
+        """VOTED -> ABANDONED: the commit operation was left, or failed; perhaps it passed elsewhere."""
+        self._follow("vote_abandoned")
+        return self._report()
+
+    def begin_apply(self) -> bool:
+        """The optimizer is about to change the state. False: frozen, the decision will say."""
+        return self._cross("begin_apply")
+
+    def applied_step(self, state_hash: str = "") -> list[WorkerInstruction]:
+        """The state is that of the step now. A passed swap takes effect here, unless a Stop came first."""
+        world, epoch, forward = self.world, self.epoch, self.phase is Phase.FORWARD
+        self._follow("applied_step")
+        passed = self.passed
+        if passed is None:
+            raise self._invalid("applied_step without v")
+        step, commit = passed.step, passed.commit
+        self._copy.hold(step, passed)
+        self._share = Share()
+        if self.holding is not None:
+            self.holding.passed()
+        if Flag.SWAP in commit.flags and self.pending is not None and not forward and not self.frozen:
+            self._swap(self.pending)
+        applied = Applied(worker=self.worker, epoch=epoch, step=step, commit=commit, world=world, state_hash=state_hash)
+        return [Tell(applied), *self._report()]
+
+    def waited_in_vain(self, epoch: int) -> bool:
+        """Something of `epoch` has taken too long: True where it is of use to look who cannot be reached.
+
+        Then `fault` is to say what came out, and until it does no report is given: what one has seen is not to be lost
+        because another was faster to complain.
+        """
+        if not self._concerns(epoch):
+            return False
+        self._looking.add(epoch)
+        return True
+
+    def fault(
+        self, epoch: int, detail: str, *, timed_out: bool = False, unreachable: Sequence[str] = ()
+    ) -> list[WorkerInstruction]:
+        """A collective or a build of `epoch` failed: leave the step and wait for the coordinator's word.
+
+        Args:
+            timed_out: it was waited for until its time was up.
+            unreachable: members that no connection can be made to.
+        """
+        looked = epoch in self._looking
+        self._looking.discard(epoch)
+        if not looked and not self._concerns(epoch):
+            return []
+        fault = Fault(
+            worker=self.worker, epoch=epoch, detail=detail[:1024], timed_out=timed_out, unreachable=tuple(unreachable)
+        )
+        return [Tell(fault), *(self._report() if looked else ())]
+
+    def finish(self) -> list[WorkerInstruction]:
+        """The training loop asks for no further step, or the epoch is the last."""
+        if not self._cross("finish"):
+            return []
+        return [Tell(Finished(worker=self.worker, epoch=self.epoch, step=self.applied or 0))]
+
+    # ---- inside ----
+
+    @property
+    def _stopped_epoch(self) -> int:
+        return self.stop.epoch if self.stop else 0
+
+    def _concerns(self, epoch: int) -> bool:
+        """True while a failure of this epoch is news."""
+        return not self.frozen and (self.epoch == epoch or self._pending_of(epoch) is not None)
+
+    @property
+    def _ready(self) -> bool:
+        """True where the reduced gradients of the step in progress are here."""
+        return self.phase in REDUCED or (self.phase is Phase.ENTERING and self._copy.forward_due(self.decision))
+
+    @property
+    def _place(self) -> Place:
+        return type(self._due(self.plan)) if self.phase is Phase.ENTERING and self.plan else self.phase
+
+    def _due(self, plan: EpochPlan) -> Entering:
+        placed = self.holding is None or self._moved_in == self.epoch
+        return due(self.worker, plan, self.decision, self._copy, placed=placed)
+
+    def _enters(self, epoch: int) -> bool:
+        """True while this worker is about to enter this epoch: what is for another came too late."""
+        return not self.frozen and self.epoch == epoch and self.phase is Phase.ENTERING
+
+    def _pending_of(self, epoch: int) -> PendingGroup | None:
+        return self.pending if self.pending is not None and self.pending.plan.epoch == epoch else None
+
+    def _swap(self, pending: PendingGroup) -> None:
+        """The pending epoch is the current one from here on."""
+        self.plan, self.pending, self.decision = pending.plan, None, None
+        self.phase = Phase.ENTERING
+
+    def _leave_pending(self) -> list[WorkerInstruction]:
+        pending, self.pending = self.pending, None
+        return [Drop(pending.plan.epoch)] if pending is not None else []
+
+    def _cross(self, boundary: str) -> bool:
+        """Cross a boundary; False: frozen."""
+        if self.frozen:
+            return False
+        self._follow(boundary)
+        return True
+
+    def _follow(self, boundary: str) -> None:
+        """Be where the table says that this boundary leads, frozen or not."""
+        following = NEXT.get((self._place, boundary))
+        if following is None:
+            raise self._invalid(boundary)
+        self.phase = following
+
+    def _report(self) -> list[WorkerInstruction]:
+        """Answer the Stop, where there is one and nothing is under way."""
+        if self.stop is None or self._looking or self.phase in UNDER_WAY:
+            return []
+        report = Report(
+            worker=self.worker,
+            term=self.stop.term,
+            epoch=self.stop.epoch,
+            applied=self.applied,
+            step=self.step,
+            phase=self.phase,
+            fresh=self._copy.fresh,
+            ready=self._ready,
+            passed=self.passed,
+            held=tuple(sorted(self._share.held)),
+            # Without the rest of the state they are of no use to anybody.
+            experts=self.holding.blob if self.holding is not None and self.applied is not None else b"",
+            experts_next=self.holding.next_blob if self.holding is not None and self._ready else b"",
+        )
+        return [Tell(report)]
+
+    def _invalid(self, name: str) -> InvalidTransitionError:
+        story = (
+            f"epoch {self.epoch}, phase {self.phase}, applied {self.applied}, passed {self.passed}, stop {self.stop}"
+        )
+        return InvalidTransitionError(f"{self.worker}: {name} is not allowed in {story}")

@@ -1,0 +1,121 @@
+"""What a worker's machine asks of its shell: instructions at once, and the task of the training thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.messages.worker import WorkerMessage
+from holdfast.protocol.plan import EpochPlan
+
+# ---- instructions: what the shell must do, in order ----
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send to the coordinator."""
+
+    message: WorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Interrupt the training thread: collectives and transfers are abandoned at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Build the group of a plan in the background; `pending` ones are not entered yet."""
+
+    plan: EpochPlan
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget the group of an epoch that will never be entered."""
+
+    epoch: int
+
+
+WorkerInstruction = Tell | Halt | Build | Drop
+
+
+# ---- tasks: what the training thread is to do now ----
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing until something changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Apply the retained reduced gradients of `step` with this v, between begin_apply and applied_step."""
+
+    plan: EpochPlan
+    step: int
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load this checkpoint, then call `loaded`."""
+
+    plan: EpochPlan
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Take up the placement of the experts: `moving`, what it says to do, `moved`.
+
+    send_to: meanwhile, and during what follows, push the state to these members.
+    """
+
+    plan: EpochPlan
+    send_to: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Wait for the state that is on its way since `pushed`, then call `received`."""
+
+    plan: EpochPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """All is here: call `entered` once the group stands.
+
+    send_to: push the state to these members; compute may go on meanwhile, apply may not.
+    """
+
+    plan: EpochPlan
+    send_to: tuple[str, ...]
+
+
+#: What leads into an epoch, in this order, each only where it is needed (docs/protocol.md, Entering).
+Entering = Forward | Load | Move | Receive | Enter
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Compute the gradients of these micro-batches of `step`; `held` ones are there already."""
+
+    step: int
+    micro_batches: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job ends before its last step: save what is here, as at the end of the loop, then call `finish`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The job is over: the script may end."""
+
+
+Task = Wait | Entering | Compute | Finish | Done

@@ -1,0 +1,22 @@
+"""The dispatch schemes that users can name."""
+
+from __future__ import annotations
+
+from holdfast.errors import BadInputError
+from holdfast.planning.dispatch.interval import Interval
+from holdfast.planning.dispatch.minmax import MinMax
+from holdfast.planning.dispatch.proportional import Proportional
+from holdfast.planning.dispatch.schedule import DispatchScheme
+
+
+def schemes() -> dict[str, DispatchScheme]:
+    """Return all dispatch schemes by name, the default first (`NodeInterval` also needs to know the nodes)."""
+    return {scheme.name: scheme for scheme in (Interval(), Proportional(), MinMax())}
+
+
+def scheme_named(name: str) -> DispatchScheme:
+    """Return a scheme by its name; raises `BadInputError` for a name that is none."""
+    known = schemes()
+    if name not in known:
+        raise BadInputError(f"dispatch is {name!r}: choose one of {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,1 @@
+"""Which node hosts which experts, by several strategies."""

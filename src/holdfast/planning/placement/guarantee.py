@@ -1,0 +1,83 @@
+"""The guarantee of f: every expert on at least f distinct nodes, whatever the strategy did before.
+
+MRO's last group is cut off by the number of nodes, which piles replicas on too few of them (ERRATA, Lazarus 1 and 2).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.planning.arrays import IntArray, count_true
+from holdfast.planning.placement.fill import deal
+
+
+def with_guarantee(counts: IntArray, slots: IntArray, threshold: int) -> IntArray:
+    """Return *counts* `[L, E, N]` with every expert on at least *threshold* distinct nodes.
+
+    Replicas per expert and per node stay the same. Layers that keep the guarantee already are untouched; the others are
+    mended by as few exchanges of two replicas as a greedy choice needs. Exchanges always suffice where all nodes have
+    the same slots (a node that holds one expert twice has fewer distinct ones than any node without doubles);
+    otherwise a layer where they do not is placed anew.
+    """
+    hosts = count_true(counts > 0)
+    broken = np.flatnonzero((hosts < threshold).any(axis=1))
+    if not broken.size:
+        return counts
+    counts = counts.copy()
+    for layer in broken:
+        if not _mend(counts[layer], threshold):
+            counts[layer] = _place_anew(counts[layer].sum(axis=1), slots, threshold)
+    return counts
+
+
+def _mend(counts: IntArray, threshold: int) -> bool:
+    """Exchange replicas in one layer `[E, N]`, in place; False where no exchange helps."""
+    hosts = (counts > 0).sum(axis=1)
+    while (short := np.flatnonzero(hosts < threshold)).size:
+        expert = int(short[np.argmin(hosts[short])])
+        exchange = _find_exchange(counts, hosts, expert, threshold)
+        if exchange is None:
+            return False
+        other, source, target = exchange
+        counts[expert, source] -= 1
+        counts[expert, target] += 1
+        counts[other, target] -= 1
+        counts[other, source] += 1
+        hosts = (counts > 0).sum(axis=1)
+    return True
+
+
+def _find_exchange(counts: IntArray, hosts: IntArray, expert: int, threshold: int) -> tuple[int, int, int] | None:
+    """Find (other, source, target): *expert* gives its double on source for a replica of *other* on target.
+
+    The other expert may lose a host only where it has one to spare; the one with the most hosts is asked.
+    """
+    best: tuple[int, int, int] | None = None
+    best_score = 0
+    for source in np.flatnonzero(counts[expert] > 1):
+        present = (counts > 0) & (counts[expert] == 0)
+        gained = (counts[:, source] == 0)[:, None].astype(np.int64)
+        lost = (counts == 1).astype(np.int64)
+        left = np.where(present, hosts[:, None] + gained - lost, 0)
+        allowed = (left >= threshold) | (present & (gained >= lost))
+        score = np.where(allowed & present, left * 2 + (counts > 1), 0)
+        other, target = np.unravel_index(int(score.argmax()), score.shape)
+        if score[other, target] > best_score:
+            best_score = int(score[other, target])
+            best = (int(other), int(source), int(target))
+    return best
+
+
+def _place_anew(replicas: IntArray, slots: IntArray, threshold: int) -> IntArray:
+    """Place one layer `[E, N]`: each expert first takes the *threshold* nodes with the most free slots.
+
+    Taking the fullest columns first never fails where any placement exists (Gale-Ryser).
+    """
+    counts = np.zeros((replicas.size, slots.size), dtype=np.int64)
+    # A node never serves more distinct experts than there are, so larger nodes count as E slots at this stage.
+    free = np.minimum(slots, replicas.size)
+    for expert in range(replicas.size):
+        nodes = np.argsort(-free, kind="stable")[:threshold]
+        counts[expert, nodes] = 1
+        free[nodes] -= 1
+    return deal(counts[None], replicas[None], slots)[0]

@@ -1,0 +1,92 @@
+"""Failure domains above the node: replicas spread over racks before nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, IntArray
+from holdfast.planning.survival.objective import default_weights
+from holdfast.planning.survival.recovery_probability import fatal_share
+
+#: Swaps of two nodes tried.
+_BUDGET = 2000
+
+
+def over_racks(pattern: BoolArray, slots: IntArray, racks: IntArray, threshold: int) -> BoolArray:
+    """Return *pattern* `[E, N]` with its columns given to other nodes, so that lost racks hurt least.
+
+    First every expert should be in as many racks as the threshold and the racks allow, then recovery from lost
+    racks counts. Recovery from lost nodes stays the same: only nodes with the same slots swap columns.
+
+    Columns are dealt to the racks in turn: to all of them, or to one block of racks after the other (node
+    groups in the same racks die together, which leaves fewer fatal losses: maximum overlap, one level up). The best
+    deal is then improved by swaps.
+    """
+    number = int(racks.max()) + 1
+    goal = min(threshold, number)
+
+    def value(columns: IntArray) -> tuple[int, float]:
+        return _value(pattern[:, columns], racks, goal)
+
+    deals = [_in_turn(slots, racks, block) for block in range(goal, number + 1)]
+    return pattern[:, _improve(max(deals, key=value), value, _swaps(slots, racks))]
+
+
+def _improve(
+    columns: IntArray, value: Callable[[IntArray], tuple[int, float]], swaps: list[tuple[int, int]]
+) -> IntArray:
+    """Swap columns as long as that helps and the budget lasts."""
+    best = value(columns)
+    tried = since = 0
+    while swaps and since < len(swaps) and tried < _BUDGET:
+        first, second = swaps[tried % len(swaps)]
+        candidate = columns.copy()
+        candidate[[first, second]] = candidate[[second, first]]
+        found = value(candidate)
+        tried, since = tried + 1, since + 1
+        if found > best:
+            columns, best, since = candidate, found, 0
+    return columns
+
+
+def spread_over_racks(counts: IntArray, racks: IntArray) -> IntArray:
+    """Return in how many racks each expert lives, `[...]`, from replicas per node `[..., N]`."""
+    return _by_rack(counts > 0, racks).sum(axis=-1)
+
+
+def _in_turn(slots: IntArray, racks: IntArray, block: int) -> IntArray:
+    """Return for each node the column it takes: columns go to the racks of one *block* in turn, then the next block.
+
+    Only nodes of the same slots share columns.
+    """
+    columns = np.empty_like(racks)
+    for kind in np.unique(slots):
+        nodes = np.flatnonzero(slots == kind)
+        # turn[i]: how many nodes of the same rack come before node i.
+        turn = np.array([int((racks[nodes[:place]] == racks[node]).sum()) for place, node in enumerate(nodes)])
+        columns[nodes[np.lexsort((racks[nodes], turn, racks[nodes] // block))]] = nodes
+    return columns
+
+
+def _swaps(slots: IntArray, racks: IntArray) -> list[tuple[int, int]]:
+    """Return the pairs of nodes in different racks with the same slots, as many as can be tried."""
+    pairs = (
+        (first, int(second))
+        for first in range(slots.size)
+        for second in first + np.flatnonzero((slots[first:] == slots[first]) & (racks[first:] != racks[first]))
+    )
+    return list(islice(pairs, _BUDGET))
+
+
+def _value(pattern: BoolArray, racks: IntArray, goal: int) -> tuple[int, float]:
+    """Return how good a pattern is for racks: first the racks that experts lack, then the recovery."""
+    by_rack = _by_rack(pattern, racks)
+    lacking = np.maximum(goal - by_rack.sum(axis=1), 0).sum()
+    return -int(lacking), -float(fatal_share(by_rack).most @ default_weights(by_rack.shape[1]))
+
+
+def _by_rack(hosts: BoolArray, racks: IntArray) -> BoolArray:
+    return np.stack([hosts[..., racks == rack].any(axis=-1) for rack in range(int(racks.max()) + 1)], axis=-1)

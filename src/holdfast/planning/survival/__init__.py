@@ -1,0 +1,1 @@
+"""How likely a placement survives the loss of nodes, and search guided by that."""

@@ -1,0 +1,116 @@
+"""Patterns: who hosts what at the least, the same in all layers.
+
+With experts ranked by their replicas, rank i has at least `profile[i]` replicas in every layer. A pattern of hosts,
+`[E, N]`, within that profile fits every layer at once (row i for the layer's expert of rank i), and then the whole
+model survives every loss that the pattern survives. So the joint problem over layers becomes that of one layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, IntArray, take_rows
+from holdfast.planning.survival.hitting import smallest_sets
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """The bounds of a pattern `[E, N]`."""
+
+    #: `[E]` most hosts per expert.
+    most: IntArray
+    #: Fewest hosts of any expert.
+    threshold: int
+    #: `[N]` most experts per node.
+    slots: IntArray
+
+
+def group_patterns(profile: IntArray, slots: IntArray) -> list[BoolArray]:
+    """Return the patterns of disjoint node groups worth a try, `[E, N]` each.
+
+    For every width c that some nodes have: the expert group that is not full may come at any place (MRO's comes
+    last), and node groups are as large as their rarest expert allows, evened out where there are too few nodes.
+    """
+    found: list[BoolArray] = []
+    for width in np.unique(slots):
+        nodes = np.flatnonzero(slots >= width)
+        for starts in _group_starts(profile.size, int(width)):
+            found.append(_disjoint(profile, starts, nodes, slots.size))
+    return found
+
+
+def _group_starts(experts: int, width: int) -> list[IntArray]:
+    """Return the first ranks of the groups, once for each place the short group can take."""
+    full, short = divmod(experts, width)
+    if not short:
+        return [np.arange(full, dtype=np.int64) * width]
+    options: list[IntArray] = []
+    for place in range(full + 1):
+        sizes = np.full(full + 1, width, dtype=np.int64)
+        sizes[place] = short
+        options.append(np.cumsum(sizes) - sizes)
+    return options
+
+
+def _disjoint(profile: IntArray, starts: IntArray, nodes: IntArray, total: int) -> BoolArray:
+    """Return the pattern with one node group per expert group, as large as fits, the smallest ones served first."""
+    sizes = _share_nodes(profile[starts], nodes.size)
+    ends = np.cumsum(sizes)
+    pattern = np.zeros((profile.size, total), dtype=np.bool_)
+    stops = np.append(starts[1:], profile.size)
+    for start, stop, first, last in zip(starts, stops, ends - sizes, ends, strict=True):
+        pattern[start:stop, nodes[first:last]] = True
+    return pattern
+
+
+def _share_nodes(wanted: IntArray, nodes: int) -> IntArray:
+    """Share *nodes* among the groups: none above what it wants, the smallest as large as possible."""
+    sizes = np.zeros_like(wanted)
+    left = nodes
+    for place, group in enumerate(np.argsort(wanted, kind="stable")):
+        sizes[group] = min(int(wanted[group]), left // (wanted.size - place))
+        left -= int(sizes[group])
+    return sizes
+
+
+def common_pattern(counts: IntArray, by_rank: IntArray) -> BoolArray:
+    """Return the hosts `[E, N]` that the expert of each rank has in every layer of a placement `[L, E, N]`.
+
+    *by_rank* `[L, E]`: the experts of each layer in the order of their ranks.
+    """
+    return np.logical_and.reduce(take_rows(counts > 0, by_rank), axis=0)
+
+
+def complete(pattern: BoolArray, room: Room) -> BoolArray | None:
+    """Return *pattern* with hosts added while there is room, experts below the threshold first.
+
+    None where an expert stays below the threshold (an exchange might help, but other patterns will do).
+    """
+    pattern = pattern.copy()
+    free = room.slots - pattern.sum(axis=0)
+    for goal in (np.minimum(room.most, room.threshold), room.most):
+        for rank in np.flatnonzero(pattern.sum(axis=1) < goal):
+            missing = int(goal[rank] - pattern[rank].sum())
+            space = np.where(pattern[rank], 0, free)
+            nodes = np.argsort(-space, kind="stable")[:missing]
+            nodes = nodes[space[nodes] > 0]
+            pattern[rank, nodes] = True
+            free[nodes] -= 1
+    return pattern if (pattern.sum(axis=1) >= room.threshold).all() else None
+
+
+def trim(pattern: BoolArray, threshold: int) -> BoolArray:
+    """Return *pattern* without the hosts that recovery does not need: it survives the same losses.
+
+    An expert whose hosts include all hosts of another one is safe whenever that one is, so these are enough for it, if
+    they are *threshold* nodes. What is trimmed is free to be filled as suits the migration.
+    """
+    smallest = smallest_sets(pattern[pattern.sum(axis=1) >= threshold])
+    if not len(smallest):
+        return pattern.copy()
+    # [E, sets]: how many of the set's nodes are not among the expert's.
+    outside = (~pattern).astype(np.float32) @ smallest.T.astype(np.float32)
+    inside = outside == 0
+    return np.where(inside.any(axis=1)[:, None], smallest[inside.argmax(axis=1)], pattern)

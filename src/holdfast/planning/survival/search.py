@@ -1,0 +1,167 @@
+"""Hill climbing on one pattern of hosts, for clusters small enough to look at every loss of nodes.
+
+A loss of nodes is a bit of one long integer (2**N bits): a host set is fatal for the losses that contain it,
+a pattern for those that are fatal for any of its experts. Host sets are bits of integers, too. So trying an exchange
+costs a few operations on integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, FloatArray, indices
+from holdfast.planning.survival.objective import Objective
+from holdfast.planning.survival.pattern import Room
+
+#: 2**12 losses are 512 bytes an expert.
+SEARCH_UP_TO_NODES = 12
+#: What an exchange must gain at least; on so few nodes nothing real gains less.
+_BETTER = 1e-12
+
+#: A pattern, as one number per expert: its hosts as bits.
+Masks = tuple[int, ...]
+
+
+class Losses:
+    """All 2**N losses of nodes as bits of integers; computes each host set's fatal losses once."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+        masks = indices(1 << nodes)
+        lost = np.bitwise_count(masks)
+        # having[n]: the losses that take node n; of_size[k]: those that take k nodes.
+        self._having = [_as_bits((masks >> node) & 1 == 1) for node in range(nodes)]
+        self._of_size = [_as_bits(lost == size) for size in range(nodes + 1)]
+        self._number = [bits.bit_count() for bits in self._of_size]
+        self._fatal: dict[int, int] = {}
+
+    def fatal(self, hosts: int) -> int:
+        """Return the losses that take all *hosts* (a bit mask of nodes)."""
+        known = self._fatal.get(hosts)
+        if known is None:
+            known = -1
+            for node in range(self._nodes):
+                if hosts >> node & 1:
+                    known &= self._having[node]
+            known &= (1 << (1 << self._nodes)) - 1
+            self._fatal[hosts] = known
+        return known
+
+    def fatal_of(self, masks: Masks) -> int:
+        """Return the losses that take all hosts of any expert."""
+        fatal = 0
+        for hosts in set(masks):
+            fatal |= self.fatal(hosts)
+        return fatal
+
+    def share(self, fatal: int) -> FloatArray:
+        """Return the share that these *fatal* losses have of all, by number of lost nodes, `[N + 1]`."""
+        dead = [(fatal & bits).bit_count() for bits in self._of_size]
+        return np.array([number / of for number, of in zip(dead, self._number, strict=True)])
+
+    def share_of(self, hosts: BoolArray) -> FloatArray:
+        """Return the share of fatal losses `[N + 1]` where *hosts* `[E, N]` are the experts' nodes."""
+        return self.share(self.fatal_of(as_masks(hosts)))
+
+
+def as_masks(pattern: BoolArray) -> Masks:
+    """Return the hosts of each expert of a *pattern* `[E, N]`, node n as bit n."""
+    return tuple((pattern @ (1 << indices(pattern.shape[1]))).tolist())
+
+
+def as_pattern(masks: Masks, nodes: int) -> BoolArray:
+    """Return the pattern `[E, N]` of these hosts."""
+    return (np.array(masks, dtype=np.int64)[:, None] >> indices(nodes)) & 1 == 1
+
+
+def _as_bits(flags: BoolArray) -> int:
+    """Pack flags into an integer, flag i as bit i."""
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+
+class Climber:
+    """Improves one pattern step by step within its room, until its budget of patterns tried is spent.
+
+    A step moves one expert's host to another node, into a free slot or in exchange with another expert; or adds a host,
+    in place of another expert's where there is no free slot.
+    """
+
+    def __init__(self, losses: Losses, objective: Objective, room: Room, budget: int) -> None:
+        self._losses = losses
+        self._objective = objective
+        self._most: list[int] = room.most.tolist()
+        self._slots: list[int] = room.slots.tolist()
+        self._threshold = room.threshold
+        self._budget = budget
+        #: Costs by what is fatal: many exchanges change nothing about that.
+        self._costs: dict[int, float] = {}
+
+    def climb(self, masks: Masks) -> tuple[Masks, float]:
+        """Return the best pattern found and its cost, within the budget of patterns tried."""
+        cost = self._cost(masks)
+        improved = True
+        while improved:
+            improved = False
+            for candidate in self._neighbours(masks):
+                if self._budget <= 0:
+                    return masks, cost
+                found = self._cost(candidate)
+                if found < cost - _BETTER:
+                    masks, cost, improved = candidate, found, True
+                    break
+        return masks, cost
+
+    def explore(self, masks: Masks, cost: float, *, kicks: int) -> tuple[Masks, float]:
+        """Leave a local optimum: *kicks* times, take random steps from the best pattern so far and climb again."""
+        rng = np.random.default_rng(0)
+        for kick in range(kicks):
+            if self._budget <= 0:
+                break
+            start = masks
+            for _ in range(1 + kick % 3):
+                steps = list(self._neighbours(start))
+                start = steps[int(rng.integers(len(steps)))] if steps else start
+            candidate, found = self.climb(start)
+            if found < cost - _BETTER:
+                masks, cost = candidate, found
+        return masks, cost
+
+    def _cost(self, masks: Masks) -> float:
+        self._budget -= 1
+        fatal = self._losses.fatal_of(masks)
+        known = self._costs.get(fatal)
+        if known is None:
+            known = self._costs[fatal] = self._objective.cost(self._losses.share(fatal))
+        return known
+
+    def _neighbours(self, masks: Masks) -> Iterator[Masks]:
+        """Yield all patterns one step away, those that touch the rarest experts first."""
+        hosts = [mask.bit_count() for mask in masks]
+        nodes = range(len(self._slots))
+        full = [sum(mask >> node & 1 for mask in masks) >= self._slots[node] for node in nodes]
+        for expert in sorted(range(len(masks)), key=hosts.__getitem__):
+            mask = masks[expert]
+            sources = [1 << node for node in nodes if mask >> node & 1]
+            # An expert with hosts to spare may also grow: at the price of another's host.
+            if hosts[expert] < self._most[expert]:
+                sources.append(0)
+            for target in nodes:
+                if not mask >> target & 1:
+                    for source in sources:
+                        yield from self._steps(masks, expert, source, 1 << target, full[target])
+
+    def _steps(self, masks: Masks, expert: int, source: int, target: int, full: bool) -> Iterator[Masks]:
+        """Yield the ways to move *expert* from *source* (0: from nowhere) to *target*, a bit each."""
+        moved = list(masks)
+        moved[expert] ^= source | target
+        if not full:
+            yield tuple(moved)
+            return
+        for other, mask in enumerate(masks):
+            may_leave = not mask & source if source else mask.bit_count() > self._threshold
+            if mask & target and may_leave:
+                exchanged = moved.copy()
+                exchanged[other] ^= source | target
+                yield tuple(exchanged)

@@ -1,0 +1,165 @@
+"""What agent and coordinator say to each other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.errors import EXIT_DONE
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.messages.worker import WorkerMessage
+from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
+
+#: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds.
+PAGE_STEPS = 512
+
+# ---- agent -> coordinator ----
+
+
+class Lanes(Commit, frozen=True, kw_only=True, array_like=True, tag=False):
+    """v without the names of its fields."""
+
+    @property
+    def v(self) -> Commit:
+        """v as everybody else writes it."""
+        return Commit(**msgspec.structs.asdict(self))
+
+
+class KeptStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A step that workers of one node have applied; `time`: when the last one told, on the clock of Hello."""
+
+    step: Count
+    epoch: Count
+    world: Count
+    time: float
+    commit: Lanes
+    state_hash: Text = ""  # test mode only
+
+
+class AppliedSteps(Struct, frozen=True, kw_only=True):
+    """What a node's workers applied while nobody listened, oldest first: one page of a replay.
+
+    `workers`: the newest step that each has applied. `given_up`: up to this step v is not known here any more.
+    """
+
+    workers: Annotated[dict[WorkerId, Count], Meta(max_length=1024)]
+    steps: Annotated[tuple[KeptStep, ...], Meta(max_length=PAGE_STEPS)] = ()
+    given_up: Count = 0
+
+
+class WorkerDown(Struct, frozen=True, kw_only=True):
+    """A worker process ended without having finished.
+
+    `final`: the script itself wants no more, another process would do the same. With exit code 0 it has left its loop
+    (`break`) after step `applied`: the job is done once all have; else the job ends with this cause.
+    """
+
+    worker: WorkerId
+    kind: FailureKind
+    detail: Text
+    exit_code: int
+    final: bool = False
+    applied: Count = 0
+
+    @property
+    def left(self) -> bool:
+        """True where the script has left its loop."""
+        return self.final and self.exit_code == EXIT_DONE
+
+
+#: what an agent keeps of its workers for a coordinator that does not know it
+Kept = WorkerMessage | AppliedSteps | WorkerDown
+
+
+class Hello(Struct, frozen=True, kw_only=True):
+    """First message of a connection. `kept` replays what the coordinator must know of the node's workers.
+
+    What does not fit follows, before anything else. `clock`: what the node's own clock shows (monotonic seconds).
+    """
+
+    protocol: int
+    job: Name
+    node: Name
+    session: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
+    term: Count  # the highest seen
+    agent_pid: Count
+    workers: Annotated[int, Meta(ge=1, le=1024)]  # workers per node
+    digest: Text  # of script and arguments
+    clock: float = 0.0
+    rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
+    kept: tuple[Kept, ...] = ()
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True):
+    """The node lives; any other message says so as well."""
+
+
+class FromWorker(Struct, frozen=True, kw_only=True):
+    """A worker's message, passed on."""
+
+    message: WorkerMessage
+
+
+class Leave(Struct, frozen=True, kw_only=True):
+    """The agent ends: `finished`, `drained`, or `quarantined` (its workers fail again and again)."""
+
+    reason: Text
+    detail: Text = ""
+
+
+AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | Leave
+
+
+# ---- coordinator -> agent ----
+
+
+class Welcome(Struct, frozen=True, kw_only=True):
+    """The connection stands. `committed`: steps up to here are in the journal and need not be kept."""
+
+    term: Count
+    lease_s: float
+    heartbeat_s: float
+    committed: Count
+
+
+class Refused(Struct, frozen=True, kw_only=True):
+    """The connection is refused: for good, or (`retry`) until the agent comes back with a new session."""
+
+    why: Text
+    exit_code: int
+    retry: bool = False
+
+
+class Committed(Struct, frozen=True, kw_only=True):
+    """Steps up to this one are in the journal."""
+
+    term: Count
+    step: Count
+
+
+class ToWorker(Struct, frozen=True, kw_only=True):
+    """An order for one worker of the node."""
+
+    worker: WorkerId
+    order: Order
+
+
+class NodeFault(Struct, frozen=True, kw_only=True):
+    """Fault injection: the whole node dies (`kill`, `stop`, `exit`)."""
+
+    how: Text
+
+
+class EndNode(Struct, frozen=True, kw_only=True):
+    """End the workers and the agent. `alone`: the job goes on without this node, so nobody else says why it ended."""
+
+    exit_code: int
+    why: Text
+    alone: bool = False
+
+
+CoordinatorMessage = Welcome | Refused | Committed | ToWorker | NodeFault | EndNode

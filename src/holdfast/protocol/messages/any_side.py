@@ -1,0 +1,11 @@
+"""All messages under one name, `msg`, for code that handles those of several sides."""
+
+# ruff: noqa: F403
+from __future__ import annotations
+
+from holdfast.protocol.commit import *
+from holdfast.protocol.messages.agent import *
+from holdfast.protocol.messages.orders import *
+from holdfast.protocol.messages.worker import *
+from holdfast.protocol.names import *
+from holdfast.protocol.plan import *

@@ -1,0 +1,1 @@
+"""The same by simulation, and the two beside each other."""

@@ -1,0 +1,1 @@
+"""Failures and repairs as recorded: what distributions they follow, and what that changes."""

@@ -1,0 +1,1 @@
+"""Which samples and which randomness a micro-batch has, as pure functions of its number."""

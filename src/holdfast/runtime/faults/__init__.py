@@ -1,0 +1,1 @@
+"""Fault injection within a worker."""

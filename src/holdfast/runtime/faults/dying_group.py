@@ -1,0 +1,39 @@
+"""A group whose rank dies in the middle of a collective: fault injection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.groups.communicator import Communicator, Pending
+
+
+class FaultingCommunicator(Communicator):
+    """Strikes right after an all-to-all was issued."""
+
+    def __init__(self, inner: Communicator, faults: Faults, step: int, phase: str) -> None:
+        super().__init__(rank=inner.rank, size=inner.size, epoch=inner.epoch, halt=inner.halted)
+        self.device = inner.device
+        self._inner = inner
+        self._faults = faults
+        self._step = step
+        self._phase = phase
+
+    def start_all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+    ) -> Pending:
+        pending = self._inner.start_all_to_all(output, input, output_splits, input_splits)
+        self._faults.at(self._phase, self._step)
+        return pending
+
+    def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        return self._inner.start_all_gather(output, input)
+
+    def wait(self, pending: Pending) -> None:
+        self._inner.wait(pending)

@@ -1,0 +1,104 @@
+"""Fault injection: die (or stand still) in a stated way, now or where the step reaches a stated phase."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+from holdfast.errors import HoldfastError
+from holdfast.protocol.messages.orders import Inject
+
+EXIT_CODE = 13
+#: What happens in the training thread, or not at all.
+IN_THREAD = ("raise", "hold")
+
+
+class InjectedError(HoldfastError):
+    """The exception of `how="raise"`."""
+
+
+class Faults:
+    """The faults that this worker has been told to have. Thread-safe."""
+
+    def __init__(self, agent_pid: Callable[[], int | None]) -> None:
+        """Have none.
+
+        Args:
+            agent_pid: the agent's process, which dies too where the whole node does; None where there is none.
+        """
+        self._agent_pid = agent_pid
+        self._lock = threading.Lock()
+        self._armed: list[Inject] = []
+        self._hold: Callable[[], None] = lambda: None
+
+    def on_hold(self, hold: Callable[[], None]) -> None:
+        """Say what `hold` does: it returns once the epoch is over. Called in the training thread."""
+        self._hold = hold
+
+    def order(self, inject: Inject) -> None:
+        """Take an order: carried out here and now where it names no phase; some wait for the training thread."""
+        if inject.step is None and not inject.phase and inject.how not in IN_THREAD:
+            self._strike(inject)
+            return
+        with self._lock:
+            self._armed.append(inject)
+
+    def armed(self, phase: str, step: int) -> bool:
+        """Return whether `at` would strike."""
+        return bool(self._armed) and any(_due(inject, phase, step) for inject in list(self._armed))
+
+    def at(self, phase: str, step: int) -> None:
+        """The step has reached a phase. Does not return where a fault is due.
+
+        Raises:
+            InjectedError: how="raise".
+        """
+        if self._armed:
+            self._take(phase, step, raising=True)
+
+    def at_side(self, phase: str, step: int) -> None:
+        """The same in another thread than the training thread, which is where a due exception is raised instead."""
+        if not self._armed:
+            return
+        with self._lock:
+            for place, inject in enumerate(self._armed):
+                if inject.how == "raise" and inject.phase == phase and _due(inject, phase, step):
+                    self._armed[place] = Inject(how="raise", whole_node=inject.whole_node)
+        self._take(phase, step, raising=False)
+
+    def _take(self, phase: str, step: int, *, raising: bool) -> None:
+        with self._lock:
+            wanted = (inject for inject in self._armed if raising or inject.how not in IN_THREAD)
+            due = next((inject for inject in wanted if _due(inject, phase, step)), None)
+            if due is not None:
+                self._armed.remove(due)
+        if due is not None:
+            self._strike(due)
+
+    def _strike(self, inject: Inject) -> None:
+        agent = self._agent_pid() if inject.whole_node else None
+        if inject.how == "raise":
+            raise InjectedError("injected fault: an exception in the training thread")
+        if inject.how == "hold":
+            self._hold()
+        if inject.how == "exit":
+            os._exit(EXIT_CODE)
+        if inject.how == "kill":
+            if agent is not None:
+                os.kill(agent, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if inject.how == "stop":
+            if agent is not None:
+                os.kill(agent, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _due(inject: Inject, phase: str, step: int) -> bool:
+    """A fault without a phase strikes at the next one; a step that is past already strikes as well.
+
+    Only `hold` is for its own step alone: one that an earlier halt made needless would stop the job for nothing.
+    """
+    late = inject.step is None or step == inject.step or (step > inject.step and inject.how != "hold")
+    return inject.phase in ("", phase) and late

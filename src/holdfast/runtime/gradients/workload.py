@@ -1,0 +1,190 @@
+"""What a job trains, and the arithmetic of one step: gradients of micro-batches in, optimizer step out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from holdfast.errors import BadInputError, StepUseError
+from holdfast.protocol.commit import Commit
+from holdfast.runtime.data.randomness import seed_micro_batch
+from holdfast.runtime.data.sampling import MicroBatchLoader
+from holdfast.runtime.gradients.loss_scale import LossScale
+from holdfast.runtime.gradients.reduction import GradientBuckets, Reduced, reduce_gradients
+from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.moe.holding.binding import dense_parameters
+from holdfast.runtime.moe.holding.gradients import ExpertGradients
+from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.moe.layer.moe_layer import expert_parameters
+from holdfast.runtime.state.state import TrainingState
+
+
+@dataclass(kw_only=True, slots=True)
+class LocalSums:
+    """What this worker has summed up of a step: gradients are in the buckets, the rest is here."""
+
+    step: int = 0
+    micro_batches: list[int] = field(default_factory=list)
+    loss: float = 0.0
+    samples: int = 0
+
+
+class Workload:
+    """Model, optimizer and data of a job."""
+
+    def __init__(
+        self,
+        *,
+        state: TrainingState,
+        loader: MicroBatchLoader,
+        seed: int,
+        max_grad_norm: float | None,
+        loss_scale: LossScale,
+        experts: JobExperts | None = None,
+    ) -> None:
+        """Take over the model's gradients.
+
+        Args:
+            experts: of the model's MoE layers; None for a dense model.
+
+        Raises:
+            BadInputError: nothing to train, or a norm that is not positive.
+        """
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise BadInputError(f"max_grad_norm is {max_grad_norm}: it must be positive, or None for no clipping")
+        self.state = state
+        self.loader = loader
+        self.seed = seed
+        self.max_grad_norm = max_grad_norm
+        self.loss_scale = loss_scale
+        self.experts = experts
+        self.buckets = GradientBuckets(dense_parameters(state.model))
+        self._reduced = {id(parameter) for parameter in (*self.buckets.parameters, *expert_parameters(state.model))}
+        self.sums = LocalSums()
+        self._versions: dict[str, tuple[int, int]] = {}
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+        return self.state.optimizer
+
+    @property
+    def micro_batches(self) -> int:
+        """M, per step."""
+        return self.loader.order.micro_batches
+
+    def begin(self, step: int, held: tuple[int, ...]) -> None:
+        """Start a step from nothing, or go on from the micro-batches that are summed up already.
+
+        Raises:
+            RuntimeError: `held` is not what is here; the job would count samples twice or lose some.
+        """
+        if self.experts is not None:
+            self.experts.begin()
+        if not held:
+            self.sums = LocalSums(step=step)
+            self.buckets.zero()
+            return
+        if self.sums.step != step or sorted(self.sums.micro_batches) != sorted(held):
+            raise RuntimeError(
+                f"broken invariant: step {step} is to go on from micro-batches {sorted(held)}, but the sums here are "
+                f"of step {self.sums.step}, micro-batches {sorted(self.sums.micro_batches)}"
+            )
+        self.buckets.hide()
+
+    def load(self, micro_batch: int) -> Any:
+        """Seed everything for a micro-batch, and fetch it."""
+        seed_micro_batch(self.seed, self.sums.step, micro_batch)
+        if self.experts is not None:
+            self.experts.state.begin(self.sums.step, micro_batch)
+        self._versions = self.state.buffer_versions()
+        return self.loader.load(self.sums.step, micro_batch)
+
+    def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
+        """Add a micro-batch's gradients; `loss` is its mean, a scalar.
+
+        Raises:
+            BadInputError: not a scalar, or the forward pass changed a buffer.
+            StepUseError: gradients were made or changed by other hands.
+        """
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise BadInputError("backward() needs the micro-batch's mean loss: one number, in a tensor")
+        self.buckets.check()
+        self.loss_scale.scaled(loss).backward()
+        self.buckets.collect()
+        if self.experts is not None:
+            self.experts.computed()
+        now = self.state.buffer_versions()
+        if now != self._versions:
+            changed = sorted(
+                name for name in now.keys() | self._versions.keys() if now.get(name) != self._versions.get(name)
+            )
+            # Each rank would see other samples: the replicas would no longer be equal.
+            raise BadInputError(
+                f"the forward pass changes the buffer {changed[0]!r} (running statistics?): that state would differ "
+                "from replica to replica; use a layer without it (GroupNorm, LayerNorm, track_running_stats=False)"
+            )
+        samples = self.loader.order.micro_batch
+        self.sums.micro_batches.append(micro_batch)
+        self.sums.loss += float(loss.detach().double()) * samples
+        self.sums.samples += samples
+
+    def reduce(self, comm: Communicator) -> Reduced:
+        """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale, and clip them.
+
+        Returns:
+            This rank's part of v.
+
+        Raises:
+            HaltedError, PeerLostError: abandoned or failed. The local gradients are intact.
+            StepUseError: gradients were made or changed by other hands, or are of a parameter that was not trained.
+        """
+        self._check_gradients()
+        scale = 1.0 / (self.micro_batches * self.loss_scale.value)
+        return reduce_gradients(self._gradients, comm, scale, self.max_grad_norm)
+
+    def apply(self, commit: Commit) -> None:
+        """Change the state by the reduced gradients: the same on every rank, in every bit.
+
+        A step with gradients that are not finite changes nothing but schedule and loss scale; all ranks see the same
+        count. The reduced gradients stay in the parameters until the next step begins.
+        """
+        if self.experts is not None:
+            self.experts.passed()
+        if commit.nonfinite == 0:
+            for part in self._gradients:
+                part.use_reduced()
+            self.optimizer.step()
+        self.loss_scale.advance(skipped=commit.nonfinite > 0)
+        for thing in self.state.extra.values():
+            if isinstance(thing, LRScheduler):
+                _advance(thing)
+
+    def _check_gradients(self) -> None:
+        """Look for gradients that are no sum of this step's backward, or that nobody reduces: replicas would differ."""
+        self.buckets.check()
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and id(parameter) not in self._reduced:
+                    raise StepUseError(
+                        f"a parameter of shape {tuple(parameter.shape)} has a gradient, but required none at "
+                        "job.protect(), or was not there: let all that is ever trained require a gradient from the "
+                        "start, and freeze by a learning rate of 0"
+                    )
+
+    @property
+    def _gradients(self) -> Sequence[GradientBuckets | ExpertGradients]:
+        """All gradients of the job, by kind; the experts' are others in each epoch."""
+        return (self.buckets,) if self.experts is None else (self.buckets, self.experts.gradients)
+
+
+def _advance(scheduler: LRScheduler) -> None:
+    # torch counts calls of optimizer.step() to warn of a wrong order; a skipped step and a state that was received
+    # are neither.
+    scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
+    scheduler.step()

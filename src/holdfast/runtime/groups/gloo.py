@@ -1,0 +1,200 @@
+"""The communicator on gloo: a raw process group bound to one address, without torch.distributed's global state."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from holdfast.runtime.groups.communicator import HaltCheck, HaltedError, Operation, PeerLostError, Pending, is_late
+from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.rendezvous import Board, BoardStore
+from holdfast.runtime.groups.severing import GroupSockets, find_group_sockets, socket_inodes
+from holdfast.runtime.groups.torch_group import GroupCommunicator
+
+#: torch's type stubs know few of its members.
+ProcessGroupGloo: Any = dist.ProcessGroupGloo
+#: gloo's threads per group: how many operations progress at once. One per broadcast of an all-gather was not faster,
+#: nor did severing then end more of them.
+THREADS = 2
+#: A group left in good order is destroyed only after this time: closing its sockets could break a peer's operation
+#: that has all its data but is not quite through.
+LINGER_S = 1.0
+#: gloo waits this many times its timeout for a connection.
+CONNECT_FACTOR = 5
+#: From this size on, an all-gather is made of broadcasts.
+BROADCAST_BYTES = 1 << 16
+
+
+class _GlooOperation:
+    """The works of one operation.
+
+    They are waited for in C++, a short time at once: to be woken by a callback takes a tenth of a millisecond of
+    processor time more per operation, for the interpreter's lock must go to one of gloo's threads and back.
+    """
+
+    __slots__ = ("_works",)
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = works
+
+    def sleep(self, seconds: float) -> None:
+        for work in self._works:
+            if not work.is_completed():
+                # It raises where the time is over, and where the work has failed: `finish` tells.
+                with contextlib.suppress(RuntimeError):
+                    work.wait(timedelta(seconds=seconds))
+                return
+
+    def done(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def finish(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+class _GlooRemains:
+    """A retired group: the group, what was under way on it, and the buffers of that."""
+
+    def __init__(self, group: Any, pending: Sequence[Pending]) -> None:
+        self._group: Any = group
+        self._pending = [entry.take() for entry in pending]
+
+    def ended(self) -> bool:
+        return all(pending.done() for pending in self._pending)
+
+    def destroy(self) -> None:
+        self._pending.clear()
+        self._group = None
+
+
+class GlooCommunicator(GroupCommunicator):
+    """All-to-all and all-gather on a process group of gloo's. Made by `build_gloo`."""
+
+    def __init__(
+        self,
+        group: Any,
+        sockets: GroupSockets,
+        *,
+        epoch: int,
+        timeout_s: float,
+        halt: threading.Event | HaltCheck | None,
+        graveyard: Graveyard,
+    ) -> None:
+        super().__init__(group, epoch=epoch, timeout_s=timeout_s, halt=halt, graveyard=graveyard)
+        self._under_way: list[Pending] = []
+        self.sockets = sockets
+
+    def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        if input.nbytes < BROADCAST_BYTES:
+            # gloo's own goes round a ring: as many waits, one after the other, as there are ranks.
+            return self.start_all_to_all(output, input.repeat(self.size))
+        return self._gather_in_place(output, input)
+
+    def _gather_in_place(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        """One broadcast per rank: gloo's own all-gather would go through a fresh copy of the whole output."""
+        parts = output.view(self.size, -1)
+        if parts[self.rank].data_ptr() != input.data_ptr():
+            parts[self.rank].copy_(input.view(-1))
+        options = dist.BroadcastOptions()
+        options.timeout = self._timeout
+        works = []
+        for rank in range(self.size):
+            options.rootRank = rank
+            works.append(self._open().broadcast([parts[rank]], options))
+        return self._started("all_gather", works, output, input)
+
+    def sever(self) -> None:
+        self.sockets.sever()
+
+    def retire(self, *, sever: bool = True) -> None:
+        group = self._give_up()
+        if group is None:
+            return
+        if sever:
+            self.sever()
+        under_way, self._under_way = self._under_way, []
+        self._graveyard.bury(_GlooRemains(group, under_way), linger_s=0.0 if sever else LINGER_S)
+
+    def _operation(self, works: Sequence[dist.Work]) -> Operation:
+        return _GlooOperation(works)
+
+    def _started(self, what: str, works: Sequence[dist.Work], *tensors: torch.Tensor) -> Pending:
+        pending = super()._started(what, works, *tensors)
+        self._under_way.append(pending)
+        return pending
+
+    def _ended(self, pending: Pending) -> None:
+        if pending in self._under_way:
+            self._under_way.remove(pending)
+
+
+def build_gloo(
+    board: Board,
+    rank: int,
+    size: int,
+    *,
+    epoch: int,
+    graveyard: Graveyard,
+    host: str = "127.0.0.1",
+    timeout_s: float = 120.0,
+    build_timeout_s: float = 10.0,
+    halt: threading.Event | HaltCheck | None = None,
+) -> GlooCommunicator:
+    """Build the group of an epoch together with all its other members; blocks, so call it in a background thread.
+
+    Args:
+        board: the epoch's rendezvous.
+        host: the address to bind to and be reached at.
+        timeout_s: after which an operation ends by itself; the backstop that empties the graveyard.
+        build_timeout_s: how long to wait for a member in rendezvous, then to connect, then in the first operations.
+        halt: breaks off the rendezvous and every wait on the communicator.
+
+    Raises:
+        HaltedError: the epoch was halted meanwhile.
+        PeerLostError: some member did not join in, or went away again.
+    """
+    before, began = socket_inodes(), time.monotonic()
+    group = _make_group(BoardStore(board, timeout_s=build_timeout_s), rank, size, host, build_timeout_s)
+    if isinstance(group, str):
+        late = is_late(time.monotonic() - began, build_timeout_s)
+        raise PeerLostError(f"the group of epoch {epoch} could not be built: {group}", timed_out=late)
+    sockets = find_group_sockets(before, board.values().values(), epoch=epoch)
+    communicator = GlooCommunicator(
+        group, sockets, epoch=epoch, timeout_s=build_timeout_s, halt=halt, graveyard=graveyard
+    )
+    del group
+    try:
+        _warm(communicator)
+    except (HaltedError, PeerLostError):
+        communicator.retire()
+        raise
+    communicator.set_timeout(timeout_s)
+    return communicator
+
+
+def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: float) -> Any:
+    """Return the group, or the words of its failure: an exception would keep its sockets open."""
+    options = ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=timeout_s / CONNECT_FACTOR)
+    options._threads = THREADS
+    try:
+        return ProcessGroupGloo(store, rank, size, options)
+    except (RuntimeError, TimeoutError) as error:
+        return str(error).split("\n", 1)[0][:512] or "failed"
+
+
+def _warm(communicator: GlooCommunicator) -> None:
+    """Make the first operation, which is slow, before the group is used."""
+    size = communicator.size
+    sent, received = torch.zeros(size), torch.empty(size)
+    communicator.wait(communicator.start_all_to_all(received, sent))
+    communicator.wait(communicator.start_all_gather(received, sent[:1].clone()))

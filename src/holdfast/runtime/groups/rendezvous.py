@@ -1,0 +1,151 @@
+"""Rendezvous of a process group over the control channel: keys are pushed to all members, nobody asks.
+
+Each member posts its keys once; the coordinator passes them on; a `Board` holds what has arrived. torch sees it as a
+`torch.distributed.Store`. gloo makes one `set` per rank and then `wait` and `get` of each rank's key, nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+from holdfast.runtime.groups.communicator import HaltCheck, HaltedError, halt_check
+
+MAX_VALUE_BYTES = 1 << 16
+MAX_KEY_CHARS = 1024
+MAX_KEYS = 1 << 14
+
+#: How often a waiting thread looks at the halt check, which has no way to wake it.
+LOOK_S = 0.02
+
+
+class Board:
+    """The keys of the group of one epoch, as far as they have reached this worker. Thread-safe."""
+
+    def __init__(
+        self, epoch: int, post: Callable[[str, bytes], None], *, halt: threading.Event | HaltCheck | None = None
+    ) -> None:
+        """Make an empty board.
+
+        Args:
+            epoch: the group's epoch.
+            post: sends a key of this worker to all other members; must not block.
+            halt: breaks every wait off.
+        """
+        self.epoch = epoch
+        self._post = post
+        self._halted = halt_check(halt)
+        self._changed = threading.Condition()
+        self._values: dict[str, bytes] = {}
+        self._closed = False
+
+    def post(self, key: str, value: bytes) -> None:
+        """Publish a key of this worker, here and at the other members.
+
+        Raises:
+            ValueError: key or value is larger than a message may be.
+        """
+        self.put(key, value)
+        self._post(key, value)
+
+    def put(self, key: str, value: bytes) -> None:
+        """Enter a key that a peer has posted. A repetition replaces it.
+
+        Raises:
+            ValueError: key, value or the number of keys is over its bound.
+        """
+        if len(value) > MAX_VALUE_BYTES or len(key) > MAX_KEY_CHARS:
+            raise ValueError(f"rendezvous key of {len(key)} characters with {len(value)} bytes is too large")
+        with self._changed:
+            if key not in self._values and len(self._values) >= MAX_KEYS:
+                raise ValueError(f"the rendezvous of epoch {self.epoch} has more than {MAX_KEYS} keys")
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def wait(self, keys: list[str], timeout_s: float) -> None:
+        """Wait until all keys are there.
+
+        Raises:
+            HaltedError: the epoch was halted, or the board closed.
+            TimeoutError: some key did not come in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while missing := [key for key in keys if key not in self._values]:
+                if self._closed or self._halted():
+                    raise HaltedError(f"epoch {self.epoch} was halted in rendezvous")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(
+                        f"rendezvous of epoch {self.epoch}: {missing[0]!r} did not come in {timeout_s:g} s"
+                    )
+                self._changed.wait(min(left, LOOK_S))
+
+    def values(self) -> dict[str, bytes]:
+        """Return what has arrived."""
+        with self._changed:
+            return dict(self._values)
+
+    def remove(self, key: str) -> bool:
+        """Forget a key here; return whether it was there."""
+        with self._changed:
+            return self._values.pop(key, None) is not None
+
+    def close(self) -> None:
+        """Break off every wait, now and from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class BoardStore(Store):
+    """A board in the shape that torch's process groups want. Atomic operations are refused: a push has none.
+
+    Waits end by the store's own timeout, whatever the process group asks for: gloo would ask for its connect timeout.
+    """
+
+    def __init__(self, board: Board, *, timeout_s: float) -> None:
+        super().__init__()
+        self._board = board
+        self._timeout_s = timeout_s
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._board.post(key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        self._board.wait([key], self._timeout_s)
+        return self._board.values()[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._board.wait(list(keys), self._timeout_s)
+
+    def check(self, keys: list[str]) -> bool:
+        return set(keys) <= self._board.values().keys()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self._board.wait(list(keys), self._timeout_s)
+        values = self._board.values()
+        return [values[key] for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[bytes]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        return self._board.remove(key)
+
+    def num_keys(self) -> int:
+        return len(self._board.values())
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def add(self, key: str, amount: int) -> int:
+        raise NotImplementedError(f"add({key!r}): a pushed rendezvous has no atomic operations")
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        raise NotImplementedError(f"compare_set({key!r}): a pushed rendezvous has no atomic operations")

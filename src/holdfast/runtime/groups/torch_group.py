@@ -1,0 +1,87 @@
+"""What the communicators on a process group of torch's share: the operations, the timeout, the end."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+
+from holdfast.runtime.groups.communicator import Communicator, HaltCheck, HaltedError, Operation, Pending
+from holdfast.runtime.groups.graveyard import Graveyard
+
+
+class GroupCommunicator(Communicator, ABC):
+    """All-to-all and all-gather on a raw process group, until it is retired; a transport says what an operation is."""
+
+    def __init__(
+        self,
+        group: Any,
+        *,
+        epoch: int,
+        timeout_s: float,
+        halt: threading.Event | HaltCheck | None,
+        graveyard: Graveyard,
+        device: torch.device = Communicator.device,
+    ) -> None:
+        """Take a group over.
+
+        Args:
+            timeout_s: after which an operation ends by itself, in seconds.
+            graveyard: where the group ends up.
+        """
+        super().__init__(rank=group.rank(), size=group.size(), epoch=epoch, halt=halt)
+        self.device = device
+        self._group: Any = group
+        self.set_timeout(timeout_s)
+        self._graveyard = graveyard
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Let operations that are started from now on end by themselves after so many seconds."""
+        self.timeout_s = timeout_s
+        self._timeout = timedelta(seconds=timeout_s)
+
+    def start_all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+    ) -> Pending:
+        options = dist.AllToAllOptions()
+        options.timeout = self._timeout
+        work = self._open().alltoall_base(output, input, list(output_splits or ()), list(input_splits or ()), options)
+        return self._started("all_to_all", [work], output, input)
+
+    def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        options = AllgatherOptions()
+        options.timeout = self._timeout
+        work = self._open()._allgather_base(output, input, options)
+        return self._started("all_gather", [work], output, input)
+
+    @abstractmethod
+    def _operation(self, works: Sequence[dist.Work]) -> Operation:
+        """Return one operation of this transport, made of these works."""
+
+    def _started(self, what: str, works: Sequence[dist.Work], *tensors: torch.Tensor) -> Pending:
+        return Pending(what, self._operation(works), tensors)
+
+    def _open(self) -> Any:
+        """Return the group.
+
+        Raises:
+            HaltedError: it is retired.
+        """
+        if self._group is None:
+            raise HaltedError(f"the group of epoch {self.epoch} is retired")
+        return self._group
+
+    def _give_up(self) -> Any:
+        """Return the group, which is retired from now on; None where it was before."""
+        group, self._group = self._group, None
+        return group

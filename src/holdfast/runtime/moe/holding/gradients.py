@@ -1,0 +1,259 @@
+"""Expert gradients of all layers at once: one uneven all-to-all is the reduce-scatter, a second one the all-gather.
+
+Out of place, like the dense reduction: the local sums stay intact until the step has passed. Each shard is summed by
+one rank, in rank order, and that rank's bits go to all hosts, so replicas stay equal in every bit. An expert with a
+single host needs no exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.runtime.gradients.reduction import CHUNK, Reduced, add_up, replacing, squared_norm
+from holdfast.runtime.groups.communicator import Communicator, Pending
+from holdfast.runtime.moe.holding.hosts import Placement
+from holdfast.runtime.moe.holding.shares import Family, Item, families
+from holdfast.runtime.moe.layer.moe_layer import MoE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Traffic:
+    """One of the two exchanges: flat buffers, splits per rank, and the views that fill and empty them."""
+
+    send: torch.Tensor
+    receive: torch.Tensor
+    send_splits: list[int]
+    receive_splits: list[int]
+    #: Views of elsewhere, in the order in which they lie in `send`.
+    sources: list[torch.Tensor]
+
+
+class ExpertGradients:
+    """Local and reduced gradients of the experts that live here.
+
+    While the local ones are in use, every expert parameter's `grad` is a buffer of ours and is accumulated in place.
+    Rows not in use have zero gradients, always.
+    """
+
+    def __init__(self, layers: Sequence[MoE], placement: Placement, comm: Communicator) -> None:
+        """Take over the gradients of the layers' experts.
+
+        Args:
+            layers: all MoE layers of the model, bound to the placement; all of one dtype.
+            placement: per layer and rank.
+            comm: the domain's group.
+
+        Raises:
+            ValueError: the experts are of several dtypes.
+        """
+        dtypes = {weight.dtype for layer in layers for weight in layer.experts.weights().values()}
+        if len(dtypes) > 1:
+            raise ValueError(f"expert parameters have several dtypes: {sorted(str(dtype) for dtype in dtypes)}")
+        self._layers = list(layers)
+        self._comm = comm
+        self._placed = [set(held[comm.rank]) for held in placement]
+        self._weights = [layer.experts.weights() for layer in layers]
+        sizes = [{name: w[0].numel() for name, w in weights.items()} for weights in self._weights]
+        everybody = families(placement, sizes)
+        mine = [family for family in everybody if comm.rank in family.hosts]
+        #: Whether any expert of the job has a second host; without one no exchange is needed, on any rank.
+        self._exchanges = any(len(family.hosts) > 1 for family in everybody)
+        self._alone = [family for family in mine if len(family.hosts) == 1]
+        self._shared = [family for family in mine if len(family.hosts) > 1]
+        self._local = [{name: torch.zeros_like(w) for name, w in weights.items()} for weights in self._weights]
+        self._renew()
+        self.use_local()
+
+    @property
+    def numel(self) -> int:
+        """How many gradient elements there are here."""
+        return sum(buffer.numel() for layer in self._local for buffer in layer.values())
+
+    def zero(self) -> None:
+        """Begin a step."""
+        for buffers in self._local:
+            for buffer in buffers.values():
+                buffer.zero_()
+        self.use_local()
+
+    def collect(self) -> None:
+        """After each backward: take in gradients that went elsewhere because user code had reset `grad`."""
+        with torch.no_grad():
+            for weights, buffers in zip(self._weights, self._local, strict=True):
+                for name, weight in weights.items():
+                    if weight.grad is not None and weight.grad is not buffers[name]:
+                        buffers[name].add_(weight.grad)
+                    weight.grad = buffers[name]
+
+    def use_local(self) -> None:
+        """Let every `grad` be this rank's own sum."""
+        self._use(self._local)
+
+    def use_reduced(self) -> None:
+        """Let every `grad` be the reduced gradient."""
+        self._use(self._reduced)
+
+    @torch.no_grad()
+    def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
+        """Sum this rank's shards of each expert's gradients over its hosts, times `scale`. All ranks must call it.
+
+        Args:
+            comm: the group of the placement, or a wrapper of it.
+            scale: 1 / (M * loss scale), with M micro-batches in the whole step.
+
+        Returns:
+            This rank's part of the squared norm and of the non-finite count: every expert counts once in the job.
+
+        Raises:
+            HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
+        """
+        with replacing(self._renew):
+            scatter = self._start(comm, self._scatter) if self._exchanges else None
+            counts = [self._reduce_alone(item, scale) for family in self._alone for item in family.items]
+            if scatter is not None:
+                comm.wait(scatter)
+                counts += [self._sum(family, scale) for family in self._shared]
+        return Reduced(grad_square=sum(count[0] for count in counts), nonfinite=sum(count[1] for count in counts))
+
+    @torch.no_grad()
+    def all_gather(self, comm: Communicator, factor: float) -> None:
+        """Multiply the shards by `factor`, and bring each to all hosts of its expert. All ranks must call it.
+
+        Raises:
+            HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
+        """
+        if factor != 1.0:
+            alone = [self._flat(self._reduced, item) for family in self._alone for item in family.items]
+            for part in (*alone, *self._owned.values()):
+                part.mul_(factor)
+        with replacing(self._renew):
+            if self._exchanges:
+                comm.wait(self._start(comm, self._gather))
+        if self._landing:
+            torch._foreach_copy_(self._landing, self._arrived)  # type: ignore[attr-defined]
+
+    def _start(self, comm: Communicator, traffic: _Traffic) -> Pending:
+        if traffic.sources:
+            torch.cat(traffic.sources, out=traffic.send)
+        return comm.start_all_to_all(traffic.receive, traffic.send, traffic.receive_splits, traffic.send_splits)
+
+    def _reduce_alone(self, item: Item, scale: float) -> tuple[float, int]:
+        reduced = self._flat(self._reduced, item)
+        torch.mul(self._flat(self._local, item), scale, out=reduced)
+        return _measure(reduced)
+
+    def _sum(self, family: Family, scale: float) -> tuple[float, int]:
+        """Sum this rank's shards of a family in rank order, whoever they came from."""
+        shard, versions = self._owned[family.hosts], self._versions[family.hosts]
+        own = self._parts(self._local, family, self._comm.rank)
+        torch.cat(own, out=versions[family.hosts.index(self._comm.rank)])
+        add_up(versions, shard)
+        shard.mul_(scale)
+        return _measure(shard)
+
+    # ---- buffers and views ----
+
+    def _use(self, buffers: list[dict[str, torch.Tensor]]) -> None:
+        for weights, layer in zip(self._weights, buffers, strict=True):
+            for name, weight in weights.items():
+                weight.grad = layer[name]
+
+    def _unwritten(self) -> list[dict[str, torch.Tensor]]:
+        """Return buffers whose rows in use every reduction fills; zero where no expert is that works here."""
+        buffers = [{name: torch.empty_like(w) for name, w in weights.items()} for weights in self._weights]
+        for layer, stacks, placed in zip(self._layers, buffers, self._placed, strict=True):
+            for row, expert in enumerate(layer.experts.row_experts):
+                for stack in stacks.values() if expert not in placed else ():
+                    stack[row].zero_()
+        return buffers
+
+    def _renew(self) -> None:
+        """Make everything that an exchange writes to, and the views into it, anew."""
+        self._reduced = self._unwritten()
+        first = next((w for weights in self._weights for w in weights.values()), torch.empty(0))
+        rank = self._comm.rank
+        self._owned = {family.hosts: first.new_empty(family.shard_length(rank)) for family in self._shared}
+        self._scatter = self._traffic(first, lambda family, peer: self._parts(self._local, family, peer), rank)
+        self._gather = self._traffic(first, lambda family, peer: [self._owned[family.hosts]], None)
+        self._versions = self._versions_by_host(rank)
+        self._landing, self._arrived = self._landing_places(rank)
+
+    def _traffic(
+        self, like: torch.Tensor, parts: Callable[[Family, int], list[torch.Tensor]], owner: int | None
+    ) -> _Traffic:
+        """Lay out one exchange with every peer.
+
+        Args:
+            like: gives dtype and device.
+            parts: what goes to a peer.
+            owner: whose shards come in: this rank's, or (None) each peer's own.
+        """
+        rank = self._comm.rank
+        sources: list[torch.Tensor] = []
+        send_splits, receive_splits = [0] * self._comm.size, [0] * self._comm.size
+        for peer in range(self._comm.size):
+            if peer == rank:
+                continue
+            common = [family for family in self._shared if peer in family.hosts]
+            leaving = [part for family in common for part in parts(family, peer)]
+            sources += leaving
+            send_splits[peer] = sum(part.numel() for part in leaving)
+            receive_splits[peer] = sum(family.shard_length(peer if owner is None else owner) for family in common)
+        return _Traffic(
+            send=like.new_empty(sum(send_splits)),
+            receive=like.new_empty(sum(receive_splits)),
+            send_splits=send_splits,
+            receive_splits=receive_splits,
+            sources=sources,
+        )
+
+    def _parts(self, buffers: list[dict[str, torch.Tensor]], family: Family, owner: int) -> list[torch.Tensor]:
+        """Return an owner's shards of all items of a family, as flat views."""
+        return [self._flat(buffers, item)[family.shard(item, owner)] for item in family.items]
+
+    def _flat(self, buffers: list[dict[str, torch.Tensor]], item: Item) -> torch.Tensor:
+        row = self._layers[item.layer].experts.row(item.expert)
+        return buffers[item.layer][item.weight][row].view(-1)
+
+    def _received(self, traffic: _Traffic, peer: int, lengths: list[int]) -> list[torch.Tensor]:
+        start = sum(traffic.receive_splits[:peer])
+        return list(traffic.receive[start : start + sum(lengths)].split(lengths))
+
+    def _versions_by_host(self, rank: int) -> dict[tuple[int, ...], list[torch.Tensor]]:
+        """Return all hosts' versions of this rank's shards, in rank order."""
+        found: dict[tuple[int, ...], list[torch.Tensor]] = {family.hosts: [] for family in self._shared}
+        for peer in range(self._comm.size):
+            common = [family for family in self._shared if peer in family.hosts]
+            lengths = [family.shard_length(rank) for family in common]
+            own = [torch.empty_like(self._owned[family.hosts]) for family in common] if peer == rank else None
+            parts = own or self._received(self._scatter, peer, lengths)
+            for family, part in zip(common, parts, strict=True):
+                found[family.hosts].append(part)
+        return found
+
+    def _landing_places(self, rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return views of the reduced gradients, and what is to be copied into each."""
+        landing: list[torch.Tensor] = []
+        arrived: list[torch.Tensor] = []
+        for peer in range(self._comm.size):
+            common = [family for family in self._shared if peer in family.hosts]
+            lengths = [family.shard_length(peer) for family in common]
+            own = [self._owned[family.hosts] for family in common] if peer == rank else None
+            shards = own or self._received(self._gather, peer, lengths)
+            for family, shard in zip(common, shards, strict=True):
+                places = self._parts(self._reduced, family, peer)
+                landing += places
+                arrived += shard.split([place.numel() for place in places])
+        return landing, arrived
+
+
+def _measure(part: torch.Tensor) -> tuple[float, int]:
+    """Return the squared norm in float64, and how many elements are not finite."""
+    square = 0.0
+    for start in range(0, part.numel(), CHUNK):
+        square += squared_norm(part[start : start + CHUNK])
+    return square, 0 if math.isfinite(square) else int((~part.isfinite()).sum())

@@ -1,0 +1,268 @@
+"""The experts of one worker through a job's life: their weights, their moves, and their part of each step.
+
+Which count as held, and when they may go, is decided by `coordination.holding`; here is what lies in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from holdfast.coordination.experts.holding import Rearrangement
+from holdfast.coordination.experts.placing import decode
+from holdfast.errors import BadInputError
+from holdfast.planning import LoadAverage
+from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape
+from holdfast.runtime.groups.communicator import Communicator, LocalCommunicator
+from holdfast.runtime.moe.holding.binding import bind_layers
+from holdfast.runtime.moe.holding.gradients import ExpertGradients
+from holdfast.runtime.moe.holding.hosts import Placement, everywhere, from_counts, rank_column
+from holdfast.runtime.moe.holding.migrate import plan_moves, stage
+from holdfast.runtime.moe.holding.saving import rows_of
+from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
+from holdfast.runtime.moe.holding.verify import verify_replicas
+from holdfast.runtime.moe.layer.expert_clock import ExpertClock
+from holdfast.runtime.moe.layer.moe_layer import MoE, moe_layers, serve_round
+from holdfast.runtime.moe.layer.rounds import StepState
+
+#: A step's loads count half after this share of the window: their mean age is then that in a sum over the window.
+HALF_LIFE_OF_WINDOW = 0.35
+#: Reports of the loads in a window.
+REPORTS_PER_WINDOW = 20
+
+
+class JobExperts:
+    """All experts that live here, and what they do in a step."""
+
+    def __init__(self, layers: Sequence[MoE], optimizer: Optimizer) -> None:
+        """Hold all experts, as a script has made them; work alone until `take_up`.
+
+        Raises:
+            BadInputError: the layers differ in their number of experts.
+        """
+        numbers = sorted({layer.experts.experts for layer in layers})
+        if len(numbers) > 1:
+            raise BadInputError(f"the model's MoE layers have {numbers} experts: give all layers the same number")
+        self.layers = list(layers)
+        self.experts = numbers[0]
+        self.shards = ExpertShards(layers, optimizer)
+        self.gradients: ExpertGradients
+        self.state: StepState
+        self._comm: Communicator
+        self._placement: Placement
+        self._window = LOADS_WINDOW
+        self._clock = ExpertClock()
+        for layer in layers:
+            layer.clock = self._clock
+        self._loads = LoadAverage.empty(len(layers), self.experts)
+        self._bind(LocalCommunicator(), everywhere([self.experts] * len(layers), 1))
+
+    def shape(self, slots: int) -> ExpertShape:
+        """Return what the coordinator must know.
+
+        Args:
+            slots: of this node, per layer.
+        """
+        return ExpertShape(layers=len(self.layers), experts=self.experts, slots=slots)
+
+    @property
+    def void(self) -> Exception | None:
+        """Why the step under way is void, None while it is not."""
+        return self.state.void
+
+    # ---- entering an epoch ----
+
+    def take_up(
+        self,
+        comm: Communicator,
+        plan: ExpertPlan,
+        change: Rearrangement,
+        *,
+        moving: Communicator | None = None,
+    ) -> int:
+        """Take up an epoch's group and placement; nothing that counts is let go of yet.
+
+        Args:
+            change: what to keep of what is here, and whether to take part in a migration.
+            moving: the same group, wrapped for the migration; None: as it is.
+
+        Returns:
+            The bytes of the experts that came here.
+
+        Raises:
+            CorruptExpertError: an expert came damaged.
+            HaltedError, PeerLostError: broken off; what was held still is.
+        """
+        keep = _names(change.keep)
+        if any(set(here) - set(kept) for here, kept in zip(self.shards.hosted, keep, strict=True)):
+            self._hold(keep)
+        wanted = self._columns(plan.placement)
+        received = self._bring(moving or comm, self._columns(plan.held), wanted) if change.bring else 0
+        self._window = plan.window
+        self._bind(comm, from_counts(wanted))
+        return received
+
+    def _bring(self, comm: Communicator, held: IntArray, wanted: IntArray) -> int:
+        before, after = from_counts(held), from_counts(wanted)
+        moves = plan_moves(before, after, [self.experts] * len(self.layers))
+        staged = stage(comm, self.shards, held=before, wanted=after, transfers=moves)
+        both = _names(held[:, :, comm.rank] + wanted[:, :, comm.rank])
+        dataclasses.replace(staged, wanted=both, rows=_rows(both)).apply()
+        return staged.received_bytes
+
+    def _bind(self, comm: Communicator, placement: Placement) -> None:
+        self._comm, self._placement = comm, placement
+        self.state = bind_layers(self.layers, comm, placement)
+        self.gradients = ExpertGradients(self.layers, placement, comm)
+
+    def _columns(self, blobs: Sequence[bytes]) -> IntArray:
+        """Return replicas per layer, expert and rank, `(L, E, N)`."""
+        return np.stack([decode(blob, self.shape(1)) for blob in blobs], axis=2)
+
+    def _hold(
+        self,
+        names: Sequence[Sequence[int]],
+        arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]] | None = None,
+    ) -> None:
+        """Let these experts of each layer live here, and no others; give back the room that they do not need."""
+        for layer, (experts, rows) in enumerate(zip(names, _rows(names), strict=True)):
+            self.shards.rearrange(layer, experts, rows=rows, arrived=arrived[layer] if arrived else None)
+
+    # ---- a step ----
+
+    def begin(self) -> None:
+        """Begin a step: no gradient yet; room that a migration needed is given back once it is over."""
+        hosted = self.shards.hosted
+        if any(layer.experts.rows > rows for layer, rows in zip(self.layers, _rows(hosted), strict=True)):
+            self._hold(hosted)
+            self.gradients = ExpertGradients(self.layers, self._placement, self._comm)
+        self.gradients.zero()
+        self.state.loads.clear()
+
+    def serve(self, step: int, micro_batch: int) -> None:
+        """Take part in the others' micro-batches of one round, without one of one's own."""
+        self.state.begin(step, micro_batch)
+        serve_round(self.layers)
+        self.computed()
+
+    def computed(self) -> None:
+        """A micro-batch has had its backward.
+
+        Raises:
+            BadInputError: it did not pass through all layers, both ways.
+        """
+        self.gradients.collect()
+        self.state.finish()
+
+    def passed(self) -> None:
+        """A commit operation of this epoch has passed: everybody holds what it is to host, the rest may go.
+
+        The rows stay as many as they are: the reduced gradients lie in the same order.
+        """
+        self._count_loads()
+        placed = rank_column(self._placement, self._comm.rank)
+        if self.shards.hosted != placed:
+            for layer, names in enumerate(placed):
+                self.shards.rearrange(layer, names)
+
+    def _count_loads(self) -> None:
+        """Add the step that has passed; an attempt that was undone does not count."""
+        none = np.zeros(self.experts, dtype=np.int64)
+        tokens = np.stack([self.state.loads.get(layer, none) for layer in range(len(self.layers))])
+        self._loads = self._loads.add(tokens, steps=1, half_life=HALF_LIFE_OF_WINDOW * self._window)
+        self.state.loads.clear()
+
+    @property
+    def loads(self) -> FloatArray:
+        """Tokens per step, layer and expert `(L, E)`, of all ranks; recent steps count most."""
+        return self._loads.per_step()
+
+    @property
+    def report_every(self) -> int:
+        """Steps from one report of the loads to the next."""
+        return max(self._window // REPORTS_PER_WINDOW, 1)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that an expert takes for a token here, forward and backward; 0 before anything was measured."""
+        return self._clock.token_s
+
+    @property
+    def expert_bytes(self) -> int:
+        """What the largest expert has in parameters and optimizer state."""
+        return max(spec.nbytes for spec in self.specs())
+
+    def verify(self, comm: Communicator) -> None:
+        """Compare all copies of each expert, on all ranks.
+
+        Raises:
+            ReplicasDifferError: on all ranks.
+            HaltedError, PeerLostError: abandoned or failed.
+        """
+        verify_replicas(comm, self.shards)
+
+    # ---- checkpoints ----
+
+    def gather(self, comm: Communicator, *, wanted: bool) -> dict[str, torch.Tensor] | None:
+        """Bring all experts to rank 0, on all ranks; return them there by name if it wanted them.
+
+        Args:
+            wanted: rank 0 can write a checkpoint now; what the others say does not count.
+
+        Raises:
+            HaltedError, PeerLostError: abandoned or failed.
+        """
+        device = self.layers[0].experts.w1.device
+        flags = torch.empty(comm.size, dtype=torch.int64, device=device)
+        comm.wait(comm.start_all_gather(flags, torch.tensor([int(wanted)], device=device)))
+        if not int(flags[0]):
+            return None
+        everything = tuple((tuple(range(self.experts)), *layer[1:]) for layer in self._placement)
+        moves = plan_moves(self._placement, everything, [self.experts] * len(self.layers))
+        staged = stage(comm, self.shards, held=self._placement, wanted=everything, transfers=moves)
+        return rows_of(self.shards, staged.arrived) if comm.rank == 0 else None
+
+    def specs(self) -> tuple[LayerSpec, ...]:
+        """Return what each layer keeps per expert and beside them."""
+        return tuple(self.shards.describe(layer) for layer in range(len(self.layers)))
+
+    def wanted_of(self, plan: ExpertPlan, rank: int) -> tuple[tuple[int, ...], ...]:
+        """Return the experts of each layer that a plan gives this rank, ascending."""
+        return _names(decode(plan.placement[rank], self.shape(1)))
+
+    def adopt(
+        self,
+        names: Sequence[Sequence[int]],
+        specs: Sequence[LayerSpec],
+        arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]],
+    ) -> None:
+        """Let the experts of a checkpoint live here, and no others."""
+        for layer, spec in enumerate(specs):
+            self.shards.adopt(layer, spec)
+        self._hold(names, arrived)
+
+
+def experts_of(model: nn.Module, optimizer: Optimizer) -> JobExperts | None:
+    """Return the experts of a model, None for a dense one.
+
+    Raises:
+        BadInputError: its layers differ in their number of experts.
+    """
+    layers = moe_layers(model)
+    return JobExperts(layers, optimizer) if layers else None
+
+
+def _names(counts: IntArray) -> tuple[tuple[int, ...], ...]:
+    """Return the distinct experts per layer, ascending."""
+    return tuple(tuple(int(expert) for expert in np.flatnonzero(row)) for row in counts)
+
+
+def _rows(names: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return how many rows the experts of each layer need; never none: a stack needs one to be multiplied with."""
+    return tuple(max(1, len(experts)) for experts in names)

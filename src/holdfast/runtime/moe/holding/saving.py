@@ -1,0 +1,76 @@
+"""Experts in checkpoints: named by layer and expert, not by rank, so that any world can read what another wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from holdfast.planning.moving.transfers import choose_senders
+from holdfast.runtime.moe.holding.hosts import Placement, held_by
+from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
+from holdfast.runtime.state.tree import dtype_of
+
+
+def savers(placement: Placement, experts: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Return the (layer, expert) pairs that each rank saves: every expert once, even over its hosts. Pure.
+
+    Args:
+        placement: per layer and rank.
+        experts: how many each layer has.
+    """
+    have = held_by(placement, experts) > 0
+    layer, expert = np.nonzero(have.any(axis=2))
+    chosen = choose_senders(have[layer, expert])
+    ranks = have.shape[2]
+    pairs: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
+    for number, name, rank in zip(layer, expert, chosen, strict=True):
+        pairs[int(rank)].append((int(number), int(name)))
+    return tuple(tuple(mine) for mine in pairs)
+
+
+def named_rows(shards: ExpertShards, pairs: Iterable[tuple[int, int]]) -> dict[str, torch.Tensor]:
+    """Return the live rows of experts that live here, by names that are the same in every world.
+
+    To save, give the pairs that `savers` says; to load, all that live here: `torch.distributed.checkpoint` fills the
+    rows in place. What the optimizer keeps beside the rows (`step`) is not here: it is in `ExpertShards.describe`,
+    to be saved with the dense state and given to `ExpertShards.adopt` before the rows are loaded.
+    """
+    named: dict[str, torch.Tensor] = {}
+    for layer, expert in pairs:
+        for row in shards.describe(layer).rows:
+            named[row_name(layer, expert, row.name)] = shards.row(layer, expert, row)
+    return named
+
+
+def row_name(layer: int, expert: int, row: str) -> str:
+    """Return the name of one row in every checkpoint."""
+    return f"moe.{layer}.expert.{expert}.{row}"
+
+
+def rows_of(shards: ExpertShards, arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the rows that live here and those that came beside them, by name."""
+    named = named_rows(shards, hosted_pairs(shards))
+    for layer, rows in enumerate(arrived):
+        named |= {row_name(layer, expert, name): tensor for (expert, name), tensor in rows.items()}
+    return named
+
+
+def empty_rows(
+    specs: Sequence[LayerSpec], wanted: Sequence[Sequence[int]], device: torch.device
+) -> list[dict[tuple[int, str], torch.Tensor]]:
+    """Return memory for the rows of experts that are to come, per layer by (expert, name of the row)."""
+    return [
+        {
+            (expert, row.name): torch.empty(row.shape, dtype=dtype_of(row.dtype), device=device)
+            for expert in experts
+            for row in spec.rows
+        }
+        for spec, experts in zip(specs, wanted, strict=True)
+    ]
+
+
+def hosted_pairs(shards: ExpertShards) -> tuple[tuple[int, int], ...]:
+    """Return the (layer, expert) pairs that live here."""
+    return tuple((layer, expert) for layer, experts in enumerate(shards.hosted) for expert in experts)

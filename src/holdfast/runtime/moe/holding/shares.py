@@ -1,0 +1,59 @@
+"""How expert gradients are shared out: each (layer, expert, weight) is cut into as many shards as it has host ranks.
+
+Pure integers, the same on every rank. Shards of all items with the same hosts lie side by side, so that the owner of
+a shard sums all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.runtime.moe.holding.hosts import Placement, hosts
+
+#: Shards begin at multiples of this many elements.
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One weight of one expert of one layer."""
+
+    layer: int
+    expert: int
+    weight: str
+    numel: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """All items that live on the same ranks."""
+
+    hosts: tuple[int, ...]
+    items: tuple[Item, ...]
+
+    def shard(self, item: Item, rank: int) -> slice:
+        """Return the elements of an item that a host sums up."""
+        place = self.hosts.index(rank)
+        size = -(-item.numel // (len(self.hosts) * ALIGNMENT)) * ALIGNMENT
+        return slice(min(place * size, item.numel), min((place + 1) * size, item.numel))
+
+    def shard_length(self, rank: int) -> int:
+        """Return how many elements a host sums up in all."""
+        parts = (self.shard(item, rank) for item in self.items)
+        return sum(part.stop - part.start for part in parts)
+
+
+def families(placement: Placement, weights: Sequence[dict[str, int]]) -> tuple[Family, ...]:
+    """Group all items by their hosts.
+
+    Args:
+        placement: per layer and rank.
+        weights: per layer, elements of one expert's weights by name.
+    """
+    grouped: dict[tuple[int, ...], list[Item]] = {}
+    for layer, (held, sizes) in enumerate(zip(placement, weights, strict=True)):
+        for expert, ranks in hosts(held).items():
+            items = (Item(layer=layer, expert=expert, weight=name, numel=size) for name, size in sizes.items())
+            grouped.setdefault(ranks, []).extend(items)
+    return tuple(Family(hosts=ranks, items=tuple(items)) for ranks, items in sorted(grouped.items()))

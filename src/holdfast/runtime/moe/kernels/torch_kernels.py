@@ -1,0 +1,81 @@
+"""Token kernels by torch and numpy: any device, any dtype. Letters as in `kernels.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from holdfast.planning.arrays import IntArray
+from holdfast.runtime.moe.kernels.dispatch import inverse, plan_dispatch
+from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels
+
+
+class TorchKernels(TokenKernels):
+    """Plans on the host, gathers by `index_select`."""
+
+    name = "torch"
+
+    def plan(self, question: Question) -> Movement:
+        """See `TokenKernels.plan`."""
+        device = question.assigned_A.device
+        plan = plan_dispatch(
+            question.assigned_A.cpu().numpy(),
+            np.ascontiguousarray(question.tokens_EN.cpu().numpy()),
+            question.replicas,
+            question.rank,
+            question.row_experts,
+            question.scheme,
+        )
+
+        def there(array: IntArray) -> torch.Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return Movement(
+            send=plan.send,
+            receive=plan.receive,
+            send_order=there(plan.send_order),
+            unsend=there(inverse(plan.send_order)),
+            receive_order=there(plan.receive_order),
+            unreceive=there(inverse(plan.receive_order)),
+            row_ends=there(plan.row_ends).to(torch.int32),
+        )
+
+    def gather(self, rows: torch.Tensor, order_A: torch.Tensor, top_k: int = 1) -> torch.Tensor:
+        """See `TokenKernels.gather`."""
+        return rows.index_select(0, order_A if top_k == 1 else order_A // top_k)
+
+    def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
+        """See `TokenKernels.gather_sum`."""
+        by_choice_AD = rows_AD.index_select(0, inverse_A)
+        return by_choice_AD if top_k == 1 else _sum_choices(by_choice_AD.view(-1, top_k, rows_AD.shape[1]))
+
+    def combine(
+        self, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """See `TokenKernels.combine`."""
+        by_choice_TKD = rows_AD.index_select(0, inverse_A).view(*weights_TK.shape, rows_AD.shape[1])
+        return _sum_choices(by_choice_TKD * weights_TK.unsqueeze(-1)).to(dtype)
+
+    def combine_backward(
+        self,
+        grad_TD: torch.Tensor,
+        rows_AD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        order_A: torch.Tensor,
+        inverse_A: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `TokenKernels.combine_backward`."""
+        # In the order of the rows, so that they need no gathering again.
+        grad_TD = grad_TD.to(torch.promote_types(rows_AD.dtype, weights_TK.dtype))
+        spread_AD = self.gather(grad_TD, order_A, weights_TK.shape[1])
+        grad_A = (spread_AD * rows_AD).sum(-1)
+        grad_AD = spread_AD.mul_(weights_TK.reshape(-1).index_select(0, order_A).unsqueeze(-1))
+        return grad_AD.to(rows_AD.dtype), grad_A.index_select(0, inverse_A).view_as(weights_TK).to(weights_TK.dtype)
+
+
+def _sum_choices(by_choice_TKD: torch.Tensor) -> torch.Tensor:
+    """Return the sums over the choices, `(T, D)`, first to last: for the few there are, faster than one reduction."""
+    total_TD = by_choice_TKD[:, 0].clone()
+    for choice in range(1, by_choice_TKD.shape[1]):
+        total_TD += by_choice_TKD[:, choice]
+    return total_TD

@@ -1,0 +1,201 @@
+"""Token kernels by Triton: schedule and gathers stay on the GPU, top-k is combined without a copy per choice.
+
+Under `TRITON_INTERPRET=1`, set before this module is imported, they run on CPU tensors too, slowly. Letters as in
+`kernels.py`.
+"""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from holdfast.planning import Interval, dispatch_schedule
+from holdfast.runtime.moe.kernels import triton_jit as jit
+from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels
+
+#: Elements that one program moves at a time: 64 bytes a thread in bfloat16, four of the widest loads.
+_TILE = 4096
+_WIDEST = 1024
+_PLACES = 512
+
+
+class TritonKernels(TokenKernels):
+    """float32 and bfloat16."""
+
+    name = "triton"
+
+    def plan(self, question: Question) -> Movement:
+        """See `TokenKernels.plan`."""
+        sent_EN, received_EN = _shares(question)
+        totals = torch.stack([sent_EN.sum(0), received_EN.sum(0)]).tolist()
+        send, receive = tuple(totals[0]), tuple(totals[1])
+        by_expert_A = torch.argsort(question.assigned_A, stable=True)
+        send_order, unsend = _order(sent_EN.T, _starts(sent_EN).T, sum(send), by_expert_A)
+        rows = torch.tensor(question.row_experts, dtype=torch.int64).to(sent_EN.device)
+        used = rows >= 0
+        by_row_RN = torch.where(used[:, None], received_EN[rows.clamp(min=0)], 0)
+        starts_EN = _starts(received_EN.T.contiguous()).T
+        receive_order, unreceive = _order(by_row_RN, starts_EN[rows.clamp(min=0)], sum(receive), None)
+        return Movement(
+            send=send,
+            receive=receive,
+            send_order=send_order,
+            unsend=unsend,
+            receive_order=receive_order,
+            unreceive=unreceive,
+            row_ends=by_row_RN.sum(1).cumsum(0).to(torch.int32),
+        )
+
+    def gather(self, rows: torch.Tensor, order_A: torch.Tensor, top_k: int = 1) -> torch.Tensor:
+        """See `TokenKernels.gather`."""
+        rows, number, width = rows.contiguous(), order_A.numel(), rows.shape[1]
+        out = rows.new_empty((number, width))
+        if out.numel():
+            high, wide = _tile(width)
+            grid = (triton.cdiv(number, high), triton.cdiv(width, wide))
+            sizes = {"D": width, "TOP_K": top_k, "BLOCK_A": high, "BLOCK_D": wide}
+            _launch(jit.gather_rows, grid, rows, order_A, out, number, **sizes)
+        return out
+
+    def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
+        """See `TokenKernels.gather_sum`."""
+        return self.gather(rows_AD, inverse_A) if top_k == 1 else _sum_rows(rows_AD, inverse_A, top_k)
+
+    def combine(
+        self, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """See `TokenKernels.combine`."""
+        return _sum_rows(rows_AD, inverse_A, weights_TK.shape[1], weights_TK, dtype)
+
+    def combine_backward(
+        self,
+        grad_TD: torch.Tensor,
+        rows_AD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        order_A: torch.Tensor,
+        inverse_A: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `TokenKernels.combine_backward`."""
+        grad_TD, rows_AD, weights_TK = grad_TD.contiguous(), rows_AD.contiguous(), weights_TK.contiguous()
+        number, width = grad_TD.shape
+        grad_rows, grad_weights = torch.empty_like(rows_AD), torch.empty_like(weights_TK)
+        if not grad_rows.numel():
+            return grad_rows, grad_weights.zero_()
+        high, wide = _tile(width)
+        _launch(
+            jit.combine_backward,
+            (triton.cdiv(number, high),),
+            grad_TD,
+            rows_AD,
+            inverse_A,
+            weights_TK,
+            grad_rows,
+            grad_weights,
+            number,
+            D=width,
+            TOP_K=weights_TK.shape[1],
+            BLOCK_T=high,
+            BLOCK_D=wide,
+        )
+        return grad_rows, grad_weights
+
+
+def _sum_rows(
+    rows: torch.Tensor,
+    inverse_A: torch.Tensor,
+    top_k: int,
+    weights: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return the sum over each token's `top_k` rows `rows[inverse]`, weighted by `(T, K)` if given, `(T, D)`."""
+    rows, number, width = rows.contiguous(), inverse_A.numel() // top_k, rows.shape[1]
+    out = rows.new_empty((number, width), dtype=dtype or rows.dtype)
+    factors = rows if weights is None else weights.contiguous()
+    if out.numel():
+        high, wide = _tile(width)
+        grid = (triton.cdiv(number, high), triton.cdiv(width, wide))
+        sizes = {"D": width, "TOP_K": top_k, "BLOCK_T": high, "BLOCK_D": wide}
+        _launch(jit.sum_rows, grid, rows, inverse_A, factors, out, number, WEIGHTED=weights is not None, **sizes)
+    return out
+
+
+def _shares(question: Question) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many tokens per expert the rank sends to and gets from each rank, `(E, N)` both, on the device."""
+    tokens_EN, device = question.tokens_EN, question.tokens_EN.device
+    # Only the default scheme has a program of its own; and what cannot be planned is refused by the plain one.
+    if type(question.scheme) is not Interval or not question.replicas.any(axis=1).all():
+        schedule = dispatch_schedule(tokens_EN.cpu().numpy(), question.replicas, question.scheme)
+        row, column = schedule.send_row(question.rank), schedule.receive_column(question.rank)
+        return torch.from_numpy(row).to(device), torch.from_numpy(column).to(device)
+    replicas_EN = torch.from_numpy(np.ascontiguousarray(question.replicas)).to(device)
+    experts, ranks = replicas_EN.shape
+    sent, received = torch.empty_like(replicas_EN), torch.empty_like(replicas_EN)
+    _launch(
+        jit.interval_shares,
+        (experts,),
+        tokens_EN,
+        replicas_EN,
+        sent,
+        received,
+        question.rank,
+        ranks,
+        tokens_EN.stride(0),
+        tokens_EN.stride(1),
+        BLOCK_N=max(triton.next_power_of_2(ranks), 16),
+    )
+    return sent, received
+
+
+def _starts(sizes: torch.Tensor) -> torch.Tensor:
+    """Return where each segment starts when they lie one after the other, row by row, `(I, J)`."""
+    return (sizes.flatten().cumsum(0) - sizes.flatten()).view(sizes.shape)
+
+
+def _order(
+    sizes: torch.Tensor, starts: torch.Tensor, number: int, lookup: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of elements that lie in segments, read one after the other; and the inverse.
+
+    Args:
+        sizes, starts: of the segments, in the order in which they are read.
+        number: of elements in all.
+        lookup: what lies at each place; the place itself without.
+    """
+    flat = sizes.flatten()
+    ends = flat.cumsum(0)
+    shifts = starts.flatten() - (ends - flat)
+    order = torch.empty(number, dtype=torch.int64, device=sizes.device)
+    inverse = torch.empty_like(order)
+    if number:
+        _launch(
+            jit.order_by_segments,
+            (triton.cdiv(number, _PLACES),),
+            ends,
+            shifts,
+            order if lookup is None else lookup,
+            order,
+            inverse,
+            number,
+            flat.numel(),
+            LOOKUP=lookup is not None,
+            STEPS=flat.numel().bit_length(),
+            BLOCK=_PLACES,
+        )
+    return order, inverse
+
+
+def _launch(program: Any, grid: tuple[int, ...], *tensors_and_numbers: Any, **constants: Any) -> None:
+    """Run a program on the device of its first tensor, which need not be the current one."""
+    with torch.cuda.device_of(tensors_and_numbers[0]):
+        program[grid](*tensors_and_numbers, **constants)
+
+
+def _tile(width: int) -> tuple[int, int]:
+    """Return rows and columns of the tile that one program works on."""
+    wide = min(triton.next_power_of_2(width), _WIDEST)
+    return max(_TILE // wide, 1), wide

@@ -1,0 +1,63 @@
+"""How long the experts take for a token: measured while training, so that a new placement is weighed with real times.
+
+The forward pass is measured; the backward pass multiplies twice as much. A assignments on this rank, D model dimension.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from holdfast.runtime.moe.layer.emulation import BACKWARD_FACTOR
+
+#: What a measurement still counts after the next one: the last hundred or so decide.
+_FADING = 0.99
+
+
+class ExpertClock:
+    """Measures expert computation; one for all layers of a worker.
+
+    now: seconds, of a clock that never goes back.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._seconds = 0.0
+        self._tokens = 0.0
+        #: on CUDA: before, after, and how many tokens
+        self._under_way: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
+
+    @property
+    def token_s(self) -> float:
+        """Seconds per token, forward and backward; 0 before anything was measured."""
+        return (1.0 + BACKWARD_FACTOR) * self._seconds / self._tokens if self._tokens else 0.0
+
+    def run(self, compute: Callable[[torch.Tensor], torch.Tensor], tokens_AD: torch.Tensor) -> torch.Tensor:
+        """Compute, and note how long it took; without tokens it is no experts' work."""
+        if not tokens_AD.shape[0]:
+            return compute(tokens_AD)
+        if tokens_AD.device.type == "cuda":
+            return self._run_on_device(compute, tokens_AD)
+        started = self._now()
+        out_AD = compute(tokens_AD)
+        self._add(self._now() - started, tokens_AD.shape[0])
+        return out_AD
+
+    def _run_on_device(self, compute: Callable[[torch.Tensor], torch.Tensor], tokens_AD: torch.Tensor) -> torch.Tensor:
+        """The host does not wait for the device: what has passed there is read at a later call."""
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        out_AD = compute(tokens_AD)
+        after.record()
+        self._under_way.append((before, after, tokens_AD.shape[0]))
+        while self._under_way and self._under_way[0][1].query():
+            before, after, tokens = self._under_way.popleft()
+            self._add(before.elapsed_time(after) / 1e3, tokens)
+        return out_AD
+
+    def _add(self, seconds: float, tokens: int) -> None:
+        self._seconds = _FADING * self._seconds + seconds
+        self._tokens = _FADING * self._tokens + tokens

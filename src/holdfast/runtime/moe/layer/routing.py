@@ -1,0 +1,76 @@
+"""Fixed routing: which experts a token goes to as a pure function of (step, micro-batch, position).
+
+With it, two runs on different worlds differ by rounding only: no gate decision can flip. T tokens, E experts.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.data.randomness import stream_seed
+
+
+class Routing(Protocol):
+    """A source of assignments that replaces the gate's choice (not its weights)."""
+
+    def assign(self, step: int, micro_batch: int, tokens: int) -> torch.Tensor:
+        """Return the experts of each token, `(T, top_k)` int64, all different within a row."""
+        ...
+
+
+class RecordedRouting:
+    """Assignments read from a table; each (step, micro-batch) starts at its own place and runs on, round and round."""
+
+    def __init__(self, table: ArrayLike, *, seed: int = 0) -> None:
+        """Take the table.
+
+        Args:
+            table: recorded experts, `(R, top_k)` integers; a row's experts are all different.
+            seed: of the starting places.
+
+        Raises:
+            BadInputError: the table has another shape, or a row names an expert twice.
+        """
+        array = np.asarray(table)
+        if array.ndim != 2 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
+            raise BadInputError(
+                f"recorded routing has shape {array.shape} of {array.dtype}: give integers [rows, top_k]"
+            )
+        ordered = np.sort(array, axis=1)
+        if (ordered[:, 1:] == ordered[:, :-1]).any() or int(ordered.min()) < 0:
+            raise BadInputError("recorded routing names an expert twice for one token, or one below 0")
+        self._table = torch.from_numpy(array.astype(np.int64))
+        self._seed = seed
+
+    def assign(self, step: int, micro_batch: int, tokens: int) -> torch.Tensor:
+        """See `Routing.assign`."""
+        rows = self._table.shape[0]
+        start = stream_seed(self._seed, step, micro_batch) % rows
+        return self._table[(torch.arange(tokens) + start) % rows]
+
+
+def routing_from_loads(loads: ArrayLike, top_k: int, *, rows: int = 4096, seed: int = 0) -> RecordedRouting:
+    """Return a routing whose experts come up in proportion to recorded loads.
+
+    Args:
+        loads: tokens per expert of one layer, `(E,)`, not negative.
+        top_k: experts per token.
+        rows: length of the table drawn.
+        seed: of the draw.
+
+    Raises:
+        BadInputError: the loads are no such numbers, or fewer than top_k.
+    """
+    weights = np.asarray(loads, dtype=np.float64)
+    if weights.ndim != 1 or weights.size < top_k or not np.isfinite(weights).all() or (weights < 0).any():
+        raise BadInputError(f"loads have shape {weights.shape}: give one number >= 0 per expert, at least {top_k}")
+    noise = np.random.Generator(np.random.Philox(key=seed % (1 << 64))).gumbel(size=(rows, weights.size))
+    # Gumbel top-k draws without replacement; an expert without load comes last.
+    with np.errstate(divide="ignore"):
+        ranking = np.log(weights)[None, :] + noise
+    return RecordedRouting(np.argsort(-ranking, axis=1, kind="stable")[:, :top_k], seed=seed)

@@ -1,0 +1,119 @@
+"""Tokens to their experts and back, with autograd: exchanges that never block and never raise into the user's loop.
+
+Shape letters: T tokens, K experts per token, A assignments sent or received by this rank, D model dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.runtime.moe.kernels.interface import Movement, TokenKernels
+from holdfast.runtime.moe.layer.rounds import StepState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Channel:
+    """A group, and the step whose failure its collectives report to."""
+
+    comm: Communicator
+    state: StepState
+
+    def all_gather(self, mine_X: torch.Tensor) -> torch.Tensor | None:
+        """Return all ranks' `(X,)` tensors as `(N, X)`; None where the step is void."""
+        gathered = mine_X.new_empty(self.comm.size * mine_X.numel())
+        if self.state.void is not None:
+            return None
+        try:
+            self.comm.wait(self.comm.start_all_gather(gathered, mine_X))
+        except (HaltedError, PeerLostError) as error:
+            self.state.spoil(error)
+            return None
+        return gathered.view(self.comm.size, -1)
+
+    def all_to_all(self, rows_AD: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        """Send `send[r]` rows to each rank r, return the `receive[r]` rows from each; zeros where the step is void.
+
+        A world of one has nothing to exchange, and gets its own rows back.
+        """
+        if self.comm.size == 1:
+            return rows_AD
+        shape = (sum(receive), *rows_AD.shape[1:])
+        self.state.exchanges += 1
+        if self.state.void is None:
+            output = rows_AD.new_empty(shape)
+            try:
+                pending = self.comm.start_all_to_all(output, rows_AD.contiguous(), receive, send)
+                self.comm.wait(pending)
+                return output
+            except (HaltedError, PeerLostError) as error:
+                # The abandoned operation may still write to `output`: it is never looked at again.
+                self.state.spoil(error)
+        return rows_AD.new_zeros(shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """The way of one micro-batch's tokens through one layer: which rows go where, over which group, moved by whom."""
+
+    channel: Channel
+    movement: Movement
+    kernels: TokenKernels
+    top_k: int
+
+
+class _ToExperts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens_TD: torch.Tensor, route: Route) -> torch.Tensor:  # type: ignore[override]
+        ctx.route = route
+        move, kernels = route.movement, route.kernels
+        leaving_AD = kernels.gather(tokens_TD, move.send_order, route.top_k)
+        arrived_AD = route.channel.all_to_all(leaving_AD, move.send, move.receive)
+        return kernels.gather(arrived_AD, move.receive_order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_AD: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        route: Route = ctx.route
+        move, kernels = route.movement, route.kernels
+        leaving_AD = kernels.gather(grad_AD, move.unreceive)
+        back_AD = route.channel.all_to_all(leaving_AD, move.receive, move.send)
+        return kernels.gather_sum(back_AD, move.unsend, route.top_k), None
+
+
+class _FromExperts(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, done_AD: torch.Tensor, weights_TK: torch.Tensor, route: Route, dtype: torch.dtype
+    ) -> torch.Tensor:
+        ctx.route = route
+        move, kernels = route.movement, route.kernels
+        leaving_AD = kernels.gather(done_AD, move.unreceive)
+        back_AD = route.channel.all_to_all(leaving_AD, move.receive, move.send)
+        ctx.save_for_backward(back_AD, weights_TK)
+        return kernels.combine(back_AD, weights_TK, move.unsend, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:  # type: ignore[override]
+        route: Route = ctx.route
+        move, kernels = route.movement, route.kernels
+        back_AD, weights_TK = ctx.saved_tensors
+        grad_AD, grad_TK = kernels.combine_backward(grad_TD, back_AD, weights_TK, move.send_order, move.unsend)
+        arrived_AD = route.channel.all_to_all(grad_AD, move.send, move.receive)
+        return kernels.gather(arrived_AD, move.receive_order), grad_TK, None, None
+
+
+def to_experts(tokens_TD: torch.Tensor, route: Route) -> torch.Tensor:
+    """Return the rows that this rank's experts are to compute, `(A, D)`, sorted by stacked row; differentiable once."""
+    return _ToExperts.apply(tokens_TD, route)  # type: ignore[return-value]
+
+
+def from_experts(done_AD: torch.Tensor, weights_TK: torch.Tensor, route: Route, dtype: torch.dtype) -> torch.Tensor:
+    """Return the weighted outputs `(T, D)`, in a dtype, for tokens that went `to_experts`; differentiable once."""
+    return _FromExperts.apply(done_AD, weights_TK, route, dtype)  # type: ignore[return-value]

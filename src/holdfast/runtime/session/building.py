@@ -1,0 +1,79 @@
+"""From a plan to the group of its members, in a thread beside training."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from holdfast.protocol.plan import EpochPlan
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.nccl import build_communicator
+from holdfast.runtime.session.resources import Room
+from holdfast.runtime.session.state_exchange import Shared
+
+logger = logging.getLogger(__name__)
+
+#: Builds the group of a plan at a rank; blocks; raises HaltedError or PeerLostError.
+GroupBuilder = Callable[[EpochPlan, int, Room], Communicator]
+
+
+def group_builder(device: torch.device, host: str, graveyard: Graveyard) -> GroupBuilder:
+    """Return what builds the groups of a worker on a device, reached at an address."""
+
+    def build(plan: EpochPlan, rank: int, room: Room) -> Communicator:
+        return build_communicator(
+            device,
+            room.board,
+            rank,
+            len(plan.members),
+            epoch=plan.epoch,
+            graveyard=graveyard,
+            host=host,
+            halt=room.halt,
+        )
+
+    return build
+
+
+class GroupBuilding:
+    """Builds the groups that a session's machine asks for, each in a thread of its own."""
+
+    def __init__(self, shared: Shared, build: GroupBuilder) -> None:
+        self._shared = shared
+        self._build = build
+
+    def start(self, plan: EpochPlan) -> None:
+        """Begin to build the group of a plan; the lock is held."""
+        room = self._shared.rooms.room(plan.epoch)
+        rank = plan.rank(self._shared.machine.worker)
+        if room is None or rank is None:
+            return
+        room.plan = plan
+        name = f"holdfast-build-{plan.epoch}"
+        threading.Thread(target=self._run, args=(plan, rank, room), name=name, daemon=True).start()
+
+    def _run(self, plan: EpochPlan, rank: int, room: Room) -> None:
+        try:
+            communicator = self._build(plan, rank, room)
+        except HaltedError:
+            return
+        except PeerLostError as error:
+            self._shared.lost(room.epoch, error)
+            return
+        except BaseException:  # noqa: BLE001
+            # Nobody would ever learn of it in this thread: the worker would wait for its group for ever.
+            traceback.print_exc()
+            os._exit(1)
+        with self._shared.changed:
+            if room.dropped:
+                communicator.retire()
+                return
+            room.communicator = communicator
+            self._shared.carry_out(self._shared.machine.prepared(plan.epoch))
+            self._shared.changed.notify_all()

@@ -1,0 +1,132 @@
+"""A session's experts: what moves on entering an epoch, and what all ranks do together after a step."""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.clock import Clock
+from holdfast.coordination.experts.loads import encode_loads
+from holdfast.coordination.worker.tasks import Tell
+from holdfast.protocol.messages.worker import MAX_LOADS, Loads
+from holdfast.protocol.plan import EpochPlan
+from holdfast.runtime.checkpoints.saver import CheckpointSaver, ExpertRows
+from holdfast.runtime.faults.dying_group import FaultingCommunicator
+from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.moe.holding.migrate import CorruptExpertError
+from holdfast.runtime.session.resources import Room
+from holdfast.runtime.session.state_exchange import Shared
+from holdfast.runtime.state.state import TrainingState
+
+logger = logging.getLogger(__name__)
+
+
+class ExpertExchange:
+    """Moves, compares and collects the experts of one worker; for the training thread."""
+
+    def __init__(self, shared: Shared, experts: JobExperts, state: TrainingState, faults: Faults, clock: Clock) -> None:
+        self._shared = shared
+        self._experts = experts
+        self._state = state
+        self._faults = faults
+        self._clock = clock
+
+    def move(self, room: Room, plan: EpochPlan, comm: Communicator) -> bool:
+        """Bring the experts here that this worker is to host; False where the epoch is over, or has to end.
+
+        Raises:
+            JobFailedError: the initial experts are wanted, and are not here any more.
+        """
+        machine = self._shared.machine
+        with self._shared.changed:
+            step = machine.step
+            change = None if self._shared.left(room.epoch) else machine.moving()
+        if change is None or plan.experts is None:
+            return False
+        started = self._clock.monotonic()
+        moving = (
+            FaultingCommunicator(comm, self._faults, step, "moving") if self._faults.armed("moving", step) else comm
+        )
+        try:
+            room.moved_bytes = self._experts.take_up(comm, plan.experts, change, moving=moving)
+        except HaltedError:
+            comm.retire()
+            return False
+        except (PeerLostError, CorruptExpertError) as error:
+            comm.retire()
+            self._shared.lost(room.epoch, error)
+            return False
+        if change.bring:
+            room.moving_s = self._clock.monotonic() - started
+        self._experts.state.on_void = lambda error: self._void(room, error)
+        with self._shared.changed:
+            return machine.moved(room.epoch)
+
+    def after_step(
+        self, comm: Communicator, saver: CheckpointSaver | None, *, step: int, origin: tuple[int, int], verify: bool
+    ) -> None:
+        """Compare all copies if asked to; if a checkpoint is due, bring the experts to rank 0, which saves them.
+
+        Args:
+            origin: term and epoch under which the step was applied.
+
+        Raises:
+            ReplicasDifferError: on all ranks.
+        """
+        try:
+            if verify:
+                self._experts.verify(comm)
+        except (HaltedError, PeerLostError) as error:
+            self._broken_off(comm, origin[1], error)
+            return
+        if saver is not None and saver.due(step):
+            self.save(comm, saver, step=step, origin=origin, wanted=comm.rank == 0 and saver.free(step))
+
+    def save(
+        self, comm: Communicator, saver: CheckpointSaver, *, step: int, origin: tuple[int, int], wanted: bool
+    ) -> None:
+        """Bring the experts to rank 0, on all ranks; it saves them.
+
+        Args:
+            wanted: rank 0 can save them now; what the others say does not count.
+        """
+        try:
+            rows = self._experts.gather(comm, wanted=wanted)
+        except (HaltedError, PeerLostError) as error:
+            self._broken_off(comm, origin[1], error)
+            return
+        if rows is not None:
+            saver.save(self._state, step, origin, ExpertRows(specs=self._experts.specs(), rows=rows))
+
+    def _broken_off(self, comm: Communicator, epoch: int, error: Exception) -> None:
+        comm.retire()  # (where it was halted: the step is applied, and what comes next finds the epoch over)
+        if isinstance(error, PeerLostError):
+            self._shared.lost(epoch, error)
+
+    def tell_loads(self, *, step: int, epoch: int) -> None:
+        """Tell the coordinator every so many steps how the tokens are shared out; for rank 0 alone: all know the same.
+
+        A report is whole in itself: whoever is rank 0 next has counted as well.
+        """
+        loads = self._experts.loads
+        if step % self._experts.report_every or loads.size > MAX_LOADS:
+            return
+        worker = self._shared.machine.worker
+        report = Loads(
+            worker=worker,
+            epoch=epoch,
+            step=step,
+            tokens=encode_loads(loads),
+            expert_bytes=self._experts.expert_bytes,
+            token_s=self._experts.token_s,
+        )
+        with self._shared.changed:
+            self._shared.carry_out([Tell(report)])
+
+    def _void(self, room: Room, error: Exception) -> None:
+        """An exchange of tokens was broken off in the user's forward or backward pass."""
+        if room.communicator is not None:
+            room.communicator.retire()
+        if isinstance(error, PeerLostError):
+            self._shared.lost(room.epoch, error)

@@ -1,0 +1,256 @@
+"""What a training script sees: `holdfast.init()`, `job.protect(...)`, `job.steps(...)`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import scipy
+import torch
+
+from holdfast.clock import SystemClock
+from holdfast.control.link.worker_link import WorkerLink
+from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.errors import BadInputError
+from holdfast.protocol.plan import Commit
+from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
+from holdfast.runtime.data.sampling import MicroBatchLoader
+from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
+from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.moe.holding.job_experts import experts_of
+from holdfast.runtime.moe.layer.emulation import Emulation
+from holdfast.runtime.moe.layer.moe_layer import expert_parameters, moe_layers
+from holdfast.runtime.session.building import group_builder
+from holdfast.runtime.session.session import Link, Session
+from holdfast.runtime.session.solo import SoloLink
+from holdfast.runtime.session.step import Step
+from holdfast.runtime.state.state import Manifest, TrainingState
+
+_ALONE = "alone/0/0"
+#: of a model's list of tensors; a hash of all that it says goes beside it
+_LISTED_CHARACTERS = 8000
+
+
+class Job:
+    """This process's part in a job; made by `holdfast.init()`."""
+
+    def __init__(
+        self, settings: WorkerSettings | None, *, checkpoint_dir: str = "", checkpoint_every: int = 100
+    ) -> None:
+        """Take the settings of an agent, or be alone.
+
+        Args:
+            settings: from the agent; None for a world of one.
+            checkpoint_dir, checkpoint_every: for a world of one; an agent's settings come first.
+        """
+        self._settings = settings
+        self._checkpoint_dir = settings.checkpoint_dir if settings else checkpoint_dir
+        self._checkpoint_every = settings.checkpoint_every if settings else checkpoint_every
+        self._session: Session | None = None
+        self._ended = False
+        self._after_apply: Callable[[Step], None] | None = None
+        self._step: Step | None = None
+        local = settings.local_rank if settings else 0
+        #: where the model belongs
+        self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank; it may change from step to step."""
+        return self._session.rank if self._session else 0
+
+    @property
+    def world(self) -> int:
+        """How many workers train together; it may change from step to step."""
+        return self._session.world if self._session else 1
+
+    def protect(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Any,
+        *,
+        global_batch: int,
+        micro_batch: int,
+        seed: int = 0,
+        max_grad_norm: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        extra: Mapping[str, Any] | None = None,
+        after_apply: Callable[[Step], None] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        """Say what is trained, and join the job.
+
+        From here on the gradients belong to holdfast: call neither `loss.backward()` nor `optimizer.step()` nor
+        `scheduler.step()`; `step.backward(loss)` and `step.apply()` do it.
+
+        Args:
+            model, optimizer: on `job.device`; all workers' must be made alike. The first worker's values count.
+            dataset: map-style; who computes which sample follows from the seed alone.
+            global_batch: samples per step, whatever the world. micro_batch: samples per forward pass.
+            seed: of the order of samples, and of all randomness inside the micro-batches.
+            max_grad_norm: clip the global batch's gradient to this norm.
+            scaler: for float16: scales the loss, and skips the optimizer on all workers at a step with a gradient that
+                is not finite on any of them; call none of its methods.
+            extra: more state, by name: anything with state_dict() and load_state_dict(). Learning rate schedulers of
+                torch among them are stepped once per step.
+            after_apply: the script's own part of a step, such as a moving average of the weights in `extra`: called
+                inside `apply()`, on every worker, before the state is saved or sent to anybody. It must be a function
+                of the state and of the step's loss, norm and the like alone, and may change the model and `extra`; an
+                `extra` that is changed anywhere else is refused. If it raises, the step is saved and the job ends.
+            collate: makes a micro-batch of a list of samples; torch's default_collate if None.
+
+        Raises:
+            BadInputError: something does not fit.
+        """
+        if self._session is not None:
+            raise BadInputError("job.protect() was called twice: a job trains one model")
+        loader = MicroBatchLoader(
+            dataset,
+            device=self.device,
+            seed=seed,
+            global_batch=global_batch,
+            micro_batch=micro_batch,
+            collate=collate,
+        )
+        self._emulate(model)
+        experts = experts_of(model, optimizer)
+        loss_scale = LossScale(scaler, model.parameters(), self.device)
+        state = TrainingState(model, optimizer, with_scaler(extra, scaler), apart=expert_parameters(model))
+        numbers: dict[str, Any] = {
+            "samples": len(dataset),
+            "global batch": global_batch,
+            "micro-batch": micro_batch,
+            "seed": seed,
+            "max_grad_norm": max_grad_norm,
+        }
+        if experts is not None:
+            # All workers bring their experts to the one that saves them: at the same steps.
+            saving = self._checkpoint_every if self._checkpoint_dir else 0
+            numbers |= {"experts": experts.experts, "expert tensors": experts.specs(), "checkpoint_every": saving}
+        config = self._config(state.capture().manifest, numbers)
+        workload = Workload(
+            state=state,
+            loader=loader,
+            seed=seed,
+            max_grad_norm=max_grad_norm,
+            loss_scale=loss_scale,
+            experts=experts,
+        )
+        self._after_apply = after_apply
+        self._session = self._open(workload, config)
+
+    def steps(self, count: int) -> Iterator[Step]:
+        """Yield steps until `count` are applied; resumes where the job stands, repeats a step that a failure undid.
+
+        Returns once every worker of the job has finished. Use it once.
+
+        Raises:
+            BadInputError: before `protect`, a second time, or with a negative count.
+            StepUseError: the loop went on without `step.apply()`.
+        """
+        session = self._session
+        if session is None:
+            raise BadInputError("call job.protect(...) before job.steps(...)")
+        if self._ended:
+            raise BadInputError("job.steps() was used up: a job has one loop over its steps")
+        if count < 0:
+            raise BadInputError(f"job.steps({count}): the number of steps must not be negative")
+        while (work := session.next_compute()) is not None:
+            compute, epoch = work
+            if compute.step > count:
+                session.finish()
+            else:
+                self._step = step = Step(session, compute, epoch)
+                yield step
+                step.left()
+        self._ended = True
+        session.close()
+
+    def _applied(self, number: int, commit: Commit) -> None:
+        """Let the script do its part of a step, which is always the one that its loop is at."""
+        step = self._step
+        if self._after_apply is None or step is None or step.number != number:
+            raise RuntimeError(f"broken invariant: step {number} is applied, the loop is at {step and step.number}")
+        step.passed(commit)
+        self._after_apply(step)
+
+    def _emulate(self, model: torch.nn.Module) -> None:
+        seconds = self._settings.emulate_compute if self._settings else 0.0
+        if not seconds:
+            return
+        layers = moe_layers(model)
+        if not layers:
+            raise BadInputError("--emulate-compute is for the experts of MoE layers: the model has none")
+        for layer in layers:
+            layer.emulation = Emulation(seconds_per_token=seconds)
+
+    def _open(self, workload: Workload, config: dict[str, str]) -> Session:
+        settings = self._settings
+        directory = Path(self._checkpoint_dir).absolute() if self._checkpoint_dir else None
+        worker = settings.worker if settings else _ALONE
+        agent: WorkerLink | None = WorkerLink(settings.socket) if settings else None
+        link: Link = agent if agent is not None else SoloLink(directory)
+        saver = None
+        if directory is not None:
+            saver = CheckpointSaver(
+                directory=directory,
+                worker=worker,
+                every=self._checkpoint_every,
+                tell=link.send,
+                samples=Samples.of(workload.loader.order),
+            )
+        graveyard = Graveyard()
+        host = settings.host if settings else "127.0.0.1"
+        session = Session(
+            worker=worker,
+            link=link,
+            workload=workload,
+            build=group_builder(self.device, host, graveyard),
+            graveyard=graveyard,
+            faults=Faults(lambda: agent.agent_pid if agent is not None else None),
+            clock=SystemClock(),
+            saver=saver,
+            inbox_host=settings.host if settings else None,
+            verify_state=settings.verify_state if settings else False,
+            after_apply=self._applied if self._after_apply else None,
+        )
+        session.attach(config=config, host=host, slots=settings.slots if settings else 1)
+        return session
+
+    def _config(self, state: Manifest, numbers: dict[str, Any]) -> dict[str, str]:
+        """Return what all workers of a job must have in common: software, model, settings."""
+        software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": scipy.__version__}
+        everything = hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=16).hexdigest()
+        tensors = ", ".join(f"{t.name} {t.dtype} {'x'.join(map(str, t.shape)) or 'scalar'}" for t in state.tensors)
+        config = {
+            "Python": platform.python_version(),
+            **software,
+            "device": self.device.type,
+            **numbers,
+            "tensors": tensors[:_LISTED_CHARACTERS],
+            "state": everything,  # what the list has no room for, and the optimizer's settings
+        }
+        return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
+
+
+def init(*, checkpoint_dir: str = "", checkpoint_every: int = 100) -> Job:
+    """Attach to the agent that started this process; alone, without one, be a world of one.
+
+    Args:
+        checkpoint_dir, checkpoint_every: where and how often (in steps) a world of one saves its state, and resumes
+            from; under an agent, `--checkpoint` says so.
+
+    Raises:
+        BadInputError: the agent's settings in the environment are wrong.
+    """
+    settings = WorkerSettings.from_environment(os.environ)
+    return Job(settings, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)

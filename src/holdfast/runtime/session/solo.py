@@ -1,0 +1,137 @@
+"""A world of one: what the coordinator would say to the only worker of a job, without a coordinator."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.control.link.framing import FromWorkerProcess
+from holdfast.coordination.experts.placing import everything
+from holdfast.coordination.progress.checkpoints import KEPT
+from holdfast.errors import JobFailedError
+from holdfast.protocol.checkpoint_dir import intact_checkpoints
+from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
+from holdfast.protocol.messages import any_side as msg
+
+logger = logging.getLogger(__name__)
+
+
+class SoloLink:
+    """Answers a session as a coordinator would, so that a script alone runs through the same code."""
+
+    def __init__(self, checkpoint_directory: Path | None = None) -> None:
+        self._directory = checkpoint_directory
+        self._plan: msg.EpochPlan | None = None
+        self._known: list[CheckpointName] = []
+        self._damaged: list[str] = []
+        self._orders: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
+
+    def start(self, on_order: Callable[[msg.Order], None], on_lost: Callable[[], None]) -> None:
+        """Hand orders to the session from a thread of their own, until the job is done."""
+
+        def listen() -> None:
+            order: msg.Order | None = None
+            try:
+                while not isinstance(order, msg.JobDone):
+                    order = self._orders.get()
+                    on_order(order)
+            except BaseException:  # noqa: BLE001
+                # As with an agent: a worker that no longer hears its orders must not live on in silence.
+                traceback.print_exc()
+                on_lost()
+
+        threading.Thread(target=listen, name="holdfast-solo", daemon=True).start()
+
+    def send(self, message: FromWorkerProcess) -> None:
+        """Hear the worker.
+
+        Raises:
+            JobFailedError: no checkpoint can be read where there are some.
+        """
+        match message:
+            case msg.Attach():
+                self._look_around()
+                # Terms go on counting from those in the directory: what is written now is newer than all of it.
+                term = 1 + max((name.term for name in self._known), default=0)
+                self._plan = _plan(message, term)
+                self._orders.put(msg.Begin(plan=self._plan, decision=self._decide()))
+            case msg.Finished():
+                self._orders.put(msg.JobDone())
+            case msg.ScriptFailed() if self._plan is not None:
+                experts = self._plan.experts
+                held = msgspec.structs.replace(experts, held=experts.placement) if experts else None
+                self._plan = msgspec.structs.replace(self._plan, experts=held, last=True)
+                self._begin_anew(msg.Decision(kind=msg.DecisionKind.REDO, applied=message.step))
+            case msg.CheckpointWritten(term=term, epoch=epoch, step=step, name=name):
+                self._orders.put(msg.AcceptCheckpoint(term=term, epoch=epoch, step=step, name=name))
+            case msg.CheckpointKept():
+                self._kept(message)
+            case msg.CheckpointDamaged() if self._plan is not None:
+                self._strike_out(message.why)
+                self._begin_anew(self._decide())
+            case _:
+                pass
+
+    def _begin_anew(self, decision: msg.Decision) -> None:
+        """Leave the epoch in force for another."""
+        plan = self._plan
+        assert plan is not None
+        self._orders.put(msg.Stop(term=plan.term, epoch=plan.epoch))
+        self._plan = msgspec.structs.replace(plan, epoch=plan.epoch + 1)
+        self._orders.put(msg.Begin(plan=self._plan, decision=decision))
+
+    def _look_around(self) -> None:
+        """Find the checkpoints of an earlier run."""
+        if self._directory is not None:
+            damaged: list[str] = []
+            self._known = intact_checkpoints(self._directory, lambda error: damaged.append(str(error)))
+            self._damaged = damaged
+
+    def _strike_out(self, why: str) -> None:
+        """The newest checkpoint cannot be read, although its files are whole."""
+        self._known.pop()
+        self._damaged.append(why)
+
+    def _kept(self, kept: msg.CheckpointKept) -> None:
+        """A checkpoint has its final name: those that it supersedes may go."""
+        self._known.append(parse_name(kept.name))
+        self._known, old = self._known[-KEPT:], self._known[:-KEPT]
+        if old:
+            names = tuple(name.final for name in old[-msg.MAX_PRUNED :])
+            self._orders.put(msg.PruneCheckpoints(term=kept.term, names=names))
+
+    def _decide(self) -> msg.Decision:
+        """Resume from the newest checkpoint that can be read, or start where there is none at all."""
+        if self._known:
+            for why in self._damaged:
+                logger.warning("%s; the checkpoint before it is used", why)
+            newest = self._known[-1]
+            return msg.Decision(kind=msg.DecisionKind.ROLLBACK, applied=newest.step, checkpoint=newest.final)
+        if self._damaged:
+            raise JobFailedError(f"no checkpoint in {self._directory} can be read: {self._damaged[0]}")
+        return msg.Decision(kind=msg.DecisionKind.START, applied=0)
+
+
+def _plan(attach: msg.Attach, term: int) -> msg.EpochPlan:
+    member = msg.Member(worker=attach.worker, host=attach.host, state_port=0)
+    return msg.EpochPlan(term=term, epoch=1, members=(member,), experts=_all_here(attach.experts))
+
+
+def _all_here(shape: msg.ExpertShape | None) -> msg.ExpertPlan | None:
+    if shape is None:
+        return None
+    return msg.ExpertPlan(
+        layers=shape.layers,
+        experts=shape.experts,
+        held=(b"",),
+        placement=(everything(shape),),
+        moves=0,
+        asked=1,
+        given=1,
+    )

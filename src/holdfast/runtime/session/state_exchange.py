@@ -1,0 +1,153 @@
+"""A session's state transfers: pushes to those that lack state, receipts from those that have it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.coordination.worker.tasks import Enter, Move, WorkerInstruction
+from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.groups.communicator import PeerLostError
+from holdfast.runtime.groups.reach import CONNECT_S, unreachable
+from holdfast.runtime.session.resources import Room, Rooms
+from holdfast.runtime.state.receive import Receipt, StateInbox
+from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.transfer import Push
+from holdfast.runtime.state.wire import Ticket
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """What a session's parts share: the machine and the rooms, guarded by `changed`."""
+
+    changed: threading.Condition
+    machine: WorkerMachine
+    rooms: Rooms
+    carry_out: Callable[[list[WorkerInstruction]], None]
+
+    def left(self, epoch: int) -> bool:
+        """Return whether an epoch is over for this worker; the lock is held."""
+        return self.machine.frozen or self.machine.epoch != epoch
+
+    def lost(self, epoch: int, error: Exception | str) -> None:
+        """Something of an epoch failed: tell, and where its time was up, whom no connection can be made to."""
+        logger.info("epoch %d: %s", epoch, error)
+        timed_out = isinstance(error, PeerLostError) and error.timed_out
+        with self.changed:
+            plan = self.machine.plan_of(epoch) if timed_out and self.machine.waited_in_vain(epoch) else None
+        cut_off: tuple[str, ...] = ()
+        if plan is not None:
+            until = time.monotonic() + CONNECT_S
+            cut_off = unreachable(plan, self.machine.worker)
+            with self.changed:
+                # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
+                self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())
+        with self.changed:
+            self.carry_out(self.machine.fault(epoch, str(error), timed_out=timed_out, unreachable=cut_off))
+
+    def notify(self) -> None:
+        """Let all threads look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+
+class StateExchange:
+    """Sends and receives the state of one worker."""
+
+    def __init__(self, shared: Shared, state: TrainingState, faults: Faults, host: str | None) -> None:
+        """Neither send nor receive yet.
+
+        Args:
+            host: the address to receive at; None where no peer can ever send anything.
+        """
+        self._shared = shared
+        self._state = state
+        self._faults = faults
+        self._inbox = StateInbox(host, admit=self._admit, open_receipt=self._open_receipt) if host else None
+        self._latest: Receipt | None = None
+        #: what `_latest` wrote to is known to be whole
+        self._settled = True
+
+    def start(self) -> int:
+        """Listen for senders; return the port, 0 for none."""
+        return self._inbox.start() if self._inbox else 0
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._inbox is not None:
+            self._inbox.close()
+
+    def settle(self) -> None:
+        """The tensors hold one whole state: a receipt's, or a checkpoint's."""
+        self._settled = True
+
+    def quiet(self) -> bool:
+        """Wait until no earlier transfer writes to the tensors any more; return whether that is so."""
+        return self._latest is None or self._latest.wait_quiet()
+
+    def start_push(self, room: Room, task: Move | Enter) -> None:
+        """Send this worker's state to those that lack it, in the background: compute goes on, apply waits."""
+        if not task.send_to or room.push is not None:
+            return
+        self._state.watch.check()
+        view, step = self._state.capture(), self._shared.machine.step
+        machine = self._shared.machine
+        with self._shared.changed:
+            if self._shared.left(room.epoch) or machine.applied is None:
+                return
+            room.push = Push(
+                plan=task.plan,
+                sender=machine.worker,
+                receivers=task.send_to,
+                view=view,
+                step=machine.applied,
+                passed=machine.passed,
+                on_end=lambda error: self._push_ended(room.epoch, error),
+                midway=lambda: self._faults.at_side("transfer", step),
+            )
+            room.push.start()
+
+    def _push_ended(self, epoch: int, error: str) -> None:
+        if error:
+            self._shared.lost(epoch, error)
+        self._shared.notify()
+
+    # ---- in the inbox's threads ----
+
+    def _admit(self, epoch: int, wait_s: float) -> Ticket | None:
+        """Return who may send this worker the state of an epoch, once that is known; None where nobody may."""
+        machine = self._shared.machine
+        with self._shared.changed:
+            self._shared.changed.wait_for(lambda: machine.plan_of(epoch) is not None, timeout=wait_s)
+            plan = machine.plan_of(epoch)
+            if plan is None or machine.worker not in plan.sources:
+                return None
+            return Ticket(plan=plan, receiver=machine.worker, sender=plan.sources[machine.worker][0])
+
+    def _open_receipt(self, ticket: Ticket) -> Receipt | None:
+        """A sender has shown who it is: return where its streams go, None where they come too late."""
+        epoch, machine = ticket.plan.epoch, self._shared.machine
+        with self._shared.changed:
+            if not machine.pushed(epoch):
+                return None
+            room = self._shared.rooms.room(epoch)
+            if room is None or room.halt.is_set():
+                return None
+            if room.receipt is None:
+                step = machine.step
+                room.receipt = self._latest = Receipt(
+                    ticket=ticket,
+                    prepare=self._state.prepare,
+                    on_end=self._shared.notify,
+                    midway=lambda: self._faults.at_side("receiving", step),
+                    after=self._latest,
+                )
+                self._settled = False
+            self._shared.changed.notify_all()
+            return room.receipt

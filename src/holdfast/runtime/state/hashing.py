@@ -1,0 +1,25 @@
+"""A hash over every byte of state, to compare replicas in the test mode."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import torch
+
+from holdfast.runtime.state.memory import host_bytes
+from holdfast.runtime.state.state import StateView
+
+
+def state_hash(view: StateView) -> str:
+    """Return a hash of all state: tensors, their names and shapes, and the values that are no tensors."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(msgspec.msgpack.encode(view.manifest))
+    for tensor in view.tensors:
+        digest.update(host_bytes(tensor))
+    return digest.hexdigest()
+
+
+def tensor_hash(tensor: torch.Tensor) -> str:
+    """Return a hash of one tensor's bytes."""
+    return hashlib.blake2b(host_bytes(tensor), digest_size=16).hexdigest()

@@ -1,0 +1,366 @@
+"""The receiving side of a state transfer; `transfer` says how it goes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from holdfast.counted_log import CountedLog
+from holdfast.runtime.state.state import Manifest, StateMismatchError
+from holdfast.runtime.state.wire import (
+    ACCEPTED,
+    CHUNK,
+    CLAIM,
+    MAGIC,
+    NONCE,
+    PREAMBLE,
+    SILENCE_S,
+    STREAMS,
+    TAG,
+    FlatState,
+    Header,
+    Sockets,
+    Ticket,
+    TransferError,
+    Wire,
+    checksum,
+    shut,
+    stream_chunks,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 64 << 20
+#: streams of senders that have shown who they are
+MAX_CONNECTIONS = 32
+#: connections of those that have not yet, and how long they may take for it
+MAX_STRANGERS = 64
+INTRODUCTION_S = 5.0
+#: offers that come before their plan: how many may wait for it, and how long (orders reach workers at different times)
+MAX_WAITING = 16
+OFFER_WAIT_S = 10.0
+#: connections that the kernel holds until they are taken
+BACKLOG = 128
+CLOSE_S = 1.0
+_LOOK_S = 1.0
+_PAUSE_S = 0.2
+
+
+class Receipt:
+    """One state on its way in. Threads of the inbox fill it, the training thread waits for it."""
+
+    def __init__(
+        self,
+        *,
+        ticket: Ticket,
+        prepare: Callable[[Manifest], list[torch.Tensor]],
+        on_end: Callable[[], None],
+        midway: Callable[[], None] = lambda: None,
+        after: Receipt | None = None,
+    ) -> None:
+        """Wait for streams.
+
+        Args:
+            after: an earlier one that was broken off; nothing is written before its last thread has left the tensors.
+            prepare: gives the tensors to receive into, or raises StateMismatchError.
+            on_end: called when `ended` has become true, from a thread of the inbox.
+            midway: called after each stream's first chunk.
+        """
+        self.ticket = ticket
+        self.tensors: list[torch.Tensor] = []
+        self.nbytes = 0
+        self.seconds = 0.0
+        self._prepare = prepare
+        self._on_end = on_end
+        self._midway = midway
+        self._after = after
+        self._sockets = Sockets()
+        self._active = 0
+        self._changed = threading.Condition()
+        self._claim = b""
+        self._header: Header | None = None
+        self._flat: FlatState | None = None
+        self._streams: set[int] = set()
+        self._done = 0
+        self._error = ""
+        self._started = time.monotonic()
+
+    @property
+    def sender(self) -> str:
+        """The worker that sends."""
+        return self.ticket.sender
+
+    @property
+    def ended(self) -> bool:
+        """True once everything is here, or once that has become impossible."""
+        return bool(self._error) or self._done == STREAMS
+
+    def result(self) -> Header:
+        """Return what was received; the tensors are filled.
+
+        Raises:
+            TransferError: it failed.
+        """
+        if self._error or self._header is None:
+            raise TransferError(self._error or "it has not ended")
+        return self._header
+
+    def abort(self) -> None:
+        """Leave at once; what is here is void. Any thread; never blocks."""
+        self._sockets.shut_all()
+        with self._changed:
+            self._error = self._error or "it was broken off"
+            self._changed.notify_all()
+
+    def wait_quiet(self, timeout_s: float = 2 * SILENCE_S) -> bool:
+        """Wait until no thread writes to the tensors any more; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._active == 0, timeout=timeout_s)
+
+    def stream(self, connection: socket.socket, wire: Wire, stream: int, claim: bytes) -> None:
+        """Receive one stream, in the thread that calls this. The sender has shown who it is."""
+        with self._changed:
+            self._active += 1
+        self._sockets.add(connection)
+        error = ""
+        try:
+            self._take(wire, stream, claim)
+        except (OSError, StateMismatchError, msgspec.DecodeError) as problem:
+            error = f"{problem or type(problem).__name__}"
+        finally:
+            self._sockets.remove(connection)
+        self._stream_ended(error)
+
+    def _take(self, wire: Wire, stream: int, claim: bytes) -> None:
+        step, length, digest = CLAIM.unpack(claim)
+        with self._changed:
+            if stream in self._streams or (self._claim and claim != self._claim):
+                raise TransferError(f"stream {stream} does not belong to this transfer")
+            self._streams.add(stream)
+            self._claim = claim
+        if stream == 0:
+            self._open(_read_header(wire, step, length, digest))
+        flat = self._await_header()
+        for place, (start, size) in enumerate(stream_chunks(flat.nbytes, stream)):
+            pieces = flat.pieces(start, size)
+            header = wire.read(CHUNK.size)
+            wire.read_into(pieces)
+            if header != CHUNK.pack(start, size, checksum(pieces)):
+                raise TransferError(f"the checksum of bytes {start} to {start + size} is wrong: they were corrupted")
+            if place == 0:
+                self._midway()
+        wire.write(ACCEPTED)
+
+    def _open(self, header: Header) -> None:
+        if self._after is not None and not self._after.wait_quiet():
+            raise TransferError("an earlier transfer does not end")
+        self._after = None
+        tensors = self._prepare(header.manifest)
+        flat = FlatState(tensors)
+        with self._changed:
+            self.tensors, self._flat, self._header, self.nbytes = tensors, flat, header, flat.nbytes
+            self._changed.notify_all()
+
+    def _await_header(self) -> FlatState:
+        with self._changed:
+            self._changed.wait_for(lambda: self._flat is not None or self._error, timeout=SILENCE_S)
+            if self._error or self._flat is None:
+                raise TransferError(self._error or "the header did not come")
+            return self._flat
+
+    def _stream_ended(self, error: str) -> None:
+        with self._changed:
+            self._active -= 1
+            if error:
+                self._error = self._error or error
+            elif not self._error and self._flat is not None:
+                if self._done + 1 == STREAMS:
+                    self._flat.settle()
+                    self.seconds = time.monotonic() - self._started
+                self._done += 1
+            ended = self.ended
+            self._changed.notify_all()
+        if error:
+            self._sockets.shut_all()
+        if ended:
+            self._on_end()
+
+
+def _read_header(wire: Wire, step: int, length: int, digest: bytes) -> Header:
+    if length > MAX_HEADER_BYTES:
+        raise TransferError(f"a header of {length} bytes is larger than {MAX_HEADER_BYTES}")
+    data = wire.read(length)
+    if hashlib.sha256(data).digest() != digest:
+        raise TransferError("the header is corrupted")
+    header = msgspec.msgpack.decode(data, type=Header)
+    if header.step != step:
+        raise TransferError("the header is of another step")
+    return header
+
+
+class StateInbox:
+    """Listens for senders of state, as long as the worker lives.
+
+    Whoever connects is a stranger until it has shown who it is. Strangers have places of their own and little time; a
+    new one takes the place of the oldest where there is none left. So a sender always gets in.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        admit: Callable[[int, float], Ticket | None],
+        open_receipt: Callable[[Ticket], Receipt | None],
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            host: the address to bind to.
+            admit: says who may send the state of an epoch; waits up to so many seconds until the epoch is known.
+            open_receipt: a sender has shown who it is; returns where its stream goes, None where it is too late.
+        """
+        self._host = host
+        self._admit = admit
+        self._open_receipt = open_receipt
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._connections = Sockets()
+        self._strangers = Strangers(MAX_STRANGERS, INTRODUCTION_S)
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+        self._log = CountedLog(logger, time.monotonic)
+
+    def start(self) -> int:
+        """Listen on a free port, and return it."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.create_server((self._host, 0), family=family, backlog=BACKLOG)
+        listener.settimeout(_LOOK_S)
+        self._listener = listener
+        self._thread = threading.Thread(target=self._listen, args=(listener,), name="holdfast-inbox", daemon=True)
+        self._thread.start()
+        return listener.getsockname()[1]
+
+    def close(self) -> None:
+        """Stop listening, and leave what is under way."""
+        self._connections.shut_all()
+        if self._listener is not None and self._thread is not None:
+            shut(self._listener)
+            self._thread.join()
+            self._listener.close()
+        self._connections.shut_all(CLOSE_S)  # what their threads have to say is to be counted
+        self._log.flush(everything=True)
+
+    def _listen(self, listener: socket.socket) -> None:
+        while not self._connections.shut:
+            self._strangers.drop_late()
+            self._log.flush()
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._connections.shut:
+                    # No descriptor is left, for example: the strangers' will be free again in a while.
+                    self._log.warn("accept", f"no connection can be taken: {error}")
+                    time.sleep(_PAUSE_S)
+                continue
+            self._connections.add(connection)
+            self._strangers.enter(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="holdfast-receive", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        peer = _peer(connection)
+        try:
+            self._receive(connection)
+        except (OSError, struct.error) as error:
+            self._log.warn(peer, f"state offered by {peer} is refused: {error}")
+        finally:
+            self._strangers.leave(connection)
+            self._connections.remove(connection)
+
+    def _receive(self, connection: socket.socket) -> None:
+        wire = Wire(connection)
+        magic, epoch, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
+        if magic != MAGIC or stream >= STREAMS:
+            raise TransferError("this is not our protocol")
+        ticket = self._admit(epoch, 0.0) or self._await_plan(connection, epoch)
+        if ticket is None:
+            raise TransferError(f"nobody is to send the state of epoch {epoch}")
+        mine = secrets.token_bytes(NONCE)
+        wire.write(mine, ticket.tag("receiver", stream, theirs + mine))
+        claim = wire.read(CLAIM.size)
+        proof = wire.read(TAG)
+        if not hmac.compare_digest(proof, ticket.tag("sender", stream, theirs + mine, claim)):
+            raise TransferError("the sender could not show who it is")
+        self._strangers.leave(connection)
+        if not self._slots.acquire(blocking=False):
+            raise TransferError(f"more than {MAX_CONNECTIONS} streams at a time")
+        try:
+            receipt = self._open_receipt(ticket)
+            if receipt is None:
+                raise TransferError(f"the state of epoch {epoch} comes too late")
+            receipt.stream(connection, wire, stream, claim)
+        finally:
+            self._slots.release()
+
+    def _await_plan(self, connection: socket.socket, epoch: int) -> Ticket | None:
+        """Wait for the plan that makes an offer valid; so many may, and they keep no other stranger out."""
+        if not self._waiting.acquire(blocking=False):
+            return None
+        try:
+            self._strangers.leave(connection)
+            ticket = self._admit(epoch, OFFER_WAIT_S)
+            self._strangers.enter(connection)
+            return ticket
+        finally:
+            self._waiting.release()
+
+
+class Strangers:
+    """Connections whose other side has not yet shown who it is: so many, for so long, the oldest given up first."""
+
+    def __init__(self, places: int, seconds: float) -> None:
+        self._places = places
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._since: dict[socket.socket, float] = {}
+
+    def enter(self, connection: socket.socket) -> None:
+        """Take a place, the oldest one's where none is free."""
+        with self._lock:
+            self._since[connection] = time.monotonic()
+            while len(self._since) > self._places:
+                self._drop(next(iter(self._since)))
+
+    def leave(self, connection: socket.socket) -> None:
+        """Give the place back; repeating it does no harm. From then on the connection may be closed."""
+        with self._lock:
+            self._since.pop(connection, None)
+
+    def drop_late(self) -> None:
+        """Give up those whose time is over."""
+        until = time.monotonic() - self._seconds
+        with self._lock:
+            for connection in [connection for connection, since in self._since.items() if since <= until]:
+                self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        del self._since[connection]
+        shut(connection)  # its thread wakes up, and closes it
+
+
+def _peer(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return "somebody"

@@ -1,0 +1,254 @@
+"""Everything that is state: parameters, buffers, optimizer, and whatever the user adds with `extra`.
+
+State is one list of tensors and a manifest that says what they are, with the values that are no tensors. The list is
+the same on every replica, byte for byte, so it can be sent, saved, hashed and compared without knowing the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch.optim import Optimizer
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.state import tree
+from holdfast.runtime.state.extra_watch import ExtraWatch
+
+MAX_TENSORS = 1 << 20
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor: its name, dtype, shape, and whether it lies in host memory rather than on the model's device."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    host: bool
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list of tensors is. Parameters come first, then buffers, then those the trees name."""
+
+    tensors: tuple[TensorSpec, ...]
+    parameters: int
+    buffers: int
+    optimizer: tree.Node
+    extra: dict[str, tree.Node]
+
+
+class StateMismatchError(Exception):
+    """State that came from elsewhere does not fit the objects here; the message says where."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateView:
+    """State as it is now: `tensors` are the live ones, not copies."""
+
+    manifest: Manifest
+    tensors: list[torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+
+class TrainingState:
+    """The objects that hold the state of a job, and the ways in and out of them."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Optimizer,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        apart: Iterable[torch.nn.Parameter] = (),
+    ) -> None:
+        """Take note of the objects.
+
+        Args:
+            apart: parameters that are no part of this state, nor what the optimizer keeps of them: experts differ
+                from rank to rank.
+
+        Raises:
+            BadInputError: an object cannot give or take its state.
+        """
+        self.model = model
+        self.optimizer = optimizer
+        self.extra = dict(extra or {})
+        for name, thing in self.extra.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise BadInputError(
+                    f"extra[{name!r}] is a {type(thing).__name__}: it needs state_dict() and load_state_dict()"
+                )
+        self.watch = ExtraWatch(self.extra)
+        self._modules = tuple(model.named_modules())
+        for name, module in self._modules:
+            if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+                raise BadInputError(f"module {name!r} has extra state: pass an object that saves it as extra={{...}}")
+        self._apart = {id(parameter) for parameter in apart}
+        named = model.named_parameters()
+        self._parameters = {name: parameter for name, parameter in named if id(parameter) not in self._apart}
+        self._check_optimizer()
+
+    def capture(self) -> StateView:
+        """Return the state as it is now, without copying.
+
+        Raises:
+            BadInputError: some of it cannot be described.
+        """
+        tensors: list[torch.Tensor] = []
+        names: list[str] = []
+
+        def take(name: str, tensor: torch.Tensor) -> int:
+            if tensor.layout is not torch.strided or tensor.is_quantized:
+                raise BadInputError(f"{name} is a {tensor.layout} tensor: state must be dense")
+            names.append(name)
+            tensors.append(tensor.detach())
+            return len(tensors) - 1
+
+        buffers = self._buffers()
+        for name, tensor in (*self._parameters.items(), *buffers.items()):
+            take(name, tensor)
+        optimizer = tree.pack(self._optimizer_state(), lambda t: take("optimizer", t), "optimizer state")
+        extra = {
+            name: tree.pack(thing.state_dict(), lambda t, name=name: take(f"extra.{name}", t), f"extra[{name!r}]")
+            for name, thing in self.extra.items()
+        }
+        specs = tuple(_spec(name, tensor) for name, tensor in zip(names, tensors, strict=True))
+        manifest = Manifest(
+            tensors=specs, parameters=len(self._parameters), buffers=len(buffers), optimizer=optimizer, extra=extra
+        )
+        return StateView(manifest=manifest, tensors=tensors)
+
+    def prepare(self, manifest: Manifest) -> list[torch.Tensor]:
+        """Return tensors to receive a state into: the model's own, and for the optimizer's the own ones or new ones.
+
+        Raises:
+            StateMismatchError: the state is that of another model, or lies beyond all bounds.
+        """
+        own = [*self._parameters.items(), *self._buffers().items()]
+        if len(manifest.tensors) > MAX_TENSORS:
+            raise StateMismatchError(f"{len(manifest.tensors)} tensors are more than {MAX_TENSORS}")
+        if (manifest.parameters, manifest.buffers) != (len(self._parameters), len(own) - len(self._parameters)):
+            raise StateMismatchError(
+                f"it has {manifest.parameters} parameters and {manifest.buffers} buffers where this model has "
+                f"{len(self._parameters)} and {len(own) - len(self._parameters)}"
+            )
+        if sorted(manifest.extra) != sorted(self.extra):
+            raise StateMismatchError(f"it has extra {sorted(manifest.extra)} where this job has {sorted(self.extra)}")
+        trees = [manifest.optimizer, *manifest.extra.values()]
+        named = sorted(place for node in trees for place in tree.places(node))
+        if named != list(range(len(own), len(manifest.tensors))):
+            raise StateMismatchError("its trees do not name each tensor once")
+        targets: list[torch.Tensor] = []
+        for spec, (name, tensor) in zip(manifest.tensors, own, strict=False):
+            if spec != _spec(name, tensor):
+                raise StateMismatchError(f"{name} is {_spec(name, tensor)} here and {spec} there")
+            targets.append(tensor.detach())
+        device = self._device()
+        for spec in manifest.tensors[len(own) :]:
+            targets.append(_empty(spec, device))
+        return targets
+
+    def adopt(self, manifest: Manifest, tensors: list[torch.Tensor]) -> None:
+        """Make a received state the present one; `tensors` are those of `prepare`, filled.
+
+        Raises:
+            StateMismatchError: the values do not fit the objects.
+        """
+        self.watch.forget()
+        try:
+            self._set_optimizer_state(tree.unpack(manifest.optimizer, tensors))
+            for name, node in manifest.extra.items():
+                self.extra[name].load_state_dict(tree.unpack(node, tensors))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StateMismatchError(f"{type(error).__name__}: {error}") from error
+
+    def learning_rates(self) -> list[float]:
+        """Return those of the parameter groups, as they were before any schedule."""
+        return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in self.optimizer.param_groups]
+
+    def buffer_versions(self) -> dict[str, tuple[int, int]]:
+        """Return what changes when a buffer is written to or replaced: (identity, torch's version counter).
+
+        Of the modules that the model had when this was made, like the parameters.
+        """
+        return {
+            f"{prefix}.{name}" if prefix else name: (id(buffer), buffer._version)
+            for prefix, module in self._modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        }
+
+    # ---- inside ----
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return dict(self.model.named_buffers())
+
+    def _device(self) -> torch.device:
+        return next((parameter.device for parameter in self._parameters.values()), torch.device("cpu"))
+
+    def _check_optimizer(self) -> None:
+        known = {id(parameter) for parameter in self._parameters.values()} | self._apart
+        optimized = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if any(id(parameter) not in known for parameter in optimized):
+            raise BadInputError("the optimizer has parameters that are not the model's: protect the model it is for")
+        # LBFGS and the like call the closure several times a step, and wrappers keep state elsewhere.
+        if type(self.optimizer).state_dict is not Optimizer.state_dict:
+            raise BadInputError(
+                f"optimizer {type(self.optimizer).__name__} has its own state_dict: only plain torch optimizers can be "
+                "protected"
+            )
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state with parameters named by their order in the groups, as state_dict() does."""
+        numbers: dict[torch.Tensor, int] = {}
+        groups = []
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                numbers.setdefault(parameter, len(numbers))
+            groups.append({key: value for key, value in sorted(group.items()) if key not in ("params", "param_names")})
+        state = {
+            number: dict(sorted(self.optimizer.state[p].items()))
+            for p, number in numbers.items()
+            if p in self.optimizer.state and id(p) not in self._apart
+        }
+        return {"groups": groups, "state": state}
+
+    def _set_optimizer_state(self, value: dict[str, Any]) -> None:
+        """Set the state itself: Optimizer.load_state_dict would cast it to the parameters' dtype."""
+        groups = self.optimizer.param_groups
+        if len(value["groups"]) != len(groups):
+            raise ValueError(f"{len(value['groups'])} parameter groups where the optimizer has {len(groups)}")
+        for group, saved in zip(groups, value["groups"], strict=True):
+            # (versions of torch and schedulers add options; each side has some of its own only in another optimizer)
+            gone, new = saved.keys() - group.keys(), group.keys() - saved.keys() - {"params", "param_names"}
+            if gone and new:
+                ours, theirs = ", ".join(sorted(new)), ", ".join(sorted(gone))
+                raise ValueError(f"another optimizer's: its options include {theirs} where {ours} are needed")
+        parameters = list(dict.fromkeys(parameter for group in groups for parameter in group["params"]))
+        for group, saved in zip(groups, value["groups"], strict=True):
+            group.update(saved)
+        for parameter in parameters:
+            if id(parameter) not in self._apart:
+                self.optimizer.state.pop(parameter, None)
+        for number, state in value["state"].items():
+            self.optimizer.state[parameters[number]] = state
+
+
+def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(name, dtype, tuple(tensor.shape), tensor.device.type == "cpu")
+
+
+def _empty(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    try:
+        dtype = tree.dtype_of(spec.dtype)
+        return torch.empty(spec.shape, dtype=dtype, device="cpu" if spec.host else device)
+    except (ValueError, RuntimeError) as error:
+        raise StateMismatchError(f"{spec.name}: {error}") from error

@@ -1,0 +1,179 @@
+"""State to joiners: the sender connects, both sides show who they are, then two streams go straight into memory.
+
+Each stream is a TCP connection of its own. Before anything is parsed, both sides prove with HMAC-SHA256 that they know
+the plan's secret, bound to the epoch, both worker ids, the stream and fresh nonces; the sender's proof covers the
+step and a digest of the header as well. Stream 0 then carries the header (what the tensors are, the step, v), and
+every stream its part of the bytes in chunks with checksums, which are computed in the stream's own thread on both
+sides. A halt shuts the sockets: both sides leave at once, and what was received is void.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from holdfast.protocol.plan import EpochPlan, Member, Passed
+from holdfast.runtime.state.state import StateView
+from holdfast.runtime.state.wire import (
+    ACCEPTED,
+    CHUNK,
+    CLAIM,
+    MAGIC,
+    NONCE,
+    PREAMBLE,
+    STREAMS,
+    TAG,
+    ClosedError,
+    FlatState,
+    Header,
+    Sockets,
+    Ticket,
+    TransferError,
+    Wire,
+    checksum,
+    stream_chunks,
+)
+
+CONNECT_S = 5.0
+#: how often a sender tries to get a word in, and how much longer it waits each time
+INTRODUCTIONS = 5
+PAUSE_S = 0.1
+
+
+class Push:
+    """Sends this worker's state to the members that lack it, in background threads."""
+
+    def __init__(
+        self,
+        *,
+        plan: EpochPlan,
+        sender: str,
+        receivers: tuple[str, ...],
+        view: StateView,
+        step: int,
+        passed: Passed | None,
+        on_end: Callable[[str], None],
+        midway: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            view: the state; its tensors must not change until `sent`, or until some time after `abort`.
+            on_end: called once from a thread of the push, with "" or what went wrong (also after an abort).
+            midway: called after each stream's first chunk.
+        """
+        self._plan = plan
+        self._sender = sender
+        self._receivers = receivers
+        self._view = view
+        self._header = msgspec.msgpack.encode(Header(step=step, passed=passed, manifest=view.manifest))
+        self._claim = CLAIM.pack(step, len(self._header), hashlib.sha256(self._header).digest())
+        self._on_end = on_end
+        self._midway = midway
+        self._sockets = Sockets()
+        self._aborted = threading.Event()
+        self._lock = threading.Lock()
+        self._errors: list[str] = []
+        self._left = 0
+        self._threads: list[threading.Thread] = []
+        #: all receivers have everything
+        self.sent = False
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        members = {member.worker: member for member in self._plan.members}
+        jobs = [(members[receiver], stream) for receiver in self._receivers for stream in range(STREAMS)]
+        self._left = len(jobs)
+        flat: list[FlatState] = []
+        for member, stream in jobs:
+            thread = threading.Thread(
+                target=self._run, args=(flat, member, stream), name=f"holdfast-push-{stream}", daemon=True
+            )
+            self._threads.append(thread)
+        for thread in self._threads:
+            thread.start()
+
+    def abort(self) -> None:
+        """Leave at once. Any thread; never blocks."""
+        self._aborted.set()
+        self._sockets.shut_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the threads; return whether all have ended."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, flat: list[FlatState], member: Member, stream: int) -> None:
+        receiver = member.worker
+        error = ""
+        try:
+            with self._lock:
+                if not flat:
+                    flat.append(FlatState(self._view.tensors))
+            self._send(flat[0], receiver, (member.host, member.state_port), stream)
+        except OSError as problem:
+            error = f"state for {receiver} could not be sent: {problem or type(problem).__name__}"
+        with self._lock:
+            self._left -= 1
+            if error:
+                self._errors.append(error)
+            last = self._left == 0
+            self.sent = last and not self._errors
+        if error:
+            self.abort()
+        if last:
+            self._on_end(self._errors[0] if self._errors else "")
+
+    def _send(self, flat: FlatState, receiver: str, address: tuple[str, int], stream: int) -> None:
+        with self._introduced(receiver, address, stream) as wire:
+            if stream == 0:
+                wire.write(self._header)
+            for place, (start, length) in enumerate(stream_chunks(flat.nbytes, stream)):
+                pieces = flat.pieces(start, length)
+                wire.write(CHUNK.pack(start, length, checksum(pieces)), *pieces)
+                if place == 0:
+                    self._midway()
+            if wire.read(1) != ACCEPTED:
+                raise TransferError("it was refused")
+
+    @contextlib.contextmanager
+    def _introduced(self, receiver: str, address: tuple[str, int], stream: int) -> Iterator[Wire]:
+        """Connect to the receiver, and yield a wire on which both sides have shown who they are."""
+        for attempt in range(INTRODUCTIONS):
+            self._aborted.wait(attempt * PAUSE_S)
+            connection = socket.create_connection(address, timeout=CONNECT_S)
+            self._sockets.add(connection)
+            try:
+                wire = Wire(connection)
+                try:
+                    self._introduce(wire, receiver, stream)
+                except ClosedError:
+                    # A crowd of strangers may have taken the place before it was our turn.
+                    if self._aborted.is_set() or attempt == INTRODUCTIONS - 1:
+                        raise
+                    continue
+                yield wire
+                return
+            finally:
+                self._sockets.remove(connection)
+
+    def _introduce(self, wire: Wire, receiver: str, stream: int) -> None:
+        ticket = Ticket(plan=self._plan, sender=self._sender, receiver=receiver)
+        mine = secrets.token_bytes(NONCE)
+        try:
+            wire.write(PREAMBLE.pack(MAGIC, self._plan.epoch, stream, mine))
+            theirs = wire.read(NONCE)
+            proof = wire.read(TAG)
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise ClosedError(str(error)) from None
+        if not hmac.compare_digest(proof, ticket.tag("receiver", stream, mine + theirs)):
+            raise TransferError("the receiver could not show who it is")
+        wire.write(self._claim, ticket.tag("sender", stream, mine + theirs, self._claim))

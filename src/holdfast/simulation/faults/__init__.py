@@ -1,0 +1,1 @@
+"""What goes wrong, and how it is brought about."""

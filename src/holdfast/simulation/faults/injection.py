@@ -1,0 +1,248 @@
+"""Carries out a fault plan on a cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from holdfast.coordination.inputs import Failure
+from holdfast.protocol.failures import FailureKind
+from holdfast.simulation.faults.coverage import AT_WORKERS, Seen
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.faults.troubles import Partition
+
+if TYPE_CHECKING:
+    from holdfast.simulation.cluster import Cluster
+    from holdfast.simulation.machines.agent import SimAgent
+    from holdfast.simulation.machines.worker import SimWorker
+
+#: A plan may kill everybody: one more node comes this long after its last fault, so that somebody can finish.
+_RESCUE_AFTER_S = 1.0
+
+
+class Injector:
+    """Strikes at times, at boundaries and before writes; knows from when on nothing more goes wrong."""
+
+    def __init__(self, cluster: Cluster, plan: FaultPlan) -> None:
+        self.down_s = plan.crash_down_s
+        #: which fault has struck in which phase, how often
+        self.seen: Seen = Counter()
+        #: no fault of the plan is active after this time
+        self.quiet_from = cluster.timeline.now
+        self._cluster = cluster
+        self._plan = plan
+        self._at_boundary = [fault for fault in plan.faults if fault.boundary]
+        self._next_node = plan.nodes
+        self._crashes = set(plan.crashes)
+        self._writes = 0
+        self._struck = False
+        self.extend(plan.start_spread)
+
+    @property
+    def watching(self) -> bool:
+        """True while some fault waits for a boundary."""
+        return bool(self._at_boundary)
+
+    def dies_before(self, write: int) -> bool:
+        """Tell whether the coordinator dies before its n-th write."""
+        self._writes = write
+        return write in self._crashes
+
+    def arm(self) -> None:
+        """Schedule what strikes at a time."""
+        timeline = self._cluster.timeline
+        for fault in self._plan.faults:
+            if not fault.boundary:
+                timeline.after(fault.time, self.strike, fault)
+                self.extend(fault.time + fault.duration)
+        if self._plan.faults:
+            self.extend(_RESCUE_AFTER_S)
+            timeline.at(self.quiet_from, self._rescue)
+
+    def extend(self, seconds: float) -> None:
+        """Something is wrong until `seconds` from now."""
+        self.quiet_from = max(self.quiet_from, self._cluster.timeline.now + seconds)
+
+    def at_boundary(self, worker: SimWorker, name: str) -> None:
+        """Strike where a fault waits for this place."""
+        for fault in self._at_boundary:
+            here = fault.boundary == name and fault.step in (0, worker.machine.step)
+            if not here or fault.target % self._plan.nodes != _number(worker.agent.name) % self._plan.nodes:
+                continue
+            self._at_boundary.remove(fault)
+            self._cluster.trace(worker.id, "at", name)
+            self._strike(fault, worker.agent, worker)
+            self.extend(fault.duration + _RESCUE_AFTER_S)
+            self._cluster.timeline.after(fault.duration + _RESCUE_AFTER_S, self._rescue)
+            return
+
+    def strike(self, fault: Fault) -> None:
+        """Let a timed fault happen to whoever is its target now."""
+        agents = [agent for agent in self._cluster.agents.values() if agent.alive]
+        agent = agents[fault.target % len(agents)] if agents else None
+        worker = agent.workers[fault.target // 7 % len(agent.workers)] if agent and agent.workers else None
+        self._strike(fault, agent, worker)
+
+    def _strike(self, fault: Fault, agent: SimAgent | None, worker: SimWorker | None) -> None:
+        cluster = self._cluster
+        if cluster.over:
+            return
+        if not self._struck:
+            self._struck = True
+            self._crashes.update(self._writes + after for after in self._plan.crashes_after_strike)
+        cluster.trace("FAULT", fault.kind, agent.name if agent else None, worker.id if worker else None, fault.duration)
+        self._note(fault, worker)
+        kind = fault.kind
+        if kind is FaultKind.JOIN:
+            cluster.add_node(f"n{self._next_node}")
+            self._next_node += 1
+        elif kind is FaultKind.RETURN:
+            gone = sorted(name for name, other in cluster.agents.items() if not other.alive and other.exit_code is None)
+            if gone:
+                cluster.add_node(gone[fault.target % len(gone)])
+        elif kind is FaultKind.DAMAGE:
+            cluster.checkpoints.damage_newest()
+        elif kind is FaultKind.INTERRUPT:
+            cluster.interrupt()
+        elif kind in (
+            FaultKind.CRASH_COORDINATOR,
+            FaultKind.PAUSE_COORDINATOR,
+            FaultKind.SUPERSEDE,
+            FaultKind.POWER_CUT,
+        ):
+            self._strike_coordinator(fault)
+        elif agent is not None:
+            self._strike_node(fault, agent)
+            if worker is not None:
+                self._strike_worker(fault, worker)
+
+    def note_coordinator(self, what: str) -> None:
+        """Count something that strikes the coordinator, or that it has to cope with."""
+        shell = self._cluster.coordinator
+        self.seen[what, shell.phase if shell else "away"] += 1
+
+    def _note(self, fault: Fault, worker: SimWorker | None) -> None:
+        if fault.kind not in AT_WORKERS:
+            self.note_coordinator(fault.kind)
+        elif worker is not None:
+            self.seen[fault.kind, worker.at] += 1
+
+    def _strike_coordinator(self, fault: Fault) -> None:
+        cluster, timeline = self._cluster, self._cluster.timeline
+        shell = cluster.coordinator
+        if shell is None:
+            return
+        if fault.kind is FaultKind.CRASH_COORDINATOR:
+            self.down_s = fault.duration
+            # Not from within: a boundary may be reached while the coordinator's own message is being handled.
+            timeline.after(0.0, shell.crash)
+            self.extend(fault.duration)
+            return
+        if fault.kind is FaultKind.POWER_CUT:
+            self.down_s = fault.duration
+            timeline.after(0.0, cluster.power_cut)
+            self.extend(fault.duration)
+            return
+        shell.stop()
+        timeline.after(fault.duration, shell.resume)
+        self.extend(fault.duration)
+        if fault.kind is FaultKind.SUPERSEDE:
+            timeline.after(fault.duration * 0.5, cluster.supersede)
+
+    def _strike_node(self, fault: Fault, agent: SimAgent) -> None:
+        rng, timeline = self._cluster.rng, self._cluster.timeline
+        match fault.kind:
+            case FaultKind.KILL_NODE:
+                agent.kill(seen=True)
+            case FaultKind.SILENT_NODE:
+                agent.kill(seen=False)
+            case FaultKind.STOP_NODE:
+                agent.stop()
+                timeline.after(fault.duration, agent.resume)
+            case FaultKind.CUT:
+                above, below = rng.choice(((0.0, 0.0), (0.0, 0.5), (0.5, 0.0), (0.01, 0.01)))
+                agent.cut(lose=rng.random() < 0.5, above_s=above, below_s=below)
+            case _:
+                self._trouble(fault, agent.name)
+
+    def _trouble(self, fault: Fault, node: str) -> None:
+        """Something is wrong with a node whose processes live."""
+        cluster = self._cluster
+        troubles, until = cluster.troubles(node), cluster.timeline.now + fault.duration
+        match fault.kind:
+            case FaultKind.LAG_LISTENER:
+                troubles.deaf_until = max(troubles.deaf_until, until)
+            case FaultKind.LAG_UP:
+                troubles.up_until = max(troubles.up_until, until)
+            case FaultKind.LAG_DOWN:
+                troubles.down_until = max(troubles.down_until, until)
+            case FaultKind.SLOW_DISK:
+                troubles.slow_until = max(troubles.slow_until, until)
+            case FaultKind.FULL_DISK:
+                troubles.full_until = max(troubles.full_until, until)
+            case FaultKind.PARTITION | FaultKind.PARTITION_FOR_GOOD:
+                others = sorted(name for name, agent in cluster.agents.items() if agent.alive and name != node)
+                one = frozenset([cluster.rng.choice(others)]) if others and cluster.rng.random() < 0.5 else None
+                heals = fault.duration if fault.kind is FaultKind.PARTITION else None
+                cluster.data_plane.part(cluster.timeline, Partition(frozenset([node]), one), heals)
+                if heals is None:  # nobody can know of it before an operation has taken too long
+                    self.extend(cluster.timing.operation_timeout_s)
+            case _:
+                pass
+
+    def _strike_worker(self, fault: Fault, worker: SimWorker) -> None:
+        cluster = self._cluster
+        match fault.kind:
+            case FaultKind.KILL_WORKER:
+                worker.kill()
+                cluster.after("exit", worker.agent, worker.agent.worker_ended, worker, -9, FailureKind.PROCESS_EXIT)
+            case FaultKind.STOP_WORKER:
+                worker.stop()
+                cluster.timeline.after(fault.duration, worker.resume)
+            case FaultKind.RAISE_APPLY:
+                worker.raise_next = True
+            case FaultKind.GLITCH:
+                worker.glitch()
+            case FaultKind.HANG:
+                worker.hanging = True
+                tell = self._tell_coordinator_of_hang if fault.target % 2 else self._tell_agent_of_hang
+                cluster.timeline.after(fault.duration, worker.agent.deliver, tell, worker)
+            case _:
+                pass
+
+    @staticmethod
+    def _tell_agent_of_hang(worker: SimWorker) -> None:
+        """Whoever watches the training threads on a node has seen enough."""
+        worker.hanging = False
+        if worker.hung and worker.alive:
+            worker.kill()
+            worker.agent.worker_ended(worker, -9, FailureKind.HANG)
+
+    def _tell_coordinator_of_hang(self, worker: SimWorker) -> None:
+        """The same, beside the coordinator: it is told until the worker is gone."""
+        worker.hanging = False
+        if not worker.hung or not worker.alive:
+            return
+        cluster, shell, node = self._cluster, self._cluster.coordinator, worker.agent.name
+        now, again_s = cluster.timeline.now, cluster.config.lease_s / 2
+        if shell is not None:
+            failure = Failure(kind=FailureKind.HANG, node=node, since=now, detail="a training thread stands still")
+            shell.deliver(shell.feed, failure)
+        self.extend(again_s)
+        cluster.timeline.after(again_s, worker.agent.deliver, self._tell_coordinator_of_hang, worker)
+
+    def _rescue(self) -> None:
+        """Bring nodes where none is left, or too few to start."""
+        cluster = self._cluster
+        if cluster.ended is not None:
+            return
+        started = cluster.store.record is not None and cluster.store.record.epoch > 0
+        alive = sum(agent.alive for agent in cluster.agents.values())
+        needed = max(1, self._plan.ep_size, self._plan.nodes_for_experts)
+        for _ in range(alive, needed if started else self._plan.start_nodes):
+            cluster.add_node(f"n{self._next_node}")
+            self._next_node += 1
+
+
+def _number(node: str) -> int:
+    return int(node[1:])

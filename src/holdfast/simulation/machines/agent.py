@@ -1,0 +1,183 @@
+"""A node's agent: a shell around `AgentMachine` with one connection and simulated worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from holdfast.coordination.agent import machine as am
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
+from holdfast.simulation.machines.process import Process
+from holdfast.simulation.machines.worker import SimWorker
+from holdfast.simulation.network import Connection
+
+if TYPE_CHECKING:
+    from holdfast.simulation.cluster import Cluster
+
+
+class SimAgent(Process):
+    """One node's agent. Its death is its node's death."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.workers: list[SimWorker] = []
+        self.exit_code: int | None = None
+        self._cluster = cluster
+        node = am.NodeIdentity(
+            job="sim",
+            node=name,
+            workers=cluster.plan.workers_per_node,
+            digest="script",
+            agent_pid=cluster.pid(),
+        )
+        self.machine = cluster.parts.agent(node, cluster.nonce)
+        self._connection: Connection | None = None
+
+    @property
+    def _now(self) -> float:
+        """What this node's clock shows: no two nodes' agree."""
+        return self._cluster.timeline.now + 3600.0 * (int(self.name[1:]) % 5 - 2)
+
+    # ---- life ----
+
+    def boot(self) -> None:
+        """Start the workers and look for the coordinator."""
+        self._obey(self.machine.start())
+        self.connect()
+        self._tick()
+
+    def kill(self, *, seen: bool) -> None:
+        """The whole node dies; `seen`: the coordinator gets a reset, else nothing."""
+        if not self.alive:
+            return
+        self.alive = False
+        for worker in self.workers:
+            worker.kill()
+        if self._connection is not None:
+            self._connection.close_from_below(seen=seen)
+
+    def stop(self) -> None:
+        super().stop()
+        for worker in self.workers:
+            worker.stop()
+
+    def resume(self) -> None:
+        order = [*self.workers, None] if self._cluster.rng.random() < 0.5 else [None, *self.workers]
+        for process in order:
+            super().resume() if process is None else process.resume()
+
+    def _tick(self) -> None:
+        stopped = {worker.id for worker in self.workers if worker.stopped}
+        self._obey(self.machine.tick(self._now, stopped))
+        self._cluster.timeline.after(self.machine.watch_s, self.deliver, self._tick)
+
+    def _obey(self, instructions: Iterable[am.AgentInstruction]) -> None:
+        """Carry out what the machine asks for."""
+        for instruction in instructions:
+            match instruction:
+                case am.Say(message):
+                    self._send(message)
+                case am.Replay(messages):
+                    self._send(*messages)
+                case am.Pass(message):
+                    self._pass_on(message)
+                case am.StartWorker(name):
+                    self._replace(name)
+                case am.KillHung(name):
+                    self._kill_hung(name)
+                case am.Reconnect():
+                    self.reconnect_to_new()
+                case am.EndAgent(exit_code):
+                    self.exit_code = exit_code
+                    self.kill(seen=True)
+
+    # ---- workers ----
+
+    def _pass_on(self, message: msg.ToWorker) -> None:
+        for worker in self.workers:
+            if worker.id == message.worker:
+                worker.deliver(worker.order, message.order)
+
+    def _kill_hung(self, name: str) -> None:
+        for worker in [worker for worker in self.workers if worker.id == name]:
+            worker.kill()
+            self.worker_ended(worker, -9, FailureKind.HANG)
+
+    def _replace(self, name: str) -> None:
+        """Another process is to fill a worker's place; whoever is there is killed."""
+        for worker in [worker for worker in self.workers if msg.index_of(worker.id) == msg.index_of(name)]:
+            worker.kill()
+            self.workers.remove(worker)
+        self._cluster.after("restart", self, self._start_worker, name)
+
+    def _start_worker(self, name: str) -> None:
+        if name not in self.machine.workers:
+            return  # (all were replaced since this one was to come)
+        worker = SimWorker(self._cluster, self, name, self._cluster.pid())
+        self.workers.append(worker)
+        self._cluster.add_worker(worker)
+        self._cluster.after("start", worker, worker.attach)
+
+    def relay(self, worker: SimWorker, message: msg.WorkerMessage) -> None:
+        """A worker says something."""
+        if worker in self.workers:
+            self._cluster.trace(worker.id, message)
+            self._obey(self.machine.worker_said(message, self._now))
+
+    def worker_ended(self, worker: SimWorker, code: int, kind: FailureKind, final: bool = False) -> None:
+        """A worker process ended."""
+        if worker not in self.workers:
+            return
+        self.workers.remove(worker)
+        self._cluster.trace(worker.id, "ended", kind)
+        down = msg.WorkerDown(worker=worker.id, kind=kind, detail=kind, exit_code=code, final=final)
+        self._obey(self.machine.worker_ended(down, self._now, clean=code == 0))
+
+    # ---- the connection ----
+
+    def connect(self) -> None:
+        """Connect, or wait for a coordinator to come up."""
+        if self._connection is not None or not self.alive:
+            return
+        connection = self._cluster.connect(self)
+        if connection is not None:
+            self._connection = connection
+            self._obey(self.machine.connected(self._now))
+
+    def disconnected(self, connection: Connection) -> None:
+        """The connection is gone: connect again, for ever."""
+        if connection is self._connection:
+            self._connection = None
+            self.machine.disconnected()
+            self._reconnect_later()
+
+    def reconnect_to_new(self) -> None:
+        """Leave the connection, if there is one, and connect again."""
+        if self._connection is not None:
+            self._connection.close_from_below()
+            self._connection = None
+            self.machine.disconnected()
+        self._reconnect_later()
+
+    def cut(self, *, lose: bool, above_s: float, below_s: float) -> None:
+        """The network breaks between this node and the coordinator."""
+        if self._connection is not None:
+            self._connection.cut(lose=lose, above_s=above_s, below_s=below_s)
+
+    def _reconnect_later(self) -> None:
+        self._cluster.after("reconnect", self, self.connect)
+
+    def _send(self, *messages: msg.AgentMessage) -> None:
+        for message in messages:
+            if self._connection is not None:
+                self._connection.send_up(message)
+
+    def hear(self, connection: Connection, message: msg.CoordinatorMessage) -> None:
+        """Take a message from the coordinator."""
+        if connection is not self._connection:
+            return
+        if isinstance(message, msg.Refused) and not message.retry:
+            self._cluster.checker.refused_for_good(self, message)
+        self._obey(self.machine.hear(message, self._now))

@@ -1,0 +1,114 @@
+"""The groups that one worker builds, in the background: whose addresses have come, and which groups stand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.protocol.messages import any_side as msg
+from holdfast.simulation.collectives import Group
+
+if TYPE_CHECKING:
+    from holdfast.simulation.machines.worker import SimWorker
+
+
+class Building:
+    """A group that is being built: whose addresses are here, and whether it stands."""
+
+    __slots__ = ("built", "got", "group", "nodes", "pending", "plan", "posts_needed")
+
+    def __init__(self, plan: msg.EpochPlan, group: Group, pending: bool, got: set[str]) -> None:
+        self.plan = plan
+        self.group = group
+        self.pending = pending
+        self.got = got
+        self.posts_needed = len(plan.members)
+        self.nodes = {member.node for member in plan.members}
+        self.built = False
+
+
+class Builder:
+    """All groups that a worker builds or has built, by epoch."""
+
+    def __init__(self, worker: SimWorker) -> None:
+        self._worker = worker
+        self._builds: dict[int, Building] = {}
+        self._early_posts: dict[int, set[str]] = {}
+
+    def group(self, epoch: int) -> Group | None:
+        """Return the group of an epoch, whether it stands or not; None where none is built."""
+        building = self._builds.get(epoch)
+        return building.group if building else None
+
+    def stands(self, epoch: int) -> bool:
+        """Tell whether the group of an epoch stands."""
+        building = self._builds.get(epoch)
+        return building is not None and building.built
+
+    def fail(self) -> None:
+        """The worker is gone: the collectives with it break."""
+        for building in self._builds.values():
+            building.group.fail(self._worker.id)
+
+    def stall(self) -> None:
+        """The worker is stopped."""
+        for building in self._builds.values():
+            building.group.stall(self._worker.id)
+
+    def unstall(self) -> None:
+        """The worker goes on."""
+        for building in self._builds.values():
+            building.group.unstall(self._worker.id)
+
+    def drop(self, epoch: int) -> None:
+        """Leave a group alone that nobody wants any more."""
+        self._builds.pop(epoch, None)
+
+    def begin(self, plan: msg.EpochPlan, pending: bool) -> None:
+        """Build the group of an epoch; those of epochs that are over are left alone."""
+        worker, cluster = self._worker, self._worker.cluster
+        for epoch in [epoch for epoch in self._builds if epoch < worker.machine.epoch]:
+            del self._builds[epoch]
+        got = {worker.id} | self._early_posts.pop(plan.epoch, set())
+        building = self._builds[plan.epoch] = Building(plan, cluster.group(plan), pending, got)
+        worker.tell(msg.Post(worker=worker.id, epoch=plan.epoch, key=worker.id, value=b"address"))
+        cluster.timeline.after(cluster.timing.build_timeout_s, worker.deliver, self._late, building)
+        self._connect(building)
+
+    def posted(self, posted: msg.Posted) -> None:
+        """A member's address has come, perhaps before the order to build."""
+        building = self._builds.get(posted.epoch)
+        if building is None:
+            self._early_posts.setdefault(posted.epoch, set()).add(posted.key)
+            return
+        building.got.add(posted.key)
+        self._connect(building)
+
+    def _connect(self, building: Building) -> None:
+        if len(building.got) == building.posts_needed:
+            self._worker.cluster.after("build", self._worker, self._built, building)
+
+    def _built(self, building: Building) -> None:
+        worker, cluster, plan = self._worker, self._worker.cluster, building.plan
+        if self._builds.get(plan.epoch) is not building:
+            return
+        if building.group.failed:
+            if cluster.rng.random() < 0.5:
+                worker.obey(worker.machine.fault(plan.epoch, "a peer is gone while the group is built"))
+            return
+        if not cluster.data_plane.reaches(worker.agent.name, building.nodes):
+            cluster.data_plane.when_healed(lambda: cluster.after("build", worker, self._built, building))
+            return
+        building.built = True
+        if cluster.boundary(worker, "built"):
+            return
+        if building.pending:
+            worker.obey(worker.machine.prepared(plan.epoch))
+        worker.advance()
+
+    def _late(self, building: Building) -> None:
+        worker, epoch = self._worker, building.plan.epoch
+        if self._builds.get(epoch) is building and not building.built:
+            workers = building.plan.workers
+            missing = [w for w in workers if w not in building.got or not worker.cluster.reaches(worker, w)]
+            why = "the group could not be built in time"
+            worker.obey(worker.machine.fault(epoch, why, timed_out=True, unreachable=missing))

@@ -1,0 +1,136 @@
+"""The shell around the coordinator's machine: instructions in order, and a crash wherever the plan wants one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from holdfast.coordination.inputs import (
+    Close,
+    Disconnected,
+    Emit,
+    EndJob,
+    Input,
+    Instruction,
+    Persist,
+    PlanExperts,
+    Planned,
+    Received,
+    Send,
+    Tick,
+)
+from holdfast.simulation.machines.durable import SupersededError
+from holdfast.simulation.machines.experts import FreeMoves
+from holdfast.simulation.machines.process import Process
+from holdfast.simulation.network import Connection
+
+if TYPE_CHECKING:
+    from holdfast.simulation.cluster import Cluster
+
+
+class CoordinatorShell(Process):
+    """One coordinator process, from its start to its crash or its job's end."""
+
+    def __init__(self, cluster: Cluster, pid: int) -> None:
+        super().__init__()
+        self.pid = pid
+        self.connections: dict[int, Connection] = {}
+        self.ended = False
+        self._cluster = cluster
+        self._version = cluster.store.version
+        self._length = len(cluster.journal.events)
+        config = replace(cluster.config, takeover=cluster.store.version > 0)
+        self.machine = cluster.parts.coordinator(config, cluster.journal.position(), cluster.store.record)
+        if cluster.plan.experts:
+            self.machine.parts.progress.costs = FreeMoves()
+
+    @property
+    def phase(self) -> str:
+        """What the coordinator is about."""
+        machine = self.machine
+        if machine.over is not None:
+            return "ended"
+        return "swapping" if machine.state == "running" and machine.record.pending is not None else machine.state
+
+    def boot(self) -> None:
+        """Open the term."""
+        self._cluster.checker.handles(None)
+        self._execute(self.machine.start(self._cluster.timeline.now, f"sim://{self.pid}", self.pid))
+        self._tick_later()
+
+    def feed(self, event: Input) -> None:
+        """Handle one input to its end."""
+        if self.alive:
+            self._cluster.trace("coordinator", self.pid, "<-", event)
+            instructions = self.machine.handle(event, self._cluster.timeline.now)
+            self._cluster.checker.handles(event)
+            self._execute(instructions)
+
+    def feed_connection(self, number: int, event: Received) -> None:
+        """Handle a message of a connection that is still known."""
+        if number in self.connections:
+            self.feed(event)
+
+    def forget_connection(self, number: int, event: Disconnected) -> None:
+        """Handle a connection's end, once."""
+        if self.connections.pop(number, None) is not None:
+            self.feed(event)
+
+    def crash(self) -> None:
+        """Die on the spot; the agents see their connections reset."""
+        if self.alive:
+            self.alive = False
+            self._cluster.trace("coordinator", self.pid, "crashes")
+            for connection in self.connections.values():
+                connection.close_from_above()
+            self._cluster.coordinator_gone(self)
+
+    def resume(self) -> None:
+        """Go on after a pause: the overdue tick may come before or after what was queued meanwhile."""
+        if self.alive and self.stopped and self._cluster.rng.random() < 0.5:
+            self._backlog.insert(0, (self.feed, (Tick(),)))
+        super().resume()
+
+    def _tick_later(self) -> None:
+        self._cluster.timeline.after(self._cluster.config.tick_s, self.deliver, self._tick)
+
+    def _tick(self) -> None:
+        self.feed(Tick())
+        self._tick_later()
+
+    def _execute(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            if self._cluster.write_due(self, type(instruction).__name__):
+                return
+            try:
+                self._carry_out(instruction)
+            except SupersededError:
+                self.crash()
+                return
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        cluster = self._cluster
+        match instruction:
+            case Send(number, message):
+                connection = self.connections.get(number)
+                if connection is not None:
+                    cluster.trace("coordinator", self.pid, "->", number, message)
+                    connection.send_down(message)
+            case Emit(event):
+                self._length = cluster.journal.append(event, self._length)
+                cluster.trace("journal", event)
+                cluster.checker.emitted(self, event)
+            case Persist(record):
+                cluster.journal.sync()
+                self._version = cluster.store.swap(record, self._version)
+                cluster.checker.persisted(self, record)
+            case Close(number):
+                connection = self.connections.get(number)
+                if connection is not None:
+                    connection.close_from_above()
+            case PlanExperts(epoch, solve):
+                cluster.after("plan", self, self.feed, Planned(epoch, solve()))
+            case EndJob(exit_code, why):
+                cluster.journal.sync()
+                self.ended = True
+                cluster.job_ended(exit_code, why)

@@ -1,0 +1,101 @@
+"""The experts in one worker's memory: of which step each is, whatever the worker's machine believes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from holdfast.coordination.experts.loads import encode_loads
+from holdfast.coordination.experts.placing import counts_by_node
+from holdfast.coordination.progress.costs import MeasuredCosts
+from holdfast.planning import CostModel
+from holdfast.planning.arrays import IntArray
+from holdfast.protocol.messages.worker import Loads
+from holdfast.protocol.plan import EpochPlan, ExpertShape
+
+if TYPE_CHECKING:
+    from holdfast.simulation.faults.plans import FaultPlan
+
+LOADS_EVERY = 2
+
+
+class FreeMoves(MeasuredCosts):
+    """Simulated steps are too short for any migration to pay: here nothing costs anything, so that some happen."""
+
+    def model(self, *, token_s: float, expert_bytes: int) -> CostModel:
+        return CostModel(token_s=token_s, expert_bytes=expert_bytes, bandwidth=1e12, pause_s=0.0)
+
+
+def shape_of(plan: FaultPlan) -> ExpertShape | None:
+    """Return the experts of a job, None for a dense one. Where the plan says nothing, every node has room for all."""
+    if not plan.experts:
+        return None
+    return ExpertShape(layers=2, experts=plan.experts, slots=plan.slots or plan.experts + 1)
+
+
+class StoredExperts:
+    """The step that each expert `[L, E]` in memory is of; -1 where there is none. At first all initial ones."""
+
+    def __init__(self, shape: ExpertShape) -> None:
+        self.shape = shape
+        self._steps = np.zeros((shape.layers, shape.experts), dtype=np.int64)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """What is here, in one line: what this worker can give to a migration."""
+        return tuple(int(step) for step in self._steps.flat)
+
+    def keep(self, counts: IntArray) -> bool:
+        """Let go of all others; False where one of these is not here."""
+        self._steps = np.where(counts > 0, self._steps, -1)
+        return bool((self._steps[counts > 0] >= 0).all())
+
+    def fetch(self, offers: tuple[int, ...], counts: IntArray) -> bool:
+        """Hold these too, from what all members had; False where nobody had one."""
+        offered = np.array(offers).reshape(self._steps.shape)
+        self._steps = np.where((counts > 0) & (self._steps < 0), offered, self._steps)
+        return bool((self._steps[counts > 0] >= 0).all())
+
+    def load(self, counts: IntArray, step: int) -> None:
+        """Read these from the checkpoint of a step, over all that was here."""
+        self._steps = np.where(counts > 0, step, -1)
+
+    def apply(self, counts: IntArray, step: int) -> bool:
+        """Keep only these, and train them by one step; False where they are not of the step before."""
+        whole = self.are_of(counts, step - 1)
+        self._steps = np.where(counts > 0, step, -1)
+        return whole
+
+    def are_of(self, counts: IntArray, step: int) -> bool:
+        """Return whether all these are here, and of that step."""
+        return bool((self._steps[counts > 0] == step).all())
+
+
+def pool(offers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return what all members together can give; they have let go of all that is of another state."""
+    return tuple(map(max, zip(*offers, strict=True)))
+
+
+def drifting_loads(shape: ExpertShape, worker: str, epoch: int, step: int, rng: Random) -> Loads:
+    """Return a report of loads that drift."""
+    tokens = np.array([[rng.expovariate(1.0) for _ in range(shape.experts)] for _ in range(shape.layers)])
+    return Loads(worker=worker, epoch=epoch, step=step, tokens=encode_loads(tokens), expert_bytes=1, token_s=1.0)
+
+
+def broken_guarantee(plan: EpochPlan, shape: ExpertShape) -> str:
+    """Return what a plan gives otherwise than it says, or than it could: "" if all is well."""
+    experts = plan.experts
+    if experts is None:
+        return "there is no placement"
+    counts = counts_by_node(plan.workers, experts.placement, shape)
+    nodes = counts.shape[2]
+    fewest, possible = (
+        int((counts > 0).sum(axis=2).min()),
+        min(experts.asked, nodes, shape.slots * nodes // shape.experts),
+    )
+    if fewest < experts.given or experts.given < possible:
+        return f"an expert lives on {fewest} nodes; {experts.given} are said, {possible} are possible"
+    return ""

@@ -1,0 +1,95 @@
+"""State on its way from a member that has it to one that lacks it: takes time, can be torn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.protocol.plan import Passed
+
+if TYPE_CHECKING:
+    from holdfast.simulation.machines.worker import SimWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A whole state that has come: the one of `step`."""
+
+    epoch: int
+    step: int
+    passed: Passed | None
+    state: int
+
+
+class Pusher:
+    """The transfers that a worker sends."""
+
+    def __init__(self, worker: SimWorker) -> None:
+        self._worker = worker
+        self._epoch = 0
+        self._open: set[str] = set()
+        self._attempt = 0
+        self._late_at = 0.0
+
+    @property
+    def active(self) -> bool:
+        """True while somebody is still owed the state that is here: it must not change."""
+        return bool(self._open)
+
+    def begin(self, epoch: int, targets: tuple[str, ...]) -> None:
+        """Start to push to all targets, unless that has begun."""
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        self._late_at = self._worker.cluster.timeline.now + self._worker.cluster.timing.operation_timeout_s
+        self._open = set(targets)
+        for target in targets:
+            self._try(target, self._attempt)
+
+    def abort(self) -> None:
+        """Leave all transfers as they are: torn."""
+        self._attempt += 1
+        self._open.clear()
+
+    def _try(self, target: str, attempt: int) -> None:
+        worker, cluster = self._worker, self._worker.cluster
+        if attempt != self._attempt:
+            return
+        peer = cluster.worker(target)
+        if peer is None:
+            if cluster.rng.random() < 0.5:
+                worker.obey(worker.machine.fault(self._epoch, f"{target} cannot be reached"))
+            return
+        if not cluster.reaches(worker, target) or peer.stopped or not peer.machine.pushed(self._epoch):
+            self._again(target, attempt)
+            return
+        peer.whole, peer.state = False, cluster.garbage()
+        peer.advance()  # it may have entered the pending epoch just now
+        if not cluster.boundary(peer, "receiving") and not cluster.boundary(worker, "sending"):
+            cluster.after("transfer", worker, self._arrived, target, attempt, worker.state, worker.machine.applied)
+
+    def _again(self, target: str, attempt: int) -> None:
+        """Nothing gets through: try again, but not for ever."""
+        worker, cluster = self._worker, self._worker.cluster
+        if cluster.timeline.now < self._late_at:
+            cluster.after("retry", worker, self._try, target, attempt)
+        else:
+            why, parted = f"{target} does not take the state in time", not cluster.reaches(worker, target)
+            fault = worker.machine.fault(self._epoch, why, timed_out=True, unreachable=[target] if parted else [])
+            worker.obey(fault)
+
+    def _arrived(self, target: str, attempt: int, state: int, step: int) -> None:
+        worker, cluster = self._worker, self._worker.cluster
+        peer = cluster.worker(target)
+        if attempt != self._attempt:
+            return
+        if peer is None or peer.stopped or not cluster.reaches(worker, target):
+            self._try(target, attempt)
+            return
+        if cluster.rng.random() < 0.05:  # the checksum does not fit: once more
+            self._try(target, attempt)
+            return
+        peer.receipt = Receipt(self._epoch, step, worker.machine.passed, state)
+        self._open.discard(target)
+        peer.advance()
+        worker.advance()

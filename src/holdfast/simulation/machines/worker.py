@@ -1,0 +1,441 @@
+"""One worker process: a training thread and a listener around `WorkerMachine`, with a fake model.
+
+The training thread does one thing at a time (`_busy`); a Halt makes it leave collectives and transfers, never a
+micro-batch or an apply. Whatever is half done is garbage: a value that no other process has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.coordination.experts.holding import Holding
+from holdfast.coordination.worker import tasks
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import Phase
+from holdfast.simulation.collectives import Group, Operation
+from holdfast.simulation.machines import training
+from holdfast.simulation.machines.building import Builder
+from holdfast.simulation.machines.experts import StoredExperts, shape_of
+from holdfast.simulation.machines.moving import Mover
+from holdfast.simulation.machines.process import Process
+from holdfast.simulation.machines.saving import Saver
+from holdfast.simulation.machines.transfer import Pusher, Receipt
+
+if TYPE_CHECKING:
+    from holdfast.simulation.cluster import Cluster
+    from holdfast.simulation.machines.agent import SimAgent
+
+
+class SimWorker(Process):
+    """A worker process with its machine, its state and its gradients."""
+
+    def __init__(self, cluster: Cluster, agent: SimAgent, worker: str, pid: int) -> None:
+        super().__init__()
+        self.id = worker
+        self.pid = pid
+        self.agent = agent
+        self.cluster = cluster
+        shape = shape_of(cluster.plan)
+        self.experts = StoredExperts(shape) if shape else None
+        holding = Holding(shape) if shape else None
+        self._mover = Mover(self, self.experts, holding) if self.experts and holding else None
+        self.machine = cluster.parts.worker(worker, micro_batches=cluster.plan.micro_batches, holding=holding)
+        self._left_move = 0
+        #: epoch and step of the gradients at hand
+        self._attempt = (0, 0)
+        #: the model's state; garbage while it is being written
+        self.state = training.initial_state(pid)
+        self.whole = True
+        self.gradients: dict[int, int] = {}
+        self.reduced: training.Reduced | None = None
+        self.operation: Operation | None = None
+        self.pusher = Pusher(self)
+        #: the state that has come, until the training thread takes it
+        self.receipt: Receipt | None = None
+        self.raise_next = False
+        #: the training thread is to hang where it comes next; it does
+        self.hanging = self.hung = False
+        self._troubles = cluster.troubles(agent.name)
+        #: the boundary that was reached last
+        self.at = "starting"
+        self._busy = ""
+        self._builder = Builder(self)
+        self._saver = Saver(self)
+
+    # ---- life ----
+
+    def attach(self) -> None:
+        """Come up and wait for an epoch."""
+        if self.boundary("attach"):
+            return
+        plan = self.cluster.plan
+        self.tell(
+            msg.Attach(
+                worker=self.id,
+                pid=self.pid,
+                host="10.0.0.1",
+                state_port=1,
+                config={"model": "m"},
+                global_batch=plan.micro_batches * plan.micro_batch,
+                micro_batches=plan.micro_batches,
+                experts=self.experts.shape if self.experts else None,
+                saves=plan.checkpoint_every > 0,
+            )
+        )
+
+    def kill(self) -> None:
+        """End without a word; the peers' collectives with it break."""
+        if self.alive:
+            self.alive = False
+            self._builder.fail()
+
+    def stop(self) -> None:
+        super().stop()
+        self._builder.stall()
+
+    def resume(self) -> None:
+        self._builder.unstall()
+        super().resume()
+
+    def glitch(self) -> None:
+        """Let the collective that this worker waits for fail."""
+        group = self._builder.group(self.machine.epoch)
+        if group is not None and self.operation is not None:
+            group.glitch(self.id)
+
+    def tell(self, message: msg.WorkerMessage) -> None:
+        """Say something to the coordinator, through the agent."""
+        if self.alive:
+            self.cluster.checker.told(self, message)
+            self.agent.deliver(self.agent.relay, self, message)
+
+    # ---- the listener thread ----
+
+    def order(self, order: msg.Order) -> None:
+        """An order is here; the listener hears it once it gets a turn, and in order."""
+        timeline, until = self.cluster.timeline, self._troubles.deaf_until
+        if until > timeline.now:
+            timeline.at(until, self.deliver, self.hear, order)
+        else:
+            self.hear(order)
+
+    def hear(self, order: msg.Order) -> None:
+        """Take an order from the coordinator."""
+        machine = self.machine
+        match order:
+            case msg.Posted():
+                self._builder.posted(order)
+                return
+            case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
+                self._saver.order(order)
+                return
+            case msg.Inject():
+                return
+            case _:
+                instructions = machine.order(order)
+        if isinstance(order, msg.Begin):
+            self.cluster.checker.began(self, order, bool(instructions))
+        self.obey(instructions)
+        if isinstance(order, msg.Stop) and self.boundary("stopped"):
+            return
+        if isinstance(order, msg.Begin) and self.boundary("begun"):
+            return
+        self.advance()
+
+    def obey(self, instructions: Iterable[tasks.WorkerInstruction]) -> None:
+        """Carry out what the machine asks for."""
+        for instruction in instructions:
+            match instruction:
+                case tasks.Tell(message):
+                    self.tell(message)
+                case tasks.Halt():
+                    self._halt()
+                case tasks.Build(plan, pending):
+                    self._builder.begin(plan, pending)
+                case tasks.Drop(epoch):
+                    self._builder.drop(epoch)
+
+    def _halt(self) -> None:
+        """Leave collectives and transfers; the commit operation is looked at once more."""
+        self.pusher.abort()
+        self.receipt = None
+        operation = self.operation
+        if self._busy in ("reduce", "move") and operation is not None:
+            self.operation, self._busy = None, ""
+            self._group().abandon(self, operation)
+        elif self._busy == "vote" and operation is not None:
+            self.cluster.after("abandon", self, self._leave_vote, operation)
+        elif self._busy in ("load", "pause", "save"):
+            self._busy = ""
+
+    def _leave_vote(self, operation: Operation) -> None:
+        if self.operation is not operation or self._busy != "vote":
+            return
+        self.operation, self._busy = None, ""
+        value = operation.value if self.cluster.rng.random() < 0.5 else None
+        self._group().abandon(self, operation)
+        if value is not None:
+            self.cluster.checker.passes(self)
+            self.obey(self.machine.vote_passed(value))
+        else:
+            self.obey(self.machine.vote_abandoned())
+        self.advance()
+
+    def _group(self) -> Group:
+        group = self._builder.group(self.machine.epoch)
+        assert group is not None
+        return group
+
+    # ---- the training thread ----
+
+    def advance(self) -> None:
+        """Do what is to be done now, if the thread is free."""
+        if not self.alive or self.hung or self._busy:
+            return
+        machine = self.machine
+        task = machine.task
+        match task:
+            case tasks.Forward():
+                self._apply()
+            case tasks.Load() | tasks.Move() | tasks.Receive() | tasks.Enter():
+                self._enter(task)
+            case tasks.Compute():
+                self._compute(task)
+            case tasks.Finish():
+                self._save_last()
+            case tasks.Done():
+                self.agent.deliver(self.agent.worker_ended, self, 0, FailureKind.PROCESS_EXIT)
+                self.kill()
+            case _:
+                if machine.phase is Phase.PASSED and not machine.frozen:
+                    self._apply()
+
+    def _enter(self, task: tasks.Load | tasks.Move | tasks.Receive | tasks.Enter) -> None:
+        epoch = task.plan.epoch
+        if isinstance(task, tasks.Move | tasks.Enter):
+            self.pusher.begin(epoch, task.send_to)
+        if not self._builder.stands(epoch):
+            return
+        match task:
+            case tasks.Load():
+                self._busy = "load"
+                self.cluster.after("load", self, self._loaded, task)
+            case tasks.Move() if self._mover and self._left_move != epoch and not self.boundary("entering"):
+                self._mover.move(task.plan)
+            case tasks.Receive():
+                self._receive(epoch)
+            case tasks.Enter() if self.experts is not None or not self.boundary("entering"):
+                self._entered()
+            case _:
+                pass
+
+    def _entered(self) -> None:
+        receipt, self.receipt = self.receipt, None
+        spent = {"received_bytes": 1, "transfer_s": 0.01} if receipt is not None else {}
+        self.obey(self.machine.entered(**spent))
+        if not self.boundary("entered"):
+            self.advance()
+
+    def _receive(self, epoch: int) -> None:
+        receipt = self.receipt
+        if receipt is None or receipt.epoch != epoch:
+            return
+        if self.machine.received(epoch, receipt.passed, receipt.step):
+            self.state, self.whole = receipt.state, True
+            self.cluster.checker.holds(self)
+            self.advance()
+
+    def _loaded(self, task: tasks.Load) -> None:
+        if self._busy != "load" or self.hung:
+            return
+        self._busy = ""
+        plan = task.plan
+        file = self.cluster.checkpoints.files.get(task.checkpoint)
+        if file is None or file.damaged:
+            self._busy = "waiting for the verdict on a damaged checkpoint"
+            self.tell(msg.CheckpointDamaged(worker=self.id, epoch=plan.epoch, name=task.checkpoint, why="cut short"))
+            self._busy = "load"  # nothing but a Halt ends this
+            return
+        if self.machine.loaded(plan.epoch, file.step):
+            self.state, self.whole = file.state, True
+            if self._mover is not None:
+                self._mover.load(file.step)
+            self._saver.loaded(file.step)
+            self.cluster.checker.holds(self)
+        self.advance()
+
+    def _compute(self, task: tasks.Compute) -> None:
+        machine = self.machine
+        if task.step > self.cluster.plan.steps:
+            if not self.boundary("finishing"):
+                self._leave_loop()
+            return
+        if self._attempt != (machine.epoch, task.step):
+            self._attempt = (machine.epoch, task.step)
+            if not task.held:
+                self.gradients.clear()
+            self.cluster.checker.held(self, task)
+        todo = next((m for m in task.micro_batches if m not in self.gradients), None)
+        if todo is None:
+            if machine.computed():
+                self._reduce()
+        elif machine.computing(todo):
+            self._busy = "compute"
+            value = training.gradient(self.state, task.step, todo)
+            self.cluster.after("micro_batch", self, self._computed, todo, value)
+            self.boundary("computing")
+
+    def _leave_loop(self) -> None:
+        if not self.cluster.plan.leaves:
+            self.obey(self.machine.finish())
+            return
+        self.agent.deliver(self.agent.worker_ended, self, 0, FailureKind.PROCESS_EXIT, True)
+        self.kill()
+
+    def _computed(self, micro_batch: int, value: int) -> None:
+        if self.hung:
+            return
+        self._busy = ""
+        self.gradients[micro_batch] = value
+        self.advance()
+
+    def _reduce(self) -> None:
+        if self.boundary("reducing"):
+            return
+        self.reduced = None
+        epoch = self.machine.epoch
+        payload = tuple(self.gradients.values())
+
+        def combine(shares: Iterable[Any]) -> training.Reduced:
+            return training.reduce_parts(shares, epoch)
+
+        self.issue("reduce", payload, combine)
+
+    def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
+        self.cluster.checker.issues(self, kind)
+        self._busy = kind
+        self.operation = None
+        of_step = self.machine.step if step is None else step
+        operation = self.operation = self._group().issue(self, kind, of_step, payload, combine)
+        self.cluster.timeline.after(self.cluster.timing.operation_timeout_s, self.deliver, self._late, operation)
+
+    def _late(self, operation: Operation) -> None:
+        """A collective has taken too long: it ends here, and its connections with it."""
+        if operation is self.operation and not self.hung:
+            self._group().abandon(self, operation)
+            self.operation_failed(operation, timed_out=True)
+
+    def operation_done(self, operation: Operation, value: Any) -> None:
+        """A collective returned."""
+        if operation is not self.operation or self.hung:
+            return
+        self.operation = None
+        if self._busy == "reduce":
+            self._busy = ""
+            if self.machine.reduced():
+                self.reduced = value
+                self._busy = "pause"
+                if not self.boundary("reduced"):
+                    self.cluster.after("pause", self, self._vote)
+            return
+        kind, self._busy = self._busy, ""
+        if kind == "move":
+            assert self.machine.plan is not None
+            assert self._mover is not None
+            self._mover.moved(self.machine.plan, value)
+            return
+        self.cluster.checker.passes(self)
+        self.obey(self.machine.vote_passed(value))
+        if not self.boundary("passed"):
+            self.advance()
+
+    def operation_failed(self, operation: Operation, *, timed_out: bool = False) -> None:
+        """A collective ended with an error."""
+        if operation is not self.operation or self.hung:
+            return
+        kind, self.operation, self._busy = self._busy, None, ""
+        if kind == "move":
+            self._left_move = self.machine.epoch
+        if kind == "vote":
+            self.obey(self.machine.vote_abandoned())
+        why = f"{kind}: {'it has taken too long' if timed_out else 'a peer is gone'}"
+        peers = self.machine.plan.workers if self.machine.plan and timed_out else ()
+        missing = [worker for worker in peers if not self.cluster.reaches(self, worker)]
+        self.obey(self.machine.fault(self.machine.epoch, why, timed_out=timed_out, unreachable=missing))
+        self.advance()
+
+    def _vote(self) -> None:
+        if self._busy != "pause" or self.hung:
+            return
+        self._busy = ""
+        machine = self.machine
+        assert self.reduced is not None
+        if not machine.voting():
+            return
+        samples = len(self.gradients) * self.cluster.plan.micro_batch
+        payload = training.vote(self.reduced, self.gradients.values(), samples, machine.flags)
+        self.issue("vote", payload, training.combine)
+        self.boundary("voted")
+
+    def _apply(self) -> None:
+        if self.pusher.active or not self.machine.begin_apply():
+            return
+        self._busy = "apply"
+        commit = self.machine.passed.commit if self.machine.passed else None
+        before, self.whole = self.state, False
+        self.state = self.cluster.garbage()
+        self.cluster.after("apply", self, self._applied, before, commit)
+        self.boundary("applying")
+
+    def _applied(self, before: int, commit: msg.Commit | None) -> None:
+        if self.hung:
+            return
+        if self.raise_next:
+            self.raised()
+            return
+        self._busy = ""
+        reduced = self.reduced
+        if reduced is None or commit is None:
+            reduced = training.Reduced((self.cluster.garbage(),), self.cluster.garbage())
+        assert commit is not None
+        self.state, self.whole = training.next_state(before, reduced, commit), True
+        plan = self.machine.plan
+        assert plan is not None
+        if self._mover is not None:
+            self._mover.apply(plan, self.machine.step)
+        instructions = self.machine.applied_step(str(self.state))
+        self.gradients.clear()
+        self.cluster.checker.applied(self, before, reduced, commit)
+        self.obey(instructions)
+        if self._mover is not None:
+            self._mover.tell_loads()
+        self._saver.applied(plan, self.machine.applied or 0, self.state)
+        if not self.boundary("applied"):
+            self.advance()
+
+    def raised(self) -> None:
+        """The script ends with an exception."""
+        self.agent.deliver(self.agent.worker_ended, self, 1, FailureKind.EXCEPTION)
+        self.kill()
+
+    def _save_last(self) -> None:
+        """The job ends before its last step: finish once what is here is saved."""
+        plan = self.machine.plan
+        assert plan is not None
+        if self.boundary("finishing"):
+            return
+        self._busy = "save"
+        self._saver.save(plan, self.machine.applied or 0, self.state)
+        self.saved()
+
+    def saved(self) -> None:
+        """Something that was being written, or waited for an answer, is settled: perhaps that was the last of it."""
+        if self._busy == "save" and self._saver.idle:
+            self._busy = ""
+            self.obey(self.machine.finish())
+
+    def boundary(self, name: str) -> bool:
+        """Let the plan strike here; True where this process did not survive it, or is stopped."""
+        return self.cluster.boundary(self, name)

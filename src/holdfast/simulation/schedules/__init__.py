@@ -1,0 +1,1 @@
+"""Fault schedules by number: drawn, run by the thousand, made small."""

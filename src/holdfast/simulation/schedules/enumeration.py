@@ -1,0 +1,142 @@
+"""All schedules by number: every one of three ranks with up to two failures and a coordinator that dies at any write,
+and the random ones of each family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+from holdfast.simulation.faults.plans import (
+    STEP_BOUNDARIES,
+    Fault,
+    FaultKind,
+    FaultPlan,
+    baseline_plan,
+    interrupted_plan,
+    lively_plan,
+    power_plan,
+    random_plan,
+    wide_plan,
+)
+
+RANKS = 3
+WRITES = 30
+#: seeds from here on name enumerated schedules
+FIRST_SEED = 1_000_000_000
+#: from here on, random ones for the policies that others have
+FIRST_BASELINE_SEED = 2_000_000_000
+#: from here on, random ones with faults that are not processes' or connections' ends
+FIRST_WIDE_SEED = 3_000_000_000
+#: from here on, random ones with a fault that lasts
+FIRST_LIVELY_SEED = 4_000_000_000
+#: from here on, random ones whose coordinator goes down with its machine
+FIRST_POWER_SEED = 5_000_000_000
+#: from here on, random ones that their user ends
+FIRST_INTERRUPTED_SEED = 6_000_000_000
+
+_KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
+_IN_RECOVERY = ("stopped", "begun", "built", "entered")
+#: longer than a lease: the node is expelled, and wakes up
+_STOPPED_S = 1.3
+
+FIRSTS = tuple(product(range(RANKS), STEP_BOUNDARIES, _KINDS))
+#: the other rank is counted from the first failure's; None: there is no second failure
+SECONDS = (None, *product(range(1, RANKS), STEP_BOUNDARIES + _IN_RECOVERY, _KINDS))
+SCHEDULES = len(FIRSTS) * len(SECONDS) * (WRITES + 1)
+
+
+def enumerated_plan(number: int) -> FaultPlan:
+    """Return schedule `number` of `SCHEDULES`: a failure in step 2, a second one, a write where the coordinator dies.
+
+    The write is counted from the first failure on; 0: it lives.
+    """
+    rest, write = divmod(number, WRITES + 1)
+    first, second = divmod(rest, len(SECONDS))
+    rank, boundary, kind = FIRSTS[first]
+    faults = [_failure(rank, boundary, kind)]
+    other = SECONDS[second]
+    if other is not None:
+        faults.append(_failure((rank + other[0]) % RANKS, other[1], other[2]))
+    return FaultPlan(
+        seed=FIRST_SEED + number,
+        nodes=RANKS,
+        start_nodes=RANKS,
+        steps=3,
+        micro_batches=3,
+        start_spread=0.0,
+        faults=tuple(faults),
+        crashes_after_strike=(write,) if write else (),
+    )
+
+
+#: all schedules have a number; those of a family, theirs
+FAMILIES: dict[str, range] = {
+    "random": range(FIRST_SEED),
+    "enumerated": range(FIRST_SEED, FIRST_SEED + SCHEDULES),
+    "baseline": range(FIRST_BASELINE_SEED, FIRST_WIDE_SEED),
+    "wide": range(FIRST_WIDE_SEED, FIRST_LIVELY_SEED),
+    "lively": range(FIRST_LIVELY_SEED, FIRST_POWER_SEED),
+    "power": range(FIRST_POWER_SEED, FIRST_INTERRUPTED_SEED),
+    "interrupted": range(FIRST_INTERRUPTED_SEED, FIRST_INTERRUPTED_SEED + 1_000_000_000),
+}
+_RANDOM_PLANS = {
+    "random": random_plan,
+    "baseline": baseline_plan,
+    "wide": wide_plan,
+    "lively": lively_plan,
+    "power": power_plan,
+    "interrupted": interrupted_plan,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """A numbered schedule, as it is, or with the coordinator dying once more: before its n-th write (1-based; 0: as it
+    is), in a power cut or alone."""
+
+    number: int
+    write: int = 0
+    power_cut: bool = False
+
+    @property
+    def plan(self) -> FaultPlan:
+        """What goes wrong.
+
+        Raises:
+            ValueError: no schedule has this number.
+        """
+        plan = plan_of(self.number)
+        if not self.write:
+            return plan
+        crashes = tuple(sorted({*plan.crashes, self.write}))
+        return replace(plan, crashes=crashes, power_cuts=plan.power_cuts or self.power_cut)
+
+    def __str__(self) -> str:
+        """Return what `replay` is given to run it."""
+        write = f" --write {self.write}" if self.write else ""
+        return f"{self.number}{write}{' --power-cut' if self.power_cut else ''}"
+
+
+def family_of(seed: int) -> str:
+    """Return the family of a schedule.
+
+    Raises:
+        ValueError: no schedule has this number.
+    """
+    for name, seeds in FAMILIES.items():
+        if seed in seeds:
+            return name
+    raise ValueError(f"no schedule has the number {seed}")
+
+
+def plan_of(seed: int) -> FaultPlan:
+    """Return the plan of a seed."""
+    family = family_of(seed)
+    if family == "enumerated":
+        return enumerated_plan(seed - FIRST_SEED)
+    return _RANDOM_PLANS[family](seed)
+
+
+def _failure(rank: int, boundary: str, kind: FaultKind) -> Fault:
+    step = 2 if boundary in STEP_BOUNDARIES else 0
+    return Fault(kind=kind, target=rank, boundary=boundary, step=step, duration=_STOPPED_S)

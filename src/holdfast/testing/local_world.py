@@ -1,0 +1,194 @@
+"""Forked processes of this machine that form groups without agents or a coordinator, for benchmarks and tests.
+
+Rendezvous keys go from process to process over Unix datagram sockets: one datagram a key, no lock that a killed
+process could hold.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import msgspec
+import torch
+
+from holdfast.protocol.messages.orders import Posted
+from holdfast.runtime.groups.communicator import Communicator, HaltCheck
+from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.nccl import build_communicator
+from holdfast.runtime.groups.rendezvous import MAX_VALUE_BYTES, Board
+
+_END = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mailbox:
+    writing: socket.socket
+    reading: socket.socket
+
+
+class Seat:
+    """One process's place in a local world: its rank, its boards, its graveyard."""
+
+    def __init__(self, rank: int, mailboxes: Sequence[_Mailbox], barrier: threading.Barrier) -> None:
+        self.rank = rank
+        self.size = len(mailboxes)
+        self.graveyard = Graveyard()
+        self._mailboxes = mailboxes
+        self._barrier = barrier
+        self._boards: dict[int, Board] = {}
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, name="local-world", daemon=True)
+        self._reader.start()
+
+    def board(self, epoch: int, *, halt: threading.Event | HaltCheck | None = None) -> Board:
+        """Return the board of an epoch; the first to ask makes it."""
+        with self._lock:
+            if epoch not in self._boards:
+                self._boards[epoch] = Board(epoch, lambda key, value: self._post(epoch, key, value), halt=halt)
+            return self._boards[epoch]
+
+    def connect(
+        self,
+        epoch: int,
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+        halt: threading.Event | HaltCheck | None = None,
+        timeout_s: float = 30.0,
+        build_timeout_s: float = 30.0,
+    ) -> Communicator:
+        """Build the group of an epoch on the CPU; by default all seats are members."""
+        communicator = build_communicator(
+            torch.device("cpu"),
+            self.board(epoch),
+            self.rank if rank is None else rank,
+            self.size if size is None else size,
+            epoch=epoch,
+            graveyard=self.graveyard,
+            timeout_s=timeout_s,
+            build_timeout_s=build_timeout_s,
+            halt=halt,
+        )
+        with self._lock:
+            self._boards.pop(epoch, None)
+        return communicator
+
+    def meet(self, timeout_s: float = 120.0) -> None:
+        """Wait until every process of the world is here."""
+        self._barrier.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the threads of this seat."""
+        self._mailboxes[self.rank].writing.send(_END)
+        self._reader.join()
+        self.graveyard.close(0.0)
+
+    def _post(self, epoch: int, key: str, value: bytes) -> None:
+        message = msgspec.msgpack.encode(Posted(epoch=epoch, key=key, value=value))
+        for rank, mailbox in enumerate(self._mailboxes):
+            if rank != self.rank:
+                mailbox.writing.send(message)
+
+    def _read(self) -> None:
+        while message := self._mailboxes[self.rank].reading.recv(2 * MAX_VALUE_BYTES):
+            posted = msgspec.msgpack.decode(message, type=Posted)
+            self.board(posted.epoch).put(posted.key, posted.value)
+
+
+class WorldError(Exception):
+    """A process of a local world raised or died; the message has its story."""
+
+
+class LocalWorld:
+    """The processes of a local world, seen from the one that forked them. A context manager; kills what is left."""
+
+    def __init__(self, size: int, body: Callable[..., Any], *args: Any) -> None:
+        """Fork `size` processes that each call `body(seat, *args)`."""
+        context = multiprocessing.get_context("fork")
+        mailboxes = [_Mailbox(writing=a, reading=b) for a, b in _pairs(size)]
+        barrier = context.Barrier(size)
+        self.processes: list[BaseProcess] = []
+        self._results: list[Connection] = []
+        for rank in range(size):
+            reading, writing = context.Pipe(duplex=False)
+            process = context.Process(target=_main, args=(rank, mailboxes, barrier, writing, body, args), daemon=True)
+            process.start()
+            writing.close()
+            self.processes.append(process)
+            self._results.append(reading)
+        for mailbox in mailboxes:
+            mailbox.writing.close()
+            mailbox.reading.close()
+
+    def results(self, *, ranks: Sequence[int] | None = None, timeout_s: float = 120.0) -> list[Any]:
+        """Return what each body (of these ranks) returned, None for a process that was killed.
+
+        Raises:
+            WorldError: a body raised, or did not return in time.
+        """
+        return [self._result(rank, timeout_s) for rank in ranks or range(len(self.processes))]
+
+    def __enter__(self) -> LocalWorld:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process, result in zip(self.processes, self._results, strict=True):
+            process.kill()
+            process.join()
+            process.close()
+            result.close()
+
+    def _result(self, rank: int, timeout_s: float) -> Any:
+        if not wait([self._results[rank]], timeout_s):
+            raise WorldError(f"rank {rank} did not return in {timeout_s:g} s")
+        try:
+            story, value = self._results[rank].recv()
+        except EOFError:
+            self.processes[rank].join()
+            code = self.processes[rank].exitcode
+            if code == -9:
+                return None
+            raise WorldError(f"rank {rank} ended with exit code {code}") from None
+        if story:
+            raise WorldError(f"rank {rank} raised:\n{story}")
+        self.processes[rank].join(timeout_s)
+        if self.processes[rank].exitcode != 0:
+            raise WorldError(f"rank {rank} returned and then ended with exit code {self.processes[rank].exitcode}")
+        return value
+
+
+def run_world(size: int, body: Callable[..., Any], *args: Any, timeout_s: float = 120.0) -> list[Any]:
+    """Call `body(seat, *args)` in `size` processes, and return what each returned."""
+    with LocalWorld(size, body, *args) as world:
+        return world.results(timeout_s=timeout_s)
+
+
+def _pairs(size: int) -> list[tuple[socket.socket, socket.socket]]:
+    return [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(size)]
+
+
+def _main(
+    rank: int,
+    mailboxes: Sequence[_Mailbox],
+    barrier: threading.Barrier,
+    result: Connection,
+    body: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    torch.set_num_threads(1)
+    seat = Seat(rank, mailboxes, barrier)
+    try:
+        value = body(seat, *args)
+    except Exception:
+        result.send((traceback.format_exc(), None))
+        raise
+    seat.close()
+    result.send(("", value))

@@ -1,0 +1,139 @@
+"""Events in words and pictures."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from holdfast.cli.job.live import JobPicture, LiveProgress, render
+from holdfast.cli.job.progress import PlainProgress, describe
+from holdfast.observability.event_lines import decode_event
+from holdfast.protocol.events import ReadEvent
+from made_events import KINDS, made
+
+
+def event(name: str, /, time: float = 1000.0, **fields: Any) -> ReadEvent:
+    return made(name, time, **{"job": "j", "term": 1, "epoch": 1, "seq": 1, **fields})
+
+
+def step(number: int, time: float = 1000.0, seconds: float = 0.5) -> ReadEvent:
+    return event("step_committed", time, step=number, loss=2.5, samples=32, world=4, seconds=seconds)
+
+
+STORY = [
+    event("job_started", url="http://127.0.0.1:1", coordinator_pid=9),
+    event("node_joined", node="node-0", agent_pid=10, worker_pids=(11,)),
+    event("node_joined", node="node-1", agent_pid=20, worker_pids=(21,)),
+    event("epoch_started", members=("node-0", "node-1"), world=2, reason="start"),
+    step(1, seconds=0.0),
+    step(2),
+    event("failure_detected", node="node-1", kind="connection_lost", after_s=0.001, detail=""),
+    event("node_left", node="node-1", reason="failed"),
+    event("epoch_started", epoch=2, members=("node-0",), world=1, reason="failure"),
+    event(
+        "recovered",
+        action="shrink",
+        state_source="none",
+        bytes_moved=0,
+        detect_s=0.001,
+        regroup_s=0.02,
+        transfer_s=0.0,
+        redo_s=0.03,
+        down_s=0.051,
+    ),
+    event("workers_changed", node="node-0", worker_pids=(12,)),
+]
+
+
+def picture(events: list[ReadEvent]) -> JobPicture:
+    found = JobPicture()
+    for one in events:
+        found.take(one)
+    return found
+
+
+def drawn(found: JobPicture, steps: int = 0) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render(found, steps))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_picture_follows_the_events() -> None:
+    found = picture(STORY)
+    assert (found.step, found.loss, found.world, found.epoch) == (2, 2.5, 1, 2)
+    assert found.samples_per_s == pytest.approx(64.0)
+    assert found.nodes["node-0"].state == "training"
+    assert found.nodes["node-0"].worker_pids == (12,)
+    assert found.nodes["node-1"].state == "left (failed)"
+
+
+def test_the_drawing_shows_it() -> None:
+    text = drawn(picture(STORY), steps=100)
+    for words in (
+        "step 2/100",
+        "loss 2.5000",
+        "samples/s 64.0",
+        "node-1",
+        "left (failed)",
+        "down 0.051 s",
+        "http://127",
+    ):
+        assert words in text
+
+
+def test_an_empty_picture_can_be_drawn() -> None:
+    assert "step 0" in drawn(JobPicture())
+
+
+def test_the_live_view_takes_events_while_it_draws() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with LiveProgress(console, steps=3) as progress:
+        for one in [*STORY, event("job_failed", why="nothing is left")]:
+            progress(one)
+    assert progress.failure == "nothing is left"
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (step(3), "step 3: loss 2.5000, 64.0 samples/s, 4 workers"),
+        (step(3, seconds=0.0), "step 3: loss 2.5000, - samples/s, 4 workers"),
+        (STORY[9], "recovered by shrink, down 0.051 s (detect 0.001 s, regroup 0.020 s, redo 0.030 s)"),
+        (event("node_left", node="n", reason="drained"), "n left: drained"),
+        (event("checkpoint_saved", step=5, seconds=0.25, bytes=2_000_000), "checkpoint of step 5: 2.0 MB in 0.25 s"),
+        (event("job_finished", steps=9, samples=288, final_loss=1.25), "done: 9 steps, 288 samples, loss 1.2500"),
+    ],
+)
+def test_events_in_words(one: ReadEvent, words: str) -> None:
+    assert describe(one) == words
+
+
+def test_an_event_of_tomorrow_is_shown_as_it_is() -> None:
+    later = decode_event('{"event": "born_later", "time": 1, "x": 7}')
+    assert describe(later) == "{'event': 'born_later', 'time': 1, 'x': 7}"
+    assert "born_later" in drawn(picture([*STORY, later]))
+    lines: list[str] = []
+    PlainProgress(lines.append)(later)
+    assert "born_later" in lines[0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_event_has_words_of_its_own(name: str) -> None:
+    words = describe(event(name))
+    assert words
+    assert "event" not in words
+
+
+def test_plain_progress_prints_at_most_a_step_a_second() -> None:
+    lines: list[str] = []
+    progress = PlainProgress(lines.append)
+    for number in range(1, 31):
+        progress(step(number, time=1000.0 + number / 10))
+    progress(event("job_failed", why="nothing is left"))
+    steps = [line for line in lines if "step" in line]
+    assert len(steps) == 3
+    assert progress.failure == "nothing is left"

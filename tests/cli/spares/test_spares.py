@@ -1,0 +1,184 @@
+"""The commands as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli import app, main
+from holdfast.errors import EXIT_BAD_INPUT, BadInputError
+from holdfast.reliability.sparing.evaluation import evaluate
+from holdfast.reliability.sparing.reference import catalina
+from places import EXAMPLES
+
+EXAMPLE = str(EXAMPLES / "catalina.toml")
+COMMANDS = ("evaluate", "sensitivity", "validate", "fit", "standbys", "checkpoint")
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["spares", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def run_json(*arguments: str):
+    return json.loads(run(*arguments, "--json"))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    """A cluster that simulates in a moment."""
+    text = Path(EXAMPLE).read_text()
+    text = text.replace("racks_per_zone = 256", "racks_per_zone = 72").replace("zones = 4 ", "zones = 1 ")
+    path = tmp_path / "small.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains(command: str) -> None:
+    text = run(command, "--help")
+    assert "Usage" in text
+    assert len(text) > 500
+
+
+def test_evaluate_json_is_the_evaluation_unrounded() -> None:
+    printed = run_json("evaluate", EXAMPLE)
+    evaluation = evaluate(catalina())
+    assert printed["best"] == int(evaluation.best)
+    needed = {
+        "block_gpus", "working_gpus", "spare_gpus", "spare_blocks", "stranded_blocks", "block_mtbf_hours", "p_blocked",
+        "beta", "gamma", "cett", "hardware_gain", "model_gain", "goodput_gpus",
+    }  # fmt: skip
+    for row, outcome in zip(printed["strategies"], evaluation.strategies, strict=True):
+        assert needed <= set(row)
+        assert row["cett"] == float(outcome.cett)
+        assert row["goodput_gpus"] == float(outcome.goodput_gpus)
+        assert row["no_goodput_reason"] is None
+        assert sum(row["losses"].values()) + row["cett"] == pytest.approx(1.0)
+
+
+def test_evaluate_recommends_in_words(tmp_path: Path) -> None:
+    text = run("evaluate", EXAMPLE, "--plot", str(tmp_path / "plots"))
+    for words in ("Best: 72/64", "Runner-up: 72/72", "1.0242 times", "Keep 4 of each zone's 256 blocks idle"):
+        assert words in text
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"losses.png", "spare_blocks.png"}
+
+
+def test_evaluate_says_why_nothing_remains(tmp_path: Path) -> None:
+    path = tmp_path / "hopeless.toml"
+    text = Path(EXAMPLE).read_text()
+    path.write_text(text.replace("= 20_000\nmtbf_rack", "= 0.5\nmtbf_rack").replace("= 10_000", "= 0.1"))
+    assert "No strategy leaves any goodput" in run("evaluate", str(path))
+    for row in run_json("evaluate", str(path))["strategies"]:
+        assert row["goodput_gpus"] == pytest.approx(0.0, abs=1e-9)
+        assert row["no_goodput_reason"]
+
+
+def test_sensitivity_maps_the_plane(tmp_path: Path) -> None:
+    arguments = ("sensitivity", EXAMPLE, "--points", "9", "--mtbf", "1:1e5", "--plot", str(tmp_path))
+    maps = run_json(*arguments)
+    assert len(maps) == 4
+    assert len(maps[0]["best"]) == len(maps[0]["best"][0]) == 9
+    for one in maps:
+        assert sum(one["shares"]) + one["no_goodput_share"] == pytest.approx(1.0)
+    assert (tmp_path / "sensitivity.png").stat().st_size > 10_000
+    assert "both gains and placement" in run(*arguments[:4])
+
+
+def test_validate_compares_simulation_and_closed_form(small: str) -> None:
+    arguments = ("validate", small, "--replications", "4", "--hours", "1000")
+    printed = run_json(*arguments)
+    assert len(printed["comparisons"]) == 6 * 4
+    assert len(printed["repair_mixes"]) == 5
+    assert all(row["cett"]["low"] < row["cett"]["mean"] < row["cett"]["high"] for row in printed["comparisons"])
+    text = run(*arguments)
+    assert "closed-form values lie within" in text
+
+
+def test_fit_reports_trace_and_consequence(small: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [f"{at * 40000 + at % 3},{at * 40000 + at % 3 + 3600 * (1 + at % 7)},n{at % 20}" for at in range(200)]
+    trace.write_text("start_s,end_s,node\n" + "\n".join(rows) + "\n")
+    # Two strategies are enough, and quicker.
+    two = tmp_path / "two.toml"
+    two.write_text("[[strategy]]".join(Path(small).read_text().split("[[strategy]]")[:4]))
+    arguments = ("fit", str(trace), "--nodes", "3000", "--cluster", str(two), "--replications", "2")
+    printed = run_json(*arguments, "--plot", str(tmp_path))
+    assert printed["fit"]["failures"] == 200
+    assert printed["fit"]["mttr_hours"]["mean"] == pytest.approx(4.0, rel=0.02)
+    assert len(printed["consequence"]["strategies"]) == 2
+    assert (tmp_path / "fit.png").exists()
+    text = run(*arguments)
+    assert "MTBF per node" in text
+    assert "The closed form recommends" in text
+
+
+def test_standbys_says_how_many_pay() -> None:
+    printed = run_json("standbys", EXAMPLE)
+    goodput = {plan["standbys"]: plan["goodput_nodes"] for plan in printed["plans"]}
+    assert goodput[printed["best"]] == max(goodput.values())
+    assert goodput[printed["best"]] - goodput[0] == pytest.approx(printed["gain_nodes"])
+    assert "No standby pays" in run("standbys", EXAMPLE, "--down-with", "60", "--down-without", "60")
+
+
+def test_checkpoint_compares_periods() -> None:
+    printed = run_json("checkpoint", EXAMPLE)
+    frozen = {row["method"]: row["gamma_frozen"] for row in printed["periods"]}
+    assert min(frozen, key=frozen.__getitem__) == "best, clock frozen"
+    assert frozen["in CLUSTER.toml"] == pytest.approx(float(evaluate(catalina()).strategies[1].gamma))
+    options = ("--job-mtbf-hours", "1", "--save-seconds", "10", "--detect-seconds", "0", "--restart-seconds", "60")
+    assert "Daly" in run("checkpoint", *options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("evaluate", "none.toml"), "cannot be read"),
+        (("sensitivity", EXAMPLE, "--mtbf", "5"), "--mtbf = '5': must be two numbers"),
+        (("sensitivity", EXAMPLE, "--mttr", "9:1"), "--mttr = '9:1': FROM must be above 0 and below TO"),
+        (("sensitivity", EXAMPLE, "--mttr", "0:1"), "FROM must be above 0"),
+        (("sensitivity", EXAMPLE, "--points", "1"), "--points = 1"),
+        (("sensitivity", EXAMPLE, "--points", "100000"), "--points = 100000: must be 2 or more, and at most 1,000"),
+        (("validate", EXAMPLE, "--replications", "1"), "replications = 1: must be 2 or more"),
+        (("validate", EXAMPLE, "--replications", "1000000000"), "replications = 1000000000: must be at most 100,000"),
+        (("validate", EXAMPLE, "--hours", "inf"), "hours = inf: must be a finite number"),
+        (("validate", EXAMPLE, "--ticket-hours", "inf"), "--ticket-hours = inf: must be a finite number"),
+        (("standbys", EXAMPLE, "--down-without", "inf"), "down_seconds_without = inf: must be a finite number"),
+        (("checkpoint", EXAMPLE, "--save-seconds", "inf"), "--save-seconds = inf: must be a finite number"),
+        (("validate", EXAMPLE, "--auto-hours", "-1"), "--auto-hours = -1: must be greater than 0"),
+        (("standbys", EXAMPLE, "--down-with", "500"), "down_seconds_with = 500: must be at most"),
+        (("checkpoint",), "--save-seconds: is missing"),
+        (("checkpoint", EXAMPLE, "--save-seconds", "0"), "--save-seconds = 0: must be greater than 0"),
+        (("evaluate", EXAMPLE, "--plot", "/dev/null/x"), "--plot /dev/null/x: cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["holdfast", "spares", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == EXIT_BAD_INPUT
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 1
+    assert message in errors[0]
+
+
+def test_validate_refuses_what_cannot_be_simulated(tmp_path: Path) -> None:
+    path = tmp_path / "elastic.toml"
+    scheme = 'scheme = "elastic"\ndown_seconds = 60  #'
+    path.write_text(Path(EXAMPLE).read_text().replace('scheme = "synchronous"', scheme))
+    with pytest.raises(BadInputError, match=r"only .synchronous. can be simulated"):
+        run("validate", str(path))
+
+
+def test_matplotlib_is_imported_only_to_draw() -> None:
+    import subprocess
+
+    code = "import sys, holdfast.cli; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,442 @@
+"""The node agent, with real worker processes and a coordinator that says what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from agent_harness import DEADLINE, FakeCoordinator, agent_settings, alive, fake_coordinator, play
+
+from holdfast.clock import SystemClock
+from holdfast.control.agent.node_agent import Agent, live
+from holdfast.coordination.agent.machine import TAIL_FAILED
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import (
+    AppliedSteps,
+    Committed,
+    EndNode,
+    Heartbeat,
+    Leave,
+    Refused,
+    ToWorker,
+    Welcome,
+    WorkerDown,
+)
+from holdfast.protocol.messages.orders import JobDone, Stop
+from holdfast.protocol.messages.worker import Applied, Entered
+
+COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=8, nonfinite=0)
+Running = asyncio.Task[int]
+
+
+def applied(worker: str, step: int) -> Applied:
+    return Applied(worker=worker, epoch=1, step=step, commit=COMMIT, world=1)
+
+
+def why(agent: Agent) -> str:
+    assert agent.machine.over is not None
+    return agent.machine.over.why
+
+
+async def done(coordinator: FakeCoordinator, *workers: str) -> None:
+    for worker in workers:
+        await coordinator.say(ToWorker(worker=worker, order=JobDone()))
+
+
+def test_a_node_lives_through_a_job() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        workers = await coordinator.attach(2)
+        hello = coordinator.hellos[0]
+        assert (hello.job, hello.node, hello.workers, hello.agent_pid) == ("job", "node-0", 2, os.getpid())
+        assert {worker.rsplit("/", 1)[0] for worker in workers} == {"node-0/0", "node-0/1"}
+        await coordinator.have_said(workers[1], Entered(worker=workers[1], epoch=1, applied=0))
+        await coordinator.until(lambda: len(coordinator.of(Heartbeat)) > 3, "heartbeats")
+        await done(coordinator, *workers)
+        assert await asyncio.wait_for(running, DEADLINE) == 0
+        await coordinator.until(lambda: coordinator.of(Leave), "the farewell")
+        assert coordinator.of(Leave) == [Leave(reason="finished")]
+        assert coordinator.of(WorkerDown) == []
+
+    play(story, workers=2)
+
+
+class StandingClock:
+    """Stands still until it is moved; counts how often it was looked at."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_who_has_just_said_something_sends_no_heartbeat() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        agent.clock = clock = StandingClock()
+        await coordinator.have_said(worker, applied(worker, 1))
+        heartbeats = len(coordinator.of(Heartbeat))
+        looks = clock.looks
+        while clock.looks < looks + 5:  # as often it was time for one
+            await asyncio.sleep(0)
+        await coordinator.have_said(worker, applied(worker, 2))
+        assert len(coordinator.of(Heartbeat)) == heartbeats
+        clock.now += 1.0
+        await coordinator.until(lambda: len(coordinator.of(Heartbeat)) > heartbeats, "a heartbeat")
+
+    play(story)
+
+
+def test_what_must_be_known_is_replayed_after_a_reconnection() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        entered = Entered(worker=worker, epoch=1, applied=0)
+        for message in (entered, applied(worker, 1), applied(worker, 2)):
+            await coordinator.have_said(worker, message)
+        await coordinator.say(Committed(term=1, step=1))
+        await coordinator.have_said(worker, applied(worker, 3))
+        coordinator.drop()
+        await coordinator.until(lambda: len(coordinator.hellos) == 2, "a second Hello")
+        hello = coordinator.hellos[1]
+        assert hello.session == coordinator.hellos[0].session
+        assert hello.term == 1
+        assert hello.kept[:2] == (coordinator.attached[0], entered)
+        (page,) = hello.kept[2:]
+        assert isinstance(page, AppliedSteps)
+        assert (page.workers, [kept.step for kept in page.steps]) == ({worker: 3}, [2, 3])
+
+    play(story)
+
+
+def test_words_said_while_the_coordinator_is_away_arrive_later(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with fake_coordinator() as first:
+            agent = Agent(agent_settings(first.url, tmp_path, "obedient.py"), SystemClock())
+            running = asyncio.create_task(agent.run())
+            (worker,) = await first.attach()
+            await first.have_said(worker, applied(worker, 1))
+        assert not running.done()
+        slot = agent.workforce.slots[0]
+        agent.on_worker_message(applied(worker, 2))  # as if the worker had said it now
+        async with fake_coordinator(term=2, port=int(first.url.rsplit(":", 1)[1])) as second:
+            await second.until(lambda: second.hellos, "the agent to come back")
+            (page,) = [kept for kept in second.hellos[0].kept if isinstance(kept, AppliedSteps)]
+            assert [kept.step for kept in page.steps] == [1, 2]
+            assert slot.worker == worker
+            await second.order(worker, "exit", b"5")
+            await second.until(lambda: second.of(WorkerDown), "the exit")
+        agent.end(0, "")
+        await asyncio.wait_for(running, DEADLINE)
+
+    asyncio.run(asyncio.wait_for(story(), 2 * DEADLINE))
+
+
+def test_a_worker_whose_script_raises_is_told_and_replaced(capfd: pytest.CaptureFixture[str]) -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        await coordinator.order(worker, "raise", b"out of luck")
+        old, new = await coordinator.attach(2)
+        assert old.rsplit("/", 1)[0] == new.rsplit("/", 1)[0]
+        assert old != new
+        detail = "RuntimeError: out of luck (obedient.py, line 51)"
+        assert coordinator.of(WorkerDown) == [
+            WorkerDown(worker=worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1)
+        ]
+
+    play(story)
+    error = capfd.readouterr().err
+    assert "RuntimeError: out of luck" in error
+    assert "worker_process.py" not in error  # the traceback begins with the user's script
+
+
+@pytest.mark.parametrize(
+    ("code", "detail"),
+    [
+        (7, "the script called sys.exit(7) (obedient.py, line 49)"),
+        (0, "the script ended before its steps were done"),
+    ],
+)
+def test_a_worker_whose_script_ends_itself_is_told_and_not_replaced(code: int, detail: str) -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        await coordinator.order(worker, "exit", str(code).encode())
+        await coordinator.until(lambda: coordinator.of(WorkerDown), "the worker's end")
+        kind = FailureKind.PROCESS_EXIT
+        assert coordinator.of(WorkerDown) == [
+            WorkerDown(worker=worker, kind=kind, detail=detail, exit_code=code, final=True)
+        ]
+        assert agent.machine.workers == ("",)
+
+    play(story)
+
+
+def test_a_killed_worker_is_told_with_its_signal() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        await coordinator.attach()
+        os.kill(coordinator.attached[0].pid, signal.SIGKILL)
+        await coordinator.attach(2)
+        (down,) = coordinator.of(WorkerDown)
+        assert (down.kind, down.detail, down.exit_code) == ("process_exit", "SIGKILL", -9)
+
+    play(story)
+
+
+def test_the_end_of_a_worker_is_told_again_until_it_is_replaced() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        down = WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail="a wrong batch", exit_code=2)
+        await coordinator.order(worker, "bad-input", b"a wrong batch")  # no other process follows
+        await coordinator.until(lambda: coordinator.of(WorkerDown), "the exit")
+        assert coordinator.of(WorkerDown) == [down]
+        coordinator.drop()
+        await coordinator.until(lambda: len(coordinator.hellos) == 2, "the agent to come back")
+        assert coordinator.hellos[1].kept == (down,)
+
+    play(story)
+
+
+def test_bad_input_is_passed_on_and_ends_the_node_when_the_coordinator_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        await coordinator.order(worker, "bad-input", b"global_batch is 7")
+        await coordinator.until(lambda: coordinator.of(WorkerDown), "the exit")
+        down = WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail="global_batch is 7", exit_code=2)
+        assert coordinator.of(WorkerDown) == [down]
+        await coordinator.say(EndNode(exit_code=2, why="global_batch is 7", alone=True))
+        assert await asyncio.wait_for(running, DEADLINE) == 2
+        assert len(coordinator.attached) == 1
+
+    assert why(play(story)) == "global_batch is 7"
+    assert "global_batch is 7" not in capfd.readouterr().err  # whoever ends says it, not each worker
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_quiet_agent_says_only_what_nobody_else_does(tmp_path: Path, alone: bool) -> None:
+    said: list[str] = []
+
+    async def run() -> int:
+        async with fake_coordinator() as coordinator:
+            settings = agent_settings(coordinator.url, tmp_path, "obedient.py", quiet=True)
+            running = asyncio.create_task(live(settings, SystemClock(), said.append))
+            await coordinator.attach()
+            await coordinator.say(EndNode(exit_code=2, why="another model", alone=alone))
+            return await asyncio.wait_for(running, DEADLINE)
+
+    assert asyncio.run(run()) == 2
+    assert said == (["holdfast agent node-0: another model"] if alone else [])
+
+
+def test_a_script_that_never_trains_is_bad_input(tmp_path: Path) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("print('hello')\n")
+
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        await coordinator.until(lambda: coordinator.of(WorkerDown), "the exit")
+        (down,) = coordinator.of(WorkerDown)
+        assert down.exit_code == 2
+        assert "holdfast.init()" in down.detail
+
+    play(story, str(script))
+
+
+def test_workers_that_die_again_and_again_quarantine_the_node(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("import os\n\nos._exit(9)\n")
+
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        assert await asyncio.wait_for(running, DEADLINE) == 1
+        await coordinator.until(lambda: coordinator.of(Leave), "the farewell")
+        (leave,) = coordinator.of(Leave)
+        assert leave.reason == "quarantined"
+        assert "exit code 9" in leave.detail
+        assert len(coordinator.of(WorkerDown)) == 4
+
+    play(story, str(script))
+
+
+def test_a_stopped_worker_is_a_hang() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        await coordinator.order(worker, "stop")
+        await coordinator.attach(2)
+        (down,) = coordinator.of(WorkerDown)
+        assert (down.worker, down.kind) == (worker, "hang")
+
+    play(story)
+
+
+def test_an_expelled_node_comes_back_as_a_new_one() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        await coordinator.have_said(worker, applied(worker, 1))
+        old = coordinator.attached[0].pid
+        await coordinator.say(Refused(why="expelled", exit_code=1, retry=True))
+        await coordinator.attach(2)
+        hello = coordinator.hellos[1]
+        assert hello.session != coordinator.hellos[0].session
+        assert worker not in {message.worker for message in hello.kept if not isinstance(message, AppliedSteps)}
+        assert not alive(old)
+        assert coordinator.of(WorkerDown) == []  # they were given up, nobody need hear of it
+
+    play(story)
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_refusal_for_good_ends_the_node(stubborn: bool) -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        if stubborn:
+            await coordinator.order(worker, "ignore-term")
+            await coordinator.have_said(worker, applied(worker, 1))
+        await coordinator.say(Refused(why="another script", exit_code=2))
+        assert await asyncio.wait_for(running, DEADLINE) == 2
+
+    assert why(play(story)) == "another script"
+
+
+def test_the_end_of_the_job_lets_scripts_end_by_themselves() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        await done(coordinator, worker)
+        await coordinator.say(EndNode(exit_code=0, why="done"))
+        assert (
+            await asyncio.wait_for(running, DEADLINE) == TAIL_FAILED
+        )  # exit code 4 is the script's own, not a SIGTERM
+
+    play(story, "obedient.py", "4")
+
+
+def test_a_coordinator_of_an_older_term_is_not_obeyed() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        coordinator.welcome = Welcome(term=5, lease_s=1.0, heartbeat_s=0.02, committed=0)
+        (worker,) = await coordinator.attach()
+        coordinator.drop()
+        await coordinator.until(lambda: len(coordinator.hellos) == 2, "a second Hello")
+        assert coordinator.hellos[1].term in (1, 5)
+        while agent.machine.term != 5:
+            await asyncio.sleep(0.01)
+        coordinator.welcome = Welcome(term=4, lease_s=1.0, heartbeat_s=0.02, committed=99)
+        coordinator.drop()
+        await coordinator.until(lambda: len(coordinator.hellos) >= 4, "it to look for another coordinator")
+        assert agent.machine.committed == 0
+        assert agent.workforce.slots[0].worker == worker
+        coordinator.welcome = Welcome(term=6, lease_s=1.0, heartbeat_s=0.02, committed=7)
+        while agent.machine.committed != 7:
+            await asyncio.sleep(0.01)
+
+    play(story)
+
+
+def test_a_stale_order_does_not_reach_the_worker() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        passed: list[ToWorker] = []
+        agent.workforce.pass_on = passed.append  # type: ignore[method-assign]
+        await coordinator.say(ToWorker(worker=worker, order=Stop(term=0, epoch=1)))
+        await coordinator.say(ToWorker(worker=worker, order=Stop(term=1, epoch=1)))
+        while not passed:
+            await asyncio.sleep(0.01)
+        assert [message.order for message in passed] == [Stop(term=1, epoch=1)]
+
+    play(story)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\x81\xa4type\xa5Hello", b"x" * 1000])
+def test_a_coordinator_that_talks_nonsense_is_left_and_tried_again(garbage: bytes) -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        await coordinator.say_raw(garbage)
+        await coordinator.until(lambda: len(coordinator.hellos) == 2, "a second Hello")
+        assert agent.workforce.slots[0].worker == worker
+
+    play(story)
+
+
+def test_strangers_on_the_workers_socket_harm_nothing() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        for garbage in (b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\0", b"\0"):
+            reader, writer = await asyncio.open_unix_connection(agent.workforce.socket_path)
+            writer.write(garbage)
+            writer.write_eof()
+            assert await asyncio.wait_for(reader.read(), DEADLINE) == b""
+            writer.close()
+            await writer.wait_closed()
+        await coordinator.have_said(worker, applied(worker, 1))
+
+    play(story)
+
+
+def test_workers_outlive_their_zygote() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        (worker,) = await coordinator.attach()
+        zygote = agent.workforce._zygotes._own
+        assert zygote is not None
+        os.kill(zygote.pid, signal.SIGKILL)
+        while agent.workforce._zygotes._client is not None:
+            await asyncio.sleep(0.01)
+        await coordinator.have_said(worker, applied(worker, 1))
+        os.kill(coordinator.attached[0].pid, signal.SIGKILL)
+        await coordinator.attach(2)
+        (down,) = coordinator.of(WorkerDown)
+        assert down.worker == worker
+        assert "zygote" in down.detail
+
+    play(story)
+
+
+def test_a_wrong_token_ends_an_agent_that_was_never_let_in(tmp_path: Path) -> None:
+    from http import HTTPStatus
+
+    from websockets.asyncio.server import ServerConnection, serve
+    from websockets.http11 import Request, Response
+
+    def refuse(connection: ServerConnection, request: Request) -> Response:
+        return connection.respond(HTTPStatus.UNAUTHORIZED, "no\n")
+
+    async def handler(connection: ServerConnection) -> None:
+        raise AssertionError("it was let in")
+
+    async def story() -> None:
+        async with serve(handler, "127.0.0.1", 0, process_request=refuse) as server:
+            url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+            agent = Agent(agent_settings(url, tmp_path, "obedient.py"), SystemClock())
+            assert await asyncio.wait_for(agent.run(), DEADLINE) == 2
+            assert "refuses the token" in why(agent)
+
+    asyncio.run(story())
+
+
+def test_a_quarantined_node_waits_to_tell_a_coordinator_that_is_away(tmp_path: Path) -> None:
+    """Found when agents started faster than their coordinator: they left before anybody could hear why."""
+    script = tmp_path / "broken.py"
+    script.write_text("import os\n\nos._exit(9)\n")
+
+    async def story() -> None:
+        async with fake_coordinator() as gone:
+            url = gone.url
+        folder = tmp_path / "f"
+        folder.mkdir()
+        agent = Agent(agent_settings(url, folder, str(script)), SystemClock())
+        running = asyncio.create_task(agent.run())
+        while agent.machine.workers[0]:
+            await asyncio.sleep(0.01)
+        assert not running.done()
+        async with fake_coordinator(port=int(url.rsplit(":", 1)[1])) as coordinator:
+            assert await asyncio.wait_for(running, DEADLINE) == 1
+            await coordinator.until(lambda: coordinator.of(Leave), "the farewell")
+            assert coordinator.of(Leave)[0].reason == "quarantined"
+            assert coordinator.of(WorkerDown)
+
+    asyncio.run(asyncio.wait_for(story(), 2 * DEADLINE))

@@ -1,0 +1,291 @@
+"""The zygote: forks workers that are as good as cold starts, and outlives none of its owners."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from agent_harness import DEADLINE, alive
+
+from holdfast.control.agent.zygote import Fork, remove
+from holdfast.control.agent.zygote_client import ZygoteClient, ZygoteLostError, start_zygote
+from holdfast.control.link.framing import encode_frame
+from holdfast.control.processes import ChildProcess
+
+
+class Owner:
+    """One requester of a zygote."""
+
+    def __init__(self) -> None:
+        self.exits: dict[int, int] = {}
+        self.lost = asyncio.Event()
+        self.changed = asyncio.Event()
+
+    def on_exit(self, pid: int, code: int) -> None:
+        self.exits[pid] = code
+        self.changed.set()
+
+    async def exit_of(self, pid: int) -> int:
+        async with asyncio.timeout(DEADLINE):
+            while pid not in self.exits:
+                self.changed.clear()
+                await self.changed.wait()
+        return self.exits[pid]
+
+
+Story = Callable[[ZygoteClient, Owner, ChildProcess, Path], Awaitable[None]]
+
+
+def play(folder: Path, story: Story, preload: tuple[str, ...] = ()) -> None:
+    async def run() -> None:
+        path = str(folder / "zygote.sock")
+        zygote = start_zygote(path, environment=dict(os.environ), preload=preload)
+        try:
+            owner = Owner()
+            client = await ZygoteClient.connect(path, owner.on_exit, owner.lost.set)
+            await asyncio.wait_for(story(client, owner, zygote, folder), DEADLINE)
+            client.close()
+        finally:
+            zygote.send_signal(signal.SIGKILL)
+            zygote.reap()
+
+    asyncio.run(run())
+
+
+def script_of(folder: Path, code: str) -> Path:
+    """Write a script under a name of its own: an earlier worker may still be about to read another, or this one."""
+    script = folder / f"script-{zlib.crc32(code.encode()):08x}.py"
+    if not script.exists():
+        script.write_text(code)
+    return script
+
+
+async def fork(client: ZygoteClient, folder: Path, code: str, *args: str, env: dict[str, str] | None = None) -> int:
+    script = script_of(folder, code)
+    return await client.fork(
+        script=str(script), args=args, env=env or {}, cwd=str(folder), output=str(folder / "output")
+    )
+
+
+FACTS = """
+import json, os, signal, sys, threading
+print(json.dumps({
+    "name": __name__, "argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(), "variable": os.environ["VARIABLE"],
+    "group": os.getpgid(0) == os.getpid(), "threads": threading.active_count(), "stdin": os.read(0, 1).decode(),
+    "term": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+    "int": signal.getsignal(signal.SIGINT) == signal.default_int_handler,
+    "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
+}))
+"""
+
+
+def test_a_worker_is_like_a_cold_start(tmp_path: Path) -> None:
+    import json
+
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        first = await fork(client, folder, "import time; time.sleep(1000)")  # so that there is something to inherit
+        pid = await fork(client, folder, FACTS, "--flag", "a b", env={"VARIABLE": "value"})
+        assert await owner.exit_of(pid) == 0
+        facts = json.loads((folder / "output").read_text())
+        descriptors = facts.pop("descriptors")
+        assert [number for number in descriptors if number > 2] in ([], [3])  # 3: the listing itself
+        assert facts == {
+            "name": "__main__",
+            "argv": [str(script_of(folder, FACTS)), "--flag", "a b"],
+            "path": str(folder),
+            "cwd": str(folder),
+            "variable": "value",
+            "group": True,
+            "threads": 1,
+            "stdin": "",
+            "term": True,
+            "int": True,
+        }
+        os.kill(first, signal.SIGKILL)
+        assert await owner.exit_of(first) == -signal.SIGKILL
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "words"),
+    [
+        ("", 0, ""),
+        ("raise SystemExit", 0, ""),
+        ("raise SystemExit(7)", 7, ""),
+        ("import sys; sys.exit('sorry')", 1, "sorry\n"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15, ""),
+        ("raise KeyboardInterrupt", 130, ""),
+        ("import atexit; atexit.register(print, 'bye')", 0, "bye\n"),
+        ("import threading; threading.Timer(0.05, print, ['late']).start()", 0, "late\n"),
+        ("print('no newline', end='')", 0, "no newline"),
+        ("from holdfast.errors import BadInputError\nraise BadInputError('7 is odd')", 2, "holdfast: 7 is odd\n"),
+        ("from holdfast.errors import JobFailedError\nraise JobFailedError('lost')", 1, "holdfast: lost\n"),
+    ],
+)
+def test_ends_are_those_of_a_cold_start(tmp_path: Path, code: str, exit_code: int, words: str) -> None:
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        assert await owner.exit_of(await fork(client, folder, code)) == exit_code
+        assert (folder / "output").read_text() == words
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(("code", "lines"), [("def f():\n    1 / 0\nf()\n", (3, 2)), ("x = = 1\n", (1,))])
+def test_a_traceback_begins_with_the_script(tmp_path: Path, code: str, lines: tuple[int, ...]) -> None:
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        assert await owner.exit_of(await fork(client, folder, code)) == 1
+        output = (folder / "output").read_text()
+        for line in lines:
+            assert f'{script_of(folder, code).name}", line {line}' in output
+        if len(lines) > 1:
+            assert "holdfast" not in output
+
+    play(tmp_path, story)
+
+
+def test_many_forks_are_answered_each(tmp_path: Path) -> None:
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        code = "import sys; sys.exit(int(sys.argv[1]))"
+        pids = await asyncio.gather(*(fork(client, folder, code, str(number)) for number in range(20)))
+        assert [await owner.exit_of(pid) for pid in pids] == list(range(20))
+
+    play(tmp_path, story)
+
+
+def test_workers_end_with_whoever_asked_for_them_and_others_stay(tmp_path: Path) -> None:
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        other_owner = Owner()
+        path = str(folder / "zygote.sock")
+        other = await ZygoteClient.connect(path, other_owner.on_exit, other_owner.lost.set)
+        sleep = "import time; time.sleep(1000)"
+        mine, stopped = await fork(client, folder, sleep), await fork(other, folder, sleep)
+        os.kill(stopped, signal.SIGSTOP)
+        other.close()
+        while alive(stopped):
+            await asyncio.sleep(0.01)
+        assert alive(mine)
+        os.kill(mine, signal.SIGKILL)
+        assert await owner.exit_of(mine) == -signal.SIGKILL
+
+    play(tmp_path, story)
+
+
+def test_the_end_of_its_lifeline_ends_it_and_its_workers(tmp_path: Path) -> None:
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        pid = await fork(client, folder, "import time; time.sleep(1000)")
+        assert zygote.stdin is not None
+        zygote.stdin.close()
+        assert await asyncio.wait_for(zygote.wait(), DEADLINE) == 0
+        while alive(pid):
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(owner.lost.wait(), DEADLINE)
+        with pytest.raises(ZygoteLostError):
+            await fork(client, folder, "")
+
+    play(tmp_path, story)
+
+
+def test_a_request_that_is_under_way_when_it_dies_fails(tmp_path: Path) -> None:
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        zygote.send_signal(signal.SIGSTOP)
+        asked = asyncio.ensure_future(fork(client, folder, ""))
+        await asyncio.sleep(0)
+        zygote.send_signal(signal.SIGKILL)
+        with pytest.raises(ZygoteLostError):
+            await asked
+
+    play(tmp_path, story)
+
+
+def test_garbage_closes_the_connection_and_harms_nobody(tmp_path: Path) -> None:
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        for garbage in (b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\0"):
+            reader, writer = await asyncio.open_unix_connection(str(folder / "zygote.sock"))
+            writer.write(garbage)
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+        assert await owner.exit_of(await fork(client, folder, "raise SystemExit(3)")) == 3
+
+    play(tmp_path, story)
+
+
+def test_a_requester_that_dies_with_an_answer_unread_is_no_news(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        script = str(script_of(folder, "import time; time.sleep(1000)"))
+        request = Fork(request=1, script=script, args=(), env={}, cwd=str(folder), output=str(folder / "output"))
+        with socket.socket(socket.AF_UNIX) as requester:
+            requester.connect(str(folder / "zygote.sock"))
+            requester.sendall(encode_frame(request))
+            assert select.select([requester], [], [], DEADLINE)[0]
+        assert await owner.exit_of(await fork(client, folder, "raise SystemExit(3)")) == 3
+
+    play(tmp_path, story)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_cannot_be_preloaded_is_left_to_the_scripts(tmp_path: Path) -> None:
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        code = "import sys; sys.exit('json' in sys.modules and 'colorsys' in sys.modules)"
+        assert await owner.exit_of(await fork(client, folder, code)) == 1
+
+    play(tmp_path, story, preload=("json", "there.is.no.such.module", "colorsys"))
+
+
+def test_the_zygote_has_one_thread_and_workers_have_torch_and_compute(tmp_path: Path) -> None:
+    """One true preload: importing everything starts no thread, and a forked worker trains at once."""
+    from holdfast.control.agent.zygote import PRELOAD
+
+    code = """
+import sys
+loaded = "torch" in sys.modules
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(8, 64)).sum().backward()
+optimizer.step()
+sys.exit(0 if loaded else 1)
+"""
+
+    async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
+        assert await owner.exit_of(await fork(client, folder, code)) == 0
+        assert len(os.listdir(f"/proc/{zygote.pid}/task")) == 1
+
+    play(tmp_path, story, preload=PRELOAD)
+
+
+def test_a_folder_goes_although_others_still_write_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    real, times = shutil.rmtree, 0
+
+    def while_another_process_ends(path: Path, *, ignore_errors: bool) -> None:
+        nonlocal times
+        real(path, ignore_errors=ignore_errors)
+        times += 1
+        if times < 3:
+            (folder / "store").mkdir(parents=True)  # as its last breath
+
+    monkeypatch.setattr(shutil, "rmtree", while_another_process_ends)
+    remove(folder)
+    assert times == 3
+    assert not folder.exists()
+
+
+def test_control_does_not_import_torch() -> None:
+    rooms = "holdfast.control.agent.zygote, holdfast.control.agent.node_agent, holdfast.cli"
+    code = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,200 @@
+"""Places for strangers, in one loop with a protocol that says what it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from holdfast.control.coordinator.doorkeeper import Doorkeeper, Limits
+from holdfast.control.coordinator.server import bind
+from holdfast.counted_log import CountedLog
+
+DEADLINE_S = 30.0
+LOG = logging.getLogger("holdfast.test_doorkeeper")
+
+
+class Greeter(asyncio.Protocol):
+    """Says hello, and nothing else."""
+
+    def __init__(self, on_lost: Callable[[], object]) -> None:
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(b"hello")
+
+
+class Visitor:
+    """The other side of a connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        name = writer.get_extra_info("sockname")
+        self.address = (str(name[0]), int(name[1]))
+
+    async def greeted(self) -> None:
+        assert await asyncio.wait_for(self._reader.readexactly(5), DEADLINE_S) == b"hello"
+
+    async def dropped(self) -> None:
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(self._reader.read(1), DEADLINE_S) == b""
+
+    @property
+    def there(self) -> bool:
+        return not self._reader.at_eof() and self._reader.exception() is None
+
+    def leave(self) -> None:
+        self._writer.transport.abort()
+
+
+class Door:
+    """A doorkeeper, and a way to come to it from any loopback address."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.listener = bind("127.0.0.1", 0)
+        self.keeper = Doorkeeper(self.listener, Greeter, None, CountedLog(LOG, time.monotonic), limits)
+        self._visitors: list[Visitor] = []
+
+    async def come(self, host: str = "127.0.0.1", *, known: bool = False) -> Visitor:
+        port = self.listener.getsockname()[1]
+        visitor = Visitor(*await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0)))
+        self._visitors.append(visitor)
+        await visitor.greeted()
+        if known:
+            self.keeper.known(visitor.address)
+        return visitor
+
+    def close(self) -> None:
+        for visitor in self._visitors:
+            visitor.leave()
+        self.listener.close()
+
+
+def play(story: Callable[[Door], Awaitable[None]], **limits: float) -> None:
+    async def run() -> None:
+        door = Door(Limits(**{"strangers": 4, "seconds": 60.0, "a_second": 1e9, **limits}))  # type: ignore[arg-type]
+        try:
+            with door.keeper.opened():
+                await asyncio.wait_for(story(door), DEADLINE_S)
+        finally:
+            door.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_the_oldest_stranger_gives_way() -> None:
+    async def story(door: Door) -> None:
+        visitors = [await door.come() for _ in range(6)]
+        for visitor in visitors[:2]:
+            await visitor.dropped()
+        assert all(visitor.there for visitor in visitors[2:])
+
+    play(story)
+
+
+def test_who_has_shown_the_token_takes_no_place() -> None:
+    async def story(door: Door) -> None:
+        known = [await door.come(known=True) for _ in range(10)]
+        strangers = [await door.come() for _ in range(5)]
+        await strangers[0].dropped()
+        assert all(visitor.there for visitor in [*known, *strangers[1:]])
+
+    play(story)
+
+
+def test_the_address_with_most_strangers_gives_way() -> None:
+    async def story(door: Door) -> None:
+        quiet = await door.come("127.0.0.2")
+        crowd = [await door.come("127.0.0.3") for _ in range(20)]
+        for visitor in crowd[:-3]:
+            await visitor.dropped()
+        assert quiet.there
+        assert all(visitor.there for visitor in crowd[-3:])
+
+    play(story)
+
+
+def test_who_is_late_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(door: Door) -> None:
+        known, *strangers = [await door.come(known=place == 0) for place in range(4)]
+        for visitor in strangers:
+            await visitor.dropped()
+        assert known.there
+
+    play(story, seconds=0.2)
+    assert len(caplog.messages) == 2
+    assert caplog.messages[0].endswith("is dropped: it has not shown it in time, 0.2 s at the most")
+    assert caplog.messages[1].startswith("2 more like this")
+
+
+def test_who_came_at_once_does_not_go_at_once() -> None:
+    """Else a crowd that comes again comes at once, for ever."""
+
+    async def story(door: Door) -> None:
+        began = time.monotonic()
+        crowd = [await door.come() for _ in range(40)]
+        left: list[float] = []
+
+        async def watch(visitor: Visitor) -> None:
+            await visitor.dropped()
+            left.append(time.monotonic() - began)
+
+        await asyncio.gather(*map(watch, crowd))
+        assert min(left) >= 1.0
+        assert max(left) - min(left) > 0.2
+
+    play(story, strangers=40, seconds=2.0)
+
+
+def test_nobody_is_dropped_before_it_could_speak() -> None:
+    """Those who come meanwhile wait in the kernel."""
+
+    async def story(door: Door) -> None:
+        first = [await door.come() for _ in range(4)]
+        port = door.listener.getsockname()[1]
+        began = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await reader.readexactly(5)
+        assert time.monotonic() - began > 0.2
+        await first[0].dropped()
+        writer.transport.abort()
+
+    play(story, a_second=8.0)
+
+
+def test_a_place_that_was_left_is_free() -> None:
+    async def story(door: Door) -> None:
+        stays = await door.come()
+        for _ in range(20):
+            visitor = await door.come()
+            visitor.leave()
+            await asyncio.sleep(0.01)
+        assert stays.there
+
+    play(story)
+
+
+def test_it_takes_nobody_once_it_is_closed() -> None:
+    async def run() -> None:
+        door = Door(Limits())
+        with door.keeper.opened():
+            await door.come()
+        with socket.create_connection(door.listener.getsockname()) as late:
+            late.setblocking(False)
+            await asyncio.sleep(0.05)
+            with pytest.raises(BlockingIOError):
+                late.recv(1)
+        door.close()
+
+    asyncio.run(run())

@@ -1,0 +1,361 @@
+"""Coordinators as processes: what is refused untouched, how they end, who follows whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from server_bench import PATIENCE_S, CoordinatorProcess, EarlyEndError, attach, hear, hello, say
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
+
+from holdfast.control.coordinator.settings import ServerSettings
+from holdfast.control.registry import live_jobs
+from holdfast.control.store.choose import open_store
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.errors import BadInputError
+from holdfast.protocol.events import CoordinatorRestarted, JobFinished, JobStarted, NodeJoined, name_of
+from holdfast.protocol.messages.agent import EndNode, ToWorker, Welcome
+from holdfast.protocol.messages.orders import Begin, JobDone, Order, Stop
+from holdfast.protocol.messages.worker import Entered, Finished
+from made_events import made
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def _refused(tmp_path: Path, **settings: Any) -> str:
+    """Start a coordinator that must refuse with one line, exit code 2, and touch nothing; return the line."""
+    place = tmp_path / "place"
+    before = _contents(place) if place.is_dir() else None
+    logs = tmp_path / "logs"
+    logs.mkdir(exist_ok=True)
+    with pytest.raises(EarlyEndError) as caught, CoordinatorProcess(logs, **settings):
+        pass
+    assert caught.value.code == 2, caught.value.log
+    assert (_contents(place) if place.is_dir() else None) == before
+    (line,) = caught.value.log.strip().splitlines()
+    return line
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder in which nothing may change."""
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place"
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path, place: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = _refused(
+            tmp_path, port=port, store=f"sqlite:{place}/s.db", events=place / "e.jsonl", registry=tmp_path / "registry"
+        )
+    assert f"port {port} on 127.0.0.1" in line
+    assert not (tmp_path / "registry").exists()
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path, place: Path) -> None:
+    assert "192.0.2.1" in _refused(tmp_path, host="192.0.2.1", token="t", store=f"sqlite:{place}/s.db")
+
+
+def test_a_newer_store_is_refused(tmp_path: Path, place: Path) -> None:
+    with CoordinatorProcess(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl") as coordinator:
+        coordinator.process.send_signal(signal.SIGTERM)
+        coordinator.wait()
+    connection = sqlite3.connect(place / "s.db")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    assert "schema 99" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+
+
+def test_a_bad_events_file_leaves_the_store_alone(tmp_path: Path, place: Path) -> None:
+    (place / "e.jsonl").write_text("notes\n")
+    assert "e.jsonl" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+    assert "holds something else" in _refused(tmp_path, store="memory:", events=place / "e.jsonl")
+
+
+def test_a_bad_store_leaves_the_events_alone(tmp_path: Path, place: Path) -> None:
+    assert "the store is" in _refused(tmp_path, store="redis:", events=place / "e.jsonl")
+    (place / "s.db").write_text("notes")
+    assert "not a database" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+
+
+def test_a_bad_registry_leaves_the_store_alone(tmp_path: Path, place: Path) -> None:
+    (tmp_path / "registry").mkdir(mode=0o777)
+    (tmp_path / "registry").chmod(0o777)
+    line = _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl", registry=tmp_path / "registry")
+    assert "yours alone" in line
+
+
+def test_an_older_store_is_refused_by_name(tmp_path: Path, place: Path) -> None:
+    record = {"schema": 1, "job": "j", "term": 3, "epoch": 7}
+    store = open_store(f"sqlite:{place}/s.db")
+    store.compare_and_swap("jobs/j/record", msgspec.msgpack.encode(record), 0)
+    store.close()
+    line = _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+    assert f"sqlite:{place}/s.db has schema 1" in line
+    assert "give another store" in line
+
+
+@pytest.mark.parametrize(
+    ("job", "term", "why"), [("other", 1, "of job 'other', not of 'j'"), ("j", 9, "coordinator 9")]
+)
+def test_events_of_another_job_or_run_are_refused(tmp_path: Path, place: Path, job: str, term: int, why: str) -> None:
+    with CoordinatorProcess(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl") as coordinator:
+        coordinator.process.kill()
+        coordinator.wait()
+    store = open_store(f"sqlite:{place}/s.db")  # its log is folded in: nothing else changes it
+    store.close()
+    event = made("job_started", seq=1, job=job, term=term)
+    (place / "e.jsonl").write_bytes(msgspec.json.encode(event) + b"\n")
+    assert why in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+
+
+@pytest.mark.parametrize("damage", ["removed", "last lost", "NUL tail", "torn and NUL"])
+def test_a_journal_that_was_damaged_is_mended(tmp_path: Path, damage: str) -> None:
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "config": {"start_nodes": 9}}
+    path = tmp_path / "s.db.events.jsonl"
+    with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
+        say(agent, hello("n0"))
+        say(agent, attach("n0"))
+        first.until_event(NodeJoined)
+        first.process.kill()
+        first.wait()
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage == "removed":
+        path.unlink()
+    elif damage == "last lost":
+        path.write_bytes(b"".join(lines[:-1]))
+    else:
+        path.write_bytes(b"".join(lines) + (lines[0][:40] if damage == "torn and NUL" else b"") + b"\0" * 4096)
+    with CoordinatorProcess(tmp_path, **settings) as second, second.client() as client:
+        events = [(event["seq"], event["event"]) for event in map(msgspec.json.decode, path.read_bytes().splitlines())]
+        assert client.status()["events"] == events[-1][0]
+    # (What the record's own transition said, `node_joined`, is in the record.)
+    first_event = "journal_repaired" if damage == "removed" else "job_started"
+    assert events == [(1, first_event), (2, "node_joined"), (3, "coordinator_restarted")]
+
+
+def test_events_of_another_job_are_refused(tmp_path: Path, place: Path) -> None:
+    with CoordinatorProcess(tmp_path, store="memory:", events=place / "e.jsonl") as coordinator:
+        coordinator.process.kill()
+        coordinator.wait()
+    assert "1 events of an earlier job" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"host": "0.0.0.0"}, "give a --token"),
+        ({"host": "10.1.2.3"}, "give a --token"),
+        ({"host": "example.org"}, "give a --token"),
+        ({"token": ""}, "token must be"),
+        ({"token": "a b\n"}, "token must be"),
+        ({"token": "wörd"}, "token must be"),
+        ({"port": 65536}, "port is 65536"),
+        ({"port": -1}, "port is -1"),
+        ({"certfile": Path("c.pem")}, "both a certificate and its key"),
+        ({"keyfile": Path("k.pem")}, "both a certificate and its key"),
+        ({"certfile": Path("missing.pem"), "keyfile": Path("missing.key")}, "missing.pem cannot be used"),
+    ],
+)
+def test_bad_settings_are_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInputError, match=why):
+        ServerSettings(config=CoordinatorConfig(job="j"), **changes).check()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_token(host: str) -> None:
+    settings = ServerSettings(config=CoordinatorConfig(job="j"), host=host)
+    settings.check()
+    assert settings.loopback
+
+
+def test_it_speaks_ipv6(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path, host="::1") as coordinator, coordinator.client() as client:
+        assert coordinator.entry.url.startswith("http://[::1]:")
+        assert client.status()["job"] == "j"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_job_in_order(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with CoordinatorProcess(tmp_path, registry=tmp_path / "registry") as coordinator, coordinator.agent() as agent:
+        assert [entry.pid for entry in live_jobs(tmp_path / "registry")] == [coordinator.process.pid]
+        say(agent, hello("n0"))
+        assert isinstance(hear(agent), Welcome)
+        coordinator.process.send_signal(number)
+        end = hear(agent)
+        assert isinstance(end, EndNode)
+        assert end.exit_code == code
+        agent.close()
+        assert coordinator.wait() == code
+        assert list((tmp_path / "registry").iterdir()) == []
+        assert "Traceback" not in coordinator.log
+
+
+def _training(agent: ClientConnection) -> None:
+    """A node whose worker saves checkpoints has entered the job's first epoch."""
+    say(agent, hello("n0"))
+    assert isinstance(hear(agent), Welcome)
+    saving = msgspec.structs.replace(attach("n0"), saves=True)
+    say(agent, saving)
+    begin = _order(agent)
+    assert isinstance(begin, Begin)
+    say(agent, Entered(worker=saving.worker, epoch=begin.plan.epoch, applied=0))
+
+
+def _order(agent: ClientConnection) -> Order:
+    message = hear(agent)
+    assert isinstance(message, ToWorker), message
+    return message.order
+
+
+def test_a_signal_has_the_job_saved_and_a_second_one_ends_it(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path) as coordinator, coordinator.agent() as agent:
+        _training(agent)
+        coordinator.process.send_signal(signal.SIGTERM)
+        assert isinstance(_order(agent), Stop)
+        coordinator.process.send_signal(signal.SIGTERM)
+        assert isinstance(hear(agent), EndNode)
+        agent.close()
+        assert coordinator.wait() == 143
+
+
+def test_a_launcher_ends_its_coordinator_at_once(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.agent() as agent:
+        _training(agent)
+        coordinator.process.send_signal(signal.SIGTERM)
+        assert isinstance(hear(agent), EndNode)
+
+
+def test_agents_that_stay_are_not_waited_for_for_ever(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path) as coordinator, coordinator.agent() as agent:
+        say(agent, hello("n0"))
+        hear(agent)
+        with coordinator.client() as client:
+            client.shutdown(7, "enough")
+        assert coordinator.wait() == 7
+
+
+def test_whoever_follows_hears_the_end_however_late(tmp_path: Path) -> None:
+    """A job may be over before its launcher has asked for the first event."""
+    with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.client() as client:
+        client.shutdown(7, "enough")
+        coordinator.until_log("read to the last")
+        assert [name_of(event) for event in client.events()] == ["job_started"]
+        assert coordinator.wait() == 7
+
+
+def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "config": {"start_nodes": 9}}
+    with CoordinatorProcess(tmp_path, **settings) as first:
+        with first.agent() as agent:
+            say(agent, hello("n0"))
+            say(agent, attach("n0"))
+            hear(agent)
+            first.until_event(NodeJoined)
+            first.process.kill()
+            first.wait()
+            with pytest.raises(ConnectionClosed):
+                hear(agent)
+        port = int(first.entry.url.rsplit(":", 1)[1])
+        with CoordinatorProcess(tmp_path, port=port, **settings) as second:
+            assert second.entry.url == first.entry.url
+            with second.agent() as agent, second.client() as client:
+                say(agent, hello("n0", term=1))
+                welcome = hear(agent)
+                assert isinstance(welcome, Welcome)
+                assert welcome.term == 2
+                events = [(event.seq, name_of(event), event.term) for event in client.events()]
+    assert events == [(1, "job_started", 1), (2, "node_joined", 1), (3, "coordinator_restarted", 2)]
+    lines = (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+def test_a_coordinator_that_died_of_its_last_words_is_followed_by_one_that_says_them(tmp_path: Path) -> None:
+    """The outcome is written, and an agent has not heard of it: it comes back, and its workers are let go."""
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t"}
+    worker = attach("n0").worker
+    entered, finished = Entered(worker=worker, epoch=1, applied=0), Finished(worker=worker, epoch=1, step=0)
+    with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
+        for message in (hello("n0"), attach("n0"), entered, finished):
+            say(agent, message)
+        first.until_event(JobFinished)
+        first.process.kill()
+        first.wait()
+    port = int(first.entry.url.rsplit(":", 1)[1])
+    with CoordinatorProcess(tmp_path, port=port, **settings) as second:
+        second.until_log("the job ends")
+        with second.agent() as agent:
+            say(agent, hello("n0", term=1, kept=(attach("n0"), entered, finished)))
+            assert isinstance(hear(agent), Welcome)
+            assert isinstance(_order(agent), JobDone)
+        assert second.wait() == 0
+
+
+def test_a_follower_outlives_the_coordinator(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t"}
+    with CoordinatorProcess(tmp_path, **settings) as first, first.client() as client:
+        following = iter(client.events(follow=True, patience_s=PATIENCE_S))
+        assert isinstance(next(following), JobStarted)
+        first.process.kill()
+        first.wait()
+        with CoordinatorProcess(tmp_path, port=int(first.entry.url.rsplit(":", 1)[1]), **settings):
+            assert isinstance(next(following), CoordinatorRestarted)
+
+
+def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
+    """Another has taken over meanwhile: the old one changes neither store nor journal, says nothing, and ends."""
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "config": {"start_nodes": 9}}
+    with CoordinatorProcess(tmp_path, **settings) as old, old.agent() as agent:
+        say(agent, hello("n0"))
+        hear(agent)
+        old.process.send_signal(signal.SIGSTOP)
+        with CoordinatorProcess(tmp_path, **settings) as new:
+            with new.client() as client:
+                before = client.status()["events"]
+                # What the old one finds when it wakes up makes it want to announce a node.
+                say(agent, attach("n0"))
+                old.process.send_signal(signal.SIGCONT)
+                assert old.wait() == 1
+                assert "another" in old.log
+                assert client.status()["events"] == before
+                with pytest.raises(ConnectionClosed):
+                    hear(agent)
+            with new.agent() as second:
+                say(second, hello("n1"))
+                assert isinstance(hear(second), Welcome)
+    events = [line.split(b'"')[3] for line in (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()]
+    assert events[:2] == [b"job_started", b"coordinator_restarted"]
+    assert b"node_joined" not in events
+
+
+def test_nothing_is_left_open(tmp_path: Path) -> None:
+    """Hundreds of connections come and go without leaving a descriptor behind."""
+    with CoordinatorProcess(tmp_path) as coordinator:
+        folder = f"/proc/{coordinator.process.pid}/fd"
+
+        def visit(number: int) -> None:
+            with coordinator.agent() as agent:
+                say(agent, hello(f"n{number}"))
+                hear(agent)
+
+        for number in range(5):
+            visit(number)
+        with coordinator.client() as client:
+            client.status()
+        few = len(os.listdir(folder))
+        for number in range(100):
+            visit(number)
+        with coordinator.client() as client:
+            assert client.status()["nodes"] == []
+        assert len(os.listdir(folder)) <= few + 3

@@ -1,0 +1,227 @@
+"""The shell carries out instructions in order, and stops for good when it must."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from holdfast.control.coordinator.shell import RecordKeeper, Shell, SupersededError
+from holdfast.control.store.memory import MemoryStore
+from holdfast.coordination.inputs import (
+    Close,
+    Disconnected,
+    Emit,
+    EndJob,
+    Input,
+    Instruction,
+    Persist,
+    PlanExperts,
+    Received,
+    Send,
+    Tick,
+)
+from holdfast.errors import BadInputError
+from holdfast.observability.journal import Journal, JournalError
+from holdfast.observability.metrics import Metrics
+from holdfast.protocol.events import CoordinatorRestarted, StepCommitted
+from holdfast.protocol.messages.agent import Committed, Hello
+from holdfast.protocol.names import PROTOCOL
+from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
+
+HELLO = Hello(protocol=PROTOCOL, job="j", node="n", session="0" * 8, term=0, agent_pid=1, workers=1, digest="")
+
+
+def _event(seq: int) -> StepCommitted:
+    return StepCommitted(
+        time=1.0, job="j", term=1, epoch=1, seq=seq, step=seq, loss=1.0, samples=1, world=1, seconds=0.1
+    )
+
+
+def _record(term: int) -> Record:
+    return Record(schema=SCHEMA, job="j", term=term)
+
+
+class FakeMachine:
+    """Answers every input with what it was told to."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[Instruction] | Exception] = []
+        self.seen: list[tuple[Input, float]] = []
+
+    def start(self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> list[Instruction]:
+        event = CoordinatorRestarted(time=now, job="j", term=1, epoch=0, seq=1, url=url, coordinator_pid=pid)
+        return [Persist(_record(1)), Emit(event)]
+
+    def handle(self, event: Input, now: float) -> list[Instruction]:
+        self.seen.append((event, now))
+        answer = self.answers.pop(0) if self.answers else []
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class FakeConnection:
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def send(self, message: bytes) -> None:
+        self.said.append(msgspec.msgpack.decode(message)["step"])
+
+    def close(self) -> None:
+        self.said.append("closed")
+
+
+class Bench:
+    """A shell with a fake machine, and all that can be seen of it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.machine = FakeMachine()
+        self.journal = Journal()
+        self.ended: list[int] = []
+        self.planned: list[PlanExperts] = []
+        self.failed: list[BaseException] = []
+        self.time = 10.0
+        self.shell = Shell(
+            self.machine,
+            RecordKeeper(self.store, "j"),
+            self.journal,
+            Metrics("j"),
+            now=lambda: self.time,
+            on_plan=self.planned.append,
+            on_end=self.ended.append,
+            on_failure=self.failed.append,
+        )
+
+    def connect(self, number: int) -> FakeConnection:
+        connection = FakeConnection()
+        self.shell.add(number, connection, HELLO)
+        return connection
+
+    def does(self, *instructions: Instruction) -> None:
+        self.machine.answers.append(list(instructions))
+        self.shell.feed(Tick())
+
+    def stored_term(self) -> int:
+        record = RecordKeeper(self.store, "j").record
+        return record.term if record else 0
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def _say(connection: int, step: int) -> Send:
+    return Send(connection, Committed(term=1, step=step))
+
+
+def test_instructions_are_carried_out_in_order(bench: Bench) -> None:
+    bench.shell.start("http://h:1", 7)
+    first, second = bench.connect(1), bench.connect(2)
+    bench.does(Persist(_record(2)), Emit(_event(2)), _say(1, 5), _say(2, 6), _say(1, 7), Close(1), EndJob(3, "over"))
+    assert first.said == [5, 7, "closed"]
+    assert second.said == [6]
+    assert bench.stored_term() == 2
+    assert bench.journal.last_seq == 2
+    assert bench.ended == [3]
+    assert bench.failed == []
+
+
+def test_the_journal_is_on_disk_before_a_record_that_counts_its_events_and_before_the_end(bench: Bench) -> None:
+    done: list[object] = []
+    bench.journal.sync = lambda: done.append((bench.journal.last_seq, bench.stored_term(), list(bench.ended)))
+    bench.does(Emit(_event(1)), Persist(_record(1)), Emit(_event(2)), Emit(_event(3)), EndJob(0, "done"))
+    assert done == [(1, 0, []), (3, 1, [])]
+
+
+def test_inputs_carry_the_time_and_the_connections(bench: Bench) -> None:
+    bench.connect(4)
+    bench.time = 11.0
+    bench.shell.remove(4)
+    bench.shell.remove(4)
+    bench.shell.remove(5)
+    assert bench.machine.seen == [(Received(4, HELLO), 10.0), (Disconnected(4), 11.0)]
+    assert bench.shell.connections == {}
+
+
+def test_what_goes_to_a_connection_that_is_gone_is_no_error(bench: Bench) -> None:
+    bench.does(_say(9, 1), Close(9), Emit(_event(1)))
+    assert bench.journal.last_seq == 1
+
+
+def test_an_event_that_is_in_the_journal_is_not_counted_again(bench: Bench) -> None:
+    bench.does(Emit(_event(1)), Emit(_event(1)))
+    assert bench.journal.last_seq == 1
+    assert b'steps_committed_total{job="j"} 1.0' in bench.shell.metrics.exposition()
+
+
+def test_whoever_was_superseded_says_nothing_more(bench: Bench) -> None:
+    bench.shell.start("http://h:1", 7)
+    connection = bench.connect(1)
+    RecordKeeper(bench.store, "j").swap(_record(9))
+    bench.machine.answers.append([_say(1, 1), Persist(_record(2)), Emit(_event(2)), _say(1, 2)])
+    with pytest.raises(SupersededError):
+        bench.shell.feed(Tick())
+    assert [type(error) for error in bench.failed] == [SupersededError]
+    assert connection.said == [1]
+    assert bench.journal.last_seq == 1
+    assert bench.stored_term() == 9
+    seen = len(bench.machine.seen)
+    bench.shell.feed(Tick())
+    bench.shell.remove(1)
+    assert len(bench.machine.seen) == seen
+    assert bench.connect(2).said == ["closed"]
+    assert bench.failed[1:] == []
+
+
+def test_two_that_start_from_the_same_record_do_not_both_lead() -> None:
+    store = MemoryStore()
+    first, second = RecordKeeper(store, "j"), RecordKeeper(store, "j")
+    first.swap(_record(1))
+    with pytest.raises(SupersededError):
+        second.swap(_record(1))
+    first.swap(_record(2))
+    third = RecordKeeper(store, "j")
+    assert third.record is not None
+    assert third.record.term == 2
+    RecordKeeper(store, "other").swap(_record(1))
+
+
+def test_a_refused_request_harms_nothing(bench: Bench) -> None:
+    bench.machine.answers.append(BadInputError("no such node"))
+    with pytest.raises(BadInputError, match="no such node"):
+        bench.shell.feed(Tick())
+    assert bench.failed == []
+    bench.does(Emit(_event(1)))
+    assert bench.journal.last_seq == 1
+
+
+@pytest.mark.parametrize("answer", [ZeroDivisionError(), [Emit(_event(5))]], ids=["machine", "journal"])
+def test_whatever_breaks_stops_the_shell(bench: Bench, answer: list[Instruction] | Exception) -> None:
+    bench.machine.answers.append(answer)
+    kind = ZeroDivisionError if isinstance(answer, Exception) else JournalError
+    with pytest.raises(kind):
+        bench.shell.feed(Tick())
+    assert [type(error) for error in bench.failed] == [kind]
+    bench.shell.feed(Tick())
+    assert len(bench.machine.seen) == 1
+
+
+@pytest.mark.parametrize(("schema", "whose"), [(SCHEMA - 1, "an older one wrote it"), (SCHEMA + 1, "a newer one")])
+def test_a_record_of_another_schema_is_refused(schema: int, whose: str) -> None:
+    store = MemoryStore()
+    other = msgspec.structs.replace(_record(1), schema=schema)
+    store.compare_and_swap("jobs/j/record", msgspec.msgpack.encode(other), 0)
+    with pytest.raises(BadInputError, match=rf"memory:.*schema {schema}.*reads schema {SCHEMA}: {whose}"):
+        RecordKeeper(store, "j")
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", msgspec.msgpack.encode({"schema": SCHEMA}), b"\x81\xa1\xb5\x01"])
+def test_a_record_that_cannot_be_read_is_refused(value: bytes) -> None:
+    store = MemoryStore()
+    store.compare_and_swap("jobs/j/record", value, 0)
+    with pytest.raises(BadInputError, match="cannot be read"):
+        RecordKeeper(store, "j")

@@ -1,0 +1,187 @@
+"""Whoever has not shown the token: however many, slow or strange they are, agents get in and the log stays short."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from server_bench import PATIENCE_S, CoordinatorProcess, frame, hear, hello, make_certificate, say
+from websockets.frames import Frame, Opcode
+
+from holdfast.control.coordinator.http_api import MAX_WAITING
+from holdfast.errors import BadInputError
+from holdfast.protocol.messages.agent import Welcome
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
+
+UPGRADE = (
+    b"GET /agent HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\nAuthorization: Bearer wrong\r\n\r\n"
+)
+POST = b"POST /fail HTTP/1.1\r\nHost: x\r\n"
+HEAVY = Frame(Opcode.BINARY, b"x" * (2 * MAX_MESSAGE_BYTES)).serialize(mask=True)
+
+Connect = Callable[[CoordinatorProcess], socket.socket]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Open connections that are closed at the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(coordinator: CoordinatorProcess) -> socket.socket:
+            host, port = coordinator.entry.url.split("//")[1].split(":")
+            return stack.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_S))
+
+        yield open_one
+
+
+def answer(connection: socket.socket, words: bytes) -> bytes:
+    """Say something, and return what comes until the other side ends the connection."""
+    heard = b""
+    with contextlib.suppress(ConnectionError):  # it may be closed with our words unread
+        connection.sendall(words)
+        while data := connection.recv(65536):
+            heard += data
+    return heard
+
+
+def welcomed(coordinator: CoordinatorProcess, node: str) -> float:
+    """Have an agent of another node join; return how long that took."""
+    began = time.monotonic()
+    with coordinator.agent() as agent:
+        say(agent, hello(node))
+        assert isinstance(hear(agent), Welcome)
+        return time.monotonic() - began
+
+
+@pytest.mark.parametrize("words", [b"", b"GET /status HTTP/1.1\r\nX-a: "], ids=["idle", "slow"])
+def test_a_crowd_keeps_no_agent_out(tmp_path: Path, connect: Connect, words: bytes) -> None:
+    """More than there may be open files, and more come as fast as others are dropped."""
+    with CoordinatorProcess(tmp_path, config={"lease_s": 600.0}) as coordinator, coordinator.agent() as first:
+        say(first, hello("n0"))
+        assert isinstance(hear(first), Welcome)
+        resource.prlimit(coordinator.process.pid, resource.RLIMIT_NOFILE, (256, 256))
+        for round_ in range(4):
+            for _ in range(100):
+                connect(coordinator).sendall(words)
+            welcomed(coordinator, f"n{round_ + 1}")
+        with coordinator.client() as client:
+            assert "n0" in [node["node"] for node in client.status()["nodes"]]
+        assert len(os.listdir(f"/proc/{coordinator.process.pid}/fd")) < 256
+        assert len(coordinator.log.splitlines()) <= 6, coordinator.log
+
+
+def test_who_says_nothing_is_dropped_and_who_has_shown_the_token_stays(tmp_path: Path, connect: Connect) -> None:
+    with CoordinatorProcess(tmp_path, config={"lease_s": 600.0}) as coordinator, coordinator.agent() as agent:
+        say(agent, hello("n0"))
+        assert isinstance(hear(agent), Welcome)
+        assert answer(connect(coordinator), b"") == b""
+        assert "without the token is dropped: it has not shown it in time, 5 s at the most" in coordinator.log
+        with coordinator.client() as client:
+            assert [node["node"] for node in client.status()["nodes"]] == ["n0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (b"\x00\xff\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000, b"400"),
+        (b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 30_000, b"400"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"401"),
+        (POST + b"Content-Length: 100000000\r\n\r\n" + b"x" * 200_000, b"401"),
+        (POST + b"Content-Length: 100\r\n\r\n", b"401"),
+        (POST + b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\n", b"401"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n", b"401"),
+        (b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n" * 50, b"401"),
+        (UPGRADE, b"401"),
+        (UPGRADE + frame(hello("n0")), b"401"),
+        (UPGRADE + HEAVY, b"401"),
+        (UPGRADE.replace(b"Version: 13", b"Version: 99"), b"401"),
+        (UPGRADE.replace(b"websocket", b"h2c"), b"401"),
+    ],
+)
+def test_whatever_a_stranger_says_it_is_refused_at_once(
+    shared: CoordinatorProcess, connect: Connect, words: bytes, status: bytes
+) -> None:
+    before = len(shared.log)
+    heard = answer(connect(shared), words)
+    assert heard == b"" or heard.startswith(b"HTTP/1.1 " + status)
+    assert heard.count(b"HTTP/1.1 ") <= 1
+    assert "Traceback" not in shared.log[before:]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    with CoordinatorProcess(tmp_path_factory.mktemp("shared")) as running:
+        yield running
+
+
+def test_metrics_are_open_on_loopback_for_one_request_a_connection(
+    shared: CoordinatorProcess, connect: Connect
+) -> None:
+    heard = answer(connect(shared), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+    assert heard.count(b"HTTP/1.1 200") == 1
+    assert b"holdfast_" in heard
+
+
+def test_a_thousand_wrong_requests_are_a_few_lines(tmp_path: Path, connect: Connect) -> None:
+    with CoordinatorProcess(tmp_path) as coordinator:
+        for words in (UPGRADE, b"\x00\r\n\r\n", POST + b"Authorization: Bearer no\r\n\r\n", UPGRADE + HEAVY[:4096]):
+            for _ in range(250):
+                with connect(coordinator) as connection:
+                    connection.sendall(words)
+        welcomed(coordinator, "n0")
+        assert len(coordinator.log.splitlines()) <= 12, coordinator.log
+
+
+def test_a_body_that_is_too_large_ends_the_connection(shared: CoordinatorProcess, connect: Connect) -> None:
+    head = POST + f"Authorization: Bearer {shared.entry.token}\r\n".encode()
+    heard = answer(connect(shared), head + b"Content-Length: 10000000\r\n\r\n" + b"x" * 100_000)
+    assert b"larger than" in heard
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(shared: CoordinatorProcess, connect: Connect) -> None:
+    head = POST + f"Authorization: Bearer {shared.entry.token}\r\n".encode()
+    assert b"did not end within" in answer(connect(shared), head + b"Content-Length: 100\r\n\r\nx")
+
+
+def test_who_does_not_speak_tls_is_dropped(tmp_path: Path, connect: Connect) -> None:
+    cert, key = make_certificate(tmp_path)
+    with CoordinatorProcess(tmp_path, certfile=cert, keyfile=key, token="t") as coordinator:
+        half = b"\x16\x03\x01\x00\xf8\x01\x00\x00\xf4\x03\x03"
+        late = [connect(coordinator) for _ in range(2)]
+        late[1].sendall(half)
+        for _ in range(100):
+            assert answer(connect(coordinator), b"GET / HTTP/1.1\r\n\r\n") == b""
+        trusting = ssl.create_default_context(cafile=str(cert))
+        with trusting.wrap_socket(connect(coordinator), server_hostname="127.0.0.1") as inside:
+            assert answer(inside, UPGRADE).startswith(b"HTTP/1.1 401")
+        assert [answer(connection, b"") for connection in late] == [b"", b""]
+        with coordinator.client() as client:
+            assert client.status()["job"] == "j"
+        assert "ends without TLS" in coordinator.log
+        assert "Traceback" not in coordinator.log
+        assert len(coordinator.log.splitlines()) <= 8, coordinator.log
+
+
+def test_those_who_wait_for_events_are_so_many(tmp_path: Path, connect: Connect) -> None:
+    """A token in the wrong loop: hundreds follow, and the rest of the coordinator's work goes on."""
+    with CoordinatorProcess(tmp_path) as coordinator:
+        head = f" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {coordinator.entry.token}\r\n\r\n".encode()
+        for number in range(MAX_WAITING):
+            path = b"GET /events?after=99&wait=60&stream=1" if number % 2 else b"GET /events?after=99&wait=60"
+            connect(coordinator).sendall(path + head)
+        with coordinator.client() as client:
+            client.status()  # the others were heard before
+            with pytest.raises(BadInputError, match="requests wait already"):
+                list(client.events(after=99, follow=True))
+            assert [event.seq for event in client.events()] == [1]
+            client.shutdown(7, "enough")
+        assert coordinator.wait() == 7

@@ -1,0 +1,281 @@
+"""`holdfast run` as a process, with workers that train without torch; afterwards nothing may be left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    EpochStarted,
+    FailureDetected,
+    JobFinished,
+    JobStarted,
+    NodeJoined,
+    StepCommitted,
+    WorkersChanged,
+)
+from holdfast.testing.local_job import LocalJob
+from places import CONTROL_SCRIPTS
+
+TRAINING = CONTROL_SCRIPTS / "fake_training.py"
+DEADLINE = 60.0
+
+
+def descendants(marker: str) -> dict[int, str]:
+    """Return the processes that carry the marker in their environment, with their command lines."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if f"HF_TEST_MARKER={marker}\0".encode() in environment and state not in "ZX":
+            found[int(entry.name)] = command
+    return found
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+class World:
+    """One test's job, and the folders in which it may leave traces."""
+
+    def __init__(self, folder: Path) -> None:
+        self.marker = f"{os.getpid()}-{folder.name}-{time.monotonic_ns()}"
+        self.folder = folder
+        self.temporary = folder / "tmp"
+        self.runtime = folder / "xdg"
+        for path in (self.temporary, self.runtime):
+            path.mkdir(mode=0o700)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "HF_TEST_MARKER": self.marker,
+            "TMPDIR": str(self.temporary),
+            "XDG_RUNTIME_DIR": str(self.runtime),
+        }
+
+    @contextmanager
+    def job(
+        self, *args: str, options: Sequence[str] = (), script: Path = TRAINING, folder: str = "job"
+    ) -> Iterator[LocalJob]:
+        (self.folder / folder).mkdir()
+        every = ("--preload", "", *options)
+        with LocalJob(script, args, options=every, folder=self.folder / folder, environment=self.environment) as job:
+            yield job
+
+    def processes(self) -> dict[int, str]:
+        return descendants(self.marker)
+
+    def process(self, words: str) -> int:
+        """Return the pid of the one process whose command line has these words."""
+        (pid,) = [pid for pid, command in self.processes().items() if words in command]
+        return pid
+
+    def check_nothing_is_left(self) -> None:
+        assert self.processes() == {}
+        assert list(self.temporary.iterdir()) == []
+        assert list(self.runtime.glob("holdfast/*.json")) == []
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    # Sockets have short names: /tmp/pytest-of-somebody/pytest-123/a-long-test-name is near the limit already.
+    world = World(tmp_path)
+    yield world
+    for pid in world.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_job_runs_to_its_end_and_leaves_nothing(world: World) -> None:
+    with world.job("--steps", "12", options=("--nodes", "3")) as job:
+        assert job.wait_exit() == 0
+    steps = [event.step for event in job.all(StepCommitted)]
+    assert steps == list(range(1, 13))
+    assert {event.node for event in job.all(NodeJoined)} == {"node-0", "node-1", "node-2"}
+    assert job.all(JobFinished)[0].steps == 12
+    output = job.output_file.read_text()
+    assert "done: 12 steps" in output
+    assert "Traceback" not in output
+    world.check_nothing_is_left()
+
+
+def test_a_job_that_is_done_is_still_done_when_it_is_run_again(world: World) -> None:
+    """Its nodes are fresh, and one has a name that the job never knew."""
+    store = ("--store", f"sqlite:{world.folder}/store.sqlite")
+    with world.job("--steps", "3", options=(*store, "--nodes", "1")) as job:
+        assert job.wait_exit() == 0
+    with world.job("--steps", "3", options=(*store, "--nodes", "2"), folder="again") as job:
+        assert job.wait_exit() == 0
+    assert not job.all(StepCommitted)
+    world.check_nothing_is_left()
+
+
+def test_a_job_outlives_a_killed_node(world: World) -> None:
+    with world.job("--steps", "60", options=("--nodes", "3")) as job:
+        job.wait(StepCommitted, step=5)
+        job.signal_node("node-1")
+        job.wait(FailureDetected, node="node-1")
+        assert job.wait_exit() == 0
+    assert [event.step for event in job.all(StepCommitted)] == list(range(1, 61))
+    assert set(job.nodes()) == {"node-0", "node-2"}
+    world.check_nothing_is_left()
+
+
+def test_a_killed_worker_is_replaced(world: World) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
+        job.wait(StepCommitted, step=3)
+        agent, (worker,) = job.pids("node-1")
+        os.kill(worker, signal.SIGKILL)
+        job.wait(FailureDetected, node="node-1", kind="process_exit")
+        changed = job.wait(WorkersChanged, node="node-1")
+        assert changed.worker_pids != [worker]
+        assert job.pids("node-1")[0] == agent
+
+
+def test_a_killed_coordinator_is_replaced_at_the_same_address(world: World) -> None:
+    with world.job("--steps", "100", "--step-s", "0.03", options=("--nodes", "2")) as job:
+        started = job.wait(JobStarted)
+        job.wait(StepCommitted, step=3)
+        workers = {node: job.pids(node) for node in job.nodes()}
+        os.kill(started.coordinator_pid, signal.SIGKILL)
+        restarted = job.wait(CoordinatorRestarted)
+        assert restarted.url == started.url
+        assert restarted.term == 2
+        assert job.wait_exit() == 0
+        assert {node: job.pids(node) for node in job.nodes()} == workers
+    assert [event.step for event in job.all(StepCommitted)] == list(range(1, 101))
+    world.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_everything(world: World, number: int, code: int) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "3")) as job:
+        job.wait(StepCommitted, step=3)
+        assert job.process is not None
+        asked = time.monotonic()
+        os.kill(job.process.pid, number)
+        assert job.wait_exit() == code
+        took = time.monotonic() - asked
+    assert took < 5.0  # the promise; it takes a tenth of that when nothing is stuck
+    assert "Traceback" not in job.output_file.read_text()
+    world.check_nothing_is_left()
+
+
+def test_a_signal_ends_what_is_stopped_too(world: World) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
+        job.wait(StepCommitted, step=3)
+        assert job.process is not None
+        started = job.all(JobStarted)[0]
+        job.signal_node("node-1", signal.SIGSTOP)
+        os.kill(started.coordinator_pid, signal.SIGSTOP)
+        os.kill(job.process.pid, signal.SIGINT)
+        assert job.wait_exit(30) == 130
+    world.check_nothing_is_left()
+
+
+def test_a_signal_while_it_starts_ends_everything(world: World) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
+        wait_until(lambda: any("agent:node-1" in command for command in world.processes().values()), "the agents")
+        assert job.process is not None
+        os.kill(job.process.pid, signal.SIGINT)
+        assert job.wait_exit() == 130
+    world.check_nothing_is_left()
+
+
+def test_nothing_survives_a_killed_run(world: World) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
+        job.wait(StepCommitted, step=3)
+        job.signal_node("node-1", signal.SIGSTOP)
+        assert job.process is not None
+        job.process.kill()
+        wait_until(lambda: not world.processes(), "all processes to end")
+    wait_until(lambda: not list(world.temporary.iterdir()), "the folder to go")
+
+
+def test_workers_of_a_killed_agent_end_even_when_they_are_stopped(world: World) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "2", "--workers-per-node", "2")) as job:
+        job.wait(StepCommitted, step=3)
+        agent, workers = job.pids("node-1")
+        os.kill(workers[0], signal.SIGSTOP)
+        os.kill(agent, signal.SIGKILL)
+        wait_until(lambda: not set(workers) & set(world.processes()), "the workers to end")
+
+
+@pytest.mark.parametrize(("how", "kind"), [("stop", "lease_expired"), ("exit", "connection_lost")])
+def test_a_whole_node_can_be_made_to_fail(world: World, how: str, kind: str) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "3", "--allow-faults")) as job:
+        job.wait(StepCommitted, step=3)
+        agent, _ = job.pids("node-1")
+        assert cli(world, "fail", "node-1", "--how", how)[0] == 0
+        assert job.wait(FailureDetected, node="node-1").kind == kind
+        job.wait(EpochStarted, lambda e: sorted(e.members) == ["node-0", "node-2"])
+        if how == "stop":
+            since = len(job.events)
+            os.kill(agent, signal.SIGCONT)  # it learns that it was expelled, and comes back with new workers
+            job.wait(NodeJoined, node="node-1", since=since)
+
+
+def test_nodes_can_be_added(world: World) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
+        job.wait(StepCommitted, step=3)
+        assert cli(world, "add-node", "--count", "2") == (0, "2 more nodes are on the way\n", "")
+        job.wait(NodeJoined, node="node-1")
+        job.wait(NodeJoined, node="node-2")
+
+
+def test_a_script_that_fails_fails_the_job(world: World) -> None:
+    with world.job("--crash", "exception", options=("--nodes", "2")) as job:
+        assert job.wait_exit() == 1
+    output = job.output_file.read_text()
+    assert "RuntimeError: out of luck" in output
+    assert "again and again" in output
+    world.check_nothing_is_left()
+
+
+def test_bad_input_of_a_script_is_bad_input(world: World) -> None:
+    with world.job("--crash", "bad-input", options=("--nodes", "2")) as job:
+        assert job.wait_exit() == 2
+    output = job.output_file.read_text()
+    assert output.splitlines().count("holdfast: global_batch is 7: it must be a multiple of micro_batch 2") == 1
+    assert "Traceback" not in output
+    world.check_nothing_is_left()
+
+
+def test_a_script_that_fails_after_its_last_step_is_told(world: World) -> None:
+    with world.job("--steps", "3", "--tail", "4", options=("--nodes", "2")) as job:
+        assert job.wait_exit() == 1
+    assert job.all(JobFinished)
+    world.check_nothing_is_left()
+
+
+def cli(world: World, *words: str) -> tuple[int, str, str]:
+    """Run a command beside the job; return exit code, stdout, stderr."""
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *words],
+        env={**os.environ, **world.environment},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr

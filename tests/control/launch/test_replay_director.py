@@ -1,0 +1,101 @@
+"""The director of a replay: who is started and killed, and never before its time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import cast
+
+from holdfast.control.launch.launcher import Launcher
+from holdfast.control.launch.trace_run import Replay
+from holdfast.control.processes import ProcessHandle
+from holdfast.planning.availability import parse_trace, window_of
+from made_events import made
+
+TRACE = "seconds,event,node\n0,add,a\n0,add,b\n100,remove,b\n100,remove,a\n200,add,a\n200,add,c\n400,remove,c\n"
+SPEED = 1000.0
+STEP = made("step_committed", 50.0)
+
+
+class FakeLauncher:
+    """Notes what it is asked for, and when."""
+
+    def __init__(self, director: Replay) -> None:
+        self.director = director
+        self.asked: list[tuple[float, str]] = []
+        self.patient: list[bool] = []
+        self.begun = asyncio.get_running_loop().time()
+
+    def _note(self, what: str) -> None:
+        self.asked.append(((asyncio.get_running_loop().time() - self.begun) * SPEED, what))
+        self.patient.append(self.director.patient)
+
+    async def start_node(self, name: str) -> None:
+        self._note(f"+{name}")
+
+    def kill_node(self, name: str, also: tuple[ProcessHandle, ...] = ()) -> None:
+        for process in also:
+            process.send_signal(9)
+        self._note(f"-{name}")
+
+    async def conclude(self, why: str) -> None:
+        self._note(why)
+
+
+def test_nodes_come_and_go_in_order_and_not_before_their_time() -> None:
+    async def run() -> None:
+        director = Replay(window_of(parse_trace(TRACE), end=500), SPEED)
+        assert director.patient, "more nodes come"
+        launcher = FakeLauncher(director)
+        directing = asyncio.create_task(director.direct(cast(Launcher, launcher)))
+        await asyncio.sleep(0)
+        assert not launcher.asked, "the clock starts with the first step"
+        director.take(STEP)
+        director.take(made("step_committed", 51.0))
+        assert director.ends == 50.5
+        await directing
+        assert [what for _, what in launcher.asked] == ["-b", "-a", "+a", "+c", "-c", "the trace is over"]
+        assert all(at >= due for (at, _), due in zip(launcher.asked, (100, 100, 200, 200, 400, 500), strict=True))
+        # Nobody has to come any more, but somebody should be there: then a job without nodes has failed.
+        assert launcher.patient == [True, True, True, False, False, False]
+        assert director.over
+
+    asyncio.run(run())
+
+
+def test_events_of_an_earlier_run_are_not_this_replays() -> None:
+    """A journal that is taken up tells them again: their processes are gone, and their numbers may be another's."""
+
+    async def run() -> None:
+        director = Replay(window_of(parse_trace(TRACE)), SPEED, since=100.0)
+        director.take(made("node_joined", 49.0, node="b", worker_pids=(os.getpid(),)))
+        director.take(STEP)
+        assert director.started is None
+        director.take(made("step_committed", 101.0))
+        await director.direct(cast(Launcher, FakeLauncher(director)))
+        assert director.started == 101.0
+
+    asyncio.run(run())
+
+
+def test_a_lost_node_takes_its_newest_workers_with_it() -> None:
+    async def run() -> None:
+        director = Replay(window_of(parse_trace("seconds,event,node\n0,add,a\n1,remove,a\n")), SPEED)
+        code = "import time; time.sleep(100)"
+        workers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+        old, new = (worker.pid for worker in workers)
+        joined = made("node_joined", 40.0, node="a", worker_pids=(old,))
+        director.take(joined)
+        director.take(made("workers_changed", 41.0, node="a", worker_pids=(new,)))
+        director.take(STEP)
+        open_before = len(os.listdir("/proc/self/fd"))
+        await director.direct(cast(Launcher, FakeLauncher(director)))
+        assert workers[1].wait(30) == -9
+        assert workers[0].poll() is None, "a process that is none of the node's any more is let alone"
+        workers[0].kill()
+        workers[0].wait()
+        assert len(os.listdir("/proc/self/fd")) < open_before, "no descriptor is kept"
+
+    asyncio.run(run())

@@ -1,0 +1,132 @@
+"""Processes that nobody may forget."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from holdfast.control.processes import ChildProcess, ProcessHandle, describe_exit, end_all, is_stopped
+
+DEADLINE = 60.0
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(1000)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(1000)",
+]
+
+
+def wait_until(condition, what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def start(command: list[str]) -> ChildProcess:
+    """Start a child and wait until it runs its own code."""
+    reader, writer = os.pipe()
+    child = ChildProcess(command, stdout=writer)
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        assert lines.readline() == "up\n"
+    return child
+
+
+def test_a_child_is_awaited_without_a_thread_and_reaped() -> None:
+    async def story() -> None:
+        child = ChildProcess([sys.executable, "-c", "raise SystemExit(7)"])
+        assert await asyncio.wait_for(child.wait(), DEADLINE) == 7
+        assert await child.wait() == 7
+
+    asyncio.run(story())
+
+
+def test_a_child_has_its_own_process_group() -> None:
+    child = start(SLEEP)
+    assert os.getpgid(child.pid) == child.pid
+    child.send_signal(signal.SIGKILL)
+    assert child.reap() == -signal.SIGKILL
+    child.send_signal(signal.SIGKILL)  # to nobody
+
+
+@pytest.mark.parametrize(("command", "stop"), [(SLEEP, False), (SLEEP, True), (STUBBORN, False)])
+def test_all_end_whether_willing_stopped_or_stubborn(command: list[str], stop: bool) -> None:
+    async def story() -> None:
+        children = [start(command) for _ in range(2)]
+        if stop:
+            for child in children:
+                child.send_signal(signal.SIGSTOP)
+        await asyncio.wait_for(end_all(children, grace_s=0.3), DEADLINE)
+        assert {child.code for child in children} <= {-signal.SIGTERM, -signal.SIGKILL}
+
+    asyncio.run(story())
+
+
+def test_stopped_processes_are_told_from_running_ones() -> None:
+    child = start(SLEEP)
+    assert not is_stopped(child.pid)
+    child.send_signal(signal.SIGSTOP)
+    wait_until(lambda: is_stopped(child.pid), "the stop is seen")
+    child.send_signal(signal.SIGKILL)
+    child.reap()
+    assert not is_stopped(child.pid)
+
+
+def test_a_handle_never_reaches_a_later_process() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    handle = ProcessHandle(child.pid)
+    assert handle.gone
+    handle.send_signal(signal.SIGKILL)
+    handle.close()
+
+
+def test_descriptors_are_given_back() -> None:
+    async def story() -> None:
+        for _ in range(3):
+            child = ChildProcess([sys.executable, "-c", ""], stdin=subprocess.PIPE)
+            await asyncio.wait_for(child.wait(), DEADLINE)
+
+    asyncio.run(story())
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(story())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+PARENT = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", '''
+import os, sys, time
+from holdfast.control.processes import die_with_parent
+die_with_parent(os.getppid())
+print(os.getpid(), flush=True)
+time.sleep(1000)
+'''])
+child.wait()
+"""
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    handle = ProcessHandle(pid)
+    asyncio.run(asyncio.wait_for(handle.ended(), DEADLINE))
+    handle.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(0, "exit code 0"), (7, "exit code 7"), (-9, "SIGKILL"), (-250, "signal 250")]
+)
+def test_exits_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words

@@ -1,0 +1,533 @@
+"""An agent's machine: what it keeps and replays, whom it obeys, which workers it replaces, when its node ends."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.coordination.agent.machine import (
+    TAIL_FAILED,
+    AgentInstruction,
+    AgentMachine,
+    DeathCount,
+    EndAgent,
+    KillHung,
+    NodeIdentity,
+    Pass,
+    Reconnect,
+    Replay,
+    Say,
+    StartWorker,
+)
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.messages.any_side import (
+    MAX_MESSAGE_BYTES,
+    PAGE_STEPS,
+    AgentMessage,
+    Applied,
+    AppliedSteps,
+    Arm,
+    Attach,
+    Begin,
+    Begun,
+    CheckpointWritten,
+    Commit,
+    Committed,
+    Decision,
+    DecisionKind,
+    EndNode,
+    Entered,
+    EpochPlan,
+    Fault,
+    Finished,
+    FromWorker,
+    Heartbeat,
+    Hello,
+    JobDone,
+    Leave,
+    Order,
+    Phase,
+    Post,
+    Prepare,
+    Prepared,
+    Refused,
+    Report,
+    Stop,
+    ToWorker,
+    Void,
+    Welcome,
+    WorkerDown,
+    WorkerMessage,
+)
+
+COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)
+
+
+class Bench:
+    """A machine whose workers have all attached, with a connection that can be cut."""
+
+    def __init__(self, workers: int = 1, term: int = 1) -> None:
+        numbers = itertools.count(1)
+        node = NodeIdentity(job="job", node="node-0", workers=workers, digest="d", agent_pid=7)
+        self.machine = AgentMachine(node, lambda: f"{next(numbers):08x}")
+        self.now = 0.0
+        self.machine.start()
+        self.connect(term)
+        for worker in self.workers:
+            self.say(attach(worker))
+
+    @property
+    def workers(self) -> list[str]:
+        return list(self.machine.workers)
+
+    @property
+    def worker(self) -> str:
+        return self.machine.workers[0]
+
+    def connect(self, term: int = 1, committed: int = 0) -> list[AgentMessage]:
+        """Connect (again) and be welcomed; return what was said to the coordinator, Hello first."""
+        self.machine.disconnected()
+        out = self.machine.connected(self.now)
+        return said([*out, *self.hear(welcome(term, committed))])
+
+    def hear(self, message: msg.CoordinatorMessage) -> list[AgentInstruction]:
+        return self.machine.hear(message, self.now)
+
+    def order(self, order: Order, worker: str = "") -> list[AgentInstruction]:
+        return self.hear(ToWorker(worker=worker or self.worker, order=order))
+
+    def say(self, *messages: WorkerMessage) -> None:
+        for message in messages:
+            assert said(self.machine.worker_said(message, self.now)) == [FromWorker(message=message)]
+
+    def die(self, worker: str = "", exit_code: int = -9, *, clean: bool = False) -> list[AgentInstruction]:
+        return self.machine.worker_ended(down(worker or self.worker, exit_code), self.now, clean=clean)
+
+    def kept(self, term: int = 1) -> list[WorkerMessage | AppliedSteps]:
+        """What a coordinator hears of the workers after a reconnection."""
+        kept: list[WorkerMessage | AppliedSteps] = []
+        for message in self.connect(term):
+            kept += message.kept if isinstance(message, Hello) else ()
+            kept += [message.message] if isinstance(message, FromWorker) else []
+            kept += [message] if isinstance(message, AppliedSteps) else []
+        return kept
+
+    def kept_steps(self) -> list[int]:
+        pages = [message for message in self.kept() if isinstance(message, AppliedSteps)]
+        return [kept.step for page in pages for kept in page.steps]
+
+
+def said(instructions: list[AgentInstruction]) -> list[AgentMessage]:
+    out: list[AgentMessage] = []
+    for instruction in instructions:
+        if isinstance(instruction, Say):
+            out.append(instruction.message)
+        elif isinstance(instruction, Replay):
+            out += instruction.messages
+    return out
+
+
+def attach(worker: str) -> Attach:
+    return Attach(worker=worker, pid=1, host="127.0.0.1", state_port=1, config={}, global_batch=8, micro_batches=4)
+
+
+def applied(worker: str, step: int, epoch: int = 1) -> Applied:
+    return Applied(worker=worker, epoch=epoch, step=step, commit=COMMIT, world=2)
+
+
+def report(worker: str, epoch: int) -> Report:
+    return Report(worker=worker, term=1, epoch=epoch, applied=3, step=4, phase=Phase.VOTED)
+
+
+def welcome(term: int, committed: int = 0) -> Welcome:
+    return Welcome(term=term, lease_s=1.0, heartbeat_s=0.1, committed=committed)
+
+
+def down(worker: str, exit_code: int = -9) -> WorkerDown:
+    return WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail=f"code {exit_code}", exit_code=exit_code)
+
+
+def begin(term: int, epoch: int) -> Begin:
+    return Begin(plan=EpochPlan(term=term, epoch=epoch, members=()), decision=REDO)
+
+
+REDO = Decision(kind=DecisionKind.REDO, applied=0)
+
+
+# ---- what is kept, and replayed ----
+
+
+def test_the_latest_of_each_kind_is_replayed_in_the_order_of_a_life() -> None:
+    """A report comes after the steps that it speaks of: none of them is on its way any more when it is judged."""
+    bench = Bench()
+    a = bench.worker
+    written = CheckpointWritten(worker=a, term=1, epoch=1, step=2, name="n", bytes=1, seconds=0.1)
+    bench.say(
+        Entered(worker=a, epoch=1, applied=0), applied(a, 1), report(a, 2), Finished(worker=a, epoch=2, step=1), written
+    )
+    bench.say(Entered(worker=a, epoch=2, applied=1))
+    kept = bench.kept()
+    (page,) = [message for message in kept if isinstance(message, AppliedSteps)]
+    assert (page.workers, [step.step for step in page.steps]) == ({a: 1}, [1])
+    assert kept == [
+        attach(a),
+        Entered(worker=a, epoch=2, applied=1),
+        page,
+        report(a, 2),
+        Finished(worker=a, epoch=2, step=1),
+        written,
+    ]
+
+
+def test_applied_steps_are_kept_until_the_journal_has_them() -> None:
+    bench = Bench()
+    bench.say(*(applied(bench.worker, step) for step in range(1, 6)))
+    bench.hear(Committed(term=1, step=2))
+    assert bench.kept_steps() == [3, 4, 5]
+    bench.connect(committed=4)
+    assert bench.kept_steps() == [5]
+    bench.say(applied(bench.worker, 5))  # late
+    bench.connect(committed=5)
+    bench.say(applied(bench.worker, 5))  # too late: it is in the journal
+    assert bench.kept_steps() == []
+
+
+def test_steps_that_are_done_again_after_a_roll_back_are_kept_again() -> None:
+    """The journal once had them; what it had is undone, and a coordinator that dies now has not written the others."""
+    bench = Bench()
+    bench.say(*(applied(bench.worker, step) for step in range(1, 11)))
+    bench.hear(Committed(term=1, step=10))
+    bench.say(Entered(worker=bench.worker, epoch=2, applied=4))
+    bench.say(*(applied(bench.worker, step, epoch=2) for step in range(5, 8)))
+    assert bench.kept_steps() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("kind", [Prepared, Report, Fault, Finished])
+def test_a_newer_epoch_makes_words_about_an_older_one_worthless(kind: type) -> None:
+    bench = Bench()
+    a = bench.worker
+    stale = {
+        Prepared: Prepared(worker=a, epoch=1),
+        Report: report(a, 1),
+        Fault: Fault(worker=a, epoch=1, detail="x"),
+        Finished: Finished(worker=a, epoch=1, step=3),
+    }
+    bench.say(stale[kind])
+    assert stale[kind] in bench.kept()
+    bench.say(Entered(worker=a, epoch=2, applied=0))
+    assert stale[kind] not in bench.kept()
+
+
+def test_words_about_the_epoch_that_is_entered_stay() -> None:
+    bench = Bench()
+    fault = Fault(worker=bench.worker, epoch=2, detail="x")
+    bench.say(fault, Entered(worker=bench.worker, epoch=2, applied=0))
+    assert fault in bench.kept()
+
+
+def test_what_was_applied_in_the_epoch_that_another_worker_enters_counts() -> None:
+    """The second worker's step may be heard of before the first one's entry, without which it could not have been."""
+    bench = Bench(workers=2)
+    first, second = bench.machine.workers
+    bench.say(Entered(worker=second, epoch=2, applied=5), applied(second, 6, epoch=2))
+    bench.say(Entered(worker=first, epoch=2, applied=5))
+    (page,) = [message for message in bench.kept() if isinstance(message, AppliedSteps)]
+    assert page.workers == {second: 6}
+    assert [step.step for step in page.steps] == [6]
+
+
+def test_rendezvous_is_not_kept() -> None:
+    bench = Bench()
+    bench.say(Post(worker=bench.worker, epoch=1, key="k", value=b"v"))
+    assert bench.kept() == [attach(bench.worker)]
+
+
+def test_a_worker_that_was_told_to_begin_is_not_fresh_any_more_though_it_never_reads_it() -> None:
+    """Found by a simulation in which listeners lag: an expelled worker was taken back as fresh."""
+    bench = Bench()
+    bench.order(begin(term=1, epoch=3))
+    assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, epoch=3)]
+
+
+def test_of_a_dead_worker_only_its_end_is_told_until_another_is_there() -> None:
+    bench = Bench(workers=2)
+    a, other = bench.workers
+    bench.say(Entered(worker=a, epoch=1, applied=0), applied(a, 1))
+    out = bench.die(a)
+    b = bench.workers[0]
+    assert out == [Say(down(a)), StartWorker(b)]
+    assert b.rsplit("/", 1)[0] == a.rsplit("/", 1)[0]
+    assert b != a
+    hello, *rest = bench.connect()
+    assert isinstance(hello, Hello)
+    assert hello.kept == (down(a), attach(other))
+    assert rest == []
+    bench.say(attach(b))
+    hello, *rest = bench.connect()
+    assert isinstance(hello, Hello)
+    assert hello.kept in ((attach(b), attach(other)), (attach(other), attach(b)))
+    assert rest == []
+
+
+def test_of_a_worker_that_left_its_loop_all_is_told_until_the_job_is_over() -> None:
+    """It is no failure, and the steps that it has applied are not done again: whoever coordinates must know them."""
+    bench = Bench()
+    left = bench.worker
+    entered = Entered(worker=left, epoch=1, applied=0)
+    bench.say(entered, applied(left, 1), applied(left, 2))
+    break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
+    told = msgspec.structs.replace(break_, applied=2)
+    assert bench.machine.worker_ended(break_, bench.now, clean=True) == [Say(told)]
+    assert bench.workers == [""]
+    assert bench.kept_steps() == [1, 2]
+    (hello,) = bench.connect(committed=2)
+    assert isinstance(hello, Hello)
+    assert hello.kept[:2] == (attach(left), entered)
+    assert isinstance(hello.kept[2], AppliedSteps)
+    assert hello.kept[3:] == (told,)
+    (hello,) = bench.connect()
+    assert isinstance(hello, Hello)
+    assert hello.kept == (attach(left), entered, told)
+    assert bench.hear(EndNode(exit_code=EXIT_DONE, why="the job is done")) == [EndAgent(EXIT_DONE, "the job is done")]
+
+
+def test_a_worker_that_left_before_it_applied_a_step_has_the_state_it_entered_with() -> None:
+    bench = Bench()
+    left = bench.worker
+    bench.say(Entered(worker=left, epoch=3, applied=7))
+    break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
+    (told,) = said(bench.machine.worker_ended(break_, bench.now, clean=True))
+    assert isinstance(told, WorkerDown)
+    assert told.applied == 7
+
+
+def test_a_step_that_a_dead_worker_has_applied_alone_is_not_told() -> None:
+    """The others do it again, with another v perhaps; that must not look like replicas that diverge."""
+    bench = Bench(workers=2)
+    first, second = bench.workers
+    bench.say(applied(first, 1), applied(second, 1), applied(first, 2))
+    bench.die(first)
+    assert bench.kept_steps() == [1]
+    bench.die(second)
+    bench.say(attach(bench.workers[0]), applied(bench.workers[0], 9))
+    assert bench.kept_steps() == [9]
+
+
+def test_what_a_worker_says_that_was_replaced_counts_for_nothing() -> None:
+    bench = Bench()
+    old = bench.worker
+    bench.die()
+    assert bench.machine.worker_said(applied(old, 1), 0.0) == []
+    assert bench.machine.worker_ended(down(old), 0.0, clean=False) == []
+
+
+def test_of_a_long_outage_each_step_is_told_once_for_all_workers_in_pages() -> None:
+    bench = Bench(workers=8)
+    for step in range(1, 2001):
+        bench.say(*(applied(worker, step) for worker in bench.workers))
+    bench.say(report(bench.worker, 2))
+    hello, *rest = bench.connect()
+    assert isinstance(hello, Hello)
+    assert len(msgspec.msgpack.encode(hello)) < MAX_MESSAGE_BYTES // 4
+    assert hello.kept[:8] == tuple(attach(worker) for worker in bench.workers)
+    assert rest[-1] == FromWorker(message=report(bench.worker, 2))
+    pages = [message for message in (*hello.kept, *rest) if isinstance(message, AppliedSteps)]
+    assert [step.step for page in pages for step in page.steps] == list(range(1, 2001))
+    assert all(len(page.steps) <= PAGE_STEPS for page in pages)
+    assert all(page.workers == dict.fromkeys(bench.workers, 2000) for page in pages)
+
+
+def test_what_an_older_epoch_did_after_the_step_that_a_newer_one_begins_with_is_not_told() -> None:
+    """Neither worker's: the second one, too, is about to lose what it did."""
+    bench = Bench(workers=2)
+    for step in range(1, 9):
+        bench.say(*(applied(worker, step) for worker in bench.workers))
+    first, second = bench.workers
+    bench.say(Entered(worker=first, epoch=2, applied=4), applied(first, 5, epoch=2))
+    (page,) = [message for message in bench.kept() if isinstance(message, AppliedSteps)]
+    assert [(step.step, step.epoch) for step in page.steps] == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)]
+    assert page.workers == {first: 5, second: 4}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["applied", "commit", "down"]), st.integers(1, 30)), max_size=60))
+def test_nothing_uncommitted_of_a_live_worker_is_lost(story: list[tuple[str, int]]) -> None:
+    bench = Bench()
+    expected, committed = set[int](), 0
+    for what, step in story:
+        if what == "applied" and bench.worker:
+            bench.say(applied(bench.worker, step))
+            expected |= {step} if step > committed else set()
+        elif what == "commit":
+            bench.hear(Committed(term=1, step=step))
+            committed = max(committed, step)
+        elif what == "down" and bench.worker:
+            bench.die()
+            expected = set()
+            if bench.machine.over is not None:
+                return
+            bench.say(attach(bench.worker))
+    assert {step for step in bench.kept_steps() if step > committed} == {step for step in expected if step > committed}
+
+
+# ---- whom it obeys ----
+
+
+def test_an_older_coordinator_is_refused() -> None:
+    bench = Bench(term=3)
+    bench.machine.disconnected()
+    bench.machine.connected(0.0)
+    (left,) = bench.hear(welcome(2, committed=100))
+    assert isinstance(left, Reconnect)
+    assert bench.machine.committed == 0
+    bench.connect(term=3)
+    bench.hear(Committed(term=2, step=100))
+    assert bench.machine.committed == 0
+    bench.hear(Committed(term=3, step=9))
+    assert (bench.machine.term, bench.machine.committed) == (3, 9)
+
+
+PLAN = EpochPlan(term=2, epoch=5, members=())
+
+
+@pytest.mark.parametrize(
+    "order",
+    [begin(term=2, epoch=5), Prepare(plan=PLAN), Stop(term=2, epoch=1), Arm(term=2, epoch=1), Void(term=2, epoch=1)],
+    ids=lambda order: type(order).__name__,
+)
+def test_orders_of_a_lower_term_are_refused(order: Order) -> None:
+    current, newer = Bench(term=2), Bench(term=3)
+    assert current.order(order) == [Pass(ToWorker(worker=current.worker, order=order))]
+    assert newer.order(order) == []
+    assert newer.order(JobDone()) == [Pass(ToWorker(worker=newer.worker, order=JobDone()))]
+
+
+def test_orders_reach_nobody_before_the_welcome_nor_workers_that_are_gone() -> None:
+    bench = Bench()
+    bench.machine.disconnected()
+    bench.machine.connected(0.0)
+    assert bench.order(JobDone()) == []
+    bench.connect()
+    old = bench.worker
+    bench.die()
+    assert bench.order(JobDone(), old) == []
+
+
+def test_an_expelled_node_comes_back_with_fresh_workers_under_a_new_session() -> None:
+    bench = Bench(workers=2)
+    old, session = bench.workers, bench.machine.session
+    bench.say(applied(old[0], 1))
+    out = bench.hear(Refused(why="too late", exit_code=EXIT_FAILED, retry=True))
+    assert out[:2] == [StartWorker(worker) for worker in bench.workers]
+    assert isinstance(out[2], Reconnect)
+    assert out[2].blame
+    assert not set(old) & set(bench.workers)
+    hello, *rest = bench.connect()
+    assert isinstance(hello, Hello)
+    assert (hello.kept, rest) == ((), [])
+    assert hello.session == bench.machine.session != session
+
+
+def test_a_node_that_only_brings_fresh_workers_is_not_to_blame() -> None:
+    out = Bench().hear(Refused(why="all are started again", exit_code=EXIT_DONE, retry=True))
+    assert [i.blame for i in out if isinstance(i, Reconnect)] == [False]
+
+
+def test_a_refusal_for_good_and_the_end_of_the_node_end_it() -> None:
+    assert Bench().hear(Refused(why="another script", exit_code=2)) == [EndAgent(2, "another script")]
+    bench = Bench()
+    assert bench.hear(EndNode(exit_code=2, why="x", alone=True)) == [EndAgent(2, "x", alone=True)]
+    assert bench.hear(EndNode(exit_code=1, why="y")) == []  # it ends only once
+    assert bench.machine.tick(1000.0, set()) == []
+
+
+def test_scripts_that_are_done_end_by_themselves() -> None:
+    bench = Bench(workers=2)
+    for worker in bench.workers:
+        bench.order(JobDone(), worker)
+    assert bench.hear(EndNode(exit_code=EXIT_DONE, why="done")) == []
+    first, second = bench.workers
+    assert bench.die(first, 4) == []
+    assert bench.die(second, 0, clean=True) == [Say(Leave(reason="finished")), EndAgent(TAIL_FAILED)]
+
+
+# ---- which workers it replaces ----
+
+
+def test_bad_input_is_not_tried_again() -> None:
+    bench = Bench()
+    old = bench.worker
+    assert bench.die(exit_code=EXIT_BAD_INPUT) == [Say(down(old, EXIT_BAD_INPUT))]
+    assert bench.workers == [""]
+    (hello,) = bench.connect()
+    assert isinstance(hello, Hello)
+    assert hello.kept == (down(old, EXIT_BAD_INPUT),)
+
+
+def test_workers_that_die_again_and_again_quarantine_the_node() -> None:
+    bench = Bench()
+    for _ in range(3):
+        assert isinstance(bench.die()[-1], StartWorker)
+    told, leave, end = bench.die()
+    assert isinstance(told, Say)
+    assert leave == Say(Leave(reason="quarantined", detail="the workers of node-0 fail again and again: code -9"))
+    assert isinstance(end, EndAgent)
+    assert end.exit_code == EXIT_FAILED
+
+
+def test_a_quarantined_node_tells_why_before_it_goes() -> None:
+    """Found when agents started faster than their coordinator: they left before anybody could hear why."""
+    bench = Bench()
+    bench.machine.disconnected()
+    for _ in range(4):
+        bench.die()
+    assert bench.machine.over is None
+    hello, leave = bench.connect()
+    assert isinstance(hello, Hello)
+    assert [type(kept) for kept in hello.kept] == [WorkerDown]
+    assert isinstance(leave, Leave)
+    assert bench.machine.over is not None
+
+
+def test_deaths_count_until_a_step_is_committed() -> None:
+    count = DeathCount()
+    assert [count.died(float(now), 0) for now in range(3)] == [False, False, False]
+    assert count.died(3.0, 0)
+
+
+def test_a_committed_step_forgives_also_after_a_roll_back() -> None:
+    count = DeathCount()
+    assert not any(count.died(float(now), now) for now in range(1, 50))
+    assert not any(count.died(float(50 + now), now) for now in range(1, 50))
+
+
+def test_deaths_of_long_ago_do_not_count() -> None:
+    count = DeathCount()
+    assert not any(count.died(120.0 * number, 0) for number in range(50))
+
+
+def test_a_worker_that_is_stopped_for_longer_than_a_lease_is_killed() -> None:
+    bench = Bench(workers=2)
+    stopped = {bench.workers[1]}
+    assert not [i for now in (1.0, 1.9) for i in bench.machine.tick(now, stopped) if isinstance(i, KillHung)]
+    assert KillHung(bench.workers[1]) in bench.machine.tick(2.1, stopped)
+    bench.machine.tick(2.2, set())  # continued in time, after all
+    assert KillHung(bench.workers[1]) not in bench.machine.tick(3.5, stopped)
+
+
+# ---- signs of life ----
+
+
+def test_who_has_just_said_something_sends_no_heartbeat() -> None:
+    bench = Bench()
+    bench.now = 10.0
+    bench.say(applied(bench.worker, 1))
+    assert bench.machine.tick(10.04, set()) == []
+    assert bench.machine.tick(10.06, set()) == [Say(Heartbeat())]
+    bench.machine.disconnected()
+    assert bench.machine.tick(20.0, set()) == []

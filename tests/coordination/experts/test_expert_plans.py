@@ -1,0 +1,132 @@
+"""Placements as they travel: blobs, what survivors hold, what moves."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.experts.placing import decode, encode, experts_by_layer, lost_experts, place
+from holdfast.planning import Shortage
+from holdfast.protocol.plan import ExpertPlan, ExpertShape
+
+SHAPE = ExpertShape(layers=3, experts=8, slots=6)
+
+
+@given(st.data())
+def test_a_blob_says_what_went_into_it(data: st.DataObject) -> None:
+    layers, experts = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
+    counts = np.array(
+        data.draw(
+            st.lists(st.lists(st.integers(0, 3), min_size=experts, max_size=experts), min_size=layers, max_size=layers)
+        )
+    )
+    shape = ExpertShape(layers=layers, experts=experts, slots=1)
+    assert (decode(encode(counts), shape) == counts).all()
+    assert [len(layer) for layer in experts_by_layer(encode(counts), shape)] == counts.sum(axis=1).tolist()
+
+
+@given(st.binary(min_size=1, max_size=64))
+def test_bytes_that_are_no_blob_are_refused(blob: bytes) -> None:
+    try:
+        counts = decode(blob + b"\x00" * (len(blob) % 2), SHAPE)
+    except ValueError:
+        return
+    assert encode(counts) != b""
+
+
+def test_nothing_is_held_by_the_empty_blob() -> None:
+    assert not decode(b"", SHAPE).any()
+    assert lost_experts(SHAPE, [b""]) == [(layer, expert) for layer in range(3) for expert in range(8)]
+
+
+def placed(workers: list[str], held: dict[str, bytes], slots: int = 6) -> ExpertPlan:
+    nodes = {worker.split("/")[0] for worker in workers}
+    plan = place(SHAPE, workers, held, slots=[slots] * len(nodes), loads=None, fault_threshold=2, strategy="mro")
+    assert not isinstance(plan, Shortage)
+    return plan
+
+
+def test_replicas_are_spread_over_racks_before_nodes() -> None:
+    workers = [f"n{number}/0/a" for number in range(4)]
+    loads = np.full((3, 8), 10.0)
+    for racks in ([0, 0, 1, 1], [0, 1, 1, 0]):
+        plan = place(SHAPE, workers, {}, slots=[6] * 4, loads=loads, fault_threshold=2, strategy="best", racks=racks)
+        assert isinstance(plan, ExpertPlan)
+        for lost in (0, 1):
+            left = [blob for rack, blob in zip(racks, plan.placement, strict=True) if rack != lost]
+            assert lost_experts(SHAPE, left) == []
+
+
+@pytest.mark.parametrize("racks", [("a", "a", "b", "b"), ("a", "b", "b", ""), ("", "", "", "")])
+def test_nodes_say_their_racks(racks: tuple[str, ...]) -> None:
+    job = Job(nodes=len(racks)).boot()
+    for number, rack in enumerate(racks):
+        job.connect(msgspec.structs.replace(hello(f"n{number}"), rack=rack))
+        job.say(attach(w(f"n{number}"), experts=SHAPE))
+    plan = job.records[-1].plan
+    assert plan is not None
+    assert plan.experts is not None
+    assert plan.experts.given == 2
+    rack_of = {f"n{number}": rack or f"n{number}" for number, rack in enumerate(racks)}
+    for lost in set(rack_of.values()):
+        left = [
+            blob
+            for member, blob in zip(plan.members, plan.experts.placement, strict=True)
+            if rack_of[member.node] != lost
+        ]
+        assert lost_experts(SHAPE, left) == []
+
+
+def test_a_lost_node_leaves_a_copy_of_everything_and_only_the_missing_moves() -> None:
+    workers = [f"n{number}/0/a" for number in range(4)]
+    first = placed(workers, {})
+    assert first.moves == 0, "the first placement is made in place"
+    assert (first.asked, first.given) == (2, 2)
+    held = dict(zip(workers, first.placement, strict=True))
+    moves = []
+    for dead in workers:
+        rest = [worker for worker in workers if worker != dead]
+        assert lost_experts(SHAPE, [held[worker] for worker in rest]) == []
+        after = placed(rest, held)
+        assert after.held == tuple(held[worker] for worker in rest)
+        moves.append(after.moves)
+        for blob in after.placement:
+            assert decode(blob, SHAPE).sum(axis=1).tolist() == [6, 6, 6]
+    assert 0 < max(moves) <= 3 * 6, "no more travels than the dead node held"
+
+
+def test_a_joiner_is_given_experts_and_nothing_is_taken_for_held_that_is_not() -> None:
+    workers = ["a/0/x", "b/0/x"]
+    first = placed(workers, {})
+    held = dict(zip(workers, first.placement, strict=True))
+    grown = placed([*workers, "c/0/x"], held)
+    assert grown.held[2] == b""
+    assert decode(grown.placement[2], SHAPE).sum() == 18
+    assert grown.moves > 0
+
+
+def test_ranks_of_a_node_share_its_slots_whatever_their_order() -> None:
+    workers = ["a/0/x", "b/0/x", "a/1/x", "b/1/x"]
+    plan = placed(workers, {})
+    assert [decode(blob, SHAPE).sum() for blob in plan.placement] == [9, 9, 9, 9]
+    for node in (0, 1):
+        counts = sum(decode(plan.placement[rank], SHAPE) for rank in (node, node + 2))
+        assert (counts.sum(axis=1) == 6).all()
+
+
+def test_too_few_slots_are_a_shortage_with_a_remedy() -> None:
+    plan = place(SHAPE, ["a/0/x"], {}, slots=[6], loads=None, fault_threshold=2, strategy="mro")
+    assert isinstance(plan, Shortage)
+    assert "slots" in str(plan)
+
+
+@pytest.mark.parametrize("experts", [7, 9])
+def test_a_blob_of_another_model_is_refused(experts: int) -> None:
+    blob = encode(np.ones((3, 9), dtype=np.int64))
+    other = ExpertShape(layers=3 if experts == 7 else 2, experts=experts, slots=6)
+    with pytest.raises(ValueError, match="do not name experts"):
+        decode(blob, other)

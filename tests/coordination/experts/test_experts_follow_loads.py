@@ -1,0 +1,280 @@
+"""Experts follow their loads while the job trains: when a new placement is asked for, weighed, and switched to."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from machinery import Job, applied, attach, commit, hello, w
+from test_loads import loads, moe_job, replicas
+
+from holdfast.coordination.inputs import PlanExperts, Planned
+from holdfast.coordination.progress.costs import DEFAULT_BANDWIDTH, LEAST_PAUSE_S, MeasuredCosts
+from holdfast.coordination.progress.recovery_cost import Recovery
+from holdfast.planning import Shortage
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+
+EVERY = 10
+SHAPE = msg.ExpertShape(layers=2, experts=6, slots=4)
+#: Expert 0 has two replicas while nothing is known, and needs six.
+SKEWED = np.array([[90.0, 2, 2, 2, 2, 2], [90.0, 3, 3, 3, 3, 3]])
+
+
+def train(job: Job, first: int, last: int, *, epoch: int = 1) -> None:
+    """Let all members apply steps, one per second."""
+    plan = job.records[-1].plan
+    assert plan is not None
+    for step in range(first, last + 1):
+        for worker in plan.workers:
+            job.say(msg.Applied(worker=worker, epoch=epoch, step=step, commit=commit(), world=len(plan.members)))
+
+
+def asked(job: Job) -> list[PlanExperts]:
+    return [order for order in job.last if isinstance(order, PlanExperts)]
+
+
+def rebalancing_job(tokens: np.ndarray = SKEWED) -> tuple[Job, PlanExperts]:
+    """The first look finds even loads; after step 10, with skewed ones, a placement is asked for again."""
+    job = moe_job(4, SHAPE, rebalance_every=EVERY)
+    job.say(loads(np.ones((2, 6)), step=1))
+    train(job, 1, 1)
+    (first,) = asked(job)
+    job.feed(Planned(first.epoch, first.solve()))
+    job.say(loads(tokens))
+    train(job, 2, 9)
+    assert not asked(job)
+    train(job, 10, 10)
+    (order,) = asked(job)
+    return job, order
+
+
+def adopt(job: Job, order: PlanExperts) -> msg.EpochPlan:
+    job.feed(Planned(order.epoch, order.solve()))
+    pending = job.records[-1].pending
+    assert pending is not None
+    return pending
+
+
+def swap(job: Job, pending: msg.EpochPlan, step: int) -> None:
+    """All build the group, raise the flag, and pass `step` with it."""
+    for worker in pending.workers:
+        job.say(msg.Prepared(worker=worker, epoch=pending.epoch))
+    assert set(job.orders(msg.Arm)) == set(pending.workers)
+    for worker in pending.workers:
+        job.say(applied(worker, 1, step, commit(1.0, msg.Flag.SWAP), world=4))
+
+
+def test_replicas_follow_the_loads_at_a_step_boundary() -> None:
+    job, order = rebalancing_job()
+    pending = adopt(job, order)
+    (decided,) = job.said(ev.RebalanceDecided)
+    assert decided.adopted
+    assert decided.step == 10
+    assert decided.gain_s > decided.cost_s > 0
+    assert decided.moves > 0
+    assert "saved over 10 steps" in decided.why
+    assert set(job.orders(msg.Prepare)) == set(pending.workers)
+    assert replicas(pending, SHAPE) == [[6, 2, 2, 2, 2, 2]] * 2
+    assert (pending.sources, pending.experts.given if pending.experts else 0) == ({}, 2)
+    swap(job, pending, 11)
+    (started,) = [event for event in job.events if isinstance(event, ev.EpochStarted) and event.epoch == 2]
+    assert (started.reason, started.world, started.expert_moves) == ("rebalance", 4, decided.moves)
+    for worker in pending.workers:
+        job.say(msg.Entered(worker=worker, epoch=2, applied=11, received_bytes=100, transfer_s=0.01))
+    train(job, 12, 12, epoch=2)
+    (rebalanced,) = job.said(ev.Rebalanced)
+    assert (rebalanced.step, rebalanced.bytes_moved, rebalanced.experts_moved) == (12, 400, decided.moves)
+    assert not [event for event in job.events if isinstance(event, ev.Recovered)]
+
+
+def test_the_first_look_waits_for_loads_alone_and_counts_on_the_steps_to_the_next() -> None:
+    job = moe_job(4, SHAPE, rebalance_every=EVERY)
+    for step in (1, 2, 3):
+        train(job, step, step)
+        assert not asked(job), "nobody has told any loads"
+    job.say(loads(SKEWED, step=3))
+    (order,) = asked(job)
+    for node in ("n0", "n1", "n2", "n3"):
+        job.say(applied(w(node), 1, 4, commit(), world=4))
+        assert not asked(job), "the look at step 3 is not over"
+    pending = adopt(job, order)
+    (decided,) = job.said(ev.RebalanceDecided)
+    assert (decided.step, decided.adopted) == (3, True)
+    assert "saved over 7 steps" in decided.why
+    assert replicas(pending, SHAPE) == [[6, 2, 2, 2, 2, 2]] * 2
+    swap(job, pending, 5)
+    for worker in pending.workers:
+        job.say(msg.Entered(worker=worker, epoch=2, applied=5))
+    for step in (6, 7, 8, 9):
+        train(job, step, step, epoch=2)
+        assert not asked(job), "the next look is at the next multiple"
+    train(job, 10, 10, epoch=2)
+    assert asked(job)
+
+
+def test_even_loads_are_no_reason_to_move() -> None:
+    job, order = rebalancing_job(tokens=np.ones((2, 6)))
+    job.feed(Planned(order.epoch, order.solve()))
+    assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [False]
+    assert job.records[-1].pending is None
+    train(job, 11, 20)
+    assert asked(job), "the next look comes ten steps later"
+
+
+def test_a_gain_below_the_cost_is_refused_with_both_numbers() -> None:
+    job = moe_job(4, SHAPE, rebalance_every=EVERY)
+    job.say(loads(SKEWED, token_s=1e-6))
+    train(job, 1, 1)
+    (order,) = asked(job)
+    job.feed(Planned(order.epoch, order.solve()))
+    (decided,) = job.said(ev.RebalanceDecided)
+    assert not decided.adopted
+    assert 0 < decided.gain_s < decided.cost_s
+    assert "to move" in decided.why
+
+
+def test_workers_of_a_node_share_its_tokens() -> None:
+    gains = []
+    for workers in (1, 2):
+        job = Job(nodes=4, config={"rebalance_every": EVERY}).boot()
+        names = [msg.worker_id(f"n{node}", worker, "a") for node in range(4) for worker in range(workers)]
+        for node in range(4):
+            job.connect(msgspec.structs.replace(hello(f"n{node}"), workers=workers))
+        for name in names:
+            job.say(attach(name, experts=SHAPE))
+        for name in names:
+            job.say(msg.Entered(worker=name, epoch=1, applied=0))
+        job.say(loads(SKEWED))
+        train(job, 1, 1)
+        (order,) = asked(job)
+        job.feed(Planned(order.epoch, order.solve()))
+        (decided,) = job.said(ev.RebalanceDecided)
+        gains.append(decided.gain_s)
+    assert gains[1] == pytest.approx(gains[0] / 2)
+
+
+@pytest.mark.parametrize(("every", "window"), [(EVERY, EVERY), (0, msg.LOADS_WINDOW)])
+def test_workers_are_told_over_how_many_steps_loads_are_taken(every: int, window: int) -> None:
+    plan = moe_job(4, SHAPE, rebalance_every=every).records[-1].plan
+    assert plan is not None
+    assert plan.experts is not None
+    assert plan.experts.window == window
+
+
+def test_a_job_that_is_never_to_look_does_not() -> None:
+    job = moe_job(4, SHAPE, rebalance_every=0)
+    job.say(loads(SKEWED))
+    for step in range(1, 30):
+        train(job, step, step)
+        assert not asked(job)
+
+
+def test_without_loads_multiples_pass_and_the_first_report_brings_a_look() -> None:
+    job = moe_job(4, SHAPE, rebalance_every=EVERY)
+    for step in range(1, 22):
+        train(job, step, step)
+        assert not asked(job)
+    job.say(loads(SKEWED))
+    assert asked(job)
+
+
+def test_what_is_computed_for_an_epoch_that_is_over_is_forgotten() -> None:
+    job, order = rebalancing_job()
+    experts = order.solve()
+    job.lose("n3")
+    job.feed(Planned(order.epoch, experts))
+    assert job.kinds == []
+    plan = job.records[-1].plan
+    assert plan is not None
+    assert plan.experts is not None
+    for worker, held in zip(plan.workers[:3], plan.experts.placement, strict=False):
+        job.report(msg.node_of(worker), 10, experts=held)
+    job.feed(Planned(order.epoch, experts))
+    assert job.kinds == []
+    assert job.records[-1].pending is None
+
+
+@pytest.mark.parametrize("found", [None, Shortage(reason="r", remedy="r")])
+def test_a_placement_that_could_not_be_computed_changes_nothing(found: Shortage | None) -> None:
+    job, order = rebalancing_job()
+    job.feed(Planned(order.epoch, found))
+    assert job.kinds == []
+    train(job, 11, 20)
+    assert asked(job)
+
+
+def test_a_failure_voids_a_pending_rebalance() -> None:
+    job, order = rebalancing_job()
+    pending = adopt(job, order)
+    plan = job.records[-1].plan
+    assert plan is not None
+    assert plan.experts is not None
+    job.lose("n2")
+    assert set(job.orders(msg.Stop)) == {w("n0"), w("n1"), w("n3")}
+    for worker, held in zip(plan.workers, plan.experts.placement, strict=True):
+        if worker != w("n2"):
+            job.report(msg.node_of(worker), 10, experts=held)
+    (started,) = job.said(ev.EpochStarted)
+    assert (started.reason, started.epoch) == ("failure", pending.epoch + 1)
+    assert job.records[-1].pending is None
+
+
+@pytest.mark.parametrize("blob", [b"odd", b"\xff" * 16])
+@pytest.mark.parametrize("name", ["experts", "experts_next"])
+def test_a_report_that_cannot_be_read_expels_its_node_and_not_the_coordinator(name: str, blob: bytes) -> None:
+    """Every coordinator would be told it again, and end."""
+    job = moe_job(4, SHAPE, rebalance_every=EVERY)
+    plan = job.records[-1].plan
+    assert plan is not None
+    assert plan.experts is not None
+    job.lose("n3")
+    job.report("n2", 0, **{name: blob})
+    (failure,) = job.said(ev.FailureDetected)
+    assert (failure.node, failure.kind) == ("n2", "exception")
+    assert "the report of n2/0/a cannot be read" in failure.detail
+    for worker, held in zip(plan.workers[:2], plan.experts.placement, strict=False):
+        job.report(msg.node_of(worker), 0, experts=held)
+    (started,) = job.said(ev.EpochStarted)
+    assert started.members == ("n0", "n1")
+
+
+def test_a_joiner_waits_for_the_rebalance_and_is_taken_in_after_it() -> None:
+    job, order = rebalancing_job()
+    pending = adopt(job, order)
+    job.connect(hello("n4"))
+    job.say(attach(w("n4"), experts=SHAPE))
+    assert job.records[-1].pending == pending
+    swap(job, pending, 11)
+    for worker in pending.workers:
+        job.say(msg.Entered(worker=worker, epoch=2, applied=11))
+    joined = job.records[-1].pending
+    assert joined is not None
+    assert w("n4") in joined.workers
+
+
+def test_a_coordinator_that_takes_over_waits_for_loads() -> None:
+    job, _ = rebalancing_job()
+    job.boot(takeover=True)
+    assert not asked(job)
+
+
+def test_costs_are_those_measured_last() -> None:
+    costs = MeasuredCosts()
+    assert costs.step_s == 0
+    assert (costs.bandwidth, costs.pause_s) == (DEFAULT_BANDWIDTH, LEAST_PAUSE_S)
+    for seconds in (0.0, 1.0, 1.0, 9.0):
+        costs.step(seconds)
+    assert costs.step_s == 1.0
+    moved = Recovery(failed=10.0, detected=10.0, action="rebalance", swap=True)
+    moved.moved(1 << 24, 0.5)
+    moved.moved(1 << 23, 0.25)
+    costs.switched(moved, 11.75)
+    assert costs.bandwidth == (1 << 25)
+    assert costs.pause_s == pytest.approx(0.25), "a step and the transfer aside"
+    costs.switched(Recovery(failed=10.0, detected=10.0, action="rebalance", swap=True), 10.5)
+    assert costs.pause_s == LEAST_PAUSE_S, "no switch is free, whatever noise says"
+    join = Recovery(failed=10.0, detected=10.0, action="grow", swap=True)
+    join.moved(1 << 24, 5.0)
+    costs.switched(join, 20.0)
+    assert costs.bandwidth == (1 << 25), "its transfers wait for the joiner's dense state"

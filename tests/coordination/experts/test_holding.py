@@ -1,0 +1,185 @@
+"""What a worker holds from epoch to epoch: nothing is let go of before a commit operation of the epoch has passed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.coordination.experts.holding import Holding
+from holdfast.coordination.experts.placing import decode, encode, everything, lost_experts
+from holdfast.errors import JobFailedError
+from holdfast.planning.arrays import IntArray
+from holdfast.protocol.plan import DecisionKind, ExpertPlan, ExpertShape
+
+LAYERS, EXPERTS = 2, 4
+SHAPE = ExpertShape(layers=LAYERS, experts=EXPERTS, slots=EXPERTS)
+START, REDO, ROLLBACK = DecisionKind.START, DecisionKind.REDO, DecisionKind.ROLLBACK
+
+
+def blob(*experts: int) -> bytes:
+    """One worker's experts, the same in both layers."""
+    return encode(np.tile(np.bincount(experts, minlength=EXPERTS), (LAYERS, 1)))
+
+
+def plan(held: bytes, placement: bytes, moves: int = 0) -> ExpertPlan:
+    """What concerns rank 0."""
+    return ExpertPlan(
+        layers=LAYERS, experts=EXPERTS, held=(held,), placement=(placement,), moves=moves, asked=1, given=1
+    )
+
+
+def holding(*experts: int) -> Holding:
+    """A worker that holds these since a commit."""
+    out = Holding(SHAPE)
+    out.take_up(plan(b"", blob(*experts)), 0, START)
+    out.passed()
+    return out
+
+
+def test_all_initial_experts_are_kept_until_the_first_commit() -> None:
+    fresh = Holding(SHAPE)
+    assert fresh.blob == everything(SHAPE) == blob(0, 1, 2, 3)
+    change = fresh.take_up(plan(b"", blob(0, 1)), 0, START)
+    assert not change.bring
+    assert encode(change.keep) == everything(SHAPE)
+    fresh.brought()
+    assert (fresh.blob, fresh.next_blob, fresh.initial) == (everything(SHAPE), blob(0, 1), True)
+    fresh.passed()
+    assert (fresh.blob, fresh.next_blob, fresh.initial) == (blob(0, 1), blob(0, 1), False)
+
+
+def test_a_migration_keeps_what_was_held_until_a_commit() -> None:
+    worker = holding(0, 1)
+    change = worker.take_up(plan(blob(0, 1), blob(1, 2), moves=2), 0, REDO)
+    assert change.bring
+    assert worker.blob == blob(0, 1) == encode(change.keep), "what is still to come is not held"
+    worker.brought()
+    assert (worker.blob, worker.next_blob) == (blob(0, 1, 2), blob(1, 2))
+    worker.passed()
+    assert worker.blob == blob(1, 2)
+
+
+def test_what_came_too_late_to_be_reported_is_let_go_of() -> None:
+    """A Stop between the end of a migration and the note of it: the next plan knows only of what was held before."""
+    worker = holding(0, 1)
+    worker.take_up(plan(blob(0, 1), blob(1, 2), moves=2), 0, REDO)
+    worker.brought()
+    change = worker.take_up(plan(blob(0, 1), blob(0)), 0, REDO)
+    assert encode(change.keep) == worker.blob == blob(0, 1)
+
+
+@pytest.mark.parametrize("decision", [REDO, DecisionKind.FORWARD, None])
+def test_experts_of_a_state_that_was_replaced_do_not_count(decision: DecisionKind | None) -> None:
+    worker = Holding(SHAPE)
+    change = worker.take_up(plan(b"", blob(1, 2), moves=2), 0, decision)
+    assert change.bring
+    assert not change.keep.any()
+    assert not worker.initial
+    worker.brought()
+    assert worker.blob == blob(1, 2)
+
+
+def test_a_checkpoint_replaces_everything() -> None:
+    worker = holding(0, 1)
+    worker.overwrite()
+    worker.loaded(plan(b"", blob(2, 3)), 0)
+    assert worker.blob == blob(2, 3)
+    change = worker.take_up(plan(b"", blob(2, 3)), 0, ROLLBACK)
+    assert (encode(change.keep), change.bring) == (blob(2, 3), False)
+
+
+def test_initial_experts_that_may_have_been_written_over_are_initial_no_more() -> None:
+    for worker in (holding(0, 1, 2, 3), Holding(SHAPE)):
+        worker.overwrite()
+        with pytest.raises(JobFailedError, match="initial experts"):
+            worker.take_up(plan(b"", everything(SHAPE)), 0, START)
+
+
+def test_a_plan_that_counts_on_what_is_not_here_is_refused() -> None:
+    with pytest.raises(ValueError, match="is held, here is"):
+        holding(0, 2).take_up(plan(blob(0, 1), blob(0, 1)), 0, REDO)
+    with pytest.raises(ValueError, match="moves nothing"):
+        holding(0, 2).take_up(plan(blob(0, 2), blob(0, 1)), 0, REDO)
+
+
+class Member:
+    """A worker with its memory: what lies there, whatever is noted of it."""
+
+    def __init__(self) -> None:
+        self.holding = Holding(SHAPE)
+        self.memory = decode(everything(SHAPE), SHAPE) > 0
+
+    def take_up(self, plan: ExpertPlan, rank: int, decision: DecisionKind | None, reach: int) -> None:
+        """Get so far: 1 what does not count has gone, 2 what is missing is here, 3 and noted."""
+        if reach == 0:
+            return
+        change = self.holding.take_up(plan, rank, decision)
+        self.check()
+        self.memory &= change.keep > 0
+        if reach > 1:
+            self.memory |= self.holding.placed > 0
+        if reach > 2:
+            self.holding.brought()
+        self.check()
+
+    def commit(self) -> None:
+        self.memory &= self.holding.placed > 0
+        self.holding.passed()
+        self.check()
+
+    def check(self) -> None:
+        assert not ((self.holding.held > 0) & ~self.memory).any(), "more is noted than is in memory"
+
+
+def placements(ranks: int) -> st.SearchStrategy[list[bytes]]:
+    """Every expert of every layer on at least one rank."""
+    hosts = st.sets(st.integers(0, ranks - 1), min_size=1)
+    return st.lists(hosts, min_size=LAYERS * EXPERTS, max_size=LAYERS * EXPERTS).map(
+        lambda hosted: [
+            encode(np.array([rank in who for who in hosted], dtype=np.int64).reshape(LAYERS, EXPERTS))
+            for rank in range(ranks)
+        ]
+    )
+
+
+def next_plan(held: Sequence[bytes], placement: Sequence[bytes]) -> ExpertPlan:
+    missing = [_missing(decode(have, SHAPE), decode(want, SHAPE)) for have, want in zip(held, placement, strict=True)]
+    moves = sum(missing) if any(held) else 0
+    return ExpertPlan(
+        layers=LAYERS, experts=EXPERTS, held=tuple(held), placement=tuple(placement), moves=moves, asked=1, given=1
+    )
+
+
+def _missing(have: IntArray, want: IntArray) -> int:
+    return int(((want > 0) & (have == 0)).sum())
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), ranks=st.integers(1, 4))
+def test_no_expert_is_lost_wherever_an_epoch_is_broken_off(data: st.DataObject, ranks: int) -> None:
+    """Members that only ever report, obey plans made of their reports, and are stopped anywhere in between."""
+    members = [Member() for _ in range(ranks)]
+    held, decision = [b""] * ranks, START
+    for _ in range(data.draw(st.integers(1, 6))):
+        plan = next_plan(held, data.draw(placements(ranks)))
+        reach = data.draw(st.lists(st.integers(0, 3), min_size=ranks, max_size=ranks) | st.just([3] * ranks))
+        if plan.moves and min(reach) == 0:
+            reach = [min(far, 1) for far in reach]  # all take part in the migration, or nothing comes
+        for rank, member in enumerate(members):
+            member.take_up(plan, rank, decision, reach[rank])
+        passed = min(reach) == 3 and data.draw(st.booleans())
+        late = [data.draw(st.booleans()) if passed else False for _ in members]
+        for member, is_late in zip(members, late, strict=True):
+            if passed and not is_late:
+                member.commit()
+        # FORWARD: a worker that was stopped before it applied reports what it will hold, and does so first of all.
+        held = [m.holding.next_blob if is_late else m.holding.blob for m, is_late in zip(members, late, strict=True)]
+        assert lost_experts(SHAPE, held) == []
+        for member, is_late in zip(members, late, strict=True):
+            if is_late:
+                member.commit()
+        decision = REDO

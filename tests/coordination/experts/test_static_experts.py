@@ -1,0 +1,93 @@
+"""Classic expert parallelism: who is a member, and which chunk of the experts each holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.coordination.experts.placing import decode, encode, experts_by_layer
+from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
+from holdfast.planning import Shortage
+from holdfast.protocol.names import worker_id
+from holdfast.protocol.plan import ExpertShape
+
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=150)
+
+
+def shape_of(experts: int, slots: int = 6, layers: int = 2) -> ExpertShape:
+    return ExpertShape(layers=layers, experts=experts, slots=slots)
+
+
+def workers_of(count: int) -> list[str]:
+    return [worker_id(f"n{index}", 0, f"{index:x}") for index in range(count)]
+
+
+def chunk_blob(shape: ExpertShape, ep_size: int, chunks: set[int]) -> bytes:
+    counts = np.zeros((shape.layers, shape.experts), dtype=np.int64)
+    size = shape.experts // ep_size
+    for chunk in chunks:
+        counts[:, chunk * size : (chunk + 1) * size] = 1
+    return encode(counts)
+
+
+def test_the_papers_models_have_the_papers_ep_sizes() -> None:
+    assert [ep_size_of(shape_of(experts), 0) for experts in (8, 12, 16)] == [2, 2, 4]
+    assert ep_size_of(shape_of(8), 4) == 4
+    assert ep_size_of(None, 0) == 1
+    refused = ep_size_of(shape_of(8), 3)
+    assert isinstance(refused, Shortage)
+    assert "EP size of 3" in str(refused)
+    assert "--ep-size 2 or 4 or 8" in str(refused)
+    assert isinstance(ep_size_of(shape_of(8), 1), Shortage)  # 8 experts do not fit 6 slots
+
+
+@pytest.mark.parametrize(("workers", "ep_size", "wanted"), [(10, 4, 8), (7, 4, 4), (3, 4, 0), (5, 2, 4), (5, 1, 5)])
+def test_the_world_is_the_largest_multiple(workers: int, ep_size: int, wanted: int) -> None:
+    assert usable(workers, ep_size) == wanted
+
+
+@PROPERTY
+@given(st.data())
+def test_members_hold_equal_chunks_and_no_live_chunk_is_left_behind(data: st.DataObject) -> None:
+    ep_size = data.draw(st.integers(1, 4))
+    shape = shape_of(2 * ep_size)
+    workers = workers_of(data.draw(st.integers(ep_size, 11)))
+    # (two chunks: while experts move, a worker holds what it had and what it is to have)
+    owned = {w: data.draw(st.sets(st.integers(0, ep_size - 1), max_size=2)) for w in workers}
+    held = {w: chunk_blob(shape, ep_size, chunks) for w, chunks in owned.items() if chunks}
+    chosen = seats(workers, held, shape, ep_size)
+    assert len(chosen) == usable(len(workers), ep_size)
+    assert np.bincount(list(chosen.values()), minlength=ep_size).tolist() == [len(workers) // ep_size] * ep_size
+    live = set().union(*owned.values())
+    assert set().union(*(owned[worker] for worker in chosen)) == live
+    members = [worker for worker in workers if worker in chosen]
+    plan = place_static(shape, members, held, chosen, asked=2)
+    assert plan.given == min(2, len(workers) // ep_size)
+    total = np.sum([decode(blob, shape) for blob in plan.placement], axis=0)
+    assert (total == len(workers) // ep_size).all()
+    moved = sum(chosen[worker] in live - owned[worker] for worker in members)
+    assert plan.moves == moved * 2 * shape.layers
+
+
+@PROPERTY
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 6))
+def test_whoever_trains_goes_on_with_its_chunk_as_others_join(ep_size: int, replicas: int, fresh: int) -> None:
+    shape = shape_of(2 * ep_size)
+    workers = workers_of(ep_size * replicas + fresh)
+    members = workers[: ep_size * replicas]
+    held = {worker: chunk_blob(shape, ep_size, {rank % ep_size}) for rank, worker in enumerate(members)}
+    chosen = seats(workers, held, shape, ep_size)
+    assert all(chosen[worker] == rank % ep_size for rank, worker in enumerate(members))
+
+
+def test_a_dense_model_is_held_to_multiples_too() -> None:
+    assert list(seats(workers_of(5), {}, None, 2)) == workers_of(5)[:4]
+
+
+def test_the_placement_is_the_same_in_all_layers() -> None:
+    shape, workers = shape_of(8, layers=3), workers_of(4)
+    plan = place_static(shape, workers, {}, seats(workers, {}, shape, 2), asked=2)
+    assert plan.moves == 0
+    assert {experts_by_layer(blob, shape) for blob in plan.placement} == {((0, 1, 2, 3),) * 3, ((4, 5, 6, 7),) * 3}

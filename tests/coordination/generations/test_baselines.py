@@ -1,0 +1,175 @@
+"""Scenarios of the policies that others have: nodes that do not fit wait, and restarts in place of reconfiguration."""
+
+from __future__ import annotations
+
+import msgspec
+from machinery import Job, attach, commit, hello, kept, w, written
+
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import DecisionKind
+
+STATIC = {"static_experts": True, "ep_size": 2}
+RESTART = {"on_failure": "restart"}
+
+
+def comes(job: Job, node: str, nonce: str) -> None:
+    """A node (back) with a fresh worker."""
+    job.connect(hello(node, session=f"{nonce * 8}"))
+    job.say(attach(w(node, nonce)))
+
+
+def test_nodes_beyond_the_largest_multiple_wait_and_are_used_when_they_fit() -> None:
+    job = Job(nodes=3, config=STATIC).boot()
+    for node in ("n0", "n1", "n2"):
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    assert job.said(ev.EpochStarted)[0].members == ("n0", "n1")
+    assert set(job.orders(msg.Begin)) == {w("n0"), w("n1")}
+    for node in ("n0", "n1"):
+        job.say(msg.Entered(worker=w(node), epoch=1, applied=0))
+    assert job.orders(msg.Prepare) == {}
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    assert job.orders(msg.Prepare)[w("n3")].plan.workers == (w("n0"), w("n1"), w("n2"), w("n3"))
+
+
+def test_who_waits_is_lost_without_a_recovery() -> None:
+    job = Job(nodes=3, config=STATIC).boot()
+    for node in ("n0", "n1", "n2"):
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    job.lose("n2")
+    assert job.kinds == ["FailureDetected", "NodeLeft"]
+
+
+def test_a_member_that_is_left_over_comes_again_with_a_fresh_worker() -> None:
+    job = Job(nodes=4, config=STATIC).start()
+    job.step(1, epoch=1)
+    job.lose("n1")
+    for node in ("n0", "n2", "n3"):
+        job.report(node, 1)
+    assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
+    (refused,) = job.sent(msg.Refused)
+    assert refused.retry
+    comes(job, "n3", "b")
+    assert job.said(ev.WorkersChanged)[0].node == "n3"
+    # It is of no use alone, and is at once where another one fails.
+    for node in ("n0", "n2"):
+        job.say(msg.Entered(worker=w(node), epoch=2, applied=1))
+    job.lose("n2")
+    job.report("n0", 1)
+    assert set(job.orders(msg.Begin)) == {w("n0"), w("n3", "b")}
+
+
+def test_a_job_with_too_few_nodes_for_one_replica_waits_for_more() -> None:
+    job = Job(nodes=2, config=STATIC).start()
+    job.step(1, epoch=1)
+    job.lose("n1")
+    job.report("n0", 1)
+    assert job.orders(msg.Begin) == {}
+    assert job.machine.state == "recovering"
+    job.connect(hello("n2"))
+    job.say(attach(w("n2")))
+    assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
+
+
+def test_an_ep_size_that_does_not_divide_the_experts_is_bad_input() -> None:
+    job = Job(nodes=1, config={"static_experts": True, "ep_size": 3}).boot()
+    job.connect(hello("n0"))
+    shape = msg.ExpertShape(layers=2, experts=8, slots=6)
+    job.say(msgspec.structs.replace(attach(w("n0")), experts=shape))
+    (end,) = job.sent(msg.EndNode)
+    assert end.exit_code == EXIT_BAD_INPUT
+    assert "--ep-size 2 or 4 or 8" in end.why
+
+
+def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
+    job = Job(nodes=3, config=RESTART).start()
+    for step in (1, 2, 3):
+        job.step(step, epoch=1)
+    job.say(written("n0", 2, "two"))
+    job.say(kept("n0", 2, "two"))
+    job.lose("n1")
+    for node in ("n0", "n2"):
+        job.report(node, 3)
+    assert [refused.retry for refused in job.sent(msg.Refused)] == [True, True]
+    assert job.machine.state == "waiting"
+    comes(job, "n0", "b")
+    assert job.orders(msg.Begin) == {}  # the other is awaited
+    comes(job, "n2", "b")
+    begin = job.orders(msg.Begin)
+    assert set(begin) == {w("n0", "b"), w("n2", "b")}
+    assert begin[w("n0", "b")].decision == msg.Decision(kind=DecisionKind.ROLLBACK, applied=2, checkpoint="two")
+    assert job.said(ev.RolledBack)[0].why == "all workers were started again"
+    costs = _redo(job, ("n0", "n2"), epoch=2, first=3, until=4)
+    assert (costs.action, costs.state_source) == ("restart", "checkpoint")
+
+
+def test_without_a_checkpoint_yet_a_restart_begins_anew() -> None:
+    job = Job(nodes=2, config=RESTART).start()
+    job.step(1, epoch=1)
+    job.lose("n1")
+    job.report("n0", 1)
+    comes(job, "n0", "b")
+    assert job.said(ev.RolledBack)[0].to_step == 0
+    assert job.orders(msg.Begin)[w("n0", "b")].decision.kind is DecisionKind.START
+    assert _redo(job, ("n0",), epoch=2, first=1, until=2).state_source == "none"
+
+
+def test_newcomers_are_taken_in_by_a_restart() -> None:
+    job = Job(nodes=1, config=RESTART | {"join_window_s": 1.0}).start()
+    job.step(1, epoch=1)
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    assert job.orders(msg.Stop) == {}
+    job.say(kept("n0", 1, "one"))
+    job.tick(1.1)
+    assert set(job.orders(msg.Stop)) == {w("n0")}
+    job.report("n0", 1)
+    assert len(job.sent(msg.Refused)) == 1
+    comes(job, "n0", "b")
+    assert set(job.orders(msg.Begin)) == {w("n0", "b"), w("n1")}
+    assert job.said(ev.FailureDetected) == []
+
+
+def test_a_node_that_does_not_come_back_from_a_restart_is_gone_after_the_lease() -> None:
+    job = Job(nodes=3, config=RESTART).start()
+    job.step(1, epoch=1)
+    job.lose("n2")
+    for node in ("n0", "n1"):
+        job.report(node, 1)
+    comes(job, "n0", "b")
+    job.tick(1.4)
+    job.say(msg.CheckpointDamaged(worker=w("n0", "b"), epoch=1, name="none", why="-"))
+    job.tick(1.4)
+    job.say(msg.CheckpointDamaged(worker=w("n0", "b"), epoch=1, name="none", why="-"))
+    job.tick(0.4)
+    assert [event.node for event in job.said(ev.NodeLeft)] == ["n1"]
+    assert set(job.orders(msg.Begin)) == {w("n0", "b")}
+
+
+def test_a_coordinator_that_dies_during_a_restart_is_followed_by_one_that_goes_on() -> None:
+    job = Job(nodes=2, config=RESTART).start()
+    job.step(1, epoch=1)
+    job.lose("n1")
+    job.report("n0", 1)
+    job.boot()
+    comes(job, "n0", "b")
+    assert set(job.orders(msg.Begin)) == {w("n0", "b")}
+
+
+def _redo(job: Job, nodes: tuple[str, ...], *, epoch: int, first: int, until: int) -> ev.Recovered:
+    """Let restarted nodes do lost steps again, and one more; the recovery ends with that one."""
+    for node in nodes:
+        job.say(msg.Entered(worker=w(node, "b"), epoch=epoch, applied=first - 1))
+    for step in range(first, until + 1):
+        assert job.said(ev.Recovered) == []
+        for node in nodes:
+            message = msg.Applied(worker=w(node, "b"), epoch=epoch, step=step, commit=_V, world=len(nodes))
+            job.say(message)
+    return job.said(ev.Recovered)[0]
+
+
+_V = commit()

@@ -1,0 +1,97 @@
+"""Decisions against a statement of the rules that enumerates instead of deriving (DESIGN.md 3.1)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from machinery import commit, w
+
+from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide
+from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.plan import Decision, DecisionKind, Passed, Phase
+from holdfast.protocol.record import KnownCheckpoint
+
+STEP = 5
+
+
+def report(index: int, stand: str) -> Report:
+    """Return the report of a worker after step 5 began: what it holds follows from where it stands."""
+    applied = {"void": None, "applied": STEP}.get(stand, STEP - 1)
+    passed = stand in ("passed", "applied")
+    return Report(
+        worker=w(f"n{index}"),
+        term=1,
+        epoch=1,
+        applied=applied,
+        step=STEP,
+        phase=Phase.COMPUTE,
+        ready=stand in ("ready", "voted", "passed"),
+        passed=Passed(step=STEP, commit=commit(3.0)) if passed else None,
+    )
+
+
+# PASSED or APPLIED anywhere proves that all were READY: whoever has state is at least that.
+DURING = st.lists(st.sampled_from(["void", "computing", "ready", "voted"]), max_size=6)
+AFTER = st.lists(st.sampled_from(["void", "ready", "voted", "passed", "applied"]), max_size=6)
+CHECKPOINTS = st.lists(st.integers(1, 4), unique=True, max_size=3).map(
+    lambda steps: [KnownCheckpoint(step=step, name=f"c{step}") for step in sorted(steps)]
+)
+PREVIOUS = st.sampled_from([None, Decision(kind=DecisionKind.REDO, applied=STEP - 1)])
+FORWARD = Decision(kind=DecisionKind.FORWARD, applied=STEP, commit=commit(3.0))
+
+
+@given(stands=DURING | AFTER, checkpoints=CHECKPOINTS, previous=PREVIOUS, inherited=st.booleans())
+def test_the_rules(
+    stands: list[str], checkpoints: list[KnownCheckpoint], previous: Decision | None, inherited: bool
+) -> None:
+    if inherited:
+        stands = [stand if stand != "computing" else "ready" for stand in stands]
+        previous = FORWARD
+    reports = [report(index, stand) for index, stand in enumerate(stands)]
+    verdict = decide(previous, STEP - 1, reports, checkpoints)
+    live = [index for index, stand in enumerate(stands) if stand != "void"]
+    if not live:
+        if not checkpoints:
+            assert isinstance(verdict, NothingLeft)
+            return
+        assert isinstance(verdict, Verdict)
+        newest = max(known.step for known in checkpoints)
+        assert verdict.decision == Decision(kind=DecisionKind.ROLLBACK, applied=newest, checkpoint=f"c{newest}")
+        return
+    assert isinstance(verdict, Verdict)
+    assert verdict.holders == tuple(w(f"n{index}") for index in live)
+    if all(stands[index] == "applied" for index in live):
+        assert verdict.decision == Decision(kind=DecisionKind.REDO, applied=STEP)
+    elif inherited or any(stand in ("passed", "applied") for stand in stands):
+        assert verdict.decision == FORWARD
+    else:
+        assert verdict.decision == Decision(kind=DecisionKind.REDO, applied=STEP - 1)
+
+
+@given(stands=DURING | AFTER, checkpoints=CHECKPOINTS, data=st.data())
+def test_the_order_of_the_reports_does_not_matter(
+    stands: list[str], checkpoints: list[KnownCheckpoint], data: st.DataObject
+) -> None:
+    reports = [report(index, stand) for index, stand in enumerate(stands)]
+    shuffled = data.draw(st.permutations(reports))
+    one, other = decide(None, STEP - 1, reports, checkpoints), decide(None, STEP - 1, shuffled, checkpoints)
+    if isinstance(one, Verdict):
+        assert isinstance(other, Verdict)
+        assert (one.decision, set(one.holders)) == (other.decision, set(other.holders))
+    else:
+        assert one == other
+
+
+def test_only_a_whole_initial_state_begins_a_job() -> None:
+    torn, whole = (
+        report(0, "void"),
+        Report(worker=w("n1"), term=1, epoch=1, applied=None, step=1, phase=Phase.IDLE, fresh=True),
+    )
+    verdict = decide(None, 0, [torn, whole], [])
+    assert verdict == Verdict(decision=Decision(kind=DecisionKind.START, applied=0), holders=(w("n1"),))
+    verdict = decide(None, 0, [torn], [], arrivals=[w("n2")])
+    assert isinstance(verdict, Verdict)
+    assert verdict.holders == (w("n2"),)
+    verdict = decide(None, 0, [torn], [])
+    assert isinstance(verdict, Verdict)
+    assert verdict.holders == ()

@@ -1,0 +1,122 @@
+"""A job that stands still says what it waits for, once, and goes on when that is there."""
+
+from __future__ import annotations
+
+import msgspec
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.experts.placing import decode
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import ExpertShape
+from holdfast.protocol.position import Position
+from holdfast.protocol.record import KnownCheckpoint
+
+SHAPE = ExpertShape(layers=1, experts=8, slots=6)
+
+
+def come(job: Job, node: str, shape: ExpertShape | None = None, nonce: str = "a") -> None:
+    job.connect(hello(node, session=f"{nonce * 8}"))
+    job.say(msgspec.structs.replace(attach(w(node, nonce)), experts=shape))
+
+
+def waits(job: Job) -> list[tuple[int, int]]:
+    return [(event.nodes, event.slots) for event in job.events if isinstance(event, ev.JobWaiting)]
+
+
+def started(shape: ExpertShape | None, nodes: int = 2) -> Job:
+    """A job in its first epoch, with a checkpoint of step 1."""
+    job = Job(nodes=nodes).boot()
+    for index in range(nodes):
+        come(job, f"n{index}", shape)
+    for index in range(nodes):
+        job.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
+    job.step(1)
+    job.machine.turn.change(checkpoints=(KnownCheckpoint(step=1, name="step-1"),))
+    return job
+
+
+def test_a_job_that_starts_or_trains_waits_for_nothing() -> None:
+    job = Job(nodes=2).boot()
+    come(job, "n0")
+    job.tick(0.2)
+    come(job, "n1")
+    job.tick(0.2)
+    assert waits(job) == []
+
+
+def test_a_job_without_nodes_waits_for_one() -> None:
+    job = started(None)
+    job.lose("n0")
+    job.lose("n1")
+    for _ in range(3):
+        job.tick(0.2)
+    assert waits(job) == [(1, 0)]
+    assert job.machine.waiting.need is not None
+    come(job, "n0", nonce="b")
+    job.tick(0.2)
+    assert job.orders(msg.Begin) == {}  # it was sent with the arrival
+    assert job.machine.state == "running"
+    assert job.machine.waiting.need is None
+    assert waits(job) == [(1, 0)]
+
+
+def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
+    job = started(SHAPE)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.experts is not None
+    job.lose("n1")
+    job.tick(0.2)
+    assert waits(job) == [], "its report is still awaited"
+    job.report("n0", 1, experts=plan.experts.placement[0])
+    for _ in range(3):
+        job.tick(0.2)
+    assert waits(job) == [(1, 2)]
+    assert job.machine.state == "recovering"
+    job.lose("n0")
+    job.tick(0.2)
+    assert waits(job) == [(1, 2), (2, 8)]
+    come(job, "n1", SHAPE, nonce="b")
+    job.tick(0.2)
+    assert waits(job) == [(1, 2), (2, 8), (1, 2)]
+    come(job, "n2", SHAPE)
+    begin = job.orders(msg.Begin)[w("n2")]
+    assert begin.decision.kind is msg.DecisionKind.ROLLBACK
+    assert begin.plan.experts is not None
+    assert sum(decode(blob, SHAPE) for blob in begin.plan.experts.placement).min() > 0
+    job.tick(0.2)
+    assert job.machine.waiting.need is None
+
+
+def test_nodes_whose_workers_are_starting_are_not_asked_for_again() -> None:
+    job = started(SHAPE)
+    job.lose("n0")
+    job.lose("n1")
+    job.connect(hello("n0", session="b" * 8))
+    job.connect(hello("n1", session="b" * 8))
+    job.tick(0.2)
+    assert waits(job) == []
+
+
+def test_another_coordinator_waits_on() -> None:
+    job = started(None)
+    job.lose("n0")
+    job.lose("n1")
+    job.tick(0.2)
+    job.boot(Position(seq=len(job.events), step=1))
+    job.tick(0.2)
+    assert waits(job) == [(1, 0), (1, 0)]
+
+
+def test_nodes_that_fall_silent_together_are_expelled_together() -> None:
+    job = started(None, nodes=3)
+    job.lose("n2")
+    job.report("n1", 1)
+    for _ in range(32):
+        job.tick(0.1)
+    left = [event.node for event in job.events if isinstance(event, ev.NodeLeft)]
+    assert left == ["n2", "n0", "n1"]
+    epochs = [event for event in job.events if isinstance(event, ev.EpochStarted)]
+    assert len(epochs) == 1, "no epoch of a node that is as silent as the one before"
+    assert waits(job) == [(1, 0)]

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from machinery import Job, attach, hello, kept, w, written
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import DecisionKind
+from holdfast.protocol.record import KnownCheckpoint
+
+
+def names(job: Job) -> list[str]:
+    return [known.name for known in job.machine.record.checkpoints]
+
+
+def saves(job: Job, step: int, name: str) -> None:
+    """A step, and a checkpoint of it that is kept."""
+    job.step(step)
+    job.say(written("n0", step, f".{name}"))
+    assert list(job.orders(msg.AcceptCheckpoint)) == [w("n0")]
+    job.say(kept("n0", step, name))
+    assert [event.step for event in job.said(ev.CheckpointSaved)] == [step]
+
+
+def rolled_back() -> Job:
+    """Step 1 is kept, of steps 2 and 3 nothing is left; n1 begins epoch 2 from step 1."""
+    job = Job(nodes=2).start()
+    saves(job, 1, "one")
+    for step in (2, 3):
+        job.step(step)
+    job.lose("n1")
+    job.connect(hello("n1", session="11111111"))
+    job.say(attach(w("n1", "b")))
+    job.report("n0", None, msg.Phase.ENTERING)  # (its state was half overwritten)
+    begin = job.orders(msg.Begin)[w("n0")]
+    assert (begin.decision.kind, begin.decision.applied) == (DecisionKind.ROLLBACK, 1)
+    return job
+
+
+def test_what_newer_ones_supersede_is_pruned_once_that_is_written_down() -> None:
+    job = Job(nodes=1).start()
+    for step, name in ((1, "one"), (2, "two")):
+        saves(job, step, name)
+        assert not job.orders(msg.PruneCheckpoints)
+    saves(job, 3, "three")
+    assert names(job) == ["two", "three"]
+    assert job.machine.record.superseded == ("one",)
+    assert job.kinds == ["persist", "CheckpointSaved", "PruneCheckpoints"]
+    assert job.orders(msg.PruneCheckpoints) == {w("n0"): msg.PruneCheckpoints(term=1, names=("one",))}
+
+
+def test_what_a_crash_left_unpruned_is_named_again() -> None:
+    job = Job(nodes=1).start()
+    for step, name in ((1, "one"), (2, "two"), (3, "three")):
+        saves(job, step, name)
+    job.boot()
+    job.connect(hello("n0", kept=(attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=0))))
+    saves(job, 4, "four")
+    assert job.orders(msg.PruneCheckpoints)[w("n0")].names == ("one", "two")
+
+
+def test_one_that_was_accepted_before_a_roll_back_never_counts() -> None:
+    """Reproducer twohop.py: the next loss would roll back forward, onto the abandoned lineage."""
+    job = rolled_back()
+    job.say(kept("n0", 3, "three"))
+    assert job.said(ev.CheckpointSaved) == []
+    assert names(job) == ["one"]
+    assert job.machine.record.superseded == ("three",)
+    job.lose("n1")
+    job.report("n0", None, msg.Phase.ENTERING)
+    assert job.orders(msg.Begin)[w("n0")].decision.checkpoint == "one"
+
+
+def test_what_was_written_before_a_roll_back_is_never_accepted() -> None:
+    job = rolled_back()
+    job.say(written("n0", 1, ".abandoned"))
+    assert not job.orders(msg.AcceptCheckpoint)
+    assert job.orders(msg.PruneCheckpoints) == {w("n0"): msg.PruneCheckpoints(term=1, names=(".abandoned",))}
+
+
+def test_what_waits_for_a_commit_is_pruned_by_a_roll_back() -> None:
+    job = Job(nodes=2).start()
+    saves(job, 1, "one")
+    job.say(written("n0", 2, ".two"))
+    job.lose("n1")
+    job.report("n0", None, msg.Phase.ENTERING)
+    assert job.orders(msg.PruneCheckpoints)[w("n0")].names == (".two",)
+
+
+def test_one_that_a_newer_one_has_overtaken_is_pruned() -> None:
+    job = Job(nodes=2).start()
+    for step in (1, 2):
+        job.step(step)
+    job.say(kept("n0", 2, "two"))
+    job.say(written("n1", 1, ".one"))
+    assert job.orders(msg.PruneCheckpoints)[w("n1")].names == (".one",)
+
+
+def test_the_same_word_twice_changes_nothing() -> None:
+    job = Job(nodes=1).start()
+    saves(job, 1, "one")
+    job.say(kept("n0", 1, "one"))
+    assert job.kinds == []
+    job.say(written("n0", 1, ".one"))
+    assert job.kinds == []
+
+
+def test_an_expelled_members_never_counts() -> None:
+    job = Job(nodes=3).start()
+    job.step(1)
+    job.say(written("n0", 2, ".two"))
+    job.lose("n0")
+    for node in ("n1", "n2"):
+        job.report(node, 1)
+    assert job.machine.record.plan is not None
+    job.connect(hello("n0", session="11111111"))
+    job.say(attach(w("n0", "b")))
+    for node in ("n1", "n2"):
+        job.say(msg.Entered(worker=w(node), epoch=2, applied=1))
+    job.step(2, "n1", "n2", epoch=2)
+    assert not job.orders(msg.AcceptCheckpoint)
+
+
+def test_terms_go_on_counting_from_those_in_the_directory() -> None:
+    """Whoever writes there now is newer than all that lies there, whatever the steps."""
+    found = (KnownCheckpoint(step=90, name="ninety", term=4, epoch=7),)
+    job = Job(nodes=1)
+    job.boot(checkpoints=found)
+    assert job.machine.record.term == 5
+    assert [type(event) for event in job.last_events()] == [ev.JobStarted]
+
+
+def test_a_loss_before_the_first_checkpoint_begins_anew() -> None:
+    job = Job(nodes=1).start(saves=True)
+    for step in (1, 2):
+        job.step(step)
+    job.lose("n0")
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    assert job.orders(msg.Begin)[w("n1")].decision == msg.Decision(kind=DecisionKind.START, applied=0)
+    (back,) = job.said(ev.RolledBack)
+    assert back.to_step == 0
+    assert "no checkpoint is kept yet: the job begins anew" in back.why
+
+
+def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:
+    job = Job(nodes=1).start(saves=True)
+    saves(job, 1, "one")
+    job.lose("n0")
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    job.say(msg.CheckpointDamaged(worker=w("n1"), epoch=2, name="one", why="short"))
+    job.step(2, epoch=2)
+    job.report("n1", None, msg.Phase.ENTERING)
+    (failed,) = job.said(ev.JobFailed)
+    assert "no checkpoint can be read (1 could not)" in failed.why

@@ -1,0 +1,85 @@
+"""Steps are released once, in order, and only when all members have applied them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machinery import applied, commit, w
+
+from holdfast.coordination.progress.ledger import DivergedError, StepLedger
+from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.plan import Passed, Phase
+
+MEMBERS = [w("n0"), w("n1"), w("n2")]
+
+
+@given(data=st.data(), steps=st.integers(1, 6))
+def test_any_interleaving_with_repeats_releases_each_step_once_in_order(data: st.DataObject, steps: int) -> None:
+    told = [(worker, step) for worker in MEMBERS for step in range(1, steps + 1)]
+    # Each worker's reports stay in order; repeats come from replays.
+    order = data.draw(st.permutations(told + told[: len(told) // 2]))
+    order = [(worker, step) for worker, step in order]
+    ledger, released = StepLedger(), []
+    heard: dict[str, int] = dict.fromkeys(MEMBERS, 0)
+    for worker, _ in order:
+        heard[worker] = min(heard[worker] + 1, steps)
+        ledger.note(applied(worker, 1, heard[worker]), 100.0)
+        released += [done.step for done in ledger.release(MEMBERS)]
+        assert len(released) == min(heard.values())
+    assert released == list(range(1, min(heard.values()) + 1))
+
+
+def test_a_member_not_heard_of_holds_everything_up() -> None:
+    ledger = StepLedger()
+    ledger.note(applied(MEMBERS[0], 1, 1), 100.0)
+    assert ledger.release(MEMBERS[:2]) == []
+    assert [done.step for done in ledger.release(MEMBERS[:1])] == [1]
+
+
+def test_replicas_that_differ_are_never_tolerated() -> None:
+    ledger = StepLedger()
+    ledger.note(applied(MEMBERS[0], 1, 1, commit(1.0)), 100.0)
+    with pytest.raises(DivergedError, match="step 1"):
+        ledger.note(applied(MEMBERS[1], 1, 1, commit(1.0 + 1e-15)), 100.0)
+
+
+def test_nan_is_equal_to_itself() -> None:
+    ledger = StepLedger()
+    for worker in MEMBERS:
+        ledger.note(applied(worker, 1, 1, commit(float("nan"))), 100.0)
+    assert [done.step for done in ledger.release(MEMBERS)] == [1]
+
+
+def test_what_is_undone_is_held_against_nobody() -> None:
+    ledger = StepLedger()
+    ledger.note(applied(MEMBERS[2], 1, 1, commit(9.0)), 100.0)
+    ledger.forget(MEMBERS[2])
+    ledger.undo_after(0)
+    for worker in MEMBERS[:2]:
+        ledger.note(applied(worker, 2, 1, commit(1.0)), 100.0)
+    assert [done.commit for done in ledger.release(MEMBERS[:2])] == [commit(1.0)]
+
+
+def test_going_back_releases_the_same_steps_again() -> None:
+    ledger = StepLedger()
+    for step in (1, 2):
+        ledger.note(applied(MEMBERS[0], 1, step), 100.0)
+    assert len(ledger.release(MEMBERS[:1])) == 2
+    ledger.reset(1)
+    ledger.note(applied(MEMBERS[0], 2, 2), 100.0)
+    assert [done.step for done in ledger.release(MEMBERS[:1])] == [2]
+
+
+def test_only_what_nobody_can_tell_any_more_is_filled_in() -> None:
+    ledger = StepLedger()
+    ledger.note(applied(MEMBERS[0], 1, 2, commit(2.0)), 100.0)
+    last = Report(
+        worker=MEMBERS[0], term=1, epoch=1, applied=3, step=4, phase=Phase.COMPUTE,
+        passed=Passed(step=3, commit=commit(3.0)),
+    )  # fmt: skip
+    ledger.hear([last], 24)
+    done = ledger.release(MEMBERS[:1])
+    assert [step.commit.samples for step in done] == [24, 24, 24]
+    assert done[0].commit.loss_sum != done[0].commit.loss_sum
+    assert [step.commit for step in done[1:]] == [commit(2.0), commit(3.0)]

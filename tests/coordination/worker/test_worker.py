@@ -1,0 +1,503 @@
+"""The worker's phase machine: what it may do, what it promises, what it refuses with its story."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import msgspec
+import numpy as np
+import pytest
+from machinery import commit, w
+
+from holdfast.coordination.experts.holding import Holding
+from holdfast.coordination.experts.placing import encode
+from holdfast.coordination.worker.boundaries import NEXT, InvalidTransitionError
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.coordination.worker.tasks import (
+    Build,
+    Compute,
+    Done,
+    Enter,
+    Entering,
+    Forward,
+    Halt,
+    Load,
+    Move,
+    Receive,
+    Tell,
+    Wait,
+)
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import Decision, DecisionKind, Phase
+
+ME, PEER = w("n0"), w("n1")
+
+
+def plan(epoch: int, *workers: str, term: int = 1, sources: dict[str, tuple[str, ...]] | None = None) -> msg.EpochPlan:
+    members = tuple(msg.Member(worker=worker, host="h", state_port=1) for worker in workers or (ME, PEER))
+    return msg.EpochPlan(term=term, epoch=epoch, members=members, sources=sources or {})
+
+
+def begin(epoch: int, kind: DecisionKind, applied: int, **fields: object) -> msg.Begin:
+    assignment = fields.pop("assignment", ())
+    the_plan = fields.pop("plan", None) or plan(epoch)
+    return msg.Begin(plan=the_plan, decision=Decision(kind=kind, applied=applied, **fields), assignment=assignment)  # pyright: ignore[reportArgumentType]
+
+
+def computing() -> WorkerMachine:
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.order(begin(1, DecisionKind.START, 0))
+    machine.entered()
+    return machine
+
+
+def voted() -> WorkerMachine:
+    machine = computing()
+    for micro_batch in machine.share:
+        assert machine.computing(micro_batch)
+    assert machine.computed()
+    assert machine.reduced()
+    assert machine.voting()
+    return machine
+
+
+def report_of(instructions: Sequence[object]) -> msg.Report:
+    (report,) = [i.message for i in instructions if isinstance(i, Tell) and isinstance(i.message, msg.Report)]
+    return report
+
+
+def test_a_step_from_its_beginning_to_the_next() -> None:
+    machine = WorkerMachine(ME, micro_batches=4)
+    assert machine.task == Wait()
+    told = machine.order(begin(1, DecisionKind.START, 0))
+    assert [type(i) for i in told] == [Build]
+    assert isinstance(machine.task, Enter)
+    assert machine.entered() == [Tell(msg.Entered(worker=ME, epoch=1, applied=0))]
+    assert machine.task == Compute(1, (0, 2), ())
+    assert machine.computing(0)
+    assert machine.computing(2)
+    assert machine.computed()
+    assert machine.reduced()
+    assert machine.voting()
+    assert machine.vote_passed(commit()) == []
+    assert machine.begin_apply()
+    (tell,) = machine.applied_step("hash")
+    assert tell == Tell(msg.Applied(worker=ME, epoch=1, step=1, commit=commit(), world=2, state_hash="hash"))
+    assert machine.task == Compute(2, (0, 2), ())
+
+
+def test_a_stop_while_computing_is_answered_at_once() -> None:
+    machine = computing()
+    machine.computing(0)
+    halt, _ = told = machine.order(msg.Stop(term=1, epoch=1))
+    assert isinstance(halt, Halt)
+    report = report_of(told)
+    assert (report.applied, report.phase, report.held, report.ready) == (0, Phase.COMPUTE, (0,), False)
+    assert machine.task == Wait()
+    assert not machine.computing(2)
+    assert not machine.computed()
+
+
+def test_a_stop_while_the_vote_is_open_is_answered_when_it_is_closed() -> None:
+    machine = voted()
+    assert machine.order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    report = report_of(machine.vote_passed(commit()))
+    assert (report.phase, report.passed) == (Phase.PASSED, msg.Passed(step=1, commit=commit()))
+    assert not machine.begin_apply()
+
+
+def test_an_abandoned_vote_is_reported_as_abandoned() -> None:
+    machine = voted()
+    machine.order(msg.Stop(term=1, epoch=1))
+    report = report_of(machine.vote_abandoned())
+    assert (report.phase, report.passed, report.ready) == (Phase.ABANDONED, None, True)
+
+
+def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
+    machine = voted()
+    machine.vote_passed(commit())
+    machine.begin_apply()
+    assert machine.order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    applied, report = machine.applied_step()
+    assert isinstance(applied, Tell)
+    assert isinstance(applied.message, msg.Applied)
+    assert report_of([report]).applied == 1
+
+
+def test_forward_applies_the_recorded_v() -> None:
+    machine = voted()
+    machine.order(msg.Stop(term=1, epoch=1))
+    machine.vote_abandoned()
+    machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
+    assert machine.task == Forward(plan(2, ME), 1, commit(7.0))
+    with pytest.raises(InvalidTransitionError, match="entered is not allowed"):
+        machine.entered()
+    assert machine.begin_apply()
+    (tell,) = machine.applied_step()
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.message, msg.Applied)
+    assert tell.message.commit == commit(7.0)
+    assert machine.applied == 1
+
+
+def test_redo_keeps_the_gradients_that_are_its_own() -> None:
+    machine = voted()
+    machine.order(msg.Stop(term=1, epoch=1))
+    machine.vote_abandoned()
+    machine.order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME), assignment=((0, 2, 1, 3),)))
+    machine.entered()
+    assert machine.task == Compute(1, (0, 2, 1, 3), (0, 2))
+
+
+def test_an_assignment_is_for_one_step() -> None:
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.order(begin(1, DecisionKind.START, 0, assignment=((0, 1, 2), (3,))))
+    machine.entered()
+    assert machine.share == (0, 1, 2)
+    assert machine.computed()
+    assert machine.reduced()
+    assert machine.voting()
+    machine.vote_passed(commit())
+    assert machine.begin_apply()
+    machine.applied_step()
+    assert machine.share == (0, 2), "the shares are even again"
+
+
+def test_redo_without_an_assignment_starts_over() -> None:
+    machine = voted()
+    machine.order(msg.Stop(term=1, epoch=1))
+    machine.vote_abandoned()
+    machine.order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME)))
+    machine.entered()
+    assert machine.task == Compute(1, (0, 1, 2, 3), ())
+
+
+def test_stale_orders_change_nothing() -> None:
+    machine = computing()
+    machine.order(msg.Stop(term=2, epoch=3))
+    assert machine.order(begin(1, DecisionKind.REDO, 0)) == []
+    assert machine.order(begin(3, DecisionKind.REDO, 0, plan=plan(3, term=2))) == []
+    assert machine.order(begin(4, DecisionKind.REDO, 0, plan=plan(4, term=1))) == []
+    assert machine.order(begin(4, DecisionKind.REDO, 0, plan=plan(4, PEER, term=2))) == []
+    assert machine.order(msg.Stop(term=1, epoch=9)) == []
+    assert machine.order(msg.Prepare(plan=plan(3, term=2))) == []
+    assert machine.frozen
+    assert machine.epoch == 1
+
+
+def test_a_stop_of_an_older_coordinator_or_of_an_older_epoch_stops_nobody() -> None:
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.order(begin(3, DecisionKind.START, 0, plan=plan(3, term=2)))
+    assert machine.order(msg.Stop(term=1, epoch=9)) == []
+    assert machine.order(msg.Stop(term=2, epoch=2)) == []
+    assert not machine.frozen
+
+
+def joiner() -> WorkerMachine:
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.order(msg.Prepare(plan=plan(2, PEER, ME, sources={ME: (PEER,)})))
+    machine.prepared(2)
+    return machine
+
+
+def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
+    machine = joiner()
+    assert machine.task == Wait()
+    assert machine.pushed(2)
+    assert isinstance(machine.task, Receive)
+    assert machine.received(2, msg.Passed(step=3, commit=commit()), 3)
+    assert machine.entered(received_bytes=9) != []
+    assert machine.task == Compute(4, (1, 3), ())
+
+
+def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
+    machine = joiner()
+    fresh = report_of(WorkerMachine(ME, micro_batches=4).order(msg.Stop(term=1, epoch=2)))
+    assert fresh.fresh
+    machine.pushed(2)
+    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
+    assert (report.applied, report.fresh) == (None, False)
+    assert not machine.received(2, None, 3)
+    with pytest.raises(InvalidTransitionError, match="half overwritten"):
+        machine.order(begin(3, DecisionKind.START, 0, plan=plan(3, ME)))
+
+
+def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> None:
+    for stopped in (False, True):
+        machine = voted()
+        machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): (ME,)})))
+        machine.prepared(2)
+        machine.order(msg.Arm(term=1, epoch=2))
+        assert machine.flags == (msg.Flag.SWAP,)
+        machine.vote_passed(commit(1.0, msg.Flag.SWAP))
+        machine.begin_apply()
+        if stopped:
+            machine.order(msg.Stop(term=1, epoch=2))
+        machine.applied_step()
+        assert machine.epoch == (1 if stopped else 2)
+
+
+def test_the_flag_goes_up_once_the_group_stands_and_all_are_known_to_have_it() -> None:
+    machine = computing()
+    assert machine.flags == ()
+    machine.order(msg.Prepare(plan=plan(2)))
+    assert machine.flags == ()
+    machine.prepared(2)
+    assert machine.flags == ()
+    machine.order(msg.Arm(term=1, epoch=2))
+    assert machine.flags == (msg.Flag.SWAP,)
+
+
+def test_a_void_lowers_the_flag() -> None:
+    machine = voted()
+    machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
+    machine.prepared(2)
+    machine.order(msg.Arm(term=1, epoch=2))
+    machine.order(msg.Void(term=1, epoch=2))
+    assert machine.flags == ()
+    assert machine.pending is None
+
+
+def test_the_end_interrupts_whoever_still_waits_for_something() -> None:
+    machine = voted()
+    assert machine.order(msg.JobDone()) == [Halt()]
+    assert machine.task == Done()
+
+
+ILLEGAL: list[tuple[str, Callable[[WorkerMachine], object]]] = [
+    ("computed", lambda m: m.computed()),
+    ("reduced", lambda m: m.reduced()),
+    ("voting", lambda m: m.voting()),
+    ("vote_passed", lambda m: m.vote_passed(commit())),
+    ("vote_abandoned", lambda m: m.vote_abandoned()),
+    ("begin_apply", lambda m: m.begin_apply()),
+    ("applied_step", lambda m: m.applied_step()),
+    ("computing", lambda m: m.computing(0)),
+    ("finish", lambda m: m.finish()),
+    ("entered", lambda m: m.entered()),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), ILLEGAL, ids=[name for name, _ in ILLEGAL])
+def test_a_boundary_out_of_turn_raises_with_the_story(name: str, call: Callable[[WorkerMachine], object]) -> None:
+    machine = WorkerMachine(ME, micro_batches=4)
+    with pytest.raises(InvalidTransitionError, match=f"{ME}: {name} is not allowed in epoch 0, phase idle"):
+        call(machine)
+
+
+@pytest.mark.parametrize("name", ["reduced", "voting", "vote_passed", "begin_apply", "applied_step", "entered"])
+def test_a_phase_cannot_be_skipped(name: str) -> None:
+    call = dict(ILLEGAL)[name]
+    with pytest.raises(InvalidTransitionError, match="phase compute"):
+        call(computing())
+
+
+def test_a_vote_that_was_abandoned_does_not_pass_any_more() -> None:
+    machine = voted()
+    machine.vote_abandoned()
+    with pytest.raises(InvalidTransitionError, match="vote_passed is not allowed in epoch 1, phase abandoned"):
+        machine.vote_passed(commit())
+
+
+def test_a_step_is_applied_once() -> None:
+    machine = voted()
+    machine.vote_passed(commit())
+    machine.begin_apply()
+    with pytest.raises(InvalidTransitionError, match="begin_apply is not allowed in epoch 1, phase applying"):
+        machine.begin_apply()
+
+
+def test_the_end_of_the_job_does_not_make_a_boundary_illegal() -> None:
+    """The training thread has its task from before JobDone, and learns of it when it asks for the next."""
+    machine = WorkerMachine(ME, micro_batches=4)
+    machine.order(begin(1, DecisionKind.START, 0))
+    assert machine.order(msg.JobDone()) == [Halt()]
+    assert machine.entered() != []
+    assert machine.task == Done()
+
+
+def test_every_phase_can_be_reached_and_left() -> None:
+    entering = {place for place, _ in NEXT if not isinstance(place, Phase)}
+    assert entering == set(get_args(Entering))
+    assert set(NEXT.values()) == set(Phase) - {Phase.IDLE}
+    ends = {Phase.IDLE, Phase.FINISHED, Phase.ABANDONED}  # only a new epoch leads on
+    assert {place for place, _ in NEXT if isinstance(place, Phase)} == set(Phase) - ends - {Phase.ENTERING}
+
+
+def test_a_begin_that_does_not_fit_the_state_raises() -> None:
+    machine = computing()
+    machine.order(msg.Stop(term=1, epoch=1))
+    with pytest.raises(InvalidTransitionError, match="FORWARD without reduced gradients"):
+        machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit()))
+    machine = computing()
+    machine.order(msg.Stop(term=1, epoch=1))
+    with pytest.raises(InvalidTransitionError, match="state 0 where 3 is decided"):
+        machine.order(begin(2, DecisionKind.REDO, 3))
+    machine = voted()
+    machine.order(msg.Stop(term=1, epoch=1))
+    with pytest.raises(InvalidTransitionError, match="before the promised report"):
+        machine.order(begin(2, DecisionKind.REDO, 0))
+
+
+def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
+    machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
+    machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    take_up(machine)
+    machine.entered()
+    assert all(machine.computing(micro_batch) for micro_batch in machine.share)
+    assert report_of(machine.order(msg.Stop(term=1, epoch=1))).held == ()
+
+
+def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:
+    """Stopped again before it could apply: its gradients are those of the epoch before, not of this one's plan."""
+    machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
+    machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    take_up(machine)
+    machine.entered()
+    assert machine.computed()
+    assert machine.reduced()
+    report = report_of(machine.order(msg.Stop(term=1, epoch=1)))
+    assert (report.ready, report.experts, report.experts_next) == (True, blob(0, 1), blob(0))
+    forward = begin(2, DecisionKind.FORWARD, 1, commit=commit(1), plan=placed(2, blob(0), blob(1)))
+    machine.order(forward)
+    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
+    assert (report.ready, report.experts, report.experts_next) == (True, blob(0, 1), blob(0))
+
+
+SHAPE = msg.ExpertShape(layers=1, experts=2, slots=2)
+
+
+def blob(*experts: int) -> bytes:
+    return encode(np.bincount(experts, minlength=2)[None])
+
+
+def placed(
+    epoch: int, held: bytes, placement: bytes, sources: dict[str, tuple[str, ...]] | None = None
+) -> msg.EpochPlan:
+    """A plan that gives this worker these experts; its peer has the others."""
+    experts = msg.ExpertPlan(
+        layers=1, experts=2, held=(held, b""), placement=(placement, b""), moves=1, asked=1, given=1
+    )
+    return msgspec.structs.replace(plan(epoch, sources=sources), experts=experts)
+
+
+def take_up(machine: WorkerMachine) -> None:
+    assert isinstance(machine.task, Move)
+    assert machine.moving() is not None
+    assert machine.moved(machine.epoch)
+
+
+def with_experts() -> WorkerMachine:
+    """Has applied step 1, with expert 0."""
+    machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
+    machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
+    take_up(machine)
+    machine.entered()
+    machine.computed()
+    machine.reduced()
+    machine.voting()
+    machine.vote_passed(commit())
+    machine.begin_apply()
+    machine.applied_step()
+    return machine
+
+
+def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
+    machine = with_experts()
+    machine.order(msg.Stop(term=1, epoch=1))
+    the_plan = placed(2, blob(0), blob(0, 1), sources={PEER: (ME,)})
+    machine.order(begin(2, DecisionKind.REDO, 1, plan=the_plan))
+    assert machine.task == Move(the_plan, (PEER,))
+    change = machine.moving()
+    assert change is not None
+    assert change.bring
+    assert machine.moved(2)
+    assert machine.task == Enter(the_plan, (PEER,))
+
+
+def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> None:
+    machine = with_experts()
+    machine.order(msg.Stop(term=1, epoch=1))
+    the_plan = placed(2, b"", blob(1), sources={ME: (PEER,)})
+    machine.order(begin(2, DecisionKind.REDO, 4, plan=the_plan))
+    assert machine.pushed(2)
+    assert machine.task == Move(the_plan, ())
+    with pytest.raises(InvalidTransitionError, match="received"):
+        machine.received(2, None, 4)
+    with pytest.raises(InvalidTransitionError, match="entered is not allowed"):
+        machine.entered()
+    take_up(machine)
+    assert machine.task == Receive(the_plan)
+    assert machine.received(2, None, 4)
+    assert machine.task == Enter(the_plan, ())
+    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
+    assert (report.applied, report.experts) == (4, blob(1))
+
+
+def test_experts_without_the_rest_of_the_state_are_not_reported() -> None:
+    machine = with_experts()
+    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(begin(2, DecisionKind.REDO, 4, plan=placed(2, b"", blob(1), sources={ME: (PEER,)})))
+    take_up(machine)
+    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
+    assert (report.applied, report.experts) == (None, b"")
+
+
+def test_experts_that_come_after_a_stop_do_not_count() -> None:
+    machine = with_experts()
+    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(0), blob(0, 1))))
+    assert machine.moving() is not None
+    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
+    assert not machine.moved(2)
+    assert machine.moving() is None
+    assert report.experts == blob(0)
+
+
+def test_a_checkpoint_is_loaded_before_its_experts_are_taken_up() -> None:
+    machine = with_experts()
+    machine.order(msg.Stop(term=1, epoch=1))
+    the_plan = placed(2, b"", blob(1))
+    machine.order(begin(2, DecisionKind.ROLLBACK, 0, checkpoint="c", plan=the_plan))
+    assert machine.task == Load(the_plan, "c")
+    with pytest.raises(InvalidTransitionError, match="moving"):
+        machine.moving()
+    assert machine.loaded(2, 0)
+    take_up(machine)
+    assert report_of(machine.order(msg.Stop(term=1, epoch=2))).experts == blob(1)
+
+
+def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story() -> None:
+    machine = with_experts()
+    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(1), blob(1))))
+    with pytest.raises(InvalidTransitionError, match=r"here is .* epoch 2"):
+        machine.moving()
+
+
+def test_who_has_waited_in_vain_tells_what_it_has_seen_before_it_reports() -> None:
+    """Another was faster to complain: without the evidence of who is cut off the wrong node would have to go."""
+    machine = computing()
+    assert machine.waited_in_vain(1)
+    assert machine.order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    told = machine.fault(1, "timed out", timed_out=True, unreachable=(PEER,))
+    fault = msg.Fault(worker=ME, epoch=1, detail="timed out", timed_out=True, unreachable=(PEER,))
+    assert told[0] == Tell(fault)
+    assert report_of(told).epoch == 1
+
+
+def test_who_was_stopped_before_its_time_was_up_looks_for_nobody() -> None:
+    machine = computing()
+    machine.order(msg.Stop(term=1, epoch=1))
+    assert not machine.waited_in_vain(1)
+    assert machine.fault(1, "timed out", timed_out=True) == []
+
+
+def test_a_pending_group_that_is_waited_for_in_vain_does_not_keep_back_the_report_for_ever() -> None:
+    machine = computing()
+    machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
+    assert machine.waited_in_vain(2)
+    machine.order(msg.Stop(term=1, epoch=1))
+    assert machine.fault(1, "broken") == []
+    assert report_of(machine.fault(2, "timed out", timed_out=True)).epoch == 1

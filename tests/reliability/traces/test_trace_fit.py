@@ -1,0 +1,189 @@
+"""Fits recover what a trace was made from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from holdfast.errors import BadInputError
+from holdfast.reliability.arrays import as_floats
+from holdfast.reliability.distributions import Weibull
+from holdfast.reliability.monte_carlo.estimate import SimulationSettings
+from holdfast.reliability.sparing.case import Cluster, Failures, SparingCase, Strategy
+from holdfast.reliability.sparing.recovery import Checkpoint, Synchronous
+from holdfast.reliability.sparing.reference import catalina
+from holdfast.reliability.traces.consequence import consequence
+from holdfast.reliability.traces.fit import fit_shape, fit_trace, fit_weibull
+from holdfast.reliability.traces.trace import FailureTrace, merged
+
+
+def made_trace(*, shape: float, nodes: int = 50) -> FailureTrace:
+    """Nodes that fail exponentially every 1000 h of up time, with Weibull repairs of 20 h on average; one year."""
+    rng, span, mtbf, mttr = np.random.default_rng(7), 8760.0, 1000.0, 20.0
+    repairs = Weibull(shape=shape, scale=1.0)
+    rows = []
+    for node in range(nodes):
+        at = rng.exponential(mtbf)
+        while at < span:
+            back = at + float(repairs.draw(rng, 1)[0]) * mttr / repairs.mean
+            rows.append((at, node, min(back, span), back <= span))
+            at = back + rng.exponential(mtbf)
+    rows.sort()
+    start, node, end, ended = (np.array(column) for column in zip(*rows, strict=True))
+    return FailureTrace(
+        nodes=nodes,
+        span_hours=span,
+        node=node,
+        start_hours=start,
+        end_hours=end,
+        ended=ended,
+        line=np.arange(2, start.size + 2),
+    )
+
+
+def test_recovers_exponential_mtbf_and_mttr() -> None:
+    fit = fit_trace(made_trace(shape=1.0), confidence=0.99)
+    for interval, truth in (
+        (fit.mtbf_hours, 1000.0),
+        (fit.mtbf_bursty_hours, 1000.0),
+        (fit.mttr_hours, 20.0),
+        (fit.mttr_resampled_hours, 20.0),
+    ):
+        assert interval.contains(truth)
+    assert fit.repairs.ks_p_value > 0.01
+    assert fit.gaps.ks_p_value > 0.01
+
+
+def test_sees_heavy_tails_and_says_weibull_fits_better() -> None:
+    fit = fit_trace(made_trace(shape=0.5))
+    assert fit.repairs.ks_p_value < 0.01
+    assert fit.repairs.cv > 1.5
+    assert fit.repairs.weibull_aic < -50
+    assert fit.mttr_resampled_hours.high - fit.mttr_resampled_hours.low > fit.mttr_hours.high - fit.mttr_hours.low
+
+
+@pytest.mark.parametrize("shape", [0.4, 1.0, 3.0])
+def test_weibull_fit_recovers_its_parameters(shape: float) -> None:
+    sample = Weibull(shape=shape, scale=7.0).draw(np.random.default_rng(0), 20_000)
+    fitted = fit_weibull(sample)
+    # Standard errors of the maximum-likelihood estimates: 0.78 and 1.05 / shape, over sqrt(N), relative; 4 of them.
+    assert fitted.shape == pytest.approx(shape, rel=4 * 0.78 / 20_000**0.5)
+    assert fitted.scale == pytest.approx(7.0, rel=4 * 1.05 / shape / 20_000**0.5)
+
+
+def test_times_of_zero_are_taken_as_below_resolution() -> None:
+    shape = fit_shape(np.array([0.0, 1.0, 2.0, 5.0, 0.0, 3.0]), np.random.default_rng(0), simulations=20)
+    assert np.isfinite([shape.weibull_aic, shape.lognormal_aic, shape.weibull.shape]).all()
+
+
+def test_unsorted_overlapping_and_backward_repairs_are_refused_with_their_line() -> None:
+    good = {
+        "nodes": 3,
+        "span_hours": 100.0,
+        "node": np.array([0, 1, 0]),
+        "start_hours": np.array([1.0, 2.0, 30.0]),
+        "end_hours": np.array([10.0, 3.0, 40.0]),
+        "ended": np.array([True, True, True]),
+        "line": np.array([2, 3, 4]),
+    }
+    FailureTrace(**good)
+    for change, message in (
+        ({"start_hours": np.array([1.0, 0.5, 30.0])}, "line 3: .*sort"),
+        ({"end_hours": np.array([31.0, 3.0, 40.0])}, "line 4: .*overlaps.* line 2"),
+        ({"end_hours": np.array([10.0, 1.0, 40.0])}, "line 3: .*ends before it starts"),
+        ({"span_hours": 20.0}, "line 4: .*after the 20 hours"),
+        ({"nodes": 1}, "nodes = 1"),
+    ):
+        with pytest.raises(BadInputError, match=message):
+            FailureTrace(**{**good, **change})
+
+
+def test_merging_joins_overlaps_and_sorts() -> None:
+    node, start, end, ended, line = merged(
+        np.array([1, 0, 0, 0]),
+        np.array([9.0, 5.0, 1.0, 20.0]),
+        np.array([10.0, 7.0, 6.0, 21.0]),
+        np.array([True, False, True, True]),
+        np.array([2, 3, 4, 5]),
+    )
+    assert list(zip(node, start, end, ended, line, strict=True)) == [
+        (0, 1.0, 7.0, False, 4),
+        (1, 9.0, 10.0, True, 2),
+        (0, 20.0, 21.0, True, 5),
+    ]
+
+
+def test_consequence_of_an_exponential_trace_is_the_closed_form() -> None:
+    case = SparingCase(
+        cluster=Cluster(zones=1, racks_per_zone=16, gpus_per_rack=8, gpus_per_tray=2),
+        failures=Failures(mtbf_tray_hours=1000.0, mtbf_rack_hours=500.0, mttr_hours=1.0),
+        recovery=Synchronous(
+            checkpoint=Checkpoint(period_seconds=900, save_seconds=9, detect_seconds=60, restart_seconds=300)
+        ),
+        strategies=(Strategy(block_gpus=8), Strategy(block_gpus=8, spare_gpus=2)),
+    )
+    trace = made_trace(shape=1.0)
+    fit = fit_trace(trace)
+    outcome = consequence(case, trace, fit, SimulationSettings(replications=20, seed=1), trays_per_node=1.0)
+    failures = outcome.case.failures
+    assert failures.mtbf_rack_hours == pytest.approx(failures.mtbf_tray_hours / 2)
+    without_spare_trays = outcome.strategies[0]
+    assert without_spare_trays.simulated[0].contains(without_spare_trays.closed_form)
+    assert without_spare_trays.simulated[1].contains(without_spare_trays.closed_form)
+    assert outcome.best_simulated(0) == outcome.best_closed_form
+    assert outcome.strategies[outcome.best_closed_form].spare_blocks not in outcome.other_spare_blocks
+
+
+@pytest.mark.parametrize("trays_per_node", [1.0, 4.0])
+def test_a_node_fails_as_often_as_in_the_trace_its_rack_included(trays_per_node: float) -> None:
+    case = catalina()
+    trace = made_trace(shape=1.0)
+    fit = fit_trace(trace)
+    one = replace(case, strategies=case.strategies[:1])
+    outcome = consequence(
+        one, trace, fit, SimulationSettings(replications=2, hours=10.0), trays_per_node=trays_per_node
+    )
+    failures = outcome.case.failures
+    per_hour = trays_per_node / as_floats(failures.mtbf_tray_hours) + 1.0 / as_floats(failures.mtbf_rack_hours)
+    assert per_hour == pytest.approx(1.0 / fit.mtbf_hours.mean)
+
+
+def test_an_endless_observation_is_refused() -> None:
+    with pytest.raises(BadInputError, match="span_hours = inf: must be a finite number"):
+        replace(made_trace(shape=1.0), span_hours=float("inf"))
+
+
+def test_a_trace_without_spread_or_repairs_is_refused() -> None:
+    trace = made_trace(shape=1.0, nodes=5)
+    with pytest.raises(BadInputError, match="at least two repairs"):
+        fit_trace(replace(trace, ended=np.zeros_like(trace.ended)))
+    with pytest.raises(BadInputError, match="all failures start at the same time"):
+        fit_trace(sparse_trace(5.0, 5.0, 5.0, span_hours=1000.0))
+
+
+def sparse_trace(*start_hours: float, span_hours: float) -> FailureTrace:
+    """Failures of as many nodes, repaired in 1, 2, 3, ... hours."""
+    start, count = np.array(start_hours), len(start_hours)
+    return FailureTrace(
+        nodes=count,
+        span_hours=span_hours,
+        node=np.arange(count),
+        start_hours=start,
+        end_hours=start + np.arange(1, count + 1),
+        ended=np.ones(count, dtype=bool),
+        line=np.arange(2, count + 2),
+    )
+
+
+def test_weeks_without_failures_bound_mtbf_from_below_only() -> None:
+    interval = fit_trace(sparse_trace(1.0, 2.0, 4.0, span_hours=1000.0)).mtbf_bursty_hours
+    assert 0.0 < interval.low < interval.mean
+    assert interval.high == float("inf")
+
+
+def test_failures_of_a_broken_week_alone_say_nothing_about_bursts() -> None:
+    fit = fit_trace(sparse_trace(200.0, 210.0, 240.0, span_hours=300.0))
+    assert (fit.mtbf_bursty_hours.low, fit.mtbf_bursty_hours.high) == (0.0, float("inf"))
+    assert np.isnan(fit.weekly_dispersion)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from holdfast.protocol.messages.orders import FAULT_PHASES, Inject
+from holdfast.runtime.faults.orders import EXIT_CODE, Faults, InjectedError
+
+_context = multiprocessing.get_context("fork")
+
+
+def none() -> int | None:
+    return None
+
+
+def test_a_fault_strikes_once_at_its_step_and_phase() -> None:
+    faults = Faults(none)
+    faults.order(Inject(how="raise", step=5, phase="ready"))
+    for step in range(1, 5):
+        for phase in FAULT_PHASES:
+            faults.at(phase, step)
+    faults.at("compute", 5)
+    assert faults.armed("ready", 5)
+    assert not faults.armed("voted", 5)
+    with pytest.raises(InjectedError):
+        faults.at("ready", 5)
+    faults.at("ready", 5)
+
+
+def test_a_step_that_is_past_strikes_at_the_next_chance() -> None:
+    faults = Faults(none)
+    faults.order(Inject(how="raise", step=5, phase="forward"))
+    with pytest.raises(InjectedError):
+        faults.at("forward", 9)
+
+
+def test_a_hold_waits_in_the_training_thread_alone() -> None:
+    faults, held = Faults(none), []
+    faults.on_hold(lambda: held.append(True))
+    faults.order(Inject(how="hold", step=2, phase="passed"))
+    faults.at("passed", 1)
+    faults.at_side("passed", 2)
+    assert held == []
+    faults.at("passed", 2)
+    faults.at("passed", 2)
+    assert held == [True]
+
+
+def test_a_hold_that_came_too_late_is_void() -> None:
+    faults, held = Faults(none), []
+    faults.on_hold(lambda: held.append(True))
+    faults.order(Inject(how="hold", step=2, phase="passed"))
+    faults.at("passed", 3)
+    assert held == []
+
+
+def test_an_exception_now_waits_for_the_training_thread() -> None:
+    faults = Faults(none)
+    faults.order(Inject(how="raise"))
+    faults.at_side("transfer", 3)
+    with pytest.raises(InjectedError):
+        faults.at("", 3)
+
+
+def test_an_exception_in_a_transfer_is_raised_in_the_training_thread() -> None:
+    faults = Faults(none)
+    faults.order(Inject(how="raise", step=2, phase="transfer"))
+    faults.at("compute", 3)
+    faults.at_side("transfer", 3)
+    with pytest.raises(InjectedError):
+        faults.at("compute", 3)
+
+
+def _strike(inject: Inject, agent: int | None) -> None:
+    faults = Faults(lambda: agent)
+    faults.order(inject)
+    faults.at("voted", 1)
+
+
+@pytest.mark.parametrize(("how", "code"), [("kill", -signal.SIGKILL), ("exit", EXIT_CODE)])
+@pytest.mark.parametrize("phase", ["", "voted"])
+def test_a_process_dies_and_its_agent_lives_unless_the_node_is_meant(how: str, code: int, phase: str) -> None:
+    inject = Inject(how=how, whole_node=False, step=1 if phase else None, phase=phase)
+    process = _context.Process(target=_strike, args=(inject, os.getpid()))
+    process.start()
+    process.join()
+    assert process.exitcode == code
+
+
+def test_a_killed_node_takes_its_agent_along() -> None:
+    agent = _context.Process(target=signal.pause)
+    agent.start()
+    process = _context.Process(target=_strike, args=(Inject(how="kill"), agent.pid))
+    process.start()
+    process.join()
+    agent.join()
+    assert (process.exitcode, agent.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
+
+
+def test_a_stopped_process_stands_still_until_it_is_continued() -> None:
+    process = _context.Process(target=_strike, args=(Inject(how="stop", whole_node=False), None))
+    process.start()
+    assert process.pid is not None
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    os.kill(process.pid, signal.SIGCONT)
+    process.join()
+    assert process.exitcode == 0

@@ -1,0 +1,395 @@
+"""Gradients: local ones that survive user code, the sum of all ranks in the same bits everywhere, intact local ones."""
+
+import hashlib
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from holdfast.errors import BadInputError, StepUseError
+from holdfast.runtime.gradients.reduction import MAX_WORLD, GradientBuckets, add_up, reduce_gradients
+from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator
+from holdfast.testing.local_world import Seat, run_world
+
+RANKS = 3
+
+
+class Mixed(nn.Module):
+    """Several dtypes, an unused parameter, a frozen one, a tied one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(7, 5)
+        self.wide = nn.Linear(5, 5, dtype=torch.float64)
+        self.narrow = nn.Linear(5, 3, dtype=torch.bfloat16)
+        self.unused = nn.Parameter(torch.ones(11))
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.tied = self.first.bias
+
+    def forward(self, x: torch.Tensor, *, with_half: bool = True) -> torch.Tensor:
+        y = self.wide(self.first(x).double()).sum()
+        return y + self.narrow(self.first(x).bfloat16()).sum().double() if with_half else y
+
+
+def inputs(rank: int, micro_batch: int) -> torch.Tensor:
+    return torch.randn(4, 7, generator=torch.Generator().manual_seed(100 * rank + micro_batch))
+
+
+def model() -> Mixed:
+    torch.manual_seed(0)
+    return Mixed()
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    return {
+        name: None if parameter.grad is None else parameter.grad.clone()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def assert_close(
+    actual: dict[str, torch.Tensor | None], expected: dict[str, torch.Tensor | None], scale: float
+) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        mine = actual[name]
+        if tensor is None:
+            assert mine is None, name
+        else:
+            assert mine is not None, name
+            torch.testing.assert_close(mine, tensor * scale, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 25 << 20])
+def test_alone_the_reduced_gradients_are_the_scaled_sums(bucket_bytes: int):
+    plain, ours = model(), model()
+    buckets = GradientBuckets(ours.parameters(), bucket_bytes=bucket_bytes)
+    for _ in range(2):  # the second time over what the first left behind
+        plain.zero_grad()
+        buckets.zero()
+        for micro_batch in range(3):
+            plain(inputs(0, micro_batch)).backward()
+            ours(inputs(0, micro_batch)).backward()
+            buckets.collect()
+        reduced = reduce_gradients([buckets], LocalCommunicator(), 0.5)
+        buckets.use_reduced()
+        assert_close(gradients(ours), gradients(plain), 0.5)
+        square = sum(p.grad.double().square().sum().item() for p in plain.parameters() if p.grad is not None) / 4
+        assert reduced.grad_square == pytest.approx(square, rel=1e-2)  # bf16 is rounded once more
+        assert reduced.nonfinite == 0
+    assert buckets.numel == sum(p.numel() for p in ours.parameters() if p.requires_grad)
+
+
+def test_grad_square_is_exact_in_double():
+    module = nn.Linear(300, 300, dtype=torch.float64)
+    buckets = GradientBuckets(module.parameters())
+    module(torch.randn(5, 300, dtype=torch.float64)).square().sum().backward()
+    buckets.collect()
+    square = sum(p.grad.square().sum().item() for p in module.parameters() if p.grad is not None)
+    assert reduce_gradients([buckets], LocalCommunicator(), 1.0).grad_square == pytest.approx(square, rel=1e-13)
+
+
+@pytest.mark.parametrize("reset", ["none", "zero_grad", "own tensor"])
+def test_user_code_that_resets_gradients_does_no_harm(reset: str):
+    plain, ours = model(), model()
+    buckets = GradientBuckets(ours.parameters())
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.0)
+    buckets.zero()
+    for micro_batch in range(3):
+        if reset == "none":
+            for parameter in ours.parameters():
+                parameter.grad = None
+        elif reset == "zero_grad":
+            optimizer.zero_grad(set_to_none=True)
+        elif micro_batch == 0:
+            ours.first.weight.grad = torch.zeros_like(ours.first.weight)
+        plain(inputs(0, micro_batch)).backward()
+        ours(inputs(0, micro_batch)).backward()
+        buckets.collect()
+    reduce_gradients([buckets], LocalCommunicator(), 1.0)
+    buckets.use_reduced()
+    assert_close(gradients(ours), gradients(plain), 1.0)
+
+
+@pytest.mark.parametrize("change", ["made", "made again", "zeroed", "clipped"])
+def test_gradients_that_other_hands_make_or_change_are_refused(change: str):
+    ours = model()
+    buckets = GradientBuckets(ours.parameters())
+    buckets.zero()
+    if change != "made":
+        buckets.check()
+        ours(inputs(0, 0)).backward()
+        buckets.collect()
+        buckets.check()
+    if change.startswith("made"):
+        ours(inputs(0, 1)).backward()
+    elif change == "zeroed":
+        ours.zero_grad(set_to_none=False)
+    else:
+        torch.nn.utils.clip_grad_norm_(ours.parameters(), 1e-6)
+    with pytest.raises(StepUseError, match=r"made or changed outside of step\.backward"):
+        buckets.check()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_sums_that_are_gone_on_from_are_out_of_reach_of_zero_grad(set_to_none: bool):
+    plain, ours = model(), model()
+    buckets = GradientBuckets(ours.parameters())
+    for micro_batch in range(2):
+        buckets.hide()
+        ours.zero_grad(set_to_none=set_to_none)
+        buckets.check()
+        ours(inputs(0, micro_batch)).backward()
+        buckets.collect()
+        plain(inputs(0, micro_batch)).backward()
+    assert_close(gradients(ours), gradients(plain), 1.0)
+
+
+def test_parameters_keep_no_gradient_only_in_steps_that_do_not_touch_them():
+    ours = model()
+    buckets = GradientBuckets(ours.parameters())
+    for with_half in (False, True, False):
+        buckets.zero()
+        ours(inputs(0, 0), with_half=with_half).backward()
+        buckets.collect()
+        reduce_gradients([buckets], LocalCommunicator(), 1.0)
+        buckets.use_reduced()
+        assert (ours.narrow.weight.grad is not None) == with_half
+        assert ours.unused.grad is None
+
+
+def test_local_gradients_stay_when_reduced_ones_are_used_and_changed():
+    ours = model()
+    buckets = GradientBuckets(ours.parameters())
+    ours(inputs(0, 0)).backward()
+    buckets.collect()
+    before = gradients(ours)
+    norm = reduce_gradients([buckets], LocalCommunicator(), 1.0).grad_square ** 0.5
+    reduce_gradients([buckets], LocalCommunicator(), 1.0, max_norm=0.25 * norm)
+    buckets.use_reduced()
+    assert_close(gradients(ours), before, 0.25)
+    buckets.hide()
+    assert all(parameter.grad is None for parameter in ours.parameters())
+    buckets.collect()
+    torch.testing.assert_close(gradients(ours), before, rtol=0, atol=0)
+
+
+def test_a_step_begins_from_nothing_whatever_the_buffers_hold():
+    plain, ours = model(), model()
+    buckets = GradientBuckets(ours.parameters())
+    for with_half in (True, False, True):
+        plain.zero_grad()
+        buckets.zero()
+        assert not any(gradient is not None for gradient in gradients(ours).values())
+        plain(inputs(0, 0), with_half=with_half).backward()
+        ours(inputs(0, 0), with_half=with_half).backward()
+        buckets.collect()
+        reduce_gradients([buckets], LocalCommunicator(), 1.0)
+        buckets.use_reduced()
+        assert_close(gradients(ours), gradients(plain), 1.0)
+
+
+def test_sparse_gradients_are_summed_densely():
+    plain, ours = (nn.Embedding(6, 2, sparse=sparse, _weight=torch.ones(6, 2)) for sparse in (False, True))
+    buckets = GradientBuckets(ours.parameters())
+    for rows in ([1, 2], [2, 5]):
+        plain(torch.tensor(rows)).square().sum().backward()
+        ours(torch.tensor(rows)).square().sum().backward()
+        buckets.collect()
+    reduce_gradients([buckets], LocalCommunicator(), 1.0)
+    buckets.use_reduced()
+    assert_close(gradients(ours), gradients(plain), 1.0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_nonfinite_elements_are_counted(bad: float):
+    ours = model()
+    buckets = GradientBuckets(ours.parameters())
+    ours(inputs(0, 0)).backward()
+    buckets.collect()
+    assert ours.first.weight.grad is not None
+    ours.first.weight.grad[0, :3] = bad
+    assert ours.narrow.weight.grad is not None
+    ours.narrow.weight.grad[1, 1] = bad
+    reduced = reduce_gradients([buckets], LocalCommunicator(), 1.0)
+    assert reduced.nonfinite == 4
+    assert not math.isfinite(reduced.grad_square)
+
+
+def test_large_finite_doubles_are_not_called_nonfinite():
+    parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    buckets = GradientBuckets([parameter])
+    (parameter * 1e200).sum().backward()
+    buckets.collect()
+    assert reduce_gradients([buckets], LocalCommunicator(), 1.0).nonfinite == 0
+
+
+def test_nothing_to_train_and_too_large_a_world_are_bad_input():
+    with pytest.raises(BadInputError, match="no parameter"):
+        GradientBuckets([nn.Parameter(torch.zeros(2), requires_grad=False)])
+    communicator = LocalCommunicator()
+    communicator.size = MAX_WORLD + 1
+    with pytest.raises(BadInputError, match="at most 1024"):
+        reduce_gradients([GradientBuckets([nn.Parameter(torch.zeros(2))])], communicator, 1.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 9), st.integers(1, 400))
+def test_shards_cover_every_bucket_for_every_world(sizes: list[int], world: int, bucket_bytes: int):
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    buckets = GradientBuckets(parameters, bucket_bytes=bucket_bytes)
+    members = [parameter for bucket in buckets._buckets for parameter in bucket.parameters]
+    assert {id(p) for p in members} == {id(p) for p in parameters}
+    assert len(members) == len(parameters)
+    for bucket in buckets._buckets:
+        assert bucket.used <= world * bucket.shard_size(world) <= bucket.flat.numel()
+
+
+def digest(module: nn.Module) -> str:
+    state = hashlib.sha256()
+    for tensor in gradients(module).values():
+        state.update(b"-" if tensor is None else tensor.view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def reduced_body(seat: Seat, bucket_bytes: int) -> tuple[str, float, dict[str, Any]]:
+    communicator = seat.connect(1)
+    ours = model()
+    buckets = GradientBuckets(ours.parameters(), bucket_bytes=bucket_bytes)
+    for step in range(3):
+        buckets.zero()
+        ours(inputs(seat.rank, step), with_half=seat.rank == 1).backward()
+        buckets.collect()
+        local = gradients(ours)
+        reduced = reduce_gradients([buckets], communicator, 1 / RANKS)
+        torch.testing.assert_close(gradients(ours), local, rtol=0, atol=0)  # they must stay intact
+    buckets.use_reduced()
+    seat.meet()
+    communicator.retire(sever=False)
+    assert seat.graveyard.wait_empty(60)
+    numpy = {name: None if t is None else t.double().numpy() for name, t in gradients(ours).items()}
+    return digest(ours), reduced.grad_square, numpy
+
+
+@pytest.mark.parametrize("bucket_bytes", [64, 25 << 20])
+def test_all_ranks_get_the_mean_in_the_same_bits(bucket_bytes: int):
+    outcomes = run_world(RANKS, reduced_body, bucket_bytes)
+    assert len({bits for bits, _, _ in outcomes}) == 1
+    plain = model()
+    for rank in range(RANKS):
+        plain(inputs(rank, 2), with_half=rank == 1).backward()
+    square = 0.0
+    for name, expected in gradients(plain).items():
+        mine = outcomes[0][2][name]
+        if expected is None:
+            assert mine is None
+            continue
+        rough = expected.dtype == torch.bfloat16
+        mean = expected.double() / RANKS
+        square += mean.square().sum().item()
+        torch.testing.assert_close(torch.from_numpy(mine), mean, rtol=1e-2 if rough else 1e-5, atol=1e-6)
+    assert sum(part for _, part, _ in outcomes) == pytest.approx(square, rel=1e-2)
+
+
+def clipped_body(seat: Seat, max_norm: float) -> tuple[str, float, list[np.ndarray]]:
+    communicator = seat.connect(1)
+    ours = nn.Sequential(nn.Linear(70, 90), nn.Linear(90, 3))
+    torch.manual_seed(0)
+    for parameter in ours.parameters():
+        nn.init.normal_(parameter)
+    buckets = GradientBuckets(ours.parameters(), bucket_bytes=10_000)
+    ours(inputs_of(seat.rank)[:, :70]).square().sum().backward()
+    buckets.collect()
+    local = [p.grad.clone() for p in ours.parameters() if p.grad is not None]
+    square = reduce_gradients([buckets], communicator, 1 / RANKS, max_norm).grad_square
+    for parameter, gradient in zip(ours.parameters(), local, strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradient)
+    buckets.use_reduced()
+    bits = digest(ours)
+    seat.meet()
+    communicator.retire(sever=False)
+    assert seat.graveyard.wait_empty(60)
+    return bits, square, [gradient.numpy() for gradient in local]
+
+
+@pytest.mark.parametrize("share", [0.3, 2.0])
+def test_gradients_are_clipped_by_the_norm_over_all_ranks_as_torch_does(share: float):
+    free = run_world(RANKS, clipped_body, math.inf)
+    norm = sum(square for _, square, _ in free) ** 0.5
+    outcomes = run_world(RANKS, clipped_body, share * norm)
+    assert len({bits for bits, _, _ in outcomes}) == 1
+    plain = nn.Sequential(nn.Linear(70, 90), nn.Linear(90, 3))
+    for place, parameter in enumerate(plain.parameters()):
+        parameter.grad = torch.zeros_like(parameter)
+        for _, _, local in outcomes:  # in rank order, as ours
+            parameter.grad += torch.from_numpy(local[place])
+        parameter.grad.mul_(1 / RANKS)
+    if share < 1:
+        total = torch.tensor(norm)
+        torch.nn.utils.clip_grads_with_norm_(plain.parameters(), share * norm, total)
+        clipped = sum(p.grad.double().square().sum().item() for p in plain.parameters() if p.grad is not None) ** 0.5
+        assert clipped == pytest.approx(share * norm, rel=1e-5)
+    assert outcomes[0][1:2] == free[0][1:2]  # the norm that is told is the one before clipping
+    assert outcomes[0][0] == digest(plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype):
+    # Rounded after each addition, the small ones would all be lost.
+    versions = [torch.tensor([256.0], dtype=dtype), *(torch.tensor([0.5], dtype=dtype) for _ in range(8))]
+    out = torch.empty(1, dtype=dtype)
+    add_up(versions, out)
+    assert out.item() == 260.0
+
+
+def redone_body(seat: Seat) -> str:
+    """The last rank is missing in the first reduction; the others reduce the same gradients again without it."""
+    halt = threading.Event()
+    communicator = seat.connect(1, halt=halt, timeout_s=5.0)
+    module = nn.Linear(500, 500)
+    buckets = GradientBuckets(module.parameters(), bucket_bytes=1)
+    module(inputs_of(seat.rank)).sum().backward()
+    buckets.collect()
+    local = gradients(module)
+    if seat.rank < seat.size - 1:
+        threading.Timer(0.005, halt.set).start()
+        with pytest.raises(HaltedError):
+            reduce_gradients([buckets], communicator, 1.0)
+    seat.meet()
+    communicator.retire()
+    outcome = "left out"
+    if seat.rank < seat.size - 1:
+        second = seat.connect(2, rank=seat.rank, size=seat.size - 1)
+        reduce_gradients([buckets], second, 1.0)
+        buckets.use_reduced()
+        expected = nn.Linear(500, 500)
+        for rank in range(seat.size - 1):
+            expected(inputs_of(rank)).sum().backward()
+        assert_close(gradients(module), gradients(expected), 1.0)
+        outcome = digest(module)
+        buckets.hide()
+        buckets.collect()
+        assert_close(gradients(module), local, 1.0)
+    seat.meet()
+    if outcome != "left out":
+        second.retire(sever=False)
+    assert seat.graveyard.wait_empty(60)
+    return outcome
+
+
+def inputs_of(rank: int) -> torch.Tensor:
+    return torch.randn(6, 500, generator=torch.Generator().manual_seed(rank))
+
+
+def test_an_abandoned_reduction_is_redone_by_the_survivors():
+    first, second, third = run_world(3, redone_body)
+    assert first == second
+    assert third == "left out"

@@ -1,0 +1,121 @@
+"""Waiting: completed, halted, failed; and the world of one."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator, PeerLostError, Pending
+
+
+class FakeOperation:
+    """Ends after some looks."""
+
+    def __init__(self, looks: int, *, failure: str = "", at_look=None) -> None:
+        self.looks = looks
+        self.failure = failure
+        self.at_look = at_look or {}
+        self.finished = 0
+
+    def done(self) -> bool:
+        self.looks -= 1
+        self.at_look.get(self.looks, lambda: None)()
+        return self.looks < 0
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+
+    def finish(self) -> None:
+        self.finished += 1
+        if self.failure:
+            raise RuntimeError(self.failure)
+
+
+def test_wait_returns_once_the_operation_has_ended():
+    operation = FakeOperation(10)
+    pending = Pending("all_gather", operation, (torch.zeros(1),))
+    communicator = LocalCommunicator()
+    communicator.wait(pending)
+    assert operation.looks < 0
+    assert operation.finished == 1
+    communicator.wait(pending)
+    assert operation.finished == 1, "finished twice"
+    assert pending.tensors == ()
+
+
+def test_wait_leaves_when_halted():
+    halt = threading.Event()
+    operation = FakeOperation(1 << 30, at_look={(1 << 30) - 20: halt.set})
+    with pytest.raises(HaltedError, match="epoch 7 was halted in commit"):
+        LocalCommunicator(epoch=7, halt=halt).wait(Pending("commit", operation))
+    assert operation.finished == 0
+
+
+def test_what_has_completed_counts_even_when_halted():
+    halt = threading.Event()
+    halt.set()
+    operation = FakeOperation(0)
+    LocalCommunicator(halt=halt).wait(Pending("commit", operation))
+    assert operation.finished == 1
+
+
+def test_what_completes_while_the_halt_is_seen_counts():
+    halt = threading.Event()
+    halt.set()
+    operation = FakeOperation(1)  # not done at the first look, done at the second
+    LocalCommunicator(halt=halt).wait(Pending("commit", operation))
+    assert operation.finished == 1
+
+
+def test_a_failure_names_operation_epoch_and_the_transports_first_line():
+    operation = FakeOperation(0, failure="Connection closed by peer\nand a long story")
+    with pytest.raises(PeerLostError, match=r"all_to_all in epoch 3 failed: Connection closed by peer$"):
+        LocalCommunicator(epoch=3).wait(Pending("all_to_all", operation))
+
+
+@pytest.mark.parametrize("failure", ["", "reset"])
+def test_the_exception_does_not_keep_the_operation_alive(failure: str):
+    # A reference to a dead group, in a traceback too, keeps its sockets open.
+    operation = FakeOperation(0 if failure else 1 << 30, failure=failure)
+    gone = weakref.ref(operation)
+    pending = Pending("all_to_all", operation)
+    del operation
+    with pytest.raises((HaltedError, PeerLostError)) as caught:
+        LocalCommunicator(halt=lambda: True).wait(pending)
+    pending.take()
+    gc.collect()
+    assert gone() is None
+    assert caught.value.__traceback__ is not None
+
+
+def test_what_was_taken_from_a_retired_group_counts_as_failed():
+    pending = Pending("commit", FakeOperation(1 << 30))
+    taken = pending.take()
+    assert not taken.done()
+    with pytest.raises(PeerLostError, match="retired"):
+        LocalCommunicator().wait(pending)
+
+
+def test_a_world_of_one_copies():
+    communicator = LocalCommunicator(epoch=2)
+    source, output = torch.arange(5.0), torch.zeros(5)
+    communicator.wait(communicator.start_all_to_all(output, source))
+    assert output.equal(source)
+    output = torch.zeros(5)
+    communicator.wait(communicator.start_all_to_all(output, source, [5], [5]))
+    assert output.equal(source)
+    gathered = torch.zeros(5)
+    communicator.wait(communicator.start_all_gather(gathered, source))
+    assert gathered.equal(source)
+    communicator.wait(communicator.start_all_gather(gathered, gathered))
+    assert gathered.equal(source)
+    communicator.sever()
+    communicator.retire()
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 1), (-1, 4), (4, 4), (0, 0)])
+def test_a_rank_outside_the_world_is_refused(rank: int, size: int):
+    with pytest.raises(ValueError, match="outside a world"):
+        Communicator(rank=rank, size=size)

@@ -1,0 +1,115 @@
+"""What of the NCCL transport can be tested without GPUs: the choice, and how a group is used, with a fake one."""
+
+import pytest
+import torch
+
+from holdfast.protocol.commit import Commit
+from holdfast.runtime.groups.commit import start_commit
+from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, PeerLostError
+from holdfast.runtime.groups.gloo import GlooCommunicator
+from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.nccl import NcclCommunicator, build_communicator
+from holdfast.runtime.groups.rendezvous import Board
+from holdfast.testing.local_world import Seat, run_world
+
+
+class FakeWork:
+    def __init__(self, *, ended: bool, failure: str = "") -> None:
+        self.ended = ended
+        self.failure = failure
+
+    def is_completed(self) -> bool:
+        return self.ended
+
+    def wait(self) -> None:
+        assert self.ended, "wait would block"
+        if self.failure:
+            raise RuntimeError(self.failure)
+
+
+class FakeGroup:
+    """Answers as ProcessGroupNCCL does; what it was asked is in `calls`."""
+
+    def __init__(self, work: FakeWork) -> None:
+        self.work = work
+        self.calls: list[str] = []
+        self.devices: set[str] = set()
+
+    def rank(self) -> int:
+        return 1
+
+    def size(self) -> int:
+        return 2
+
+    def alltoall_base(self, output, source, output_splits, input_splits, options) -> FakeWork:
+        self.calls.append(f"all_to_all {output_splits} {input_splits} {options.timeout.total_seconds():g}")
+        return self.work
+
+    def _allgather_base(self, output, source, options) -> FakeWork:
+        self.calls.append("all_gather")
+        self.devices = {output.device.type, source.device.type}
+        return self.work
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+
+
+def communicator_of(group: FakeGroup, graveyard: Graveyard, *, halted: bool = False) -> NcclCommunicator:
+    return NcclCommunicator(
+        group, device=torch.device("meta"), epoch=6, timeout_s=7.0, halt=lambda: halted, graveyard=graveyard
+    )
+
+
+def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
+    group = FakeGroup(FakeWork(ended=True))
+    communicator = communicator_of(group, Graveyard())
+    assert (communicator.rank, communicator.size, communicator.epoch) == (1, 2, 6)
+    communicator.wait(communicator.start_all_to_all(torch.zeros(2), torch.zeros(2)))
+    communicator.wait(communicator.start_all_to_all(torch.zeros(3), torch.zeros(3), [1, 2], [0, 3]))
+    communicator.wait(communicator.start_all_gather(torch.zeros(2), torch.zeros(1)))
+    assert group.calls == ["all_to_all [] [] 7", "all_to_all [1, 2] [0, 3] 7", "all_gather"]
+
+
+def test_the_commit_operation_lies_where_the_group_works():
+    group = FakeGroup(FakeWork(ended=True))
+    part = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)
+    # (NCCL refuses tensors in host memory)
+    start_commit(communicator_of(group, Graveyard()), part)
+    assert group.devices == {"meta"}
+
+
+def test_a_failed_operation_is_a_lost_peer():
+    communicator = communicator_of(FakeGroup(FakeWork(ended=True, failure="remote error")), Graveyard())
+    with pytest.raises(PeerLostError, match="remote error"):
+        communicator.wait(communicator.start_all_gather(torch.zeros(2), torch.zeros(1)))
+
+
+def test_a_halted_group_is_aborted_in_the_graveyard_and_used_no_more():
+    group, graveyard = FakeGroup(FakeWork(ended=False)), Graveyard()
+    communicator = communicator_of(group, graveyard, halted=True)
+    with pytest.raises(HaltedError):
+        communicator.wait(communicator.start_all_gather(torch.zeros(2), torch.zeros(1)))
+    communicator.retire()
+    communicator.retire()
+    assert graveyard.wait_empty(60)
+    assert group.calls == ["all_gather", "abort"]
+    with pytest.raises(HaltedError, match="retired"):
+        communicator.start_all_gather(torch.zeros(2), torch.zeros(1))
+    assert graveyard.close(60)
+
+
+def test_a_world_of_one_needs_no_transport():
+    board = Board(3, lambda key, value: None)
+    communicator = build_communicator(torch.device("cpu"), board, 0, 1, epoch=3, graveyard=Graveyard())
+    assert isinstance(communicator, LocalCommunicator)
+    assert communicator.epoch == 3
+
+
+def kind_body(seat: Seat) -> bool:
+    communicator = seat.connect(1)
+    communicator.retire(sever=False)
+    return isinstance(communicator, GlooCommunicator)
+
+
+def test_the_cpu_gets_gloo():
+    assert run_world(2, kind_body) == [True, True]

@@ -1,0 +1,122 @@
+"""The board: keys are pushed, waits end by arrival, halt, close or timeout, and everything has a bound."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.runtime.groups.communicator import HaltedError
+from holdfast.runtime.groups.rendezvous import MAX_KEYS, MAX_VALUE_BYTES, Board, BoardStore
+
+DEADLINE_S = 60.0
+
+
+def silent(epoch: int = 1, **options) -> Board:
+    return Board(epoch, lambda key, value: None, **options)
+
+
+def in_thread(call) -> tuple[threading.Thread, list[object]]:
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except (HaltedError, TimeoutError) as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def test_a_post_is_here_and_is_sent():
+    sent = []
+    board = Board(3, lambda key, value: sent.append((key, value)))
+    board.post("0/1", b"here")
+    assert sent == [("0/1", b"here")]
+    assert board.values() == {"0/1": b"here"}
+    board.put("0/2", b"there")
+    assert sent == [("0/1", b"here")], "what peers posted is not sent on"
+
+
+def test_waiting_ends_when_the_last_key_arrives():
+    board = silent()
+    store = BoardStore(board, timeout_s=DEADLINE_S)
+    thread, outcome = in_thread(lambda: store.multi_get(["a", "b"]))
+    board.put("b", b"2")
+    assert thread.is_alive()
+    board.put("a", b"1")
+    thread.join(DEADLINE_S)
+    assert outcome == [[b"1", b"2"]]
+
+
+@pytest.mark.parametrize("how", ["halt", "close"])
+def test_waiting_is_broken_off(how: str):
+    halt = threading.Event()
+    board = silent(9, halt=halt)
+    thread, outcome = in_thread(lambda: board.wait(["never"], 1e6))
+    halt.set() if how == "halt" else board.close()
+    thread.join(DEADLINE_S)
+    assert isinstance(outcome[0], HaltedError)
+    assert "epoch 9" in str(outcome[0])
+    with pytest.raises(HaltedError):
+        board.wait(["never"], 1e6)
+
+
+def test_waiting_times_out():
+    with pytest.raises(TimeoutError, match="epoch 2: 'never' did not come"):
+        BoardStore(silent(2), timeout_s=0.001).wait(["never"], timedelta(seconds=1e6))
+    with pytest.raises(TimeoutError):
+        BoardStore(silent(2), timeout_s=0.001).get("never")
+
+
+def test_what_is_there_counts_even_when_halted():
+    board = silent(halt=lambda: True)
+    board.put("a", b"1")
+    assert BoardStore(board, timeout_s=0.0).get("a") == b"1"
+
+
+def test_bounds():
+    board = silent()
+    with pytest.raises(ValueError, match="too large"):
+        board.put("k", b"x" * (MAX_VALUE_BYTES + 1))
+    with pytest.raises(ValueError, match="too large"):
+        board.post("k" * 2000, b"")
+    for number in range(MAX_KEYS):
+        board.put(str(number), b"")
+    board.put("0", b"again")
+    with pytest.raises(ValueError, match="more than"):
+        board.put("one too many", b"")
+    assert len(board.values()) == MAX_KEYS
+
+
+def test_a_refused_post_is_not_sent():
+    sent = []
+    board = Board(1, lambda key, value: sent.append(key))
+    with pytest.raises(ValueError, match="too large"):
+        board.post("k", b"x" * (MAX_VALUE_BYTES + 1))
+    assert sent == []
+
+
+@given(st.dictionaries(st.text(max_size=20), st.binary(max_size=100), max_size=20))
+def test_the_store_is_a_dictionary(entries: dict[str, bytes]):
+    store = BoardStore(silent(), timeout_s=0.0)
+    store.multi_set(list(entries), list(entries.values()))
+    assert store.num_keys() == len(entries)
+    assert store.multi_get(list(entries)) == list(entries.values())
+    assert store.check(list(entries))
+    for key in entries:
+        assert store.delete_key(key)
+        assert not store.delete_key(key)
+        assert not store.check([key])
+
+
+def test_atomic_operations_are_refused():
+    store = BoardStore(silent(), timeout_s=0.0)
+    with pytest.raises(NotImplementedError):
+        store.add("k", 1)
+    with pytest.raises(NotImplementedError):
+        store.compare_set("k", b"", b"1")
+    assert not store.has_extended_api()

@@ -1,0 +1,51 @@
+"""The example runs as a plain script: a true cold start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from places import EXAMPLES
+
+EXAMPLE = EXAMPLES / "moe_gpt.py"
+SMALL = ("--layers", "2", "--dim", "16", "--hidden", "16", "--context", "8", "--heads", "2", "--global-batch", "8")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLE), *SMALL, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_example_trains(dtype: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"to be or not to be, that is the question. " * 100)
+    done = run("--steps", "20", "--dtype", dtype, "--lr", "0.01", "--text", str(text))
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[3]) for line in done.stdout.splitlines() if line.startswith("step")]
+    assert len(losses) == 2
+    assert losses[1] < losses[0] < 6.0
+
+
+def test_more_experts_per_token_than_there_are_is_bad_input() -> None:
+    done = run("--experts", "2", "--top-k", "3")
+    assert done.returncode == 2
+    assert "--top-k is 3 and --experts is 2" in done.stderr
+
+
+def test_a_routing_trace_that_does_not_fit_is_bad_input(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.npz"
+    np.savez(trace, tokens=np.ones((3, 2, 4)), iterations=np.arange(3))
+    done = run("--routing-trace", str(trace))
+    assert done.returncode == 2
+    assert "2 layers of 4 experts, the model has 2 layers of 8" in done.stderr
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"to be or not to be, that is the question. " * 100)
+    done = run("--routing-trace", str(trace), "--experts", "4", "--steps", "2", "--text", str(text))
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,195 @@
+"""The layer alone, and a step that breaks under it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from moe_cases import EXPERTS, LAYERS, batch, bound, loss_of, settle, small_model
+from torch.nn import functional as F
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator, Pending
+from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
+from holdfast.runtime.moe.holding.hosts import everywhere
+from holdfast.runtime.moe.holding.shards import ExpertShards
+from holdfast.runtime.moe.layer.moe_layer import MoE, expert_parameters, moe_layers, serve_round
+from holdfast.runtime.moe.layer.routing import RecordedRouting
+
+
+def plainly(layer: MoE, tokens_TD: torch.Tensor) -> torch.Tensor:
+    """Compute the layer token by token."""
+    probabilities = (tokens_TD @ layer.gate.weight.T).softmax(-1)
+    out = []
+    for token, row in zip(tokens_TD, probabilities, strict=True):
+        chosen = row.topk(layer.top_k).indices
+        weights = row[chosen] if layer.top_k == 1 else row[chosen] / row[chosen].sum()
+        parts = [F.gelu(token @ layer.experts.w1[e]) @ layer.experts.w2[e] for e in chosen]
+        out.append(sum(w * part for w, part in zip(weights, parts, strict=True)))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+def test_alone_it_is_the_weighted_sum_of_its_experts(top_k: int, dtype: torch.dtype, tolerance: float) -> None:
+    layer = MoE(8, 16, 5, top_k, seed=1).to(dtype)
+    tokens = torch.randn(4, 6, 8, dtype=dtype, requires_grad=True)
+    got, wanted = layer(tokens), plainly(layer, tokens.view(-1, 8)).view(4, 6, 8)
+    assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
+    leaves = [tokens, *layer.parameters()]
+    # An expanded gradient, as sum() makes it, must do too.
+    for mine, plain in zip(
+        torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves), strict=True
+    ):
+        assert (mine - plain).abs().max() <= tolerance * max(float(plain.abs().max()), 1.0)
+
+
+def test_odd_sizes_and_no_tokens_work() -> None:
+    layer = MoE(5, 7, 3, 2, seed=1)
+    tokens = torch.randn(9, 5)
+    assert torch.allclose(layer(tokens), plainly(layer, tokens), atol=1e-6)
+    none = layer(torch.empty(0, 5))
+    assert none.shape == (0, 5)
+    none.sum().backward()
+
+
+def test_experts_are_a_pure_function_of_seed_layer_and_number() -> None:
+    first, same = MoE(8, 16, 4, seed=5, layer=1), MoE(8, 16, 6, seed=5, layer=1)
+    assert torch.equal(first.experts.w1, same.experts.w1[:4])
+    assert not torch.equal(first.experts.w1, MoE(8, 16, 4, seed=5, layer=2).experts.w1)
+    assert not torch.equal(first.experts.w1[0], first.experts.w1[1])
+    torch.manual_seed(3)
+    drawn = MoE(8, 16, 4)
+    torch.manual_seed(3)
+    assert torch.equal(MoE(8, 16, 4).experts.w1, drawn.experts.w1)
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1, 1), (8, 16, 4, 5), (8, 16, 4, 0), (8, 16, 0, 1)])
+def test_impossible_sizes_are_refused(sizes: tuple[int, int, int, int]) -> None:
+    with pytest.raises(BadInputError, match="MoE"):
+        MoE(*sizes)
+
+
+def test_autocast_computes_in_bf16_and_keeps_fp32_parameters() -> None:
+    layer = MoE(16, 32, 4, 2, seed=1)
+    tokens = torch.randn(10, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = layer(tokens)
+    full = layer(tokens)
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, full)
+    assert (half - full).abs().max() < 0.03 * full.abs().max()
+    half.sum().backward()
+    assert layer.experts.w1.grad is not None
+    assert layer.experts.w1.grad.dtype == torch.float32
+
+
+def test_loads_are_counted() -> None:
+    layer = MoE(8, 16, 4, 2, seed=1, routing=RecordedRouting([[0, 2]]))
+    layer(torch.randn(3, 8))
+    layer(torch.randn(2, 8))
+    assert layer.binding.channel.state.loads[0].tolist() == [5, 0, 5, 0]
+
+
+def test_dense_and_expert_parameters_are_told_apart() -> None:
+    model = small_model()
+    experts, dense = expert_parameters(model), dense_parameters(model)
+    assert len(experts) == 2 * len(LAYERS)
+    assert {id(p) for p in experts} | {id(p) for p in dense} == {id(p) for p in model.parameters()}
+    assert not {id(p) for p in experts} & {id(p) for p in dense}
+
+
+def test_a_binding_that_does_not_fit_is_refused() -> None:
+    model = small_model()
+    layers, comm = moe_layers(model), LocalCommunicator()
+    settle(ExpertShards(layers), (((0, 1),), ((0, 1, 2),)), 0)
+    with pytest.raises(ValueError, match="the placement says"):
+        bind_layers(layers, comm, everywhere(EXPERTS, 1))
+    with pytest.raises(ValueError, match="does not fit a group of 1"):
+        bind_layers(layers, comm, everywhere(EXPERTS, 2))
+
+
+class Halting(Communicator):
+    """Rank 0 of two that both host everything: the peer only serves. The n-th operation is halted."""
+
+    def __init__(self, halt_at: int) -> None:
+        super().__init__(rank=0, size=2)
+        self.started = 0
+        self.halt_at = halt_at
+
+    def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        self.started += 1
+        output.zero_()
+        output[0], output[input.numel()] = input[0], input[0]
+        output[: input.numel()].copy_(input)
+        return Pending("all_gather", None)
+
+    def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, *splits: Any) -> Pending:
+        self.started += 1
+        if self.started == self.halt_at:
+            output.fill_(float("nan"))  # what an abandoned operation may do to its buffer
+        elif output.numel():
+            output.zero_()
+            output[: min(len(input), len(output))].copy_(input[: len(output)])
+        return Pending("all_to_all", None)
+
+    def wait(self, pending: Pending) -> None:
+        if self.started >= self.halt_at:
+            raise HaltedError("halted here")
+
+
+PER_LAYER = 5  # counts, tokens, results, and the two gradients
+
+
+@pytest.mark.parametrize("halt_at", range(1, PER_LAYER * len(LAYERS) + 2))
+def test_a_halt_never_surfaces_in_the_users_loop(halt_at: int) -> None:
+    model, comm = small_model(), Halting(halt_at)
+    # The rank hosts everything, so its own tokens stay here, and the peer hosts it too.
+    state, gradients = bound(comm, model, everywhere(EXPERTS, 2))
+    whole = halt_at > PER_LAYER * len(LAYERS)
+    state.begin(1, 0)
+    loss = loss_of(model, batch(1, 0))
+    loss.backward()
+    gradients.collect()
+    assert loss.isfinite()
+    assert (state.void is None) == whole
+    assert comm.started == min(halt_at, PER_LAYER * len(LAYERS))
+    for number in (1, 2):
+        state.begin(1, number)
+        if not whole:
+            # From here on nothing is sent any more.
+            loss_of(model, batch(1, number)).backward()
+            serve_round(moe_layers(model))
+    if not whole:
+        assert isinstance(state.void, HaltedError)
+        assert state.void.__traceback__ is None
+        assert comm.started == halt_at
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+
+
+def test_a_loss_that_leaves_a_layer_out_is_refused() -> None:
+    model = small_model()
+    state, _ = bound(Halting(1000), model, everywhere(EXPERTS, 2))
+    layers = moe_layers(model)
+    state.begin(1, 0)
+    hidden = layers[0](batch(1, 0))
+    layers[1](hidden.detach())
+    hidden.sum().backward()
+    with pytest.raises(BadInputError, match="made 6 of 8 token exchanges"):
+        state.finish()
+    state.begin(1, 1)
+    loss_of(model, batch(1, 1)).backward()
+    state.finish()
+
+
+def test_layers_out_of_turn_are_refused() -> None:
+    model = small_model()
+    state, _ = bound(Halting(1000), model, everywhere(EXPERTS, 2))
+    state.begin(1, 0)
+    layers = moe_layers(model)
+    with pytest.raises(BadInputError, match="layer 1 is called where layer 0 is due"):
+        layers[1](batch(1, 0))
+    layers[0](batch(1, 0))
+    with pytest.raises(BadInputError, match="layer 0 is called where layer 1 is due"):
+        layers[0](batch(1, 0))

@@ -1,0 +1,198 @@
+"""N ranks over real groups compute what one process computes, whatever the placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from moe_cases import EXPERTS, batch, bound, expert_tensors, loss_of, random_placement, run_rounds, small_model
+
+from holdfast.planning import scheme_named, schemes
+from holdfast.runtime.gradients.reduction import reduce_gradients
+from holdfast.runtime.groups.sums import finish_sums, start_sums
+from holdfast.runtime.moe.holding.binding import bind_layers
+from holdfast.runtime.moe.holding.hosts import Placement, everywhere
+from holdfast.runtime.moe.layer.moe_layer import moe_layers
+from holdfast.testing.local_world import Seat, run_world
+
+TOLERANCE = 1e-12
+
+
+def one_step(seat: Seat, placements: list[Placement], micro_batches: int) -> list[dict[str, Any]]:
+    """Run one step per placement on a fresh model; all in one group."""
+    comm = seat.connect(1)
+    results = []
+    for placement in placements:
+        model = small_model()
+        state, gradients = bound(comm, model, placement)
+        loss = run_rounds(comm, model, state, gradients, 1, micro_batches)
+        dense = model.dense.weight.grad
+        gates = [layer.gate.weight.grad for layer in moe_layers(model)]
+        reduced = reduce_gradients([gradients], comm, 1.0 / micro_batches)
+        local = expert_tensors(moe_layers(model), "grad")
+        gradients.use_reduced()
+        results.append(
+            {
+                "loss": loss,
+                "square": reduced.grad_square,
+                "nonfinite": reduced.nonfinite,
+                "grads": expert_tensors(moe_layers(model), "grad"),
+                "local": local,
+                "idle_rows": max(_idle(layer) for layer in moe_layers(model)),
+                "dense": None if dense is None else dense.numpy(),
+                "gates": [None if gate is None else gate.numpy() for gate in gates],
+                "loads": [layer.binding.channel.state.loads[layer.binding.index] for layer in moe_layers(model)],
+                "void": state.void,
+            }
+        )
+    comm.retire(sever=False)
+    return results
+
+
+def _idle(layer: Any) -> float:
+    """Return the largest gradient of a row that is not in use."""
+    free = [row for row, expert in enumerate(layer.experts.row_experts) if expert < 0]
+    return max((float(w.grad[free].abs().max()) for w in layer.experts.weights().values() if free), default=0.0)
+
+
+def reference(micro_batches: int) -> dict[str, Any]:
+    model = small_model()
+    loss = 0.0
+    for number in range(micro_batches):
+        part = loss_of(model, batch(1, number))
+        part.backward()
+        loss += float(part.detach())
+    layers = moe_layers(model)
+    grads = {key: value / micro_batches for key, value in expert_tensors(layers, "grad").items()}
+    return {
+        "loss": loss,
+        "grads": grads,
+        "square": sum(float((grad**2).sum()) for grad in grads.values()),
+        "dense": model.dense.weight.grad.numpy(),  # type: ignore[union-attr]
+        "gates": [layer.gate.weight.grad.numpy() for layer in layers],  # type: ignore[union-attr]
+        "loads": [layer.binding.channel.state.loads[layer.binding.index] for layer in layers],
+    }
+
+
+def total(parts: Sequence[np.ndarray | None]) -> np.ndarray:
+    """Return the sum of what there is."""
+    return np.sum([part for part in parts if part is not None], axis=0)
+
+
+def assert_close(got: np.ndarray, wanted: np.ndarray) -> None:
+    scale = max(float(np.abs(wanted).max()), 1e-30)
+    assert float(np.abs(got - wanted).max()) <= TOLERANCE * scale
+
+
+def assert_equals_reference(ranks: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
+    assert sum(rank["loss"] for rank in ranks) == pytest.approx(wanted["loss"], rel=TOLERANCE)
+    assert sum(rank["square"] for rank in ranks) == pytest.approx(wanted["square"], rel=TOLERANCE)
+    assert_close(total([rank["dense"] for rank in ranks]), wanted["dense"])
+    for layer, gate in enumerate(wanted["gates"]):
+        assert_close(total([rank["gates"][layer] for rank in ranks]), gate)
+    seen: dict[Any, np.ndarray] = {}
+    for rank in ranks:
+        assert rank["void"] is None
+        assert rank["nonfinite"] == 0
+        assert rank["idle_rows"] == 0.0
+        for got, loads in zip(rank["loads"], wanted["loads"], strict=True):
+            assert got.tolist() == loads.tolist()
+        for key, grad in rank["grads"].items():
+            assert_close(grad, wanted["grads"][key])
+            # Replicas are equal in every bit.
+            assert seen.setdefault(key, grad).tobytes() == grad.tobytes()
+    assert seen.keys() == wanted["grads"].keys()
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 3), (3, 7), (4, 2), (4, 9)])
+def test_any_placement_computes_what_one_process_computes(ranks: int, micro_batches: int) -> None:
+    rng = np.random.default_rng(ranks * 100 + micro_batches)
+    placements = [random_placement(rng, ranks) for _ in range(6)]
+    placements.append(everywhere(EXPERTS, ranks))
+    # All on one rank: the others host nothing at all.
+    placements.append(tuple((tuple(range(n)), *(((),) * (ranks - 1))) for n in EXPERTS))
+    results = run_world(ranks, one_step, placements, micro_batches)
+    wanted = reference(micro_batches)
+    for number in range(len(placements)):
+        assert_equals_reference([rank[number] for rank in results], wanted)
+
+
+def local_gradients_survive(seat: Seat, placement: Placement) -> bool:
+    comm = seat.connect(1)
+    model = small_model()
+    state, gradients = bound(comm, model, placement)
+    run_rounds(comm, model, state, gradients, 1, 4)
+    before = expert_tensors(moe_layers(model), "grad")
+    reduce_gradients([gradients], comm, 0.25)
+    gradients.use_reduced()
+    free = expert_tensors(moe_layers(model), "grad")
+    # Clipped a second time: from the same local gradients.
+    square = reduce_gradients([gradients], comm, 0.25).grad_square
+    (norm,) = finish_sums(start_sums(comm, [square], "norm"))
+    reduce_gradients([gradients], comm, 0.25, max_norm=0.5 * norm**0.5)
+    gradients.use_reduced()
+    for key, gradient in expert_tensors(moe_layers(model), "grad").items():
+        # (torch's formula adds 1e-6 to the norm)
+        np.testing.assert_allclose(gradient, free[key] * 0.5 * norm**0.5 / (norm**0.5 + 1e-6), rtol=1e-12)
+    gradients.use_local()
+    after = expert_tensors(moe_layers(model), "grad")
+    comm.retire(sever=False)
+    return all(after[key].tobytes() == value.tobytes() for key, value in before.items())
+
+
+def test_the_reduction_leaves_the_local_gradients_alone() -> None:
+    placement = random_placement(np.random.default_rng(5), 2)
+    assert run_world(2, local_gradients_survive, placement) == [True, True]
+
+
+def train(seat: Seat, placement: Placement, scheme_name: str, dtype: torch.dtype) -> list[float]:
+    """Train five steps with this dtype on the wire, and return the losses' sums of this rank."""
+    comm = seat.connect(1)
+    model = small_model(torch.float32)
+    state, gradients = bound(comm, model, placement)
+    if scheme_name != "interval":
+        state = bind_layers(moe_layers(model), comm, placement, scheme=scheme_named(scheme_name))
+    optimizer = torch.optim.SGD(
+        [weight for layer in moe_layers(model) for weight in layer.experts.weights().values()], lr=0.1
+    )
+    losses = []
+    for step in range(1, 6):
+        gradients.zero()
+        total = 0.0
+        for turn in range(2):
+            state.begin(step, turn * comm.size + comm.rank)
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+                loss = loss_of(model, batch(step, state.micro_batch, torch.float32))
+            loss.backward()
+            total += float(loss.detach())
+        reduce_gradients([gradients], comm, 1.0 / (2 * comm.size))
+        gradients.use_reduced()
+        optimizer.step()
+        gradients.use_local()
+        losses.append(total)
+    comm.retire(sever=False)
+    assert state.void is None
+    assert all(
+        weight.grad is not None and weight.grad.dtype == torch.float32
+        for weight in moe_layers(model)[0].experts.weights().values()
+    )
+    return losses
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_on_the_wire_trains_like_fp32(dtype: torch.dtype) -> None:
+    placement = random_placement(np.random.default_rng(11), 2)
+    half = np.sum(run_world(2, train, placement, "interval", dtype), axis=0)
+    full = np.sum(run_world(2, train, placement, "interval", torch.float32), axis=0)
+    assert half.tolist() != full.tolist()
+    assert np.abs(half - full).max() <= 0.02 * np.abs(full).max()
+
+
+def test_all_dispatch_schemes_compute_the_same() -> None:
+    placement = random_placement(np.random.default_rng(13), 3)
+    interval, *others = (np.sum(run_world(3, train, placement, name, torch.float32), axis=0) for name in schemes())
+    for other in others:
+        assert np.abs(interval - other).max() <= 1e-5 * np.abs(interval).max()

@@ -1,0 +1,57 @@
+"""What a worker tells of a failed collective."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, Member
+from holdfast.runtime.groups.communicator import PeerLostError
+from holdfast.runtime.session.resources import Rooms
+from holdfast.runtime.session.state_exchange import Shared
+
+ME, PEER = "a/0/a", "b/0/b"
+
+
+def told_of(error: Exception | str, port: int) -> msg.Fault:
+    """Return what a worker tells whose only peer receives state at a port."""
+    told: list[WorkerInstruction] = []
+    machine = WorkerMachine(ME, micro_batches=2)
+    members = tuple(Member(worker=worker, host="127.0.0.1", state_port=port) for worker in (ME, PEER))
+    machine.order(
+        msg.Begin(
+            plan=EpochPlan(term=1, epoch=1, members=members), decision=Decision(kind=DecisionKind.START, applied=0)
+        )
+    )
+    rooms = Rooms(lambda epoch, key, value: None)
+    shared = Shared(changed=threading.Condition(threading.RLock()), machine=machine, rooms=rooms, carry_out=told.extend)
+    shared.lost(1, error)
+    (tell,) = told
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.message, msg.Fault)
+    return tell.message
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def test_after_a_time_out_it_is_told_whom_no_connection_can_be_made_to() -> None:
+    fault = told_of(PeerLostError("all_to_all failed", timed_out=True), closed_port())
+    assert (fault.timed_out, fault.unreachable) == (True, (PEER,))
+
+
+def test_after_a_time_out_peers_that_can_be_reached_are_not_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        fault = told_of(PeerLostError("all_to_all failed", timed_out=True), server.getsockname()[1])
+    assert (fault.timed_out, fault.unreachable) == (True, ())
+
+
+def test_an_error_that_came_at_once_is_told_at_once() -> None:
+    fault = told_of(PeerLostError("connection reset"), closed_port())
+    assert (fault.timed_out, fault.unreachable, fault.detail) == (False, (), "connection reset")

@@ -1,0 +1,369 @@
+"""The API in a world of one: what a script sees without an agent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import holdfast
+from holdfast.errors import BadInputError, HoldfastError, JobFailedError
+from holdfast.protocol import checkpoint_dir
+from holdfast.runtime.checkpoints.saver import SAMPLES
+from holdfast.runtime.checkpoints.stored_tensors import METADATA
+from holdfast.runtime.session.job import Job
+from holdfast.runtime.session.session import Session
+from holdfast.runtime.session.step import Step
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(X, X.sum(1, keepdim=True))
+
+
+class Run:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (str(self._path),)
+
+
+class Trained:
+    """A small job and what it did."""
+
+    def __init__(self, directory: Path | str = "", *, every: int = 4, model: torch.nn.Module | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = model or torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.job = Job(None, checkpoint_dir=str(directory), checkpoint_every=every)
+        self.losses: dict[int, float] = {}
+        self.samples: list[int] = []
+
+    def protect(self, **options: Any) -> None:
+        arguments: dict[str, Any] = {"global_batch": 6, "micro_batch": 2, **options}
+        dataset = arguments.pop("dataset", DATA)
+        self.job.protect(self.model, self.optimizer, dataset, extra={"schedule": self.schedule}, **arguments)
+
+    def run(self, steps: int, **options: Any) -> Trained:
+        self.protect(**options)
+        for step in self.job.steps(steps):
+            for x, y in step.micro_batches():
+                step.backward(torch.nn.functional.mse_loss(self.model(x), y))
+            assert step.apply()
+            self.losses[step.number] = step.loss
+        return self
+
+
+def test_it_trains_as_plain_pytorch_does() -> None:
+    """The same samples, clipping and schedule by hand, in float64: the same parameters."""
+
+    def fresh() -> torch.nn.Module:
+        torch.manual_seed(1)
+        return torch.nn.Linear(4, 1).double()
+
+    data = TensorDataset(X.double(), X.double().sum(1, keepdim=True))
+    ours = Trained(model=fresh())
+    ours.run(8, dataset=data, max_grad_norm=0.5)
+    model = fresh()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    assert ours.job._session is not None
+    order = ours.job._session.workload.loader.order
+    for number in range(1, 9):
+        places = [place for part in range(3) for place in order.indices(number, part)]
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(data.tensors[0][places]), data.tensors[1][places])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        schedule.step()
+        assert ours.losses[number] == pytest.approx(loss.item(), rel=1e-12)
+    for mine, theirs in zip(ours.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=0)
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_rank_world_and_norm(tmp_path: Path) -> None:
+    trained = Trained()
+    assert (trained.job.rank, trained.job.world) == (0, 1)
+    trained.protect(max_grad_norm=1e-9)
+    for step in trained.job.steps(1):
+        for x, y in step.micro_batches():
+            step.backward(torch.nn.functional.mse_loss(trained.model(x), y))
+        step.apply()
+        assert step.applied
+        assert step.grad_norm > 1e-3
+        clipped = torch.nn.utils.get_total_norm([p.grad for p in trained.model.parameters() if p.grad is not None])
+        assert float(clipped) == pytest.approx(1e-9, rel=1e-2)
+
+
+def test_a_job_resumes_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    whole = Trained().run(11).losses
+    first = Trained(tmp_path).run(9).losses
+    second = Trained(tmp_path).run(11).losses
+    assert first == {step: whole[step] for step in range(1, 10)}
+    assert second == {step: whole[step] for step in (10, 11)}
+
+
+def test_the_last_checkpoint_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before it is still being written when the loop ends."""
+    honest = checkpoint_dir.write_manifest
+    last = threading.Event()
+
+    def held(path: Path, step: int) -> int:
+        if step == 4:
+            assert last.wait(60.0)
+        return honest(path, step)
+
+    def finishing(session: Session) -> None:
+        last.set()
+        finish(session)
+
+    finish = Session.finish
+    monkeypatch.setattr(checkpoint_dir, "write_manifest", held)
+    monkeypatch.setattr(Session, "finish", finishing)
+    Trained(tmp_path).run(8)
+    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [4, 8]
+    Trained(tmp_path).run(8)  # nothing is left to do, or to save
+    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [4, 8]
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Trained(tmp_path).run(8)
+    found = checkpoint_dir.find_checkpoints(tmp_path)
+    assert [(name.term, name.step) for name in found] == [(1, 4), (1, 8)]
+    names = [name.final for name in found]
+    (tmp_path / names[1] / checkpoint_dir.MANIFEST).write_text("{")
+    with caplog.at_level(logging.WARNING):
+        assert sorted(Trained(tmp_path).run(4).losses) == []
+    assert any("the checkpoint before it is used" in record.message for record in caplog.records)
+    (tmp_path / names[0] / checkpoint_dir.MANIFEST).unlink()
+    with pytest.raises(JobFailedError, match="no checkpoint in"):
+        Trained(tmp_path).run(6)
+
+
+def test_a_checkpoint_that_runs_code_is_refused_and_the_one_before_it_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever can write to the directory can make its files fit the manifest too."""
+    Trained(tmp_path).run(8)
+    trap = tmp_path / "trap"
+
+    def spoil(step: int) -> None:
+        (checkpoint,) = tmp_path.glob(f"step-{step:08d}-*")
+        (checkpoint / METADATA).write_bytes(pickle.dumps(Run(trap)))
+        checkpoint_dir.write_manifest(checkpoint, step)
+
+    spoil(8)
+    with caplog.at_level(logging.WARNING):
+        assert sorted(Trained(tmp_path).run(4).losses) == []
+    said = [record.message for record in caplog.records if "the checkpoint before it is used" in record.message]
+    assert len(said) == 1
+    assert "posix.mkdir" in said[0]
+    spoil(4)
+    with pytest.raises(JobFailedError, match=r"no checkpoint in .*posix\.mkdir"):
+        Trained(tmp_path).run(6)
+    assert not trap.exists()
+
+
+def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:
+    trained = Trained()
+    trained.protect()
+    before = [parameter.clone() for parameter in trained.model.parameters()]
+    for step in trained.job.steps(1):
+        for x, _ in step.micro_batches():
+            step.backward(trained.model(x).sum() * float("inf"))
+        assert step.apply()
+        assert step.number == 1
+    for old, new in zip(before, trained.model.parameters(), strict=True):
+        assert old.equal(new)
+    assert trained.schedule.last_epoch == 1
+
+
+def test_a_loop_that_uses_steps_wrongly_is_told_so() -> None:
+    trained = Trained()
+    trained.protect()
+    for step in trained.job.steps(1):
+        with pytest.raises(HoldfastError, match="belongs inside"):
+            step.backward(torch.zeros(()))
+        with pytest.raises(HoldfastError, match="used up"):
+            step.apply()
+        break
+    trained = Trained()
+    trained.protect()
+    for step in trained.job.steps(1):
+        with pytest.raises(HoldfastError, match=r"needs one step\.backward"):
+            for _ in step.micro_batches():
+                pass
+        break
+
+
+def test_a_buffer_that_follows_the_batches_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    with pytest.raises(BadInputError, match=r"buffer '1\."):
+        Trained(model=model).run(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"global_batch": 7, "micro_batch": 2}, "multiple of the micro-batch"),
+        ({"global_batch": 6.0}, "global_batch is 6.0: it must be a whole number"),
+        ({"seed": "x"}, "seed is 'x': it must be a whole number"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
+        ({"dataset": iter([1])}, "map-style"),
+    ],
+)
+def test_bad_input_is_one_clear_line(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInputError, match=words) as caught:
+        Trained().protect(**options)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_the_order_of_calls_is_checked() -> None:
+    trained = Trained()
+    with pytest.raises(BadInputError, match="before job"):
+        next(trained.job.steps(1))
+    trained.run(1)
+    with pytest.raises(BadInputError, match="twice"):
+        trained.protect()
+    with pytest.raises(BadInputError, match="used up"):
+        next(trained.job.steps(1))
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    Trained(tmp_path).run(5)
+    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("holdfast-")}
+    assert names - {"holdfast-solo"} == set()
+
+
+def test_importing_holdfast_leaves_torch_out() -> None:
+    code = "import sys, holdfast; assert 'torch' not in sys.modules; holdfast.init; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError):
+        holdfast.nothing  # noqa: B018
+
+
+class Count:
+    """State of the user's: how often it was counted up."""
+
+    def __init__(self) -> None:
+        self.count = torch.zeros(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, value: dict[str, Any]) -> None:
+        self.count.copy_(value["count"])
+
+
+class Counting:
+    """A job with state of the user's, counted up once per step by `after_apply` or by the loop."""
+
+    def __init__(
+        self,
+        directory: Path | str = "",
+        *,
+        inside: bool = True,
+        raises_at: int = 0,
+        error: BaseException | None = None,
+        batch: int = 8,
+    ) -> None:
+        self.error = error or ZeroDivisionError("of the script")
+        torch.manual_seed(0)
+        self.model, self.count = torch.nn.Linear(4, 1), Count()
+        self.seen: list[tuple[int, bool, float]] = []
+        self.inside, self.raises_at = inside, raises_at
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.job = holdfast.init(checkpoint_dir=str(directory), checkpoint_every=4)
+        after = self.after if inside else None
+        extra = {"count": self.count}
+        data = (self.model, self.optimizer, DATA)
+        self.job.protect(*data, global_batch=batch, micro_batch=4, extra=extra, after_apply=after)
+
+    def after(self, step: Step) -> None:
+        if step.number == self.raises_at:
+            raise self.error
+        self.seen.append((step.number, step.applied, step.loss))
+        self.count.count += 1
+
+    def run(self, steps: int) -> int:
+        for step in self.job.steps(steps):
+            for x, y in step.micro_batches():
+                step.backward(torch.nn.functional.mse_loss(self.model(x), y))
+            assert step.apply()
+            if not self.inside:
+                self.count.count += 1
+        return int(self.count.count)
+
+
+def test_what_a_script_does_after_apply_is_in_the_checkpoint_of_the_step(tmp_path: Path) -> None:
+    """Reproducer odd_models.py ema: resumed, it was a step behind."""
+    first = Counting(tmp_path)
+    assert first.run(9) == 9
+    assert [number for number, applied, loss in first.seen if applied and loss == loss] == list(range(1, 10))
+    assert Counting(tmp_path).run(12) == 12
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_an_extra_that_the_loop_changes_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, copies: bool
+) -> None:
+    if copies:
+        monkeypatch.setattr(Count, "state_dict", lambda self: {"count": self.count.clone()})
+    with pytest.raises(BadInputError, match=r"extra\['count'\] was changed outside of apply"):
+        Counting(tmp_path, inside=False).run(3)
+    # Not even that of the last step, which nothing comes after.
+    with pytest.raises(BadInputError, match=r"extra\['count'\] was changed outside of apply"):
+        Counting(tmp_path, inside=False).run(1)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("of the script"), SystemExit("of the script")])
+def test_where_after_apply_raises_the_step_is_saved(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error), match="of the script"):
+        Counting(tmp_path, raises_at=3, error=error).run(6)
+    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [3]
+    again = Counting(tmp_path)
+    again.run(3)
+    whole = Counting()
+    whole.run(3)
+    assert torch.equal(again.model.weight, whole.model.weight)
+
+
+def test_other_samples_are_refused_with_the_difference(tmp_path: Path) -> None:
+    Counting(tmp_path).run(2)
+    with pytest.raises(BadInputError, match="global_batch was 8 and is 16"):
+        Counting(tmp_path, batch=16).run(3)
+
+
+def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_samples(tmp_path: Path) -> None:
+    Counting(tmp_path).run(2)
+    (checkpoint,) = tmp_path.iterdir()
+    (checkpoint / SAMPLES).unlink()
+    checkpoint_dir.write_manifest(checkpoint, 2)
+    assert Counting(tmp_path).run(3) == 3
+
+
+def test_another_learning_rate_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Counting(tmp_path).run(2)
+    again = Counting(tmp_path)
+    again.optimizer.param_groups[0]["lr"] = 0.5
+    with caplog.at_level(logging.WARNING):
+        again.run(3)
+    (said,) = [record.getMessage() for record in caplog.records if "learning rate" in record.message]
+    assert "[0.01] is used, not the script's [0.5]" in said

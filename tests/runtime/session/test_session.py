@@ -1,0 +1,226 @@
+"""The session with real processes: epochs, failures at every phase, joiners, checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster
+
+from holdfast.coordination.progress.checkpoints import KEPT
+from holdfast.protocol import checkpoint_dir
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Losses of the same job with one worker and no failure."""
+    with Cluster(tmp_path_factory.mktemp("one"), nodes=1, options={"steps": STEPS, "float64": True}) as cluster:
+        cluster.wait_done()
+        return cluster.steps()
+
+
+def opened(path: Path, nodes: int, *gates: int, **more: Any) -> Cluster:
+    """Return a cluster whose workers wait before some steps (else the second) until `go`."""
+    options = {"steps": STEPS, "float64": True, "gates": gates or (2,)}
+    return Cluster(path, nodes=nodes, options=options, **more)
+
+
+def assert_whole(cluster: Cluster, expected: dict[int, float]) -> None:
+    """Every step is there once, with all its samples and the undisturbed loss, the same on all replicas."""
+    found = cluster.steps()
+    assert list(found) == list(expected)
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert {event.samples for event in cluster.of(ev.StepCommitted)} == {24}
+    cluster.assert_replicas_equal()
+
+
+def test_three_workers_train_like_one(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    with Cluster(tmp_path, nodes=3, options={"steps": STEPS, "float64": True}) as cluster:
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        assert set(cluster.exit_codes().values()) == {0}
+        assert {event.world for event in cluster.of(ev.StepCommitted)} == {3}
+        assert cluster.over is not None
+        assert cluster.over.exit_code == 0
+
+
+def test_different_initial_states_become_one(tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=3, options={"steps": 3, "different_start": True}) as cluster:
+        cluster.wait_done()
+        cluster.assert_replicas_equal()
+
+
+@pytest.mark.parametrize("phase", ["compute", "reducing", "ready", "voted", "passed", "applying"])
+def test_a_node_dies_in_a_phase(tmp_path: Path, undisturbed: dict[int, float], phase: str) -> None:
+    with opened(tmp_path, 3) as cluster:
+        cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        cluster.fail("n2", step=5, phase=phase)
+        cluster.go()
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        assert cluster.exit_codes() == {"n1": 0, "n2": -9, "n3": 0}
+        assert {event.step: event.world for event in cluster.of(ev.StepCommitted)}[STEPS] == 2
+        assert [event.action for event in cluster.of(ev.Recovered)] == ["shrink"]
+
+
+def test_two_nodes_die_at_once_and_one_during_the_recovery(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    with opened(tmp_path, 4) as cluster:
+        cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        cluster.fail("n1", step=4, phase="voted")
+        cluster.fail("n3", step=4, phase="ready")
+        # Where a FORWARD is decided, n4 dies in it; else in the redone step's reduction.
+        cluster.fail("n4", step=4, phase="forward")
+        cluster.fail("n4", step=5, phase="reducing")
+        cluster.go()
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        assert cluster.exit_codes() == {"n1": -9, "n2": 0, "n3": -9, "n4": -9}
+
+
+def test_a_passed_step_goes_forward_on_the_others(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    """Who dies after v is known leaves others that have passed or voted: the step is applied, never redone."""
+    with opened(tmp_path, 3) as cluster:
+        cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        cluster.fail("n1", step=5, phase="passed")
+        cluster.fail("n2", step=5, phase="forward")
+        cluster.go()
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        assert cluster.exit_codes()["n3"] == 0
+
+
+def test_a_node_dies_while_a_passed_step_goes_forward(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    """The survivors have passed and not applied when the first one dies, so that FORWARD must be decided."""
+    with opened(tmp_path, 4) as cluster:
+        cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        for survivor in ("n2", "n3", "n4"):
+            cluster.fail(survivor, how="hold", step=5, phase="passed")
+        cluster.fail("n2", step=5, phase="forward")
+        cluster.fail("n1", step=5, phase="passed")
+        cluster.go()
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        assert cluster.exit_codes() == {"n1": -9, "n2": -9, "n3": 0, "n4": 0}
+        cluster.assert_replicas_equal()
+
+
+def test_a_joiner_gets_the_state_while_the_others_train(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    with opened(tmp_path, 2, 6) as cluster:
+        cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
+        cluster.add()
+        cluster.wait("the joiner's group", lambda: len(cluster.told(msg.Prepared)) == 3)
+        cluster.go()
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        grown = cluster.of(ev.Recovered)
+        assert [(event.action, event.state_source) for event in grown] == [("grow", "replica")]
+        assert grown[0].bytes_moved > 0
+        assert set(cluster.exit_codes().values()) == {0}
+        assert cluster.of(ev.StepCommitted)[-1].world == 3
+
+
+@pytest.mark.parametrize(("victim", "phase"), [("sender", "transfer"), ("n3", "receiving")])
+def test_a_node_dies_in_the_middle_of_a_transfer(
+    tmp_path: Path, undisturbed: dict[int, float], victim: str, phase: str
+) -> None:
+    with opened(tmp_path, 2, 6) as cluster:
+        cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
+        cluster.add()
+        cluster.wait("the joiner's group", lambda: len(cluster.told(msg.Prepared)) == 3)
+        pending = cluster.machine.record.pending
+        assert pending is not None
+        if victim == "sender":
+            victim = msg.node_of(next(iter(pending.sources.values()))[0])
+        cluster.fail(victim, step=1, phase=phase)
+        cluster.go()
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        survivors = {"n1": 0, "n2": 0, "n3": 0}
+        assert cluster.exit_codes() == {**survivors, victim: -9}
+
+
+def test_an_exception_in_the_loop_costs_one_worker_only(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    with opened(tmp_path, 3) as cluster:
+        cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        cluster.fail("n2", how="raise", step=6, phase="compute")
+        cluster.go()
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        assert cluster.exit_codes() == {"n1": 0, "n2": 1, "n3": 0}
+
+
+def test_checkpoints_are_accepted_and_outlive_all_workers(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    with opened(tmp_path, 2, 8, checkpoint_every=3) as cluster:
+        cluster.wait("step 7", lambda: len(cluster.of(ev.StepCommitted)) >= 7)
+        cluster.wait("a checkpoint", lambda: bool(cluster.of(ev.CheckpointSaved)))
+        for node in ("n1", "n2"):
+            cluster.kill(node)
+        cluster.wait("both failures", lambda: len(cluster.of(ev.NodeLeft)) == 2)
+        cluster.go()
+        cluster.add()
+        cluster.wait("the roll-back", lambda: bool(cluster.of(ev.RolledBack)))
+        cluster.wait_done()
+        back = cluster.of(ev.RolledBack)[0].to_step
+        assert back in (3, 6)
+        numbers = [event.step for event in cluster.of(ev.StepCommitted)]
+        assert numbers == [*range(1, 8), *range(back + 1, STEPS + 1)]
+        last = {event.step: event.loss for event in cluster.of(ev.StepCommitted)}
+        assert last == pytest.approx(undisturbed, rel=1e-9)
+        folder = tmp_path / "checkpoints"
+        # Its writer removes the last ones that are superseded while it ends.
+        cluster.wait("the others' removal", lambda: len(checkpoint_dir.find_checkpoints(folder)) <= KEPT)
+        assert checkpoint_dir.find_checkpoints(folder)[-1].step == STEPS
+        assert not list((tmp_path / "checkpoints").glob(".writing-*"))
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    with opened(tmp_path, 1, 5, 9, checkpoint_every=4) as cluster:
+        for count, gate in ((1, 5), (2, 9)):
+            cluster.wait("a checkpoint", lambda count=count: len(cluster.of(ev.CheckpointSaved)) == count)
+            if gate == 5:
+                cluster.go(5)
+        newest = checkpoint_dir.find_checkpoints(tmp_path / "checkpoints")[-1].final
+        manifest = tmp_path / "checkpoints" / newest / checkpoint_dir.MANIFEST
+        manifest.write_text(manifest.read_text()[:-20])
+        cluster.kill("n1")
+        cluster.wait("the failure", lambda: len(cluster.of(ev.NodeLeft)) == 1)
+        cluster.go()
+        cluster.add()
+        cluster.wait_done()
+        assert [event.name for event in cluster.of(ev.CheckpointRejected)] == [newest]
+        assert cluster.of(ev.RolledBack)[-1].to_step == 4
+        last = {event.step: event.loss for event in cluster.of(ev.StepCommitted)}
+        assert last == pytest.approx(undisturbed, rel=1e-9)
+
+
+def test_a_paused_node_that_wakes_up_expelled_ends_and_harms_nothing(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    with opened(tmp_path, 3, 6) as cluster:
+        cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
+        cluster.pause_and_expel("n2")
+        cluster.go()
+        cluster.wait("the others' end", lambda: cluster.over is not None)
+        assert cluster.resume("n2") == 1
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+
+
+def test_a_joiner_that_dies_before_it_is_in_leaves_no_trace(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    with opened(tmp_path, 2, 6) as cluster:
+        cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
+        cluster.add()
+        cluster.wait("the joiner", lambda: len(cluster.told(msg.Attach)) == 3)
+        cluster.kill("n3")
+        cluster.wait("its end", lambda: len(cluster.of(ev.NodeLeft)) == 1)
+        cluster.go()
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        assert {event.world for event in cluster.of(ev.StepCommitted)} == {2}

@@ -1,0 +1,125 @@
+"""Loops that use a step in a way that would count samples twice, or let replicas drift apart without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+from holdfast.errors import BadInputError, StepUseError
+from holdfast.runtime.session.job import Job
+from holdfast.runtime.session.step import Step
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(X, X.sum(1, keepdim=True))
+
+
+class Loop:
+    """A script with a part of its own in each step."""
+
+    def __init__(self, model: torch.nn.Linear | None = None) -> None:
+        self.model = model or torch.nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.job = Job(None)
+        self.job.protect(self.model, self.optimizer, DATA, global_batch=4, micro_batch=2)
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return mse_loss(self.model(x), y)
+
+    def compute(self, step: Step, own: Callable[[torch.Tensor], object] = lambda loss: None) -> None:
+        """Go through the micro-batches; `own` is given each loss before its backward."""
+        for x, y in step.micro_batches():
+            loss = self.loss(x, y)
+            own(loss)
+            step.backward(loss)
+
+    def run(self, own: Callable[[Step], object], steps: int = 2) -> list[int]:
+        numbers = []
+        for step in self.job.steps(steps):
+            own(step)
+            numbers.append(step.number)
+        return numbers
+
+
+def test_micro_batches_are_gone_through_once() -> None:
+    loop = Loop()
+
+    def twice(step: Step) -> None:
+        loop.compute(step)
+        loop.compute(step)
+
+    with pytest.raises(StepUseError, match=r"step 1: .* gone through once"):
+        loop.run(twice)
+
+
+def test_a_backward_of_the_script_s_own_is_refused() -> None:
+    loop = Loop()
+    with pytest.raises(StepUseError, match=r"leave loss\.backward\(\) out"):
+        loop.run(lambda step: loop.compute(step, lambda loss: loss.backward(retain_graph=True)))
+
+
+@pytest.mark.parametrize("how", ["backward", "clipped", "zeroed"])
+def test_gradients_that_are_changed_before_apply_are_refused(how: str) -> None:
+    loop = Loop()
+
+    def change(step: Step) -> None:
+        loop.compute(step)
+        if how == "backward":
+            loop.loss(*DATA[:]).backward()
+        elif how == "clipped":
+            torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1e-6)
+        else:
+            loop.optimizer.zero_grad(set_to_none=False)
+        step.apply()
+
+    with pytest.raises(StepUseError, match="made or changed outside of"):
+        loop.run(change)
+
+
+def test_what_is_done_to_gradients_between_steps_is_the_script_s_own_affair() -> None:
+    loop = Loop()
+
+    def evaluate(step: Step) -> None:
+        loop.optimizer.zero_grad(set_to_none=False)
+        loop.compute(step, lambda loss: loop.optimizer.zero_grad())
+        assert step.apply()
+        loop.loss(*DATA[:]).backward()
+
+    assert loop.run(evaluate, steps=3) == [1, 2, 3]
+
+
+def test_a_loop_without_apply_is_told_so() -> None:
+    """It was given the same step for ever."""
+    loop = Loop()
+    with pytest.raises(StepUseError, match=r"step 1: the loop goes on without step\.apply"):
+        loop.run(loop.compute)
+
+
+@pytest.mark.parametrize("how", ["unfrozen", "added"])
+def test_a_parameter_that_is_trained_only_since_protect_is_refused(how: str) -> None:
+    model = torch.nn.Linear(4, 1)
+    model.weight.requires_grad_(how == "added")
+    loop = Loop(model)
+
+    def train(step: Step) -> None:
+        if how == "unfrozen":
+            model.weight.requires_grad_(True)
+        else:
+            model.weight = torch.nn.Parameter(model.weight.detach().clone())
+            loop.optimizer.add_param_group({"params": [model.weight]})
+        loop.compute(step)
+        step.apply()
+
+    with pytest.raises(StepUseError, match=r"shape \(1, 4\) .* required none at job\.protect"):
+        loop.run(train)
+
+
+def test_a_complex_parameter_is_refused() -> None:
+    model = torch.nn.Linear(4, 1)
+    model.phase = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(BadInputError, match=r"shape \(2,\) is torch\.complex64"):
+        Loop(model)

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.plan import EpochPlan, Member, Passed
+from holdfast.runtime.state import receive as inbox
+from holdfast.runtime.state import wire
+from holdfast.runtime.state.hashing import state_hash
+from holdfast.runtime.state.receive import Receipt, StateInbox
+from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.transfer import Push
+from holdfast.runtime.state.wire import FlatState, Ticket, stream_chunks
+
+SENDER, RECEIVER = "n1/0/a", "n2/0/b"
+PASSED = Passed(step=7, commit=Commit(grad_square=1.0, loss_sum=2.0, samples=3, nonfinite=0))
+DEADLINE_S = 60.0
+
+
+def make(steps: int, width: int = 300) -> TrainingState:
+    torch.manual_seed(steps)
+    model = torch.nn.Linear(width, width)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    return TrainingState(model, optimizer)
+
+
+@dataclass
+class Side:
+    """A receiver whose session is a few lambdas."""
+
+    state: TrainingState
+    secret: bytes = b"k" * 32
+    epoch: int = 4
+    receipts: list[Receipt] = field(default_factory=list)
+    opened: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    midway: Callable[[], None] = lambda: None
+    late: bool = False
+    #: set once the plan of the epoch is known
+    decided: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+        self.decided.set()
+        self.waited = threading.Semaphore(0)
+        self.inbox = StateInbox("127.0.0.1", admit=self.admit, open_receipt=self.open)
+        self.port = self.inbox.start()
+
+    def plan(self, secret: bytes | None = None, epoch: int | None = None) -> EpochPlan:
+        members = tuple(Member(worker=worker, host="127.0.0.1", state_port=self.port) for worker in (SENDER, RECEIVER))
+        return EpochPlan(
+            term=1,
+            epoch=self.epoch if epoch is None else epoch,
+            members=members,
+            sources={RECEIVER: (SENDER,)},
+            secret=self.secret if secret is None else secret,
+        )
+
+    def admit(self, epoch: int, wait_s: float) -> Ticket | None:
+        if wait_s:
+            self.waited.release()
+            self.decided.wait(DEADLINE_S)
+        if epoch != self.epoch or not self.decided.is_set():
+            return None
+        return Ticket(plan=self.plan(), sender=SENDER, receiver=RECEIVER)
+
+    def open(self, ticket: Ticket) -> Receipt | None:
+        if self.late:
+            return None
+        with self.lock:
+            if not self.receipts:
+                self.receipts.append(
+                    Receipt(ticket=ticket, prepare=self.state.prepare, on_end=self.on_end, midway=self.midway)
+                )
+                self.opened.set()
+            return self.receipts[0]
+
+    def on_end(self) -> None:
+        if self.receipts[0].ended:
+            self.ended.set()
+
+
+@pytest.fixture
+def sides() -> Iterator[Callable[..., Side]]:
+    made: list[Side] = []
+
+    def make_side(**options: Any) -> Side:
+        made.append(Side(state=make(0, width=options.pop("width", 300)), **options))
+        return made[-1]
+
+    before = set(threading.enumerate())
+    yield make_side
+    for side in made:
+        side.decided.set()
+        side.inbox.close()
+        for receipt in side.receipts:
+            receipt.abort()
+            assert receipt.wait_quiet(DEADLINE_S)
+    ours = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in ours:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in ours)
+
+
+def push(plan: EpochPlan, state: TrainingState, **options: object) -> tuple[Push, queue.Queue[str]]:
+    outcome: queue.Queue[str] = queue.Queue()
+    pushed = Push(
+        plan=plan,
+        sender=SENDER,
+        receivers=(RECEIVER,),
+        view=state.capture(),
+        step=7,
+        passed=PASSED,
+        on_end=outcome.put,
+        **options,  # type: ignore[arg-type]
+    )
+    pushed.start()
+    return pushed, outcome
+
+
+@pytest.mark.parametrize("chunk", [wire.CHUNK_BYTES, 4096])
+def test_the_whole_state_arrives(sides: Callable[..., Side], monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(wire, "CHUNK_BYTES", chunk)
+    side, source = sides(), make(3)
+    pushed, outcome = push(side.plan(), source)
+    assert outcome.get(timeout=DEADLINE_S) == ""
+    assert pushed.sent
+    assert side.ended.wait(DEADLINE_S)
+    header = side.receipts[0].result()
+    assert (header.step, header.passed) == (7, PASSED)
+    side.state.adopt(header.manifest, side.receipts[0].tensors)
+    assert state_hash(side.state.capture()) == state_hash(source.capture())
+    assert side.receipts[0].nbytes == source.capture().nbytes
+
+
+@given(st.integers(0, 10_000), st.integers(1, 3000))
+def test_the_streams_carry_every_byte_once(nbytes: int, chunk: int) -> None:
+    kept, wire.CHUNK_BYTES = wire.CHUNK_BYTES, chunk
+    try:
+        parts = sorted(part for stream in range(wire.STREAMS) for part in stream_chunks(nbytes, stream))
+    finally:
+        wire.CHUNK_BYTES = kept
+    assert [start for start, _ in parts] == list(range(0, nbytes, chunk))
+    assert sum(length for _, length in parts) == nbytes
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.data())
+def test_pieces_are_the_bytes_of_a_range(sizes: list[int], data: st.DataObject) -> None:
+    tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
+    flat = FlatState(tensors)
+    whole = b"".join(bytes(tensor.tolist()) for tensor in tensors)
+    assert flat.nbytes == len(whole)
+    start = data.draw(st.integers(0, len(whole)))
+    length = data.draw(st.integers(0, len(whole) - start))
+    assert b"".join(flat.pieces(start, length)) == whole[start : start + length]
+
+
+def test_a_wrong_secret_changes_nothing_on_either_side(sides: Callable[..., Side]) -> None:
+    side = sides()
+    before = state_hash(side.state.capture())
+    _, outcome = push(side.plan(secret=b"x" * 32), make(3))
+    assert "could not show who it is" in outcome.get(timeout=DEADLINE_S)
+    assert side.receipts == []
+    assert state_hash(side.state.capture()) == before
+
+
+def test_a_stale_epoch_and_a_late_offer_are_refused(sides: Callable[..., Side]) -> None:
+    side = sides()
+    _, outcome = push(side.plan(epoch=3), make(1))
+    assert outcome.get(timeout=DEADLINE_S) != ""
+    late = sides(late=True)
+    _, outcome = push(late.plan(), make(1))
+    assert outcome.get(timeout=DEADLINE_S) != ""
+    assert side.receipts == late.receipts == []
+
+
+def test_corrupted_bytes_are_refused(sides: Callable[..., Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    side = sides()
+    honest = wire.Wire.write
+
+    def corrupting(connection: wire.Wire, *buffers: bytes | memoryview) -> None:
+        if len(buffers) > 2:
+            flipped = bytearray(buffers[1])
+            flipped[len(flipped) // 2] ^= 1
+            buffers = (buffers[0], bytes(flipped), *buffers[2:])
+        honest(connection, *buffers)
+
+    monkeypatch.setattr(wire.Wire, "write", corrupting)
+    pushed, outcome = push(side.plan(), make(3))
+    assert outcome.get(timeout=DEADLINE_S) != ""
+    assert not pushed.sent
+    assert side.ended.wait(DEADLINE_S)
+    with pytest.raises(wire.TransferError, match=r"corrupted|closed"):
+        side.receipts[0].result()
+
+
+def test_a_state_of_another_model_is_refused(sides: Callable[..., Side]) -> None:
+    side = sides()
+    _, outcome = push(side.plan(), make(1, width=20))
+    assert outcome.get(timeout=DEADLINE_S) != ""
+    assert side.ended.wait(DEADLINE_S)
+    with pytest.raises(wire.TransferError, match="weight"):
+        side.receipts[0].result()
+
+
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+def test_both_leave_at_once_when_one_is_halted(sides: Callable[..., Side], who: str) -> None:
+    reached, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        assert release.wait(DEADLINE_S)
+
+    # More than the sockets' buffers hold, so that neither side can have finished.
+    side = sides(midway=hold if who == "sender" else lambda: None, width=3000)
+    pushed, outcome = push(side.plan(), make(0, width=3000), midway=hold if who == "receiver" else lambda: None)
+    assert reached.wait(DEADLINE_S)
+    assert side.opened.wait(DEADLINE_S)  # the sender's first chunk may be on its way still
+    pushed.abort() if who == "sender" else side.receipts[0].abort()
+    release.set()
+    assert outcome.get(timeout=DEADLINE_S) != ""
+    assert not pushed.sent
+    assert pushed.join(DEADLINE_S)
+    assert side.receipts[0].wait_quiet(DEADLINE_S)
+    assert side.receipts[0].ended
+    with pytest.raises(wire.TransferError):
+        side.receipts[0].result()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(garbage=st.binary(min_size=1, max_size=300), framed=st.booleans())
+def test_garbage_never_reaches_the_parser(sides: Callable[..., Side], garbage: bytes, framed: bool) -> None:
+    side = sides()
+    try:
+        with socket.create_connection(("127.0.0.1", side.port), timeout=DEADLINE_S) as connection:
+            preamble = wire.PREAMBLE.pack(b"holdfast", side.epoch, 0, b"n" * 32)
+            connection.sendall((preamble if framed else b"") + garbage)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                pass
+    except ConnectionError:
+        pass  # refused with bytes unread: a reset
+    assert side.receipts == []
+    side.inbox.close()
+
+
+@pytest.fixture
+def strangers() -> Iterator[Callable[[Side, int, bytes], list[socket.socket]]]:
+    """Connections that say something, or nothing, and stay."""
+    with contextlib.ExitStack() as stack:
+
+        def come(side: Side, count: int, words: bytes = b"") -> list[socket.socket]:
+            came = []
+            for _ in range(count):
+                connection = socket.create_connection(("127.0.0.1", side.port), timeout=DEADLINE_S)
+                came.append(stack.enter_context(connection))
+                connection.sendall(words)
+            return came
+
+        yield come
+
+
+Come = Callable[..., list[socket.socket]]
+HALF = wire.PREAMBLE.pack(b"holdfast", 4, 0, b"n" * 32)
+
+
+@pytest.mark.parametrize("words", [b"", b"holdf", HALF, HALF + b"x" * 40], ids=["silent", "slow", "unproven", "half"])
+def test_a_full_house_of_strangers_keeps_no_sender_out(
+    sides: Callable[..., Side], strangers: Come, words: bytes
+) -> None:
+    side, source = sides(), make(3)
+    strangers(side, 3 * inbox.MAX_STRANGERS, words)
+    pushed, outcome = push(side.plan(), source)
+    assert outcome.get(timeout=DEADLINE_S) == ""
+    assert pushed.sent
+    assert side.ended.wait(DEADLINE_S)
+
+
+def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
+    sides: Callable[..., Side], strangers: Come, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    side = sides()
+    monkeypatch.setattr(side.inbox._strangers, "_seconds", 3600.0)  # nobody's time is up before the oldest has gone
+    first, *others = strangers(side, inbox.MAX_STRANGERS + 1)
+    assert first.recv(1) == b""
+    monkeypatch.setattr(side.inbox._strangers, "_seconds", 0.0)
+    for connection in others:
+        assert connection.recv(1) == b""
+    side.inbox.close()
+    assert len(caplog.messages) == 2
+    assert "state offered by 127.0.0.1 is refused" in caplog.messages[0]
+    assert f"{inbox.MAX_STRANGERS} more like this" in caplog.messages[1]
+
+
+def test_a_sender_waits_for_its_plan_and_strangers_that_do_too_keep_it_out_for_no_longer(
+    sides: Callable[..., Side], strangers: Come
+) -> None:
+    side, source = sides(), make(3)
+    side.decided.clear()
+    _, early = push(side.plan(), source)
+    side.waited.acquire()
+    strangers(side, 2 * inbox.MAX_WAITING, wire.PREAMBLE.pack(b"holdfast", 9, 0, b"n" * 32))
+    strangers(side, 2 * inbox.MAX_STRANGERS)
+    side.decided.set()
+    assert early.get(timeout=DEADLINE_S) == ""
+    assert side.ended.wait(DEADLINE_S)
