@@ -1,8 +1,8 @@
 """Forced abandonments of every kind of collective, and reconfigurations: how long to leave, what crashes, what leaks.
 
 A round builds a group of real processes. One of them does not join the operation, or is stopped (SIGSTOP) in the
-middle of it, so that it truly hangs; then the epoch is halted everywhere and each process leaves. Printed is the time
-from the halt to the return from `wait` and from `retire`, over all processes and rounds, the target being 50 ms.
+middle of it, so that it truly hangs; then the generation is halted everywhere and each process leaves. Printed is the
+time from the halt to the return from `wait` and from `retire`, over all processes and rounds, the target being 50 ms.
 
     OMP_NUM_THREADS=1 python benchmarks/abandon.py [--rounds 200] [--reconfigurations 50] [--ranks 4 8]
 """
@@ -29,7 +29,7 @@ from holdfast.testing.local_world import Seat, run_world
 
 TARGET_S = 0.050
 ROWS = 1 << 18
-CONTROL_EPOCH = 0
+CONTROL_GENERATION = 0
 
 Operation = Callable[[Communicator], None]
 
@@ -120,7 +120,7 @@ def abandon_round(seat: Seat, number: int, operation: Operation, tally: Tally) -
 
     Nobody severs before all have left, so that nobody is helped out by a peer.
     """
-    control = seat.board(CONTROL_EPOCH)
+    control = seat.board(CONTROL_GENERATION)
     halt = threading.Event()
     comm = seat.connect(number + 1, halt=halt)
     seat.meet()
@@ -151,7 +151,7 @@ def abandon_round(seat: Seat, number: int, operation: Operation, tally: Tally) -
 
 def wake(seat: Seat, victim: int, until: str) -> None:
     """Continue a stopped process, again and again: its own timer may stop it only now."""
-    control = seat.board(CONTROL_EPOCH)
+    control = seat.board(CONTROL_GENERATION)
     pid = int(control.values()[f"pid/{victim}"])
     while until not in control.values():
         os.kill(pid, signal.SIGCONT)
@@ -160,7 +160,7 @@ def wake(seat: Seat, victim: int, until: str) -> None:
 
 def abandonments(seat: Seat, kind: str, rounds: int) -> Tally:
     """All rounds of one kind, in one process."""
-    control, tally = seat.board(CONTROL_EPOCH), Tally()
+    control, tally = seat.board(CONTROL_GENERATION), Tally()
     control.post(f"pid/{seat.rank}", str(os.getpid()).encode())
     control.wait([f"pid/{rank}" for rank in range(seat.size)], 120.0)
     for number in range(rounds):

@@ -17,7 +17,7 @@ from pathlib import Path
 from recovery import SETTLE_STEPS, Bench, spread
 from standstill import Watch
 
-from holdfast.protocol.events import EpochStarted, JobFailed, RolledBack, StepCommitted
+from holdfast.protocol.events import GenerationStarted, JobFailed, RolledBack, StepCommitted
 from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,14 +55,14 @@ def go_down(bench: Bench) -> None:
 
 def report(bench: Bench) -> int:
     """Print what the way down and up has cost; 1 if a step, a sample, an expert or a survivor was lost."""
-    epochs = bench.job.all(EpochStarted)
+    generations = bench.job.all(GenerationStarted)
     steps = bench.job.all(StepCommitted)
     lost_experts = len(bench.job.all(RolledBack)) + len(bench.job.all(JobFailed))
     wrong = bench.losses()
-    print(f"\nworlds {' '.join(str(epoch.world) for epoch in epochs)}, {len(steps)} steps")
-    given = [str(epoch.fault_threshold.given) for epoch in epochs if epoch.fault_threshold]
+    print(f"\nworlds {' '.join(str(generation.world) for generation in generations)}, {len(steps)} steps")
+    given = [str(generation.fault_threshold.given) for generation in generations if generation.fault_threshold]
     print(f"copies of each expert at least: {' '.join(given)}")
-    print(f"experts moved: {' '.join(str(epoch.expert_moves) for epoch in epochs)}")
+    print(f"experts moved: {' '.join(str(generation.expert_moves) for generation in generations)}")
     print("down less the median step, seconds: " + spread([v for t in bench.tallies.values() for v in t.down]))
     print("a joiner's stall, seconds: " + spread(bench.stalls))
     print(bench.watch.report())

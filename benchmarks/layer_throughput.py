@@ -58,8 +58,8 @@ def placement_of(side: str, eighths: int) -> Placement:
 class Side:
     """One layer in one placement."""
 
-    def __init__(self, seat: Seat, epoch: int, placement: Placement, eighths: int, seconds: float) -> None:
-        self.comm = seat.connect(epoch)
+    def __init__(self, seat: Seat, generation: int, placement: Placement, eighths: int, seconds: float) -> None:
+        self.comm = seat.connect(generation)
         routing = RoutingTrace(loads_of(eighths)[None], [1]).layer(0, 1, seed=eighths)
         self.layer = MoE(DIM, HIDDEN, EXPERTS, 1, seed=0, routing=routing, dispatch="minmax")
         self.layer.emulation = Emulation(seconds_per_token=seconds)
@@ -86,8 +86,8 @@ def measure(seat: Seat, repeats: int, tokens: int, seconds: float) -> dict[tuple
     """Return seconds per repeat, by share and side."""
     keys = [(share, side) for share in SHARES for side in SIDES]
     sides = {
-        (share, side): Side(seat, epoch, placement_of(side, share), share, seconds)
-        for epoch, (share, side) in enumerate(keys, 1)
+        (share, side): Side(seat, generation, placement_of(side, share), share, seconds)
+        for generation, (share, side) in enumerate(keys, 1)
     }
     results: dict[tuple[int, str], list[float]] = {key: [] for key in sides}
     tokens_TD = torch.randn(tokens, DIM)

@@ -24,8 +24,8 @@ from typing import Self
 
 from holdfast.protocol.events import (
     CoordinatorRestarted,
-    EpochStarted,
     FailureDetected,
+    GenerationStarted,
     JobStarted,
     NodeJoined,
     NodeLeft,
@@ -127,7 +127,7 @@ def coordinator_killed(job: ManualJob, wrong: list[str]) -> None:
     )
     if slowest > 2 * median:
         wrong.append(f"a step took {slowest / median:.2f}x the median while the coordinator was away")
-    if any(isinstance(e, FailureDetected | EpochStarted) for e in job.events[since:]):
+    if any(isinstance(e, FailureDetected | GenerationStarted) for e in job.events[since:]):
         wrong.append("the coordinator's outage disturbed the job")
 
 
@@ -141,11 +141,11 @@ def node_paused(job: ManualJob, wrong: list[str]) -> None:
     woken = len(job.events)
     job.signal_node(victim, signal.SIGCONT)
     back = job.wait(NodeJoined, node=victim, since=woken)
-    epoch = job.wait(EpochStarted, lambda e: victim in e.members, since=woken)
+    generation = job.wait(GenerationStarted, lambda e: victim in e.members, since=woken)
     print(
         f"node paused: expelled after {failure.time - at:.1f} s ({failure.kind}), "
         f"down {recovered.down_s:.2f} s; "
-        f"woken, it came back as a newcomer after {epoch.time - back.time:.2f} s"
+        f"woken, it came back as a newcomer after {generation.time - back.time:.2f} s"
     )
     if any(isinstance(e, RolledBack) for e in job.events[since:]):
         wrong.append("a paused node rolled the job back")
@@ -160,7 +160,9 @@ def coordinator_paused(job: ManualJob, wrong: list[str]) -> None:
     os.kill(pid, signal.SIGCONT)
     at = time.time()
     job.wait(StepCommitted, lambda e: e.time > at + 2, since=since)
-    harmed = [type(e).__name__ for e in job.events[since:] if isinstance(e, FailureDetected | EpochStarted | NodeLeft)]
+    harmed = [
+        type(e).__name__ for e in job.events[since:] if isinstance(e, FailureDetected | GenerationStarted | NodeLeft)
+    ]
     print(f"coordinator paused for 5 s: {harmed or 'nobody expelled'}")
     wrong += [f"{event} after the coordinator's pause" for event in harmed]
 

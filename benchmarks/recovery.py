@@ -3,7 +3,7 @@
     make bench-recovery            everything, and torchrun (benchmarks/peers.py) beside it
     python benchmarks/recovery.py --kills 5 --no-phases
 
-Down = from the kill to the first step committed in the epoch after it, less the median undisturbed step. A node is
+Down = from the kill to the first step committed in the generation after it, less the median undisturbed step. A node is
 added after each kill, so each one hits a job of four. All figures come from the job's own event file.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from standstill import Watch
 
-from holdfast.protocol.events import EpochStarted, FailureDetected, NodeJoined, RolledBack, StepCommitted
+from holdfast.protocol.events import FailureDetected, GenerationStarted, NodeJoined, RolledBack, StepCommitted
 from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,10 +169,10 @@ class Bench:
         """Wait for the recovery, note its cost, and bring the job back to four nodes."""
         gone = [name for name in self.killed if name in self._members_before(since)]
 
-        epoch = self.job.wait(EpochStarted, lambda e: not set(e.members) & set(gone), since=since)
+        generation = self.job.wait(GenerationStarted, lambda e: not set(e.members) & set(gone), since=since)
         # (One that was done before the failure may be announced after it: that one does not count.)
-        place = self.job.events.index(epoch)
-        first = self.job.wait(StepCommitted, lambda e: e.time > epoch.time, since=place)
+        place = self.job.events.index(generation)
+        first = self.job.wait(StepCommitted, lambda e: e.time > generation.time, since=place)
         tally = self.tallies.setdefault(kind, Tally())
         tally.down.append(first.time - at - self.median_step())
         print(f"{kind:20s} down {first.time - at:6.3f} s, less the step {tally.down[-1]:6.3f} s", flush=True)
@@ -185,8 +185,8 @@ class Bench:
         self.job.call("add-node")
         joined = self.job.wait(NodeJoined, since=since)
         node = joined.node
-        epoch = self.job.wait(EpochStarted, lambda e: node in e.members, since=since)
-        self.settle(since=self.job.events.index(epoch), steps=2)
+        generation = self.job.wait(GenerationStarted, lambda e: node in e.members, since=since)
+        self.settle(since=self.job.events.index(generation), steps=2)
         steps = [e for e in self.job.events[self.job.events.index(joined) :] if isinstance(e, StepCommitted)]
         self.stalls.append(max(e.seconds for e in steps) - self.median_step())
         if self.stalls[-1] > LONG_STALL_S:
@@ -209,8 +209,8 @@ class Bench:
         return steps[-1].step if steps else 0
 
     def _members_before(self, since: int) -> tuple[str, ...]:
-        epochs = [e for e in self.job.events[:since] if isinstance(e, EpochStarted)]
-        return epochs[-1].members
+        generations = [e for e in self.job.events[:since] if isinstance(e, GenerationStarted)]
+        return generations[-1].members
 
     # ---- the result ----
 

@@ -36,8 +36,8 @@ from typing import Any
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import (
-    EpochStarted,
     FailureDetected,
+    GenerationStarted,
     NodeJoined,
     NodeLeft,
     ReadEvent,
@@ -103,7 +103,7 @@ def account(events: Sequence[ReadEvent], until: float) -> Lived:
         if not new or step.step > new[-1].step:
             new.append(step)
     times = [step.time for step in new] + [until]
-    disturbances = [e.time for e in events if isinstance(e, FailureDetected | RolledBack | EpochStarted)]
+    disturbances = [e.time for e in events if isinstance(e, FailureDetected | RolledBack | GenerationStarted)]
     gaps = [(a, b, any(a < at <= b for at in disturbances)) for a, b in itertools.pairwise(times)]
     whole = gaps[:-1]  # the last step was still under way
     calm = [b - a for a, b, disturbed in whole if not disturbed]
@@ -125,7 +125,7 @@ def account(events: Sequence[ReadEvent], until: float) -> Lived:
 
 def _world(events: Sequence[ReadEvent], at: float) -> int:
     """Return how many nodes were in the world at a time; the others are counted as idle."""
-    return next(e.world for e in reversed(events) if e.time <= at and isinstance(e, EpochStarted))
+    return next(e.world for e in reversed(events) if e.time <= at and isinstance(e, GenerationStarted))
 
 
 def _node_seconds(events: Sequence[ReadEvent], begin: float, until: float) -> tuple[float, float]:
@@ -139,7 +139,7 @@ def _node_seconds(events: Sequence[ReadEvent], begin: float, until: float) -> tu
         total, idle = total + span * present, idle + span * max(0, present - world)
         last = max(last, time)
         present += isinstance(event, NodeJoined) - isinstance(event, NodeLeft)
-        world = event.world if isinstance(event, EpochStarted) else world
+        world = event.world if isinstance(event, GenerationStarted) else world
     return total, idle
 
 

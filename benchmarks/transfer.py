@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from holdfast.protocol.plan import EpochPlan, Member
+from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.runtime.state.receive import Receipt, StateInbox
 from holdfast.runtime.state.state import TrainingState
 from holdfast.runtime.state.transfer import Push
@@ -32,38 +32,42 @@ def make(megabytes: int) -> TrainingState:
     return TrainingState(model, torch.optim.SGD(model.parameters()))
 
 
-def plan_of(epoch: int, port: int) -> EpochPlan:
+def plan_of(generation: int, port: int) -> GenerationPlan:
     members = tuple(Member(worker=worker, host="127.0.0.1", state_port=port) for worker in (SENDER, RECEIVER))
-    return EpochPlan(term=1, epoch=epoch, members=members, sources={RECEIVER: (SENDER,)}, secret=b"s" * 32)
+    return GenerationPlan(
+        term=1, generation=generation, members=members, sources={RECEIVER: (SENDER,)}, secret=b"s" * 32
+    )
 
 
 def receive(pipe: Connection, megabytes: int, repeats: int) -> None:
-    """The joiner: one receipt per epoch; then the same bytes over one raw stream."""
+    """The joiner: one receipt per generation; then the same bytes over one raw stream."""
     torch.set_num_threads(1)
     state = make(megabytes)
     receipts: dict[int, Receipt] = {}
     lock = threading.Lock()
     ended: queue.Queue[int] = queue.Queue()
 
-    def admit(epoch: int, wait_s: float) -> Ticket:
-        return Ticket(plan=plan_of(epoch, inbox_port), sender=SENDER, receiver=RECEIVER)
+    def admit(generation: int, wait_s: float) -> Ticket:
+        return Ticket(plan=plan_of(generation, inbox_port), sender=SENDER, receiver=RECEIVER)
 
     def open_receipt(ticket: Ticket) -> Receipt:
-        epoch = ticket.plan.epoch
+        generation = ticket.plan.generation
         with lock:
-            if epoch not in receipts:
-                receipts[epoch] = Receipt(ticket=ticket, prepare=state.prepare, on_end=lambda: ended.put(epoch))
-            return receipts[epoch]
+            if generation not in receipts:
+                receipts[generation] = Receipt(
+                    ticket=ticket, prepare=state.prepare, on_end=lambda: ended.put(generation)
+                )
+            return receipts[generation]
 
     inbox = StateInbox("127.0.0.1", admit=admit, open_receipt=open_receipt)
     inbox_port = inbox.start()
     pipe.send(inbox_port)
-    for epoch in range(1, repeats + 2):
-        while not (epoch in receipts and receipts[epoch].ended):
+    for generation in range(1, repeats + 2):
+        while not (generation in receipts and receipts[generation].ended):
             ended.get()
-        header = receipts[epoch].result()
-        state.adopt(header.manifest, receipts[epoch].tensors)
-        pipe.send(receipts[epoch].nbytes)
+        header = receipts[generation].result()
+        state.adopt(header.manifest, receipts[generation].tensors)
+        pipe.send(receipts[generation].nbytes)
     inbox.close()
     with socket.create_server(("127.0.0.1", 0)) as server:
         pipe.send(server.getsockname()[1])
@@ -85,11 +89,11 @@ def measure(megabytes: int, repeats: int) -> tuple[list[float], list[float]]:
     port = here.recv()
     view = make(megabytes).capture()
     ours, raw = [], []
-    for epoch in range(1, repeats + 2):
+    for generation in range(1, repeats + 2):
         outcome: queue.Queue[str] = queue.Queue()
         started = time.perf_counter()
         Push(
-            plan=plan_of(epoch, port),
+            plan=plan_of(generation, port),
             sender=SENDER,
             receivers=(RECEIVER,),
             view=view,

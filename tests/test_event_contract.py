@@ -18,7 +18,7 @@ CONTRACT = {
     "node_joined": {"node", "agent_pid", "worker_pids"},
     "workers_changed": {"node", "worker_pids"},
     "node_left": {"node", "reason"},
-    "epoch_started": {"members", "world", "reason", "expert_moves", "fault_threshold"},
+    "generation_started": {"members", "world", "reason", "expert_moves", "fault_threshold"},
     "step_committed": {"step", "loss", "samples", "world", "seconds", "skipped"},
     "failure_detected": {"node", "kind", "after_s", "detail"},
     "recovered": {
@@ -51,7 +51,7 @@ CONTRACT = {
     "job_finished": {"steps", "samples", "final_loss"},
     "job_failed": {"why"},
 }
-COMMON = {"time", "job", "term", "epoch", "seq"}
+COMMON = {"time", "job", "term", "generation", "seq"}
 
 
 @pytest.mark.parametrize("name", [*CONTRACT, *(KINDS.keys() - CONTRACT.keys())])
@@ -70,7 +70,7 @@ def test_the_page_names_the_events_and_their_fields_and_no_other() -> None:
 
 def test_an_event_is_one_flat_json_object() -> None:
     event = StepCommitted(
-        time=1.5, job="j", term=1, epoch=2, seq=3, step=4, loss=0.1 + 0.2, samples=32, world=4, seconds=0.25
+        time=1.5, job="j", term=1, generation=2, seq=3, step=4, loss=0.1 + 0.2, samples=32, world=4, seconds=0.25
     )
     line = json.loads(msgspec.json.encode(event))
     assert line["event"] == "step_committed"
@@ -79,5 +79,5 @@ def test_an_event_is_one_flat_json_object() -> None:
 
 
 def test_a_loss_that_is_no_number_is_null() -> None:
-    started = JobStarted(time=float("nan"), job="j", term=1, epoch=0, url="u", coordinator_pid=1)
+    started = JobStarted(time=float("nan"), job="j", term=1, generation=0, url="u", coordinator_pid=1)
     assert json.loads(msgspec.json.encode(started))["time"] is None

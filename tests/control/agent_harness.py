@@ -50,7 +50,7 @@ class FakeCoordinator:
 
     async def order(self, worker: str, key: str, value: bytes = b"") -> None:
         """Have an obedient worker do something."""
-        await self.say(ToWorker(worker=worker, order=Posted(epoch=1, key=key, value=value)))
+        await self.say(ToWorker(worker=worker, order=Posted(generation=1, key=key, value=value)))
 
     async def have_said(self, worker: str, message: WorkerMessage) -> None:
         """Have an obedient worker say something, and wait until it arrives."""

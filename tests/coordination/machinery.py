@@ -55,12 +55,14 @@ def attach(worker: str, model: str = "small", pid: int = 7, experts: msg.ExpertS
     )
 
 
-def written(node: str, step: int, name: str, *, epoch: int = 1) -> msg.CheckpointWritten:
-    return msg.CheckpointWritten(worker=w(node), term=1, epoch=epoch, step=step, name=name, bytes=9, seconds=0.1)
+def written(node: str, step: int, name: str, *, generation: int = 1) -> msg.CheckpointWritten:
+    return msg.CheckpointWritten(
+        worker=w(node), term=1, generation=generation, step=step, name=name, bytes=9, seconds=0.1
+    )
 
 
-def kept(node: str, step: int, name: str, *, epoch: int = 1) -> msg.CheckpointKept:
-    return msg.CheckpointKept(worker=w(node), term=1, epoch=epoch, step=step, name=name, bytes=9, seconds=0.1)
+def kept(node: str, step: int, name: str, *, generation: int = 1) -> msg.CheckpointKept:
+    return msg.CheckpointKept(worker=w(node), term=1, generation=generation, step=step, name=name, bytes=9, seconds=0.1)
 
 
 def hello(
@@ -79,8 +81,8 @@ def hello(
     )
 
 
-def applied(worker: str, epoch: int, step: int, v: msg.Commit | None = None, world: int = 3) -> msg.Applied:
-    return msg.Applied(worker=worker, epoch=epoch, step=step, commit=v or commit(), world=world)
+def applied(worker: str, generation: int, step: int, v: msg.Commit | None = None, world: int = 3) -> msg.Applied:
+    return msg.Applied(worker=worker, generation=generation, step=step, commit=v or commit(), world=world)
 
 
 @dataclass
@@ -149,18 +151,18 @@ class Job:
         return self.feed(Tick(), after)
 
     def start(self, *, saves: bool = False) -> Job:
-        """All nodes are there, in the first epoch, and have entered it; `saves`: they were given a directory."""
+        """All nodes are there, in the first generation, and have entered it; `saves`: they were given a directory."""
         self.boot()
         for index in range(self.nodes):
             self.connect(hello(f"n{index}"))
             self.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=saves))
         for index in range(self.nodes):
-            self.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
+            self.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
         return self
 
-    def step(self, step: int, *nodes: str, epoch: int = 1) -> None:
+    def step(self, step: int, *nodes: str, generation: int = 1) -> None:
         for node in nodes or tuple(f"n{index}" for index in range(self.nodes)):
-            self.say(applied(w(node), epoch, step, world=len(nodes) or self.nodes))
+            self.say(applied(w(node), generation, step, world=len(nodes) or self.nodes))
 
     def report(self, node: str, at: int | None, phase: msg.Phase = msg.Phase.COMPUTE, **fields: object) -> None:
         """Answer the Stop that is under way."""
@@ -168,7 +170,9 @@ class Job:
         assert stop is not None
         step = 1 if at is None else at + 1
         self.say(
-            msg.Report(worker=w(node), term=stop.term, epoch=stop.epoch, applied=at, step=step, phase=phase, **fields)  # pyright: ignore[reportArgumentType]
+            msg.Report(
+                worker=w(node), term=stop.term, generation=stop.generation, applied=at, step=step, phase=phase, **fields
+            )  # pyright: ignore[reportArgumentType]
         )
 
     # ---- what came out of the last input ----

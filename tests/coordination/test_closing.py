@@ -27,27 +27,27 @@ def interrupted_job(at: int = 4, **config: object) -> Job:
 
 
 def all_report(job: Job, at: int, *nodes: str) -> msg.Begin:
-    """Answer the Stop; return the order that begins the last epoch."""
+    """Answer the Stop; return the order that begins the last generation."""
     for node in nodes or ("n0", "n1", "n2"):
         job.report(node, at)
     begins = job.orders(msg.Begin)
     assert set(begins) == {w(node) for node in nodes or ("n0", "n1", "n2")}
     begin = next(iter(begins.values()))
     assert begin.plan.last
-    assert job.said(ev.EpochStarted)[0].reason == "save"
+    assert job.said(ev.GenerationStarted)[0].reason == "save"
     return begin
 
 
-def all_save(job: Job, step: int, epoch: int = 2, nodes: tuple[str, ...] = ("n0", "n1", "n2")) -> None:
+def all_save(job: Job, step: int, generation: int = 2, nodes: tuple[str, ...] = ("n0", "n1", "n2")) -> None:
     """The members enter, the first one saves, and all finish."""
     for node in nodes:
-        job.say(msg.Entered(worker=w(node), epoch=epoch, applied=step))
-    job.say(written(nodes[0], step, f"writing-{step}", epoch=epoch))
+        job.say(msg.Entered(worker=w(node), generation=generation, applied=step))
+    job.say(written(nodes[0], step, f"writing-{step}", generation=generation))
     assert job.orders(msg.AcceptCheckpoint)[w(nodes[0])].step == step
-    job.say(kept(nodes[0], step, f"step-{step}", epoch=epoch))
+    job.say(kept(nodes[0], step, f"step-{step}", generation=generation))
     for node in nodes:
         assert job.machine.over is None
-        job.say(msg.Finished(worker=w(node), epoch=epoch, step=step))
+        job.say(msg.Finished(worker=w(node), generation=generation, step=step))
 
 
 @pytest.mark.parametrize("policy", ["reconfigure", "restart"])
@@ -111,7 +111,7 @@ def test_who_fails_meanwhile_is_left_out_and_the_others_save() -> None:
     assert job.kinds.count("Stop") == 2
     begin = all_report(job, 4, "n1", "n2")
     assert begin.plan.workers == (w("n1"), w("n2"))
-    all_save(job, 4, epoch=3, nodes=("n1", "n2"))
+    all_save(job, 4, generation=3, nodes=("n1", "n2"))
     assert job.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
 
 
@@ -133,7 +133,7 @@ def test_nobody_is_let_in_any_more() -> None:
     job.say(msgspec.structs.replace(attach(w("n3")), saves=True))
     all_report(job, 4)
     for node in ("n0", "n1", "n2"):
-        job.say(msg.Entered(worker=w(node), epoch=2, applied=4))
+        job.say(msg.Entered(worker=w(node), generation=2, applied=4))
     job.tick(2.0)
     assert job.orders(msg.Prepare) == {}
     assert job.orders(msg.Stop) == {}
@@ -171,10 +171,10 @@ def test_a_state_that_is_lost_or_initial_is_not_waited_for() -> None:
     for node in ("n0", "n1", "n2"):
         lost.report(node, None)
     assert lost.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
-    assert lost.machine.record.checkpoints == (KnownCheckpoint(step=1, name="step-1", term=1, epoch=1),)
+    assert lost.machine.record.checkpoints == (KnownCheckpoint(step=1, name="step-1", term=1, generation=1),)
 
 
-def test_no_coordinator_takes_the_last_epochs_end_for_the_jobs() -> None:
+def test_no_coordinator_takes_the_last_generations_end_for_the_jobs() -> None:
     job = interrupted_job()
     all_report(job, 4)
     job.boot(takeover=True)
@@ -182,8 +182,8 @@ def test_no_coordinator_takes_the_last_epochs_end_for_the_jobs() -> None:
         worker = w(node)
         said = (
             msgspec.structs.replace(attach(worker), saves=True),
-            msg.Entered(worker=worker, epoch=2, applied=4),
-            msg.Finished(worker=worker, epoch=2, step=4),
+            msg.Entered(worker=worker, generation=2, applied=4),
+            msg.Finished(worker=worker, generation=2, step=4),
         )
         job.connect(hello(node, said))
     assert job.machine.over is not None
@@ -191,15 +191,15 @@ def test_no_coordinator_takes_the_last_epochs_end_for_the_jobs() -> None:
     assert job.machine.record.outcome == ""
 
 
-def test_who_had_ended_its_loop_before_the_last_epoch_has_not_saved_yet() -> None:
+def test_who_had_ended_its_loop_before_the_last_generation_has_not_saved_yet() -> None:
     job = interrupted_job()
     all_report(job, 4)
     job.boot(takeover=True)
     for node in ("n0", "n1", "n2"):
         said = (
             msgspec.structs.replace(attach(w(node)), saves=True),
-            msg.Entered(worker=w(node), epoch=2, applied=4),
-            msg.Finished(worker=w(node), epoch=1, step=4),
+            msg.Entered(worker=w(node), generation=2, applied=4),
+            msg.Finished(worker=w(node), generation=1, step=4),
         )
         job.connect(hello(node, said))
     assert job.machine.over is None
@@ -221,12 +221,12 @@ def test_asking_again_and_again_gives_no_more_time() -> None:
 
 
 def test_the_wish_outlives_the_coordinator_that_was_asked() -> None:
-    """A failure in the last epoch leads to another last one, also under a coordinator whom nobody has asked."""
+    """A failure in the last generation leads to another last one, also under a coordinator whom nobody has asked."""
     job = interrupted_job()
     all_report(job, 4)
     job.boot(takeover=True)
     for node in ("n0", "n1", "n2"):
-        entered = msg.Entered(worker=w(node), epoch=2, applied=4)
+        entered = msg.Entered(worker=w(node), generation=2, applied=4)
         job.connect(hello(node, (msgspec.structs.replace(attach(w(node)), saves=True), entered)))
     job.lose("n2")
     all_report(job, 4, "n0", "n1")
@@ -236,9 +236,9 @@ def test_nobody_is_stopped_while_the_first_one_still_saves() -> None:
     job = interrupted_job(report_timeout_s=2.0)
     all_report(job, 4)
     for node in ("n0", "n1", "n2"):
-        job.say(msg.Entered(worker=w(node), epoch=2, applied=4))
+        job.say(msg.Entered(worker=w(node), generation=2, applied=4))
     for node in ("n1", "n2"):
-        job.say(msg.Finished(worker=w(node), epoch=2, step=4))
+        job.say(msg.Finished(worker=w(node), generation=2, step=4))
     for _ in range(8):
         for connection in job.connections.values():
             job.feed(Received(connection, msg.Heartbeat()))
@@ -259,8 +259,8 @@ def failed_job(**config: object) -> Job:
     return job
 
 
-def script_failed(node: str, epoch: int = 1) -> msg.ScriptFailed:
-    return msg.ScriptFailed(worker=w(node), epoch=epoch, step=4, why=RAISED.replace("n1", node))
+def script_failed(node: str, generation: int = 1) -> msg.ScriptFailed:
+    return msg.ScriptFailed(worker=w(node), generation=generation, step=4, why=RAISED.replace("n1", node))
 
 
 @pytest.mark.parametrize("policy", ["reconfigure", "restart"])
@@ -297,21 +297,21 @@ def test_a_script_that_cannot_go_on_while_its_user_wants_the_end_has_failed() ->
 @pytest.mark.parametrize("begun", [False, True])
 def test_the_cause_outlives_the_coordinator(begun: bool) -> None:
     job = failed_job()
-    epoch = 1
+    generation = 1
     if begun:
         all_report(job, 4)
-        epoch = 2
+        generation = 2
     job.boot(takeover=True)
     for node in ("n0", "n1", "n2"):
-        said = (msgspec.structs.replace(attach(w(node)), saves=True), msg.Begun(worker=w(node), epoch=epoch))
-        said = (*said, msg.Entered(worker=w(node), epoch=epoch, applied=4))
+        said = (msgspec.structs.replace(attach(w(node)), saves=True), msg.Begun(worker=w(node), generation=generation))
+        said = (*said, msg.Entered(worker=w(node), generation=generation, applied=4))
         job.connect(hello(node, (*said, script_failed("n1")) if node == "n1" else said))
     if not begun:
         all_report(job, 4)
         all_save(job, 4)
     else:
         for node in ("n0", "n1", "n2"):
-            job.say(msg.Finished(worker=w(node), epoch=epoch, step=4))
+            job.say(msg.Finished(worker=w(node), generation=generation, step=4))
     assert job.machine.over == EndJob(EXIT_FAILED, RAISED)
 
 
@@ -319,7 +319,7 @@ def test_a_job_that_is_over_is_not_asked_to_save() -> None:
     job = Job().start(saves=True)
     job.step(1)
     for node in ("n0", "n1", "n2"):
-        job.say(msg.Finished(worker=w(node), epoch=1, step=1))
+        job.say(msg.Finished(worker=w(node), generation=1, step=1))
     assert job.machine.over == EndJob(EXIT_DONE, "done")
     job.feed(CTRL_C)
     assert job.kinds == []

@@ -31,7 +31,7 @@ def test_the_job_starts_when_all_nodes_are_there() -> None:
     assert job.kinds == ["persist", "NodeJoined"]
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
-    assert job.kinds == ["persist", "NodeJoined", "EpochStarted", "Begin", "Begin"]
+    assert job.kinds == ["persist", "NodeJoined", "GenerationStarted", "Begin", "Begin"]
     begin = job.orders(msg.Begin)[w("n1")]
     assert begin.decision == msg.Decision(kind=DecisionKind.START, applied=0)
     assert begin.plan.workers == (w("n0"), w("n1"))
@@ -72,11 +72,11 @@ def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_passed() -> None
     job.report("n0", 1, Phase.REDUCING, held=(0, 3))
     assert job.kinds == []
     job.report("n1", 1, Phase.VOTED, ready=True, held=(1, 4))
-    assert job.kinds == ["persist", "EpochStarted", "Begin", "Begin"]
+    assert job.kinds == ["persist", "GenerationStarted", "Begin", "Begin"]
     begin = job.orders(msg.Begin)[w("n0")]
     assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=1)
     assert begin.assignment == ((0, 3, 2), (1, 4, 5))
-    assert (begin.plan.epoch, begin.plan.sources) == (2, {})
+    assert (begin.plan.generation, begin.plan.sources) == (2, {})
 
 
 def test_a_step_that_one_has_passed_goes_forward_with_its_v() -> None:
@@ -89,7 +89,7 @@ def test_a_step_that_one_has_passed_goes_forward_with_its_v() -> None:
     )
 
 
-def test_forward_is_inherited_by_the_next_epoch() -> None:
+def test_forward_is_inherited_by_the_next_generation() -> None:
     job = Job().start()
     job.lose("n2")
     job.report("n0", 0, Phase.VOTED, ready=True)
@@ -106,8 +106,8 @@ def test_what_an_expelled_node_applied_alone_does_not_count() -> None:
     job.report("n0", 0, Phase.VOTED, ready=True)
     job.report("n1", 0, Phase.VOTED, ready=True)
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), epoch=2, applied=0))
-    job.step(1, "n0", "n1", epoch=2)
+        job.say(msg.Entered(worker=w(node), generation=2, applied=0))
+    job.step(1, "n0", "n1", generation=2)
     assert [event.loss for event in job.said(ev.StepCommitted)] == [1.0]
 
 
@@ -144,7 +144,7 @@ def test_all_copies_gone_rolls_back_to_the_newest_checkpoint() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(written("n0", 1, "one"))
-    assert job.orders(msg.AcceptCheckpoint) == {w("n0"): msg.AcceptCheckpoint(term=1, epoch=1, step=1, name="one")}
+    assert job.orders(msg.AcceptCheckpoint) == {w("n0"): msg.AcceptCheckpoint(term=1, generation=1, step=1, name="one")}
     job.say(kept("n0", 1, "one"))
     assert job.kinds == ["persist", "CheckpointSaved"]
     job.step(2)
@@ -165,7 +165,7 @@ def test_a_damaged_checkpoint_is_struck_out_and_the_one_before_is_used() -> None
     job.lose("n0")
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
-    job.say(msg.CheckpointDamaged(worker=w("n1"), epoch=2, name="two", why="short"))
+    job.say(msg.CheckpointDamaged(worker=w("n1"), generation=2, name="two", why="short"))
     assert job.said(ev.CheckpointRejected)[0].name == "two"
     job.report("n1", None, Phase.ENTERING)
     assert job.orders(msg.Begin)[w("n1")].decision.checkpoint == "one"
@@ -189,7 +189,7 @@ def joining() -> Job:
 
 def prepare_all(job: Job) -> None:
     for node in ("n0", "n1", "n2", "n3"):
-        job.say(msg.Prepared(worker=w(node), epoch=2))
+        job.say(msg.Prepared(worker=w(node), generation=2))
 
 
 def test_a_joiner_is_prepared_armed_and_swapped_in() -> None:
@@ -197,8 +197,8 @@ def test_a_joiner_is_prepared_armed_and_swapped_in() -> None:
     prepare_all(job)
     assert job.kinds == ["Arm"] * 4
     job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
-    assert job.kinds == ["persist", "EpochStarted"]
-    assert job.said(ev.EpochStarted)[0].reason == "join"
+    assert job.kinds == ["persist", "GenerationStarted"]
+    assert job.said(ev.GenerationStarted)[0].reason == "join"
     assert job.machine.record.plan is not None
     assert job.machine.record.plan.workers == (w("n0"), w("n1"), w("n2"), w("n3"))
     assert job.machine.record.pending is None
@@ -208,7 +208,7 @@ def test_a_member_whose_vote_failed_while_the_others_swapped_is_not_left_behind(
     job = joining()
     prepare_all(job)
     job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
-    job.say(msg.Fault(worker=w("n2"), epoch=1, detail="vote"))
+    job.say(msg.Fault(worker=w("n2"), generation=1, detail="vote"))
     assert job.kinds == ["Stop"] * 4
     job.report("n0", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
     job.report("n1", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
@@ -235,16 +235,16 @@ def test_a_group_that_is_not_built_in_time_is_voided() -> None:
     job = joining()
     for _ in range(31):
         for node in ("n0", "n1", "n2", "n3"):
-            job.say(msg.Post(worker=w(node), epoch=0, key="k", value=b""))
+            job.say(msg.Post(worker=w(node), generation=0, key="k", value=b""))
         job.tick(1.0)
-    assert job.machine.record.pending is None or job.machine.record.pending.epoch > 2
+    assert job.machine.record.pending is None or job.machine.record.pending.generation > 2
 
 
 def test_a_node_that_is_silent_for_longer_than_its_lease_is_expelled() -> None:
     job = Job().start()
     for _ in range(4):
         for node in ("n0", "n1"):
-            job.say(msg.Post(worker=w(node), epoch=0, key="k", value=b""))
+            job.say(msg.Post(worker=w(node), generation=0, key="k", value=b""))
         job.tick(1.0)
     (failure,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert (failure.node, failure.kind) == ("n2", "lease_expired")
@@ -273,7 +273,7 @@ def test_a_pause_of_the_coordinator_makes_nobodys_name_taken() -> None:
 def test_a_node_that_is_back_before_the_decision_is_asked_like_the_others() -> None:
     job = Job().start()
     job.lose("n2")
-    job.connect(hello("n2", (attach(w("n2")), msg.Begun(worker=w("n2"), epoch=1)), term=1))
+    job.connect(hello("n2", (attach(w("n2")), msg.Begun(worker=w("n2"), generation=1)), term=1))
     assert job.kinds == ["NodeJoined", "Welcome", "Stop"]
     job.report("n0", 0)
     job.report("n1", 0)
@@ -287,7 +287,7 @@ def test_a_node_expelled_for_good_comes_back_fresh() -> None:
     job.lose("n2")
     job.report("n0", 0)
     job.report("n1", 0)
-    job.connect(hello("n2", (attach(w("n2")), msg.Begun(worker=w("n2"), epoch=1)), term=1))
+    job.connect(hello("n2", (attach(w("n2")), msg.Begun(worker=w("n2"), generation=1)), term=1))
     assert job.sent(msg.Refused)[0].retry
     before = job.machine.record
     job.say(applied(w("n2"), 1, 1))
@@ -298,7 +298,7 @@ def test_a_node_expelled_for_good_comes_back_fresh() -> None:
 
 def test_a_connection_whose_end_nobody_saw_is_replaced() -> None:
     job = Job().start()
-    job.connect(hello("n2", (attach(w("n2")), msg.Entered(worker=w("n2"), epoch=1, applied=0)), term=1))
+    job.connect(hello("n2", (attach(w("n2")), msg.Entered(worker=w("n2"), generation=1, applied=0)), term=1))
     assert "FailureDetected" in job.kinds
     assert not any(refused.exit_code == 2 for refused in job.sent(msg.Refused))
 
@@ -370,9 +370,9 @@ def test_the_job_finishes_when_all_have_and_late_workers_are_told() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     job.connect(hello("n2"))
-    job.say(msg.Finished(worker=w("n0"), epoch=1, step=1))
+    job.say(msg.Finished(worker=w("n0"), generation=1, step=1))
     assert job.kinds == []
-    job.say(msg.Finished(worker=w("n1"), epoch=1, step=1))
+    job.say(msg.Finished(worker=w("n1"), generation=1, step=1))
     assert job.kinds == ["persist", "JobFinished", "JobDone", "JobDone", "EndNode", "end"]
     job.say(attach(w("n2")))
     assert job.kinds == ["JobDone"]
@@ -381,10 +381,10 @@ def test_the_job_finishes_when_all_have_and_late_workers_are_told() -> None:
 def test_a_coordinator_that_takes_over_a_finished_job_ends_it() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(msg.Finished(worker=w("n0"), epoch=1, step=1))
+    job.say(msg.Finished(worker=w("n0"), generation=1, step=1))
     job.boot(takeover=True)
     assert job.kinds == ["persist", "CoordinatorRestarted", "end"]
-    job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=0)), term=1))
+    job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=0)), term=1))
     assert job.kinds == ["Welcome", "JobDone"]
     assert sum(isinstance(event, ev.JobFinished) for event in job.events) == 1
 
@@ -392,7 +392,7 @@ def test_a_coordinator_that_takes_over_a_finished_job_ends_it() -> None:
 def test_a_finished_job_stays_finished_whoever_starts_a_coordinator_on_its_store() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(msg.Finished(worker=w("n0"), epoch=1, step=1))
+    job.say(msg.Finished(worker=w("n0"), generation=1, step=1))
     job.boot()
     assert job.machine.state == "done"
     assert job.kinds == ["persist", "CoordinatorRestarted", "end"]
@@ -462,7 +462,7 @@ def test_a_job_that_resumed_from_a_checkpoint_goes_on_after_a_restart_before_its
     job.connect(hello("n0"))
     job.say(attach(w("n0")))
     job.boot()
-    kept = (attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=20), applied(w("n0"), 1, 21, world=1))
+    kept = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=20), applied(w("n0"), 1, 21, world=1))
     job.connect(hello("n0", kept, term=1))
     assert [event.step for event in job.said(ev.StepCommitted)] == [21]
     assert job.machine.parts.progress.samples == 24
@@ -500,7 +500,7 @@ def test_a_journal_that_lost_its_end_is_mended_from_the_record(left: int) -> Non
     assert restarted.seq == told.seq + 1 == before
     # Step 4 had not been told: the agents say it again.
     for node in ("n0", "n1", "n2"):
-        kept = (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0), applied(w(node), 1, 4))
+        kept = (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0), applied(w(node), 1, 4))
         job.connect(hello(node, kept, term=1))
     assert [event.step for event in job.said(ev.StepCommitted)] == [4]
     assert job.machine.parts.progress.samples == 96
@@ -511,7 +511,7 @@ def test_a_restart_waits_for_the_members_and_goes_on() -> None:
     job.step(1)
     job.boot(Position(seq=len(job.events), step=1))
     for node in ("n0", "n1", "n2"):
-        kept = (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0), applied(w(node), 1, 2))
+        kept = (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0), applied(w(node), 1, 2))
         job.connect(hello(node, kept, term=1))
         assert "Stop" not in job.kinds
     assert [event.step for event in job.said(ev.StepCommitted)] == [2]
@@ -521,10 +521,10 @@ def test_a_member_that_does_not_come_back_after_a_restart_is_expelled_after_its_
     job = Job().start()
     job.boot()
     for node in ("n0", "n1"):
-        job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0)), term=1))
+        job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)), term=1))
     for _ in range(4):
         for node in ("n0", "n1"):
-            job.say(msg.Post(worker=w(node), epoch=0, key="k", value=b""))
+            job.say(msg.Post(worker=w(node), generation=0, key="k", value=b""))
         job.tick(1.0)
     assert [event.node for event in job.events if isinstance(event, ev.NodeLeft)] == ["n2"]
     assert job.machine.state == "recovering"
@@ -533,13 +533,13 @@ def test_a_member_that_does_not_come_back_after_a_restart_is_expelled_after_its_
 def test_steps_whose_witnesses_are_dead_are_committed_without_their_loss() -> None:
     job = Job(nodes=2).start()
     job.boot(Position(seq=len(job.events)))
-    kept = (attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=2), applied(w("n0"), 1, 3, world=2))
+    kept = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=2), applied(w("n0"), 1, 3, world=2))
     job.connect(hello("n0", kept, term=1))
     for _ in range(4):
-        job.say(msg.Post(worker=w("n0"), epoch=0, key="k", value=b""))
+        job.say(msg.Post(worker=w("n0"), generation=0, key="k", value=b""))
         job.tick(1.0)
     job.report("n0", 3, passed=msg.Passed(step=3, commit=commit()))
-    job.say(msg.Entered(worker=w("n0"), epoch=2, applied=3))
+    job.say(msg.Entered(worker=w("n0"), generation=2, applied=3))
     steps = [event for event in job.events if isinstance(event, ev.StepCommitted)]
     assert [step.step for step in steps] == [1, 2, 3]
     assert [math.isnan(step.loss) for step in steps] == [True, True, False]
@@ -552,7 +552,7 @@ def test_a_worker_that_gives_no_report_costs_its_node_the_place() -> None:
     job.report("n0", 0)
     for _ in range(6):
         for node in ("n0", "n1"):
-            job.say(msg.Post(worker=w(node), epoch=0, key="k", value=b""))
+            job.say(msg.Post(worker=w(node), generation=0, key="k", value=b""))
         job.tick(1.0)
     hangs = [e for e in job.events if isinstance(e, ev.FailureDetected) and e.kind == "hang"]
     assert [event.node for event in hangs] == ["n1"]
@@ -593,20 +593,20 @@ def test_a_step_whose_witnesses_are_dead_outlives_the_coordinator_that_filled_it
     pending = job.machine.record.pending
     assert pending is not None
     for node in ("n0", "n1"):
-        job.say(msg.Prepared(worker=w(node), epoch=pending.epoch))
+        job.say(msg.Prepared(worker=w(node), generation=pending.generation))
     job.say(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP), world=1))
     job.connect(hello("n2"))
     job.say(attach(w("n2")))
     job.lose("n0")  # the only one that told of step 2; n1 has received its state
     job.report("n1", 2, Phase.ENTERING, passed=msg.Passed(step=2, commit=commit(1.0, msg.Flag.SWAP)))
-    epoch = job.machine.turn.epoch
+    generation = job.machine.turn.generation
     after = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1)
     after.boot(takeover=True)
     for node in ("n1", "n2"):
-        said = (attach(w(node)), msg.Begun(worker=w(node), epoch=epoch))
-        after.connect(hello(node, (*said, msg.Entered(worker=w(node), epoch=epoch, applied=2)), term=1))
+        said = (attach(w(node)), msg.Begun(worker=w(node), generation=generation))
+        after.connect(hello(node, (*said, msg.Entered(worker=w(node), generation=generation, applied=2)), term=1))
     for step in (3, 4):
-        after.step(step, "n1", "n2", epoch=epoch)
+        after.step(step, "n1", "n2", generation=generation)
     assert [event.step for event in after.events if isinstance(event, ev.StepCommitted)] == [1, 2, 3, 4]
 
 
@@ -621,7 +621,7 @@ def test_every_input_has_a_row_for_every_state() -> None:
         assert all(set(row) == set(JobState) for row in table.values())
 
 
-def join(job: Job, *nodes: str) -> msg.EpochPlan:
+def join(job: Job, *nodes: str) -> msg.GenerationPlan:
     """Let nodes come; return the pending plan."""
     for node in nodes:
         job.connect(hello(node))
@@ -642,7 +642,7 @@ def keep_alive(job: Job, seconds: float) -> None:
 def test_a_newcomer_that_cannot_be_reached_does_not_keep_others_out() -> None:
     job = Job(nodes=2).start()
     pending = join(job, "n2")
-    job.say(msg.Fault(worker=w("n1"), epoch=pending.epoch, detail="timed out", unreachable=(w("n2"),)))
+    job.say(msg.Fault(worker=w("n1"), generation=pending.generation, detail="timed out", unreachable=(w("n2"),)))
     assert job.machine.record.pending is None
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
@@ -659,7 +659,9 @@ def test_a_newcomer_is_tried_again_less_and_less_often() -> None:
     for _ in range(8):
         pending, since = job.machine.record.pending, job.now
         assert pending is not None
-        job.say(msg.Fault(worker=w("n2"), epoch=pending.epoch, detail="timed out", unreachable=(w("n0"), w("n1"))))
+        job.say(
+            msg.Fault(worker=w("n2"), generation=pending.generation, detail="timed out", unreachable=(w("n0"), w("n1")))
+        )
         assert job.machine.record.pending is None
         while job.machine.record.pending is None:
             keep_alive(job, 0.5)
@@ -672,7 +674,7 @@ def test_a_script_that_fails_after_apply_ends_the_job_with_the_cause() -> None:
     job = Job().start()
     job.step(1)
     why = "after_apply raised at step 1 on node n1, rank 1: ZeroDivisionError: of the script (train.py:33)"
-    job.say(msg.ScriptFailed(worker=w("n1"), epoch=1, step=1, why=why))
+    job.say(msg.ScriptFailed(worker=w("n1"), generation=1, step=1, why=why))
     assert [failed.why for failed in job.said(ev.JobFailed)] == [why]
     assert {end.exit_code for end in job.sent(msg.EndNode)} == {EXIT_FAILED}
 
@@ -732,8 +734,8 @@ def test_what_was_made_good_explains_no_later_end() -> None:
     for node in ("n0", "n2"):
         job.report(node, 0)
     for node in ("n0", "n2"):
-        job.say(msg.Entered(worker=w(node), epoch=2, applied=0))
-    job.step(1, "n0", "n2", epoch=2)
+        job.say(msg.Entered(worker=w(node), generation=2, applied=0))
+    job.step(1, "n0", "n2", generation=2)
     for node in ("n0", "n2"):
         job.lose(node)
     (failed,) = job.said(ev.JobFailed)
@@ -742,7 +744,7 @@ def test_what_was_made_good_explains_no_later_end() -> None:
 
 def finish(job: Job, *nodes: str) -> None:
     for node in nodes:
-        job.say(msg.Finished(worker=w(node), epoch=job.machine.turn.epoch, step=1))
+        job.say(msg.Finished(worker=w(node), generation=job.machine.turn.generation, step=1))
 
 
 def test_a_rank_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> None:
@@ -760,7 +762,7 @@ def test_a_rank_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> Non
 def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time() -> None:
     job = Job(config={"report_timeout_s": 2.0}).start()
     job.step(1)
-    epoch, asked = 1, []
+    generation, asked = 1, []
     for _ in range(3):
         finish(job, "n1")
         since = job.now
@@ -769,9 +771,9 @@ def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time
         asked.append(job.now - since)
         for node, phase in (("n0", Phase.COMPUTE), ("n1", Phase.FINISHED), ("n2", Phase.COMPUTE)):
             job.report(node, 1, phase)
-        epoch += 1
+        generation += 1
         for node in ("n0", "n1", "n2"):
-            job.say(msg.Entered(worker=w(node), epoch=epoch, applied=1))
+            job.say(msg.Entered(worker=w(node), generation=generation, applied=1))
     assert asked == [3.0, 5.0, 9.0]
     finish(job, "n0", "n1", "n2")
     assert job.machine.record.outcome == "done"
@@ -801,7 +803,11 @@ def test_a_job_whose_scripts_all_leave_their_loops_after_the_same_step_is_done()
 
 def came_back(node: str, *, applied: int) -> msg.Hello:
     """What a node says whose script has left its loop while nobody listened."""
-    lived = (attach(w(node)), msg.Begun(worker=w(node), epoch=1), msg.Entered(worker=w(node), epoch=1, applied=0))
+    lived = (
+        attach(w(node)),
+        msg.Begun(worker=w(node), generation=1),
+        msg.Entered(worker=w(node), generation=1, applied=0),
+    )
     return hello(node, (*lived, left(node, applied)), term=1)
 
 
@@ -833,7 +839,7 @@ def test_what_a_script_did_that_left_counts_no_more_where_the_others_went_on_wit
     job.step(1)
     job.say(applied(w("n0"), 1, 2, commit(1.0)))
     job.feed(Received(job.connections["n0"], left("n0", 2)))
-    job.say(msg.Fault(worker=w("n1"), epoch=1, detail="peer lost"))
+    job.say(msg.Fault(worker=w("n1"), generation=1, detail="peer lost"))
     for node in ("n1", "n2"):
         job.report(node, 1, Phase.ABANDONED)
     assert job.machine.record.plan is not None
@@ -842,15 +848,17 @@ def test_what_a_script_did_that_left_counts_no_more_where_the_others_went_on_wit
     page = msg.AppliedSteps(
         workers={w("n0"): 2},
         steps=(
-            msg.KeptStep(step=2, epoch=1, world=3, time=1.0, commit=msg.Lanes(**msgspec.structs.asdict(commit(1.0)))),
+            msg.KeptStep(
+                step=2, generation=1, world=3, time=1.0, commit=msg.Lanes(**msgspec.structs.asdict(commit(1.0)))
+            ),
         ),
     )
     back = came_back("n0", applied=2)
     job.connect(msgspec.structs.replace(back, kept=(*back.kept[:-1], page, back.kept[-1])))
     assert not job.sent(msg.Refused)
     for node in ("n1", "n2"):
-        entered = msg.Entered(worker=w(node), epoch=2, applied=1)
-        job.connect(hello(node, (attach(w(node)), msg.Begun(worker=w(node), epoch=2), entered), term=1))
+        entered = msg.Entered(worker=w(node), generation=2, applied=1)
+        job.connect(hello(node, (attach(w(node)), msg.Begun(worker=w(node), generation=2), entered), term=1))
         job.say(applied(w(node), 2, 2, commit(2.0), world=2))
     leave(job, "n1", "n2")
     assert [finished.final_loss for finished in job.said(ev.JobFinished)] == [2.0]
@@ -897,13 +905,13 @@ def test_steps_that_were_applied_while_nobody_listened_have_the_times_of_then_wh
     job.step(1)
     after = Job(nodes=2, records=job.records, events=job.events, now=job.now + 10.0)
     after.boot(takeover=True)
-    said = {node: (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0)) for node in ("n0", "n1")}
+    said = {node: (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)) for node in ("n0", "n1")}
     lanes = msg.Lanes(**msgspec.structs.asdict(commit()))
     for node, clock in (("n0", 50.0), ("n1", -3600.0)):
         # Two seconds and one second ago; n1's clock is set forward by an hour before it tells of the third step.
         times = (clock - 2.0, clock - 1.0, clock + 3600.0 * (node == "n1"))
         steps = tuple(
-            msg.KeptStep(step=step, epoch=1, world=2, time=time, commit=lanes)
+            msg.KeptStep(step=step, generation=1, world=2, time=time, commit=lanes)
             for step, time in enumerate(times, start=2)
         )
         page = msg.AppliedSteps(workers={w(node): 4}, steps=steps)

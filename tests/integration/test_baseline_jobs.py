@@ -10,13 +10,20 @@ from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_i
 
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.report import make_report
-from holdfast.protocol.events import CheckpointSaved, EpochStarted, Recovered, RolledBack, StepCommitted, WorkersChanged
+from holdfast.protocol.events import (
+    CheckpointSaved,
+    GenerationStarted,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+    WorkersChanged,
+)
 
 
 def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob) -> None:
     options = ("--static-experts", "--emulate-compute", "0.0005")
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=5, options=options, script=TINY_MOE)
-    started = job.wait(EpochStarted)
+    started = job.wait(GenerationStarted)
     assert started.world == 4  # 8 experts, 6 slots a node: 2 nodes hold one replica of each
     job.wait(StepCommitted, step=3)
     status = json.loads(job.call("status", "--json"))
@@ -24,7 +31,7 @@ def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: 
     assert len(idle) == 1
     assert {len(held) for layer in status["experts"]["layers"] for held in layer.values()} == {4}
     job.signal_node(started.members[0])
-    again = job.wait(EpochStarted, reason="failure")
+    again = job.wait(GenerationStarted, reason="failure")
     assert again.world == 4
     assert idle[0] in again.members
     assert job.wait(Recovered).state_source == "replica"
@@ -45,7 +52,7 @@ def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: Sta
     recovered = job.wait(Recovered)
     assert (recovered.action, recovered.state_source) == ("restart", "checkpoint")
     assert recovered.redo_s > 0
-    again = job.wait(EpochStarted, reason="rollback")
+    again = job.wait(GenerationStarted, reason="rollback")
     assert again.world == 2
     goes_on_until_interrupted(job, 6)
     check_losses(job, script=TINY_MOE, least=10)

@@ -11,8 +11,8 @@ from job_cases import FOREVER, StartJob, goes_on_until_interrupted
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.protocol.events import (
     CoordinatorRestarted,
-    EpochStarted,
     FailureDetected,
+    GenerationStarted,
     JobStarted,
     Recovered,
     StepCommitted,
@@ -32,7 +32,7 @@ def test_steps_go_on_while_the_coordinator_is_dead(start_job: StartJob) -> None:
     away = [e for e in job.all(StepCommitted) if killed < e.time < back.time]
     assert away, "no step was done meanwhile"
     assert [e.step for e in job.all(StepCommitted)] == list(range(1, 46))
-    assert len(job.all(EpochStarted)) == 1
+    assert len(job.all(GenerationStarted)) == 1
     assert not job.all(FailureDetected)
 
 
@@ -59,5 +59,5 @@ def test_a_paused_coordinator_expels_nobody(start_job: StartJob) -> None:
     # Whom it wrongly took for lost it would expel at once, or when a lease has run out that it has begun now.
     late = time.time() + LEASE_S + 1
     job.wait(StepCommitted, lambda event: event.time > late)
-    assert len(job.all(EpochStarted)) == 1
+    assert len(job.all(GenerationStarted)) == 1
     assert not job.all(FailureDetected)

@@ -14,9 +14,9 @@ from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on, goes_o
 
 from holdfast.protocol.events import (
     CheckpointSaved,
-    EpochStarted,
     FailureDetected,
     FaultThreshold,
+    GenerationStarted,
     JobFailed,
     NodeJoined,
     Recovered,
@@ -34,7 +34,7 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
     options, experts = (*VERIFY, "--slots", "4"), ("--experts", "6")
     job = start_job(*FOREVER, *experts, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
-    assert job.wait(EpochStarted).fault_threshold == FaultThreshold(asked=2, given=2)
+    assert job.wait(GenerationStarted).fault_threshold == FaultThreshold(asked=2, given=2)
     first, second = job.nodes()[:2]
     job.signal_node(first)
     shrunk = job.wait(Recovered, action="shrink")
@@ -42,7 +42,7 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
     assert shrunk.bytes_moved > 0
     since = len(job.events)
     job.call("add-node", "--count", "2")
-    job.wait(EpochStarted, reason="join", world=5, since=since)
+    job.wait(GenerationStarted, reason="join", world=5, since=since)
     job.wait(Recovered, action="grow", since=since)
     since = len(job.events)
     job.signal_node(second)
@@ -63,9 +63,9 @@ def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
         job.wait(Recovered, since=since)
         goes_on(job)
     since = len(job.events)
-    assert job.wait(EpochStarted, world=1).fault_threshold == FaultThreshold(asked=2, given=1)
+    assert job.wait(GenerationStarted, world=1).fault_threshold == FaultThreshold(asked=2, given=1)
     job.call("add-node", "--count", "2")
-    job.wait(EpochStarted, reason="join", world=3, since=since)
+    job.wait(GenerationStarted, reason="join", world=3, since=since)
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=14)
     assert not job.all(RolledBack)
@@ -85,7 +85,7 @@ def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None
         job.wait(FailureDetected, node=victim, since=since)
         job.wait(Recovered, action="shrink", since=since)
         job.call("add-node")
-        job.wait(EpochStarted, reason="join", world=4, since=since)
+        job.wait(GenerationStarted, reason="join", world=4, since=since)
         job.wait(Recovered, action="grow", since=since)
     goes_on_until_interrupted(job)
     assert len(job.all(FailureDetected)) == 3
@@ -98,7 +98,7 @@ def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
     options = (*VERIFY, "--slots", "5", "--fault-threshold", "3")
     job = start_job("--steps", "24", "--step-seconds", "0.1", nodes=5, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=3)
-    threshold = job.wait(EpochStarted).fault_threshold
+    threshold = job.wait(GenerationStarted).fault_threshold
     assert threshold is not None
     assert threshold.asked == 3, "options reach the coordinator"
     first, second = job.nodes()[1], job.nodes()[3]
@@ -169,8 +169,8 @@ def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_pa
     with second_agent(job, "--workers", "1", "--slots", "8", str(TINY_MOE), *args):
         job.wait(NodeJoined, node="other")
         (tmp_path / "go").touch()
-        epoch = job.wait(EpochStarted, reason="join", world=3)
-        assert epoch.fault_threshold == FaultThreshold(asked=2, given=2)
+        generation = job.wait(GenerationStarted, reason="join", world=3)
+        assert generation.fault_threshold == FaultThreshold(asked=2, given=2)
         job.wait(StepCommitted, world=3)
         job.signal_node("other")
         assert job.wait_exit() == 0

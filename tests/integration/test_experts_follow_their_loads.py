@@ -10,9 +10,9 @@ import pytest
 from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_interrupted
 
 from holdfast.protocol.events import (
-    EpochStarted,
     FailureDetected,
     FaultThreshold,
+    GenerationStarted,
     Rebalanced,
     RebalanceDecided,
     Recovered,
@@ -30,7 +30,7 @@ def start(start_job: StartJob, gate: Path, *steps: str) -> LocalJob:
     """Start a job that waits before steps 1, 11, 21, ... until it is let `through`."""
     args = (*steps, *ARGS, "--step-seconds", "0.3", "--gates", str(gate))
     job = start_job(*args, nodes=4, options=OPTIONS, script=TINY_MOE)
-    job.wait(EpochStarted, world=4)
+    job.wait(GenerationStarted, world=4)
     return job
 
 
@@ -54,7 +54,7 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     assert decided.adopted, decided
     assert decided.step < 11, "long before the first multiple, once there are loads"
     assert decided.gain_s > decided.cost_s > 0
-    started = job.wait(EpochStarted, reason="rebalance")
+    started = job.wait(GenerationStarted, reason="rebalance")
     assert (started.world, started.expert_moves) == (4, decided.moves)
     assert started.fault_threshold == FaultThreshold(asked=2, given=2)
     rebalanced = job.wait(Rebalanced)

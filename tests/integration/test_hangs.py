@@ -14,7 +14,7 @@ from job_cases import FOREVER, TINY, StartJob, goes_on
 from namespaces import Network, joined
 
 from holdfast.coordination.inputs import CoordinatorConfig
-from holdfast.protocol.events import EpochStarted, FailureDetected, NodeJoined, RolledBack, StepCommitted
+from holdfast.protocol.events import FailureDetected, GenerationStarted, NodeJoined, RolledBack, StepCommitted
 from holdfast.protocol.failures import FailureKind
 from holdfast.testing.local_job import EventLog
 
@@ -81,5 +81,5 @@ def test_two_nodes_that_are_cut_off_from_each_other_are_never_put_together_again
         # The one that was left out comes back with fresh workers, and no group can be built with it.
         job.wait(NodeJoined, node=failure.node, since=cut)
         job.wait(StepCommitted, step=again.step + 100)
-        epochs = [set(event.members) for event in job.events[cut:] if isinstance(event, EpochStarted)]
-        assert epochs == [{"node-0", "node-1", "node-2"} - {failure.node}], job.story()
+        generations = [set(event.members) for event in job.events[cut:] if isinstance(event, GenerationStarted)]
+        assert generations == [{"node-0", "node-1", "node-2"} - {failure.node}], job.story()

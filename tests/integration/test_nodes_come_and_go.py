@@ -7,8 +7,8 @@ import signal
 from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_until_interrupted
 
 from holdfast.protocol.events import (
-    EpochStarted,
     FailureDetected,
+    GenerationStarted,
     NodeJoined,
     Recovered,
     RolledBack,
@@ -22,10 +22,10 @@ def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob)
     job.wait(StepCommitted, step=8)
     first, second = job.nodes()[:2]
     job.signal_node(first)
-    job.wait(EpochStarted, reason="failure")
+    job.wait(GenerationStarted, reason="failure")
     job.wait(Recovered, action="shrink")
     job.call("add-node", "--count", "2")
-    job.wait(EpochStarted, reason="join", world=4)
+    job.wait(GenerationStarted, reason="join", world=4)
     job.signal_node(second)
     assert job.wait_exit() == 0
     assert not job.all(WorkersChanged), "survivors go on in the same processes"
@@ -60,7 +60,7 @@ def test_two_nodes_at_once_and_one_while_recovering(start_job: StartJob) -> None
     job.signal_node(nodes[3])
     job.wait(FailureDetected)
     job.signal_node(nodes[1])
-    job.wait(EpochStarted, world=2)
+    job.wait(GenerationStarted, world=2)
     assert job.wait_exit() == 0
     assert len(job.all(StepCommitted)) == 50
 
@@ -75,7 +75,7 @@ def test_a_worker_that_dies_is_replaced(start_job: StartJob) -> None:
         job.fail(node, how, worker=0)
         assert job.wait(FailureDetected, node=node, since=since).kind == kind
         job.wait(WorkersChanged, node=node, since=since)
-        job.wait(EpochStarted, reason="join", since=since)
+        job.wait(GenerationStarted, reason="join", since=since)
         assert len(job.all(WorkersChanged)) == number + 1
     assert job.pids(node)[1] != before
     goes_on_until_interrupted(job)
@@ -95,7 +95,7 @@ def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: St
     job.signal_node(victim, signal.SIGCONT)
     job.wait(NodeJoined, node=victim, since=woken)
     assert job.pids(victim)[1] != old
-    job.wait(EpochStarted, reason="join", world=3, since=woken)
+    job.wait(GenerationStarted, reason="join", world=3, since=woken)
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY, least=11)
 
@@ -106,5 +106,5 @@ def test_arrivals_within_the_join_window_are_taken_in_together(start_job: StartJ
     for node in ("node-1", "node-2"):
         job.call("add-node")
         job.wait(NodeJoined, node=node)  # the second comes well after the first, and within the window
-    job.wait(EpochStarted, reason="join")
-    assert [event.world for event in job.all(EpochStarted)] == [1, 3]
+    job.wait(GenerationStarted, reason="join")
+    assert [event.world for event in job.all(GenerationStarted)] == [1, 3]

@@ -125,23 +125,23 @@ MUTANTS = (
     Mutant(
         name="ignores_the_terms_of_stops",
         file=WORKER,
-        old="        if order.term < self.term or order.epoch < self.epoch or repeated:\n",
-        new="        if order.epoch < self.epoch or repeated:\n",
+        old="        if order.term < self.term or order.generation < self.generation or repeated:\n",
+        new="        if order.generation < self.generation or repeated:\n",
         why="a coordinator that was superseded must not stop anybody",
     ),
     Mutant(
-        name="obeys_stops_of_old_epochs",
+        name="obeys_stops_of_old_generations",
         file=WORKER,
-        old="        if order.term < self.term or order.epoch < self.epoch or repeated:\n",
+        old="        if order.term < self.term or order.generation < self.generation or repeated:\n",
         new="        if order.term < self.term or repeated:\n",
         why="an old Stop freezes a worker for which nobody waits any more",
     ),
     Mutant(
-        name="begins_an_old_epoch",
+        name="begins_an_old_generation",
         file=WORKER,
-        old="        if plan.term < self.term or plan.epoch <= max(self.epoch, self._stopped_epoch) or rank is None:\n",
-        new="        if plan.term < self.term or plan.epoch < max(self.epoch, self._stopped_epoch) or rank is None:\n",
-        why="an epoch that was broken, or is in force, is not begun again",
+        old="plan.generation <= max(self.generation, self._stopped_generation)",
+        new="plan.generation < max(self.generation, self._stopped_generation)",
+        why="a generation that was broken, or is in force, is not begun again",
     ),
     Mutant(
         name="swaps_although_stopped",
@@ -157,7 +157,7 @@ MUTANTS = (
         new="strict=True) if raised]\n",
         why="a swap is for all or for none",
         equivalent="a flag goes up once Arm is said, which is once all have prepared; from then on nothing but a Stop "
-        "undoes the pending epoch, and v is the same everywhere: all swap a step or two sooner",
+        "undoes the pending generation, and v is the same everywhere: all swap a step or two sooner",
     ),
     Mutant(
         name="flags_before_its_group_stands",
@@ -244,7 +244,7 @@ MUTANTS = (
     Mutant(
         name="lineage_stays_after_a_roll_back",
         file=DECIDING,
-        old="        lineage = plan.epoch if anew else record.lineage\n",
+        old="        lineage = plan.generation if anew else record.lineage\n",
         new="        lineage = record.lineage\n",
         why="what is said of the abandoned lineage must not count on the new one",
     ),
@@ -288,23 +288,23 @@ MUTANTS = (
     Mutant(
         name="applied_of_an_abandoned_lineage",
         file=HEARING,
-        old="        if message.epoch < record.lineage or message.epoch > record.epoch:\n",
-        new="        if message.epoch > record.epoch:\n",
+        old="        if message.generation < record.lineage or message.generation > record.generation:\n",
+        new="        if message.generation > record.generation:\n",
         why="after a roll-back what was applied before it is void",
     ),
     Mutant(
         name="entered_of_an_abandoned_lineage",
         file=HEARING,
-        old="        if message.epoch >= self._turn.record.lineage:\n",
-        new="        if message.epoch:\n",
-        why="after a roll-back the state that somebody entered an older epoch with is void",
+        old="        if message.generation >= self._turn.record.lineage:\n",
+        new="        if message.generation:\n",
+        why="after a roll-back the state that somebody entered an older generation with is void",
     ),
     # ---- the pending group ----
     Mutant(
         name="arms_before_all_are_prepared",
         file=JOINING,
-        old="        if not all(info is not None and info.prepared >= pending.epoch for info in infos):\n",
-        new="        if not any(info is not None and info.prepared >= pending.epoch for info in infos):\n",
+        old="        if not all(info is not None and info.prepared >= pending.generation for info in infos):\n",
+        new="        if not any(info is not None and info.prepared >= pending.generation for info in infos):\n",
         why="flags go up once every member's group stands",
     ),
     Mutant(
@@ -312,7 +312,7 @@ MUTANTS = (
         file=FAILURES,
         old="        if self._joining.armed:\n            self._stopping.begin(since)\n        else:\n",
         new="        self._joining.armed = False\n        if True:\n",
-        why="once armed some may have swapped: Void would leave them alone in the new epoch",
+        why="once armed some may have swapped: Void would leave them alone in the new generation",
     ),
     Mutant(
         name="a_restored_pending_group_is_not_armed",
@@ -356,13 +356,13 @@ MUTANTS = (
         file=STOPPING,
         old="        if self.stop is not None or turn.record.plan is None:\n",
         new="        if True or turn.record.plan is None:\n",
-        why="a broken epoch is left",
+        why="a broken generation is left",
         quick=True,
     ),
     Mutant(
         name="reports_for_an_older_stop",
         file=STOPPING,
-        old=" and (report.term, report.epoch) == (self.stop.term, self.stop.epoch)\n",
+        old=" and (report.term, report.generation) == (self.stop.term, self.stop.generation)\n",
         new="\n",
         why="a report says where a worker stands at this Stop, not at one before",
     ),
@@ -467,8 +467,8 @@ MUTANTS = (
     Mutant(
         name="checkpoints_of_abandoned_steps",
         file=CHECKPOINTS,
-        old="        return message.term <= record.term and record.lineage <= message.epoch <= record.epoch\n",
-        new="        return message.term <= record.term and message.epoch <= record.epoch\n",
+        old="message.term <= record.term and record.lineage <= message.generation <= record.generation",
+        new="message.term <= record.term and message.generation <= record.generation",
         why="what was written on an abandoned lineage never counts",
     ),
     Mutant(
@@ -489,9 +489,9 @@ MUTANTS = (
     Mutant(
         name="agent_forgets_reports",
         file=AGENT,
-        old="                if isinstance(kept, _EPOCH_BOUND) and kept.epoch < message.epoch:\n",
-        new="                if isinstance(kept, _EPOCH_BOUND):\n",
-        why="what is said of the epoch that is entered, or of a later one, still counts",
+        old="                if isinstance(kept, _GENERATION_BOUND) and kept.generation < message.generation:\n",
+        new="                if isinstance(kept, _GENERATION_BOUND):\n",
+        why="what is said of the generation that is entered, or of a later one, still counts",
     ),
     Mutant(
         name="agent_forgets_too_much_after_a_roll_back",
@@ -517,9 +517,9 @@ MUTANTS = (
     Mutant(
         name="agent_takes_workers_that_were_begun_for_fresh",
         file=AGENT,
-        old="            slot.keep(Begun(worker=slot.worker, epoch=order.plan.epoch))\n",
+        old="            slot.keep(Begun(worker=slot.worker, generation=order.plan.generation))\n",
         new="            pass\n",
-        why="a worker whose listener gets no turn is in the epoch all the same",
+        why="a worker whose listener gets no turn is in the generation all the same",
     ),
     Mutant(
         name="agent_tells_of_no_ends_again",

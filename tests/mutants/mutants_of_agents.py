@@ -38,9 +38,9 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_undoes_what_counts",
         file=AGENT,
-        old="            if slot.top_epoch < epoch:\n",
+        old="            if slot.top_generation < generation:\n",
         new="            if True:\n",
-        why="what was applied in the epoch that is entered counts",
+        why="what was applied in the generation that is entered counts",
     ),
     Mutant(
         name="agent_keeps_what_one_applied_alone",
@@ -66,8 +66,8 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_keeps_the_end_of_a_loop",
         file=AGENT,
-        old="_EPOCH_BOUND = (Prepared, Report, Fault, Finished)\n",
-        new="_EPOCH_BOUND = (Prepared, Report, Fault)\n",
+        old="_GENERATION_BOUND = (Prepared, Report, Fault, Finished)\n",
+        new="_GENERATION_BOUND = (Prepared, Report, Fault)\n",
         why="a loop that had ended goes on after a roll-back",
     ),
     Mutant(

@@ -55,11 +55,11 @@ PART_MUTANTS = (
         why="a member that is not back yet may have passed alone",
     ),
     Mutant(
-        name="stops_an_older_epoch",
+        name="stops_an_older_generation",
         file=STOPPING,
-        old="Stop(term=turn.record.term, epoch=turn.record.epoch)",
-        new="Stop(term=turn.record.term, epoch=turn.record.plan.epoch)",
-        why="a member that has swapped already is in a later epoch",
+        old="Stop(term=turn.record.term, generation=turn.record.generation)",
+        new="Stop(term=turn.record.term, generation=turn.record.plan.generation)",
+        why="a member that has swapped already is in a later generation",
     ),
     Mutant(
         name="a_pause_counts_as_silence",
@@ -133,11 +133,11 @@ PART_MUTANTS = (
         why="what is slow, and is not at fault, would be stopped for ever",
     ),
     Mutant(
-        name="asks_in_the_last_epoch",
+        name="asks_in_the_last_generation",
         file=FINISHING,
         old="        if plan is None or plan.last or parts.state",
         new="        if plan is None or parts.state",
-        why="the members of the last epoch finish one after the other, with a checkpoint in between",
+        why="the members of the last generation finish one after the other, with a checkpoint in between",
     ),
     Mutant(
         name="who_may_yet_leave_has_gone_on",
@@ -163,14 +163,14 @@ PART_MUTANTS = (
     Mutant(
         name="who_had_ended_has_ended",
         file=HEARING,
-        old="        if message.epoch == self._turn.epoch:  # (who",
+        old="        if message.generation == self._turn.generation:  # (who",
         new="        if True:  # (who",
-        why="whoever had ended its loop in an older epoch has not saved in the last one",
+        why="whoever had ended its loop in an older generation has not saved in the last one",
     ),
     Mutant(
         name="the_end_of_an_abandoned_lineage_counts",
         file=HEARING,
-        old="        if record.lineage <= message.epoch <= record.epoch:\n"
+        old="        if record.lineage <= message.generation <= record.generation:\n"
         "            self._parts.ledger.settle(info.id, message.step)\n",
         new="        self._parts.ledger.settle(info.id, message.step)\n",
         why="steps that a roll-back has undone were not applied",

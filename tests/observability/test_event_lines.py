@@ -15,12 +15,21 @@ from holdfast.observability.event_lines import NoEventError, decode_event, read_
 from holdfast.protocol.events import OtherEvent, StepCommitted, name_of
 from made_events import KINDS, made
 
-NEWER = {"event": "born_later", "time": 5, "job": "j", "term": 2, "epoch": 3, "seq": 4, "why": "new", "x": {"y": [1]}}
+NEWER = {
+    "event": "born_later",
+    "time": 5,
+    "job": "j",
+    "term": 2,
+    "generation": 3,
+    "seq": 4,
+    "why": "new",
+    "x": {"y": [1]},
+}
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_event_comes_back_as_it_was(name: str) -> None:
-    event = made(name, 1.5, job="j", term=2, epoch=3, seq=4)
+    event = made(name, 1.5, job="j", term=2, generation=3, seq=4)
     assert decode_event(msgspec.json.encode(event)) == event
     assert name_of(event) == name
 
@@ -39,12 +48,12 @@ def test_fields_of_a_newer_version_are_passed_over() -> None:
 def test_an_event_of_a_newer_version_keeps_all_that_it_carries() -> None:
     event = decode_event(json.dumps(NEWER))
     assert isinstance(event, OtherEvent)
-    assert (name_of(event), event.time, event.job, event.epoch, event.seq) == ("born_later", 5.0, "j", 3, 4)
+    assert (name_of(event), event.time, event.job, event.generation, event.seq) == ("born_later", 5.0, "j", 3, 4)
     assert event.fields == NEWER
 
 
 def test_fields_that_came_later_are_blank_in_an_older_event() -> None:
-    line = '{"event":"step_committed","time":1,"job":"j","term":1,"epoch":1,"seq":9,"step":1,"loss":2,"samples":8,'
+    line = '{"event":"step_committed","time":1,"job":"j","term":1,"generation":1,"seq":9,"step":1,"loss":2,"samples":8,'
     event = decode_event(line + '"world":2,"seconds":0.5}')
     assert isinstance(event, StepCommitted)
     assert not event.skipped
@@ -62,8 +71,8 @@ def test_reads_complete_lines_only(tmp_path: Path) -> None:
         "no json",
         "[1]",
         '{"time": 1}',
-        '{"event": "node_left", "time": 1, "job": "j", "term": 1, "epoch": 1}',
-        '{"event": "node_left", "time": "now", "job": "j", "term": 1, "epoch": 1, "node": "a", "reason": "r"}',
+        '{"event": "node_left", "time": 1, "job": "j", "term": 1, "generation": 1}',
+        '{"event": "node_left", "time": "now", "job": "j", "term": 1, "generation": 1, "node": "a", "reason": "r"}',
         '{"event": "\udcff"}',
         "[" * 10_000,
     ],

@@ -32,7 +32,7 @@ class Event(ev.Event, frozen=True, kw_only=True, tag_field="event", tag="somethi
     time: float = 0.0
     job: str = "j"
     term: int = 1
-    epoch: int = 0
+    generation: int = 0
 
 
 def _numbers(lines: list[bytes]) -> list[int]:
@@ -57,7 +57,7 @@ def test_events_come_back_in_order(journal: Journal) -> None:
     assert journal.read(99) == []
     assert _numbers(journal.read(1, limit=2)) == [2, 3]
     read = json.loads(journal.read(4)[0])
-    assert read == {"event": "something", "seq": 5, "time": 2.5, "job": "j", "term": 1, "epoch": 0}
+    assert read == {"event": "something", "seq": 5, "time": 2.5, "job": "j", "term": 1, "generation": 0}
     journal.close()
 
 
@@ -142,7 +142,7 @@ def test_opening_touches_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == b'{"event":"something","time":0,"seq":1}\n{"event":"some'
 
 
-_history = st.lists(st.sampled_from(["step", "other", "epoch", "back"]), max_size=30)
+_history = st.lists(st.sampled_from(["step", "other", "generation", "back"]), max_size=30)
 
 
 def _events(history: list[str]) -> tuple[list[ev.Event], Position]:
@@ -159,7 +159,9 @@ def _events(history: list[str]) -> tuple[list[ev.Event], Position]:
             applied = applied[: len(applied) // 2]
             events.append(made("rolled_back", seq=seq, to_step=len(applied)))
         else:
-            events.append(made("epoch_started", seq=seq, epoch=seq) if kind == "epoch" else Event(seq=seq))
+            events.append(
+                made("generation_started", seq=seq, generation=seq) if kind == "generation" else Event(seq=seq)
+            )
     return events, Position(
         seq=len(events),
         step=len(applied),
@@ -277,7 +279,7 @@ def _repaired(from_seq: int, to_seq: int, to_step: int) -> JournalRepaired:
         time=9.0,
         job="j",
         term=1,
-        epoch=1,
+        generation=1,
         seq=to_seq,
         from_seq=from_seq,
         to_seq=to_seq,

@@ -23,19 +23,19 @@ def _values(metrics: Metrics) -> dict[str, float]:
     }
 
 
-def _stamp(seq: int, epoch: int) -> dict[str, Any]:
-    return {"time": 1.0, "job": "j", "term": 3, "epoch": epoch, "seq": seq}
+def _stamp(seq: int, generation: int) -> dict[str, Any]:
+    return {"time": 1.0, "job": "j", "term": 3, "generation": generation, "seq": seq}
 
 
 def test_they_follow_the_events() -> None:
     metrics = Metrics("j")
-    metrics.observe(ev.EpochStarted(**_stamp(1, 1), members=("a", "b"), world=4, reason="start"))
+    metrics.observe(ev.GenerationStarted(**_stamp(1, 1), members=("a", "b"), world=4, reason="start"))
     for step in (1, 2):
         metrics.observe(
             ev.StepCommitted(**_stamp(step + 1, 1), step=step, loss=2.0 / step, samples=32, world=4, seconds=0.25)
         )
     metrics.observe(ev.FailureDetected(**_stamp(4, 1), node="a", kind="hang", after_s=1.0))
-    metrics.observe(ev.EpochStarted(**_stamp(5, 2), members=("b",), world=2, reason="failure"))
+    metrics.observe(ev.GenerationStarted(**_stamp(5, 2), members=("b",), world=2, reason="failure"))
     metrics.observe(
         ev.Recovered(
             **_stamp(6, 2),
@@ -58,7 +58,7 @@ def test_they_follow_the_events() -> None:
         "holdfast_world_size": 2,
         "holdfast_member_nodes": 1,
         "holdfast_term": 3,
-        "holdfast_epoch": 2,
+        "holdfast_generation": 2,
         "holdfast_agent_connections": 3,
         "holdfast_steps_committed_total": 2,
         "holdfast_samples_committed_total": 64,

@@ -24,7 +24,7 @@ def test_adds_up_steps_and_recoveries() -> None:
     events = [
         made("job_started", job="j"),
         made("node_joined", 0.5, node="a"),
-        made("epoch_started", 0.5, reason="start"),
+        made("generation_started", 0.5, reason="start"),
         *[step(number, float(number)) for number in range(1, 5)],
         made("failure_detected", 4.25, node="b"),
         step(5, 5.5),
@@ -48,7 +48,7 @@ def test_counts_skipped_steps_rebalances_and_waits() -> None:
         step(2, 2.0, skipped=True),
         made("job_waiting", 3.0),
         made("job_waiting", 4.0),
-        made("epoch_started", 7.0, reason="join"),
+        made("generation_started", 7.0, reason="join"),
         made("job_waiting", 8.0),
         made("node_joined", 8.5, node="a"),
     ]

@@ -16,8 +16,8 @@ from holdfast.protocol.checkpoint_names import CheckpointName, on_one_lineage
 FILES = {"a.bin": b"a" * 1000, "sub/b.bin": b"b" * 10, "empty": b""}
 
 
-def write(directory: Path, step: int, nonce: str = "ab", *, term: int = 1, epoch: int = 1) -> CheckpointName:
-    name = CheckpointName(term=term, epoch=epoch, step=step, nonce=nonce)
+def write(directory: Path, step: int, nonce: str = "ab", *, term: int = 1, generation: int = 1) -> CheckpointName:
+    name = CheckpointName(term=term, generation=generation, step=step, nonce=nonce)
     for path, content in FILES.items():
         (directory / name.writing / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / name.writing / path).write_bytes(content)
@@ -25,8 +25,8 @@ def write(directory: Path, step: int, nonce: str = "ab", *, term: int = 1, epoch
     return name
 
 
-def kept(directory: Path, step: int, *, term: int = 1, epoch: int = 1) -> Path:
-    name = write(directory, step, term=term, epoch=epoch)
+def kept(directory: Path, step: int, *, term: int = 1, generation: int = 1) -> Path:
+    name = write(directory, step, term=term, generation=generation)
     checkpoint_dir.keep(directory, name)
     return directory / name.final
 
@@ -41,13 +41,13 @@ def test_a_checkpoint_counts_only_under_its_final_name(tmp_path: Path) -> None:
     assert checkpoint_dir.find_checkpoints(tmp_path) == []
     checkpoint_dir.keep(tmp_path, name)
     assert checkpoint_dir.find_checkpoints(tmp_path) == [name]
-    assert checkpoint_dir.verify(tmp_path / "step-00000012-t1-e1-ab") == 12
+    assert checkpoint_dir.verify(tmp_path / "step-00000012-t1-g1-ab") == 12
     checkpoint_dir.keep(tmp_path, name)  # told twice
 
 
 def test_writers_of_two_lineages_never_touch_each_others_files(tmp_path: Path) -> None:
     """Reproducer fence.py: one that was expelled wakes up, and keeps what it has written of the abandoned lineage."""
-    abandoned, decided = write(tmp_path, 20, epoch=1), write(tmp_path, 20, epoch=2)
+    abandoned, decided = write(tmp_path, 20, generation=1), write(tmp_path, 20, generation=2)
     checkpoint_dir.keep(tmp_path, decided)
     before = {path: path.read_bytes() for path in (tmp_path / decided.final).rglob("*") if path.is_file()}
     checkpoint_dir.keep(tmp_path, abandoned)
@@ -68,13 +68,13 @@ def test_a_missing_directory_has_no_checkpoints(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_in_the_order_of_their_lineages(tmp_path: Path) -> None:
-    for step, epoch in ((100_000_000, 3), (5, 1), (99, 3)):
-        kept(tmp_path, step, epoch=epoch)
+    for step, generation in ((100_000_000, 3), (5, 1), (99, 3)):
+        kept(tmp_path, step, generation=generation)
     of_today(tmp_path, 7000)
     (tmp_path / "step-x").mkdir()
     (tmp_path / "step-00000007").write_text("a file")
     found = checkpoint_dir.find_checkpoints(tmp_path)
-    assert [(name.epoch, name.step) for name in found] == [(0, 7000), (1, 5), (3, 99), (3, 100_000_000)]
+    assert [(name.generation, name.step) for name in found] == [(0, 7000), (1, 5), (3, 99), (3, 100_000_000)]
 
 
 def test_checkpoints_of_earlier_versions_are_found(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
         checkpoint_dir.verify(checkpoint)
 
 
-def test_what_a_later_epoch_went_back_behind_is_abandoned() -> None:
-    def name(epoch: int, step: int) -> CheckpointName:
-        return CheckpointName(term=1, epoch=epoch, step=step)
+def test_what_a_later_generation_went_back_behind_is_abandoned() -> None:
+    def name(generation: int, step: int) -> CheckpointName:
+        return CheckpointName(term=1, generation=generation, step=step)
 
     names = [name(1, 10), name(1, 20), name(1, 30), name(2, 20), name(2, 25), name(3, 40)]
     assert on_one_lineage(names) == [name(1, 10), name(2, 20), name(2, 25), name(3, 40)]
@@ -137,15 +137,15 @@ def test_what_a_later_epoch_went_back_behind_is_abandoned() -> None:
 def test_only_what_is_named_is_removed_and_what_was_left_unfinished_before_it(tmp_path: Path) -> None:
     write(tmp_path, 3, "aa")
     (tmp_path / ".writing-00000002-ab").mkdir()  # an earlier version's
-    write(tmp_path, 3, "bb", epoch=2)
+    write(tmp_path, 3, "bb", generation=2)
     for step in (1, 2, 4):
         kept(tmp_path, step)
     (tmp_path / "mine.txt").write_text("the user's")
-    checkpoint_dir.remove(tmp_path, ["step-00000001-t1-e1-ab", "step-00000009-t1-e1-ab"])
-    checkpoint_dir.remove_unfinished(tmp_path, CheckpointName(term=1, epoch=1, step=4))
+    checkpoint_dir.remove(tmp_path, ["step-00000001-t1-g1-ab", "step-00000009-t1-g1-ab"])
+    checkpoint_dir.remove_unfinished(tmp_path, CheckpointName(term=1, generation=1, step=4))
     left = sorted(path.name for path in tmp_path.iterdir())
-    final = ["step-00000002-t1-e1-ab", "step-00000004-t1-e1-ab"]
-    assert left == [".writing-00000003-t1-e2-bb", "mine.txt", *final]
+    final = ["step-00000002-t1-g1-ab", "step-00000004-t1-g1-ab"]
+    assert left == [".writing-00000003-t1-g2-bb", "mine.txt", *final]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

@@ -54,7 +54,7 @@ def test_all_that_is_committed_is_saved(chunk: int) -> None:
         assert saved(cluster) == committed(cluster), f"seed {seed}"
 
 
-def test_the_last_step_may_have_been_saved_before_its_last_epoch_is_entered() -> None:
+def test_the_last_step_may_have_been_saved_before_its_last_generation_is_entered() -> None:
     """A slow member holds up the entering for longer than the first one takes to save what a FORWARD has applied."""
     faults = (
         Fault(kind=FaultKind.STOP_WORKER, time=1.1482766298289782, target=3, duration=0.7),

@@ -68,7 +68,7 @@ def group_of(size: int, seed: int) -> tuple[Timeline, Group, list[Rank]]:
     timeline = Timeline()
     ranks = [Rank(f"n{index}/0/a") for index in range(size)]
     members = tuple(msg.Member(worker=rank.id, host="h", state_port=1) for rank in ranks)
-    plan = msg.EpochPlan(term=1, epoch=1, members=members)
+    plan = msg.GenerationPlan(term=1, generation=1, members=members)
     return timeline, Group(plan, timeline, Random(seed), (0.001, 0.01), DataPlane()), ranks
 
 
@@ -152,7 +152,7 @@ def test_a_power_cut_takes_what_is_not_on_disk_and_nothing_else() -> None:
         journal = MemoryJournal()
         for seq in range(1, 6):
             journal.append(
-                ev.JobWaiting(time=0.0, job="j", term=1, epoch=0, seq=seq, nodes=1, slots=0, why=""), seq - 1
+                ev.JobWaiting(time=0.0, job="j", term=1, generation=0, seq=seq, nodes=1, slots=0, why=""), seq - 1
             )
             if seq == 3:
                 journal.sync()
@@ -165,14 +165,14 @@ def test_a_power_cut_takes_what_is_not_on_disk_and_nothing_else() -> None:
 def test_a_state_shows_whatever_went_wrong() -> None:
     state = training.initial_state(1)
     parts = [training.gradient(state, 1, micro_batch) for micro_batch in range(4)]
-    right = training.reduce_parts([parts[:2], parts[2:]], epoch=1)
+    right = training.reduce_parts([parts[:2], parts[2:]], generation=1)
     assert right.parts == training.expected_parts(state, 1, 4)
     v = training.combine([training.vote(right, parts[:2], 8, ()), training.vote(right, parts[2:], 8, (msg.Flag.SWAP,))])
     assert (v.samples, v.flags) == (16, ())
     good = training.next_state(state, right, v)
-    doubled = training.reduce_parts([parts, parts[2:]], epoch=1)
-    lost = training.reduce_parts([parts[:2]], epoch=1)
-    elsewhere = training.reduce_parts([parts[:2], parts[2:]], epoch=2)
+    doubled = training.reduce_parts([parts, parts[2:]], generation=1)
+    lost = training.reduce_parts([parts[:2]], generation=1)
+    elsewhere = training.reduce_parts([parts[:2], parts[2:]], generation=2)
     other_v = msg.Commit(grad_square=0.0, loss_sum=v.loss_sum, samples=16, nonfinite=0)
     wrong = {
         *(training.next_state(state, reduced, v) for reduced in (doubled, lost, elsewhere)),

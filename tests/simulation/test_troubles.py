@@ -70,8 +70,8 @@ class Member(Process):
 
 def test_a_collective_waits_until_all_reach_each_other() -> None:
     plane, timeline, members = DataPlane(), Timeline(), [Member(node) for node in (A, B, C)]
-    plan = msg.EpochPlan(
-        term=1, epoch=1, members=tuple(msg.Member(worker=m.id, host="h", state_port=1) for m in members)
+    plan = msg.GenerationPlan(
+        term=1, generation=1, members=tuple(msg.Member(worker=m.id, host="h", state_port=1) for m in members)
     )
     group = Group(plan, timeline, Random(1), (0.001, 0.01), plane)
     plane.part(timeline, Partition(frozenset({A}), frozenset({B})), heals_after_s=5.0)

@@ -15,8 +15,9 @@ _ASKED_BEFORE = Shutdown(EXIT_INTERRUPTED, "shut down on request", save=True)
 class Closing:
     """`under_way` once somebody wants the job to end with a checkpoint.
 
-    The epoch in force is left as after a failure. The next one is the last: nothing is computed in it, its members save
-    what they have and finish. A failure meanwhile leads to another last one; all in all it may take `save_timeout_s`.
+    The generation in force is left as after a failure. The next one is the last: nothing is computed in it, its
+    members save what they have and finish. A failure meanwhile leads to another last one; all in all it
+    may take `save_timeout_s`.
     """
 
     def __init__(self, turn: Turn, config: CoordinatorConfig, stopping: Stopping, ending: Ending) -> None:

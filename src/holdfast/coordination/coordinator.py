@@ -43,7 +43,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
@@ -157,7 +157,7 @@ class Coordinator:
         if self._settled is not None:
             self._rearrange(plan)
 
-    def _rearrange(self, plan: EpochPlan) -> None:
+    def _rearrange(self, plan: GenerationPlan) -> None:
         """Nothing is about to change the plan in force: change it where that is of use."""
         if self.config.on_failure != RESTART:
             self.parts.joining.prepare(plan)
@@ -167,7 +167,7 @@ class Coordinator:
             self.parts.rebalancing.ask(plan, self.parts.ledger.committed)
 
     @property
-    def _settled(self) -> EpochPlan | None:
+    def _settled(self) -> GenerationPlan | None:
         """The plan in force, where nothing is about to change it; else None."""
         plan = self.record.plan
         if plan is None or plan.last:
@@ -196,7 +196,7 @@ class Coordinator:
         node = self._admission.let_in(connection, hello)
         if node is None:
             return
-        epoch = self.turn.epoch
+        generation = self.turn.generation
         ended = {kept.worker: kept for kept in hello.kept if isinstance(kept, msg.WorkerDown)}
         # (the others have gone on without these)
         superseded = {worker for worker, down in ended.items() if down.left and worker not in self.turn.planned}
@@ -210,7 +210,7 @@ class Coordinator:
         # Only now is everything known that the node has to say: until here it was awaited as absent.
         self.parts.absences.back(node)
         if self.over is None:
-            self._admission.catch_up(node, epoch, ended.keys() | self.parts.left.keys())
+            self._admission.catch_up(node, generation, ended.keys() | self.parts.left.keys())
         else:
             self.parts.ending.late(node)
 
@@ -282,7 +282,7 @@ class Coordinator:
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
         known, member = node.workers.pop(down.worker, None), self.turn.is_member(down.worker)
         # (a member has the script and the settings that all have: it is bad input to all of them)
-        if down.exit_code == EXIT_BAD_INPUT and (not self.turn.epoch or (member and not down.final)):
+        if down.exit_code == EXIT_BAD_INPUT and (not self.turn.generation or (member and not down.final)):
             self.parts.ending.failed(down.detail, EXIT_BAD_INPUT)
             return
         if down.left:

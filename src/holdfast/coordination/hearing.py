@@ -45,7 +45,7 @@ class Hearing:
         reached, tops = page.given_up, {worker: top for worker, top in page.workers.items() if worker in node.workers}
         for kept in page.steps:
             witness = next((worker for worker, top in tops.items() if top >= kept.step), None)
-            if witness is None or not record.lineage <= kept.epoch <= record.epoch:
+            if witness is None or not record.lineage <= kept.generation <= record.generation:
                 continue
             reached = kept.step
             try:
@@ -54,7 +54,7 @@ class Hearing:
             except DivergedError as error:
                 self._parts.ending.failed(f"replicas diverged: {error}")
                 return
-            self._passed(kept.step, kept.epoch, kept.commit)
+            self._passed(kept.step, kept.generation, kept.commit)
         for worker, top in tops.items():
             if reached:
                 ledger.settle(worker, min(top, reached))
@@ -75,49 +75,53 @@ class Hearing:
 
     def _applied(self, node: Node, message: msg.Applied) -> None:
         record = self._turn.record
-        if message.epoch < record.lineage or message.epoch > record.epoch:
+        if message.generation < record.lineage or message.generation > record.generation:
             return
         try:
             self._parts.ledger.note(message, self._turn.now)
         except DivergedError as error:
             self._parts.ending.failed(f"replicas diverged: {error}")
             return
-        self._passed(message.step, message.epoch, message.commit)
+        self._passed(message.step, message.generation, message.commit)
 
-    def _passed(self, step: int, epoch: int, commit: msg.Commit) -> None:
+    def _passed(self, step: int, generation: int, commit: msg.Commit) -> None:
         # A step that is in the journal is told again after an outage: its swap is not the one that is pending now.
-        if epoch == self._turn.epoch and msg.Flag.SWAP in commit.flags and step > self._parts.ledger.committed:
+        if (
+            generation == self._turn.generation
+            and msg.Flag.SWAP in commit.flags
+            and step > self._parts.ledger.committed
+        ):
             self._promote(step)
 
     def _entered(self, node: Node, message: msg.Entered) -> None:
         info, pending = node.workers[message.worker], self._turn.record.pending
-        if pending is not None and message.epoch == pending.epoch:
+        if pending is not None and message.generation == pending.generation:
             self._promote(message.applied)
-        if message.epoch <= info.entered or message.epoch > self._turn.record.epoch:
+        if message.generation <= info.entered or message.generation > self._turn.record.generation:
             return
-        info.entered = message.epoch
-        if message.epoch >= self._turn.record.lineage:
+        info.entered = message.generation
+        if message.generation >= self._turn.record.lineage:
             self._parts.ledger.settle(info.id, message.applied)
         recovery = self._parts.progress.recovery
-        if message.epoch == self._turn.epoch and recovery is not None:
+        if message.generation == self._turn.generation and recovery is not None:
             recovery.moved(message.received_bytes, message.transfer_s)
             if self._turn.members.entered(self._turn.record.plan):
                 recovery.regrouped = self._turn.now
 
     def _promote(self, step: int) -> None:
-        """`step` passed with every swap flag up: the pending epoch is the job's from here on."""
+        """`step` passed with every swap flag up: the pending generation is the job's from here on."""
         if self._parts.stopping.stop is None:  # a failure voids a pending swap, whoever has passed it
             self._parts.joining.promote(step, self._parts.progress)
 
     def _prepared(self, node: Node, message: msg.Prepared) -> None:
         info = node.workers[message.worker]
-        info.prepared = max(info.prepared, message.epoch)
+        info.prepared = max(info.prepared, message.generation)
 
     def _finished(self, node: Node, message: msg.Finished) -> None:
         record, info = self._turn.record, node.workers[message.worker]
-        if message.epoch == self._turn.epoch:  # (who ended its loop in an older one does so again)
+        if message.generation == self._turn.generation:  # (who ended its loop in an older one does so again)
             info.finished = True
-        if record.lineage <= message.epoch <= record.epoch:
+        if record.lineage <= message.generation <= record.generation:
             self._parts.ledger.settle(info.id, message.step)
 
     def _loads(self, node: Node, message: msg.Loads) -> None:
@@ -138,10 +142,10 @@ class Hearing:
 
     def _fault(self, node: Node, message: msg.Fault) -> None:
         pending = self._turn.record.pending
-        if pending is not None and message.epoch == pending.epoch:
+        if pending is not None and message.generation == pending.generation:
             cut_off = (message.worker,) if message.unreachable else ()
             self._parts.failures.undo_pending(self._turn.now, (*message.unreachable, *cut_off))
-        elif message.epoch == self._turn.epoch or self._turn.left_behind(message):
+        elif message.generation == self._turn.generation or self._turn.left_behind(message):
             self._parts.stopping.begin(self._turn.now)
             self._parts.stopping.complain(message)
 
@@ -162,8 +166,8 @@ class Hearing:
         self._parts.failures.take(Failure(kind=FailureKind.EXCEPTION, node=node.name, since=now, detail=why))
 
     def _report_unasked(self, node: Node, report: msg.Report) -> None:
-        """Kept by the agent from before this coordinator's start: the epoch was being left."""
-        if report.epoch >= self._turn.epoch:
+        """Kept by the agent from before this coordinator's start: the generation was being left."""
+        if report.generation >= self._turn.generation:
             self._parts.stopping.begin(self._turn.now)
 
     #: what is heard, and what the job's state makes of it

@@ -23,7 +23,7 @@ def injection(config: CoordinatorConfig, members: Membership, fault: FailNode) -
     if fault.how not in WAYS:
         raise BadInputError(f"--how is {fault.how!r}: it must be one of {', '.join(WAYS)}")
     if fault.how == "hold" and not fault.phase:
-        raise BadInputError("--how hold needs --phase: where the worker is to wait until its epoch is over")
+        raise BadInputError("--how hold needs --phase: where the worker is to wait until its generation is over")
     node = members.nodes.get(fault.node)
     if node is None:
         known = ", ".join(sorted(members.nodes)) or "none"

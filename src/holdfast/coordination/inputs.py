@@ -76,7 +76,7 @@ class Shutdown:
 class Planned:
     """What PlanExperts asked for is computed; None where that failed."""
 
-    epoch: int
+    generation: int
     experts: ExpertPlan | Shortage | None
 
 
@@ -127,7 +127,7 @@ class EndJob:
 class PlanExperts:
     """Call `solve` beside everything else (it may take seconds) and feed what it returns as Planned, once."""
 
-    epoch: int
+    generation: int
     solve: Callable[[], ExpertPlan | Shortage]
 
 
@@ -144,7 +144,7 @@ RECONFIGURE, RESTART = "reconfigure", "restart"
 class CoordinatorConfig:
     """Settings of a job's coordination; times in seconds.
 
-    start_nodes: how many nodes must have come before the first epoch; later any number will do.
+    start_nodes: how many nodes must have come before the first generation; later any number will do.
     join_window_s: nobody is taken in before this long after the last arrival; join_retry_s: after a failed attempt.
     fault_threshold: on how many distinct nodes each expert should live. strategy: of expert placement.
     static_experts, ep_size: classic expert parallelism instead of elastic experts, over so many ranks (0: the least

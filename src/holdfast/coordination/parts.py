@@ -23,7 +23,7 @@ from holdfast.coordination.turn import Turn
 class JobState(StrEnum):
     """Where a job stands, as its users are told; once it is over they are told the outcome."""
 
-    WAITING = "waiting"  # no epoch is in force
+    WAITING = "waiting"  # no generation is in force
     RUNNING = "running"  # one is, perhaps with a pending one beside it
     STOPPING = "recovering"  # one is broken: reports are awaited
     OVER = "over"

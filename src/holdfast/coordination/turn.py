@@ -38,9 +38,9 @@ class Turn:
         self._sends: list[Instruction] = []
 
     @property
-    def epoch(self) -> int:
-        """The epoch in force, 0 where there is none."""
-        return self.record.plan.epoch if self.record.plan else 0
+    def generation(self) -> int:
+        """The generation in force, 0 where there is none."""
+        return self.record.plan.generation if self.record.plan else 0
 
     @property
     def planned(self) -> list[str]:
@@ -65,7 +65,7 @@ class Turn:
     def left_behind(self, message: Fault) -> bool:
         """Tell whether a member's commit operation failed although all others passed it, and swapped."""
         info = self.members.worker(message.worker)
-        late = info is not None and info.entered <= message.epoch < self.epoch
+        late = info is not None and info.entered <= message.generation < self.generation
         return late and self.is_member(message.worker)
 
     def change(self, **changes: Any) -> None:
@@ -74,13 +74,13 @@ class Turn:
         self.record = msgspec.structs.replace(self.record, **changes)
 
     def emit(self, event_type: type[E], /, **fields: Any) -> None:
-        """Announce an event, stamped with time, job, term, epoch and its place in the journal."""
+        """Announce an event, stamped with time, job, term, generation and its place in the journal."""
         self.emit_at(self.now, event_type, **fields)
 
     def emit_at(self, time: float, event_type: type[E], /, **fields: Any) -> None:
         """Announce an event that happened at another time than now."""
         record, seq = self.record, self.position.seq + 1
-        event = event_type(time=time, job=record.job, term=record.term, epoch=self.epoch, seq=seq, **fields)
+        event = event_type(time=time, job=record.job, term=record.term, generation=self.generation, seq=seq, **fields)
         self.position = self.position.after(event)  # type: ignore[arg-type]
         self._events.append(event)  # type: ignore[arg-type]
 

@@ -41,7 +41,7 @@ class Waiting:
         record, members, config = turn.record, turn.members, parts.config
         if record.outcome:
             return None
-        if record.epoch == 0:
+        if record.generation == 0:
             here = sum(node.complete for node in members.nodes.values())
             # (that nodes are still to come at the begin is worth no word, unless one came in vain)
             return Need(nodes=config.start_nodes - here, slots=0, why=parts.misfit) if parts.misfit else None

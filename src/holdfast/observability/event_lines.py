@@ -26,7 +26,7 @@ class _Head(msgspec.Struct, kw_only=True):
     time: float
     job: str = ""
     term: int = 0
-    epoch: int = 0
+    generation: int = 0
     seq: int = 0
 
 
@@ -51,7 +51,13 @@ def _other(line: bytes | str, why: str) -> OtherEvent:
     if head.event in EVENTS:
         raise NoEventError(f"{head.event}: {why}")
     return OtherEvent(
-        event=head.event, time=head.time, job=head.job, term=head.term, epoch=head.epoch, seq=head.seq, fields=fields
+        event=head.event,
+        time=head.time,
+        job=head.job,
+        term=head.term,
+        generation=head.generation,
+        seq=head.seq,
+        fields=fields,
     )
 
 

@@ -6,7 +6,14 @@ from math import nan
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from holdfast.protocol.events import AnyEvent, CheckpointSaved, EpochStarted, FailureDetected, Recovered, StepCommitted
+from holdfast.protocol.events import (
+    AnyEvent,
+    CheckpointSaved,
+    FailureDetected,
+    GenerationStarted,
+    Recovered,
+    StepCommitted,
+)
 
 #: What a scrape's answer says about its format.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -22,10 +29,10 @@ class Metrics:
         self._job = job
         self._step = self._gauge("step", "Newest step that every member has applied")
         self._loss = self._gauge("loss", "Loss of the newest committed step")
-        self._world = self._gauge("world_size", "Workers in the newest epoch")
-        self._nodes = self._gauge("member_nodes", "Nodes in the newest epoch")
+        self._world = self._gauge("world_size", "Workers in the newest generation")
+        self._nodes = self._gauge("member_nodes", "Nodes in the newest generation")
         self._term = self._gauge("term", "Number of this coordinator")
-        self._epoch = self._gauge("epoch", "Number of the newest epoch")
+        self._generation = self._gauge("generation", "Number of the newest generation")
         self._connections = self._gauge("agent_connections", "Agents connected now")
         self._steps = self._counter("steps_committed", "Steps committed")
         self._samples = self._counter("samples_committed", "Samples of committed steps")
@@ -39,7 +46,7 @@ class Metrics:
     def observe(self, event: AnyEvent) -> None:
         """Take in one event of the journal."""
         self._term.labels(self._job).set(event.term)
-        self._epoch.labels(self._job).set(event.epoch)
+        self._generation.labels(self._job).set(event.generation)
         match event:
             case StepCommitted():
                 self._step.labels(self._job).set(event.step)
@@ -47,7 +54,7 @@ class Metrics:
                 self._steps.labels(self._job).inc()
                 self._samples.labels(self._job).inc(event.samples)
                 self._step_seconds.labels(self._job).observe(event.seconds)
-            case EpochStarted():
+            case GenerationStarted():
                 self._world.labels(self._job).set(event.world)
                 self._nodes.labels(self._job).set(len(event.members))
             case FailureDetected():

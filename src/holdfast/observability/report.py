@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.protocol.events import (
-    EpochStarted,
     FailureDetected,
+    GenerationStarted,
     JobFailed,
     JobFinished,
     JobStarted,
@@ -111,7 +111,7 @@ def _waiting_s(events: Sequence[ReadEvent]) -> float:
     for event in events:
         if isinstance(event, JobWaiting) and since is None:
             since = event.time
-        elif isinstance(event, EpochStarted) and since is not None:
+        elif isinstance(event, GenerationStarted) and since is not None:
             total, since = total + event.time - since, None
     return total if since is None else total + events[-1].time - since
 
@@ -123,7 +123,7 @@ def _recoveries(events: Sequence[ReadEvent], usual: float) -> list[Recovery]:
         match event:
             case FailureDetected() | NodeJoined():
                 involved.append(event.node)
-            case EpochStarted(reason="start"):
+            case GenerationStarted(reason="start"):
                 involved = []
             case Recovered():
                 found.append(_recovery(event, involved, usual))

@@ -1,8 +1,9 @@
 """The names in a checkpoint directory.
 
-A checkpoint is written under `.writing-STEP-tTERM-eEPOCH-NONCE`, and gets its final name `step-STEP-tTERM-eEPOCH-NONCE`
-once the coordinator has accepted it: no two writers ever have a name in common, so that one that was expelled and wakes
-up touches nothing but its own. Names without term and epoch are those of earlier versions, older than all others.
+A checkpoint is written under `.writing-STEP-tTERM-gGENERATION-NONCE`, and gets its final name, in which `step` stands
+for `.writing`, once the coordinator has accepted it: no two writers ever have a name in common, so that one that was
+expelled and wakes up touches nothing but its own. Names without term and generation are those of earlier versions,
+older than all others.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from dataclasses import dataclass
 
 FINAL, WRITING = "step", ".writing"
 
-_NAME = re.compile(r"(?:step|\.writing)-([0-9]{8,15})(?:-t([0-9]{1,15})-e([0-9]{1,15}))?(?:-([0-9a-f]{1,32}))?")
+_NAME = re.compile(r"(?:step|\.writing)-([0-9]{8,15})(?:-t([0-9]{1,15})-g([0-9]{1,15}))?(?:-([0-9a-f]{1,32}))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class CheckpointName:
     """What the name of a checkpoint says: whose it is; they are in the order in which a job's lineages follow.
 
-    `term` and `epoch` are those of the writer's plan, 0 where an earlier version wrote it. `nonce`: hex, new for each
-    attempt, "" likewise.
+    `term` and `generation` are those of the writer's plan, 0 where an earlier version wrote it. `nonce`: hex, new for
+    each attempt, "" likewise.
     """
 
     term: int
-    epoch: int
+    generation: int
     step: int
     nonce: str = ""
 
@@ -40,7 +41,7 @@ class CheckpointName:
         return self._under(WRITING)
 
     def _under(self, head: str) -> str:
-        origin = f"-t{self.term}-e{self.epoch}" if self.term or self.epoch else ""
+        origin = f"-t{self.term}-g{self.generation}" if self.term or self.generation else ""
         return f"{head}-{self.step:08d}{origin}" + (f"-{self.nonce}" if self.nonce else "")
 
 
@@ -52,8 +53,8 @@ def parse_name(name: str) -> CheckpointName:
     """
     match = _NAME.fullmatch(name)
     if match:
-        step, term, epoch, nonce = match.groups()
-        found = CheckpointName(term=int(term or 0), epoch=int(epoch or 0), step=int(step), nonce=nonce or "")
+        step, term, generation, nonce = match.groups()
+        found = CheckpointName(term=int(term or 0), generation=int(generation or 0), step=int(step), nonce=nonce or "")
         if name in (found.final, found.writing):
             return found
     raise ValueError(f"{name!r} is no name of a checkpoint")
@@ -62,8 +63,8 @@ def parse_name(name: str) -> CheckpointName:
 def on_one_lineage(names: Iterable[CheckpointName]) -> list[CheckpointName]:
     """Return those of kept checkpoints that can lie on one lineage, the newest one's, in its order.
 
-    A later term or epoch that has a checkpoint of the same or of an earlier step has gone back there: what the earlier
-    one had beyond was abandoned.
+    A later term or generation that has a checkpoint of the same or of an earlier step has gone back there: what the
+    earlier one had beyond was abandoned.
     """
     found: list[CheckpointName] = []
     for name in sorted(names, reverse=True):

@@ -1,6 +1,6 @@
 """The event contract: what happened, one JSON object a line, for people and other tools.
 
-Every event has `time` (unix seconds), `event`, `job`, `term`, `epoch`, and `seq`, its place in the job's journal.
+Every event has `time` (unix seconds), `event`, `job`, `term`, `generation`, and `seq`, its place in the job's journal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     job: str
     term: int
-    epoch: int
+    generation: int
     seq: int = 0
 
 
@@ -67,7 +67,7 @@ class FaultThreshold(msgspec.Struct, frozen=True, kw_only=True):
     given: int
 
 
-class EpochStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="epoch_started"):
+class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="generation_started"):
     """`members` are node names, `world` counts workers.
 
     `reason`: start, failure, join, rebalance, move, rollback, save (the last one of a job that is to end).
@@ -223,7 +223,7 @@ AnyEvent = (
     | NodeJoined
     | WorkersChanged
     | NodeLeft
-    | EpochStarted
+    | GenerationStarted
     | StepCommitted
     | FailureDetected
     | Recovered

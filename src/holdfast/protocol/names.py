@@ -1,7 +1,7 @@
 """The names that messages carry, with their limits, and what all messages have in common.
 
 Everything that crosses a socket is one struct of this package, encoded with MessagePack. Each carries or travels inside
-(job, term, epoch): what is stale is refused by the machines, what is malformed never gets past the decoder.
+(job, term, generation): what is stale is refused by the machines, what is malformed never gets past the decoder.
 Steps count from 1; `applied == 0` is the initial state. Times are unix seconds, sizes bytes.
 """
 

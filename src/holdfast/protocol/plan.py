@@ -1,4 +1,4 @@
-"""What an epoch is: its members, what becomes of the step before it, and where its experts live."""
+"""What a generation is: its members, what becomes of the step before it, and where its experts live."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LOADS_WINDOW = 200
 class Phase(StrEnum):
     """Where a worker stands inside a step (DESIGN.md 3.1)."""
 
-    IDLE = "idle"  # in no epoch yet
+    IDLE = "idle"  # in no generation yet
     ENTERING = "entering"  # building the group, settling the decision, moving state
-    FORWARD = "forward"  # as part of that: the step that an epoch before has left is applied
+    FORWARD = "forward"  # as part of that: the step that a generation before has left is applied
     COMPUTE = "compute"
     REDUCING = "reducing"
     READY = "ready"  # every local reduction has returned
@@ -45,7 +45,7 @@ class DecisionKind(StrEnum):
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What becomes of the step that an epoch's end interrupted.
+    """What becomes of the step that a generation's end interrupted.
 
     `applied` is the step whose state every member holds once the decision is carried out; the next step is one more.
     FORWARD carries v; ROLLBACK names the checkpoint.
@@ -58,7 +58,7 @@ class Decision(Struct, frozen=True, kw_only=True):
 
 
 class Member(Struct, frozen=True, kw_only=True):
-    """One worker of an epoch; its rank is its place in the plan."""
+    """One worker of a generation; its rank is its place in the plan."""
 
     worker: WorkerId
     host: Text
@@ -96,14 +96,14 @@ class ExpertPlan(Struct, frozen=True, kw_only=True):
     window: Annotated[int, Meta(ge=1)] = LOADS_WINDOW
 
 
-class EpochPlan(Struct, frozen=True, kw_only=True):
+class GenerationPlan(Struct, frozen=True, kw_only=True):
     """A numbered configuration. `sources` gives each member without state the members that send it theirs.
 
     `last`: nothing is computed in it. Its members save what they have, where they save anything, and finish.
     """
 
     term: Count
-    epoch: Count
+    generation: Count
     members: tuple[Member, ...]
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     experts: ExpertPlan | None = None

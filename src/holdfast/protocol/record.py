@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.names import Struct
-from holdfast.protocol.plan import Decision, EpochPlan, ExpertShape, Passed
+from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, Passed
 from holdfast.protocol.position import Position
 
 #: Raised with every change after which a coordinator would misread what one of before wrote, or the other way round.
@@ -19,33 +19,33 @@ SCHEMA = 2
 class KnownCheckpoint(Struct, frozen=True, kw_only=True):
     """A checkpoint on the decided lineage, under its final name in the checkpoint directory.
 
-    `term` and `epoch` are those in which it was written, 0 for one of an earlier version.
+    `term` and `generation` are those in which it was written, 0 for one of an earlier version.
     """
 
     step: int
     name: str
     term: int = 0
-    epoch: int = 0
+    generation: int = 0
 
 
 class Record(Struct, frozen=True, kw_only=True):
     """The coordinator's durable state.
 
-    `epoch` is the highest number ever given, a pending plan's included. `lineage` is the epoch of the last START or
-    ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and that were
-    not in the journal when it was taken, with their v. `script_digest` and `config` are those of the first worker.
-    `outbox` holds the events of the transition that wrote this record, `position` is where the job stood before them:
-    what the journal lacks of either after a crash is appended at the restart. `checkpoints`, oldest first, are those
-    that the job can go back to; those whose names are in `superseded` may be removed from the directory.
+    `generation` is the highest number ever given, a pending plan's included. `lineage` is the generation of the last
+    START or ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and
+    that were not in the journal when it was taken, with their v. `script_digest` and `config` are those of the first
+    worker. `outbox` holds the events of the transition that wrote this record, `position` is where the job stood before
+    them: what the journal lacks of either after a crash is appended at the restart. `checkpoints`, oldest first, are
+    those that the job can go back to; those whose names are in `superseded` may be removed from the directory.
     """
 
     schema: int
     job: str
     term: int
-    epoch: int = 0
-    plan: EpochPlan | None = None
+    generation: int = 0
+    plan: GenerationPlan | None = None
     decision: Decision | None = None
-    pending: EpochPlan | None = None
+    pending: GenerationPlan | None = None
     lineage: int = 0
     script_digest: str = ""
     config: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])

@@ -215,9 +215,9 @@ class Cluster:
         """Tell whether data can pass between a worker and another one."""
         return self.data_plane.reaches(worker.agent.name, [msg.node_of(peer)])
 
-    def group(self, plan: msg.EpochPlan) -> Group:
-        """Return the group of an epoch, the same for all its members."""
-        key = (plan.term, plan.epoch)
+    def group(self, plan: msg.GenerationPlan) -> Group:
+        """Return the group of a generation, the same for all its members."""
+        key = (plan.term, plan.generation)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(plan, self.timeline, self.rng, self.timing.collective, self.data_plane)
@@ -238,9 +238,9 @@ class Cluster:
 
     # ---- checkpoints ----
 
-    def write_checkpoint(self, plan: msg.EpochPlan, step: int, state: int) -> CheckpointName:
+    def write_checkpoint(self, plan: msg.GenerationPlan, step: int, state: int) -> CheckpointName:
         """Put a complete checkpoint under a temporary name; return what it is called."""
-        name = CheckpointName(term=plan.term, epoch=plan.epoch, step=step, nonce=self.nonce())
+        name = CheckpointName(term=plan.term, generation=plan.generation, step=step, nonce=self.nonce())
         self.checkpoints.files[name.writing] = CheckpointFile(step=step, state=state)
         return name
 
@@ -256,7 +256,7 @@ class Cluster:
             msg.CheckpointKept(
                 worker=worker.id,
                 term=order.term,
-                epoch=order.epoch,
+                generation=order.generation,
                 step=order.step,
                 name=name.final,
                 bytes=1,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Protocol
 
-from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.plan import GenerationPlan
 from holdfast.simulation.clock import Timeline
 from holdfast.simulation.faults.troubles import DataPlane
 
@@ -44,10 +44,15 @@ class Operation:
 
 
 class Group:
-    """The communicator of one epoch."""
+    """The communicator of one generation."""
 
     def __init__(
-        self, plan: EpochPlan, timeline: Timeline, rng: Random, duration: tuple[float, float], data_plane: DataPlane
+        self,
+        plan: GenerationPlan,
+        timeline: Timeline,
+        rng: Random,
+        duration: tuple[float, float],
+        data_plane: DataPlane,
     ) -> None:
         self.plan = plan
         self.size = len(plan.members)

@@ -37,11 +37,11 @@ class Checker:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._truth: dict[int, int] = {}
-        #: (epoch, step) -> v and state, for all that ever passed it, expelled or not
+        #: (generation, step) -> v and state, for all that ever passed it, expelled or not
         self._passed: dict[tuple[int, int], tuple[Commit, int]] = {}
         self._promised: dict[str, tuple[object, ...]] = {}
         self._record: Record | None = None
-        #: epoch -> the workers of its plan
+        #: generation -> the workers of its plan
         self._members: dict[int, tuple[str, ...]] = {}
         self._term = 0
         self._expelled: set[str] = set()
@@ -52,7 +52,7 @@ class Checker:
         self.progress_at = cluster.timeline.now
         #: what the journal's events add up to
         self._position = Position()
-        self._epoch = 0
+        self._generation = 0
         self._outcome = ""
         self._waiting = False
         self._saved: dict[str, int] = {}
@@ -123,9 +123,9 @@ class Checker:
         if not stored.are_of(machine.holding.held, machine.applied):
             self._fail(f"{worker.id} does not have the experts of step {machine.applied} that it would report")
 
-    def lacks_experts(self, worker: SimWorker, plan: msg.EpochPlan, why: str) -> NoReturn:
+    def lacks_experts(self, worker: SimWorker, plan: msg.GenerationPlan, why: str) -> NoReturn:
         """A worker cannot take up the placement that it is given."""
-        self._fail(f"{worker.id} lacks experts in epoch {plan.epoch}: {why}")
+        self._fail(f"{worker.id} lacks experts in generation {plan.generation}: {why}")
 
     def _keeps_promise(self, worker: SimWorker, what: str) -> None:
         if worker.id in self._promised:
@@ -154,34 +154,38 @@ class Checker:
         self._term, self._writer = record.term, shell
         before, self._record = self._record, record
         if record.plan is not None:
-            self._members[record.plan.epoch] = record.plan.workers
+            self._members[record.plan.generation] = record.plan.workers
         if before is None or (before.plan is record.plan and before.pending is record.pending):
             return
         for plan in (record.plan, record.pending):
             self._guarantees(plan)
-        if record.epoch < before.epoch or record.lineage < before.lineage:
-            self._fail(f"epoch or lineage went back: {before} {record}")
+        if record.generation < before.generation or record.lineage < before.lineage:
+            self._fail(f"generation or lineage went back: {before} {record}")
         after = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
         self._taken_in_again(after & self._expelled)
         if before.plan is not None:
             self._expelled.update(worker for worker in before.plan.workers if worker not in after)
-        promoted = record.plan is not None and before.pending is not None and record.plan.epoch == before.pending.epoch
+        promoted = (
+            record.plan is not None
+            and before.pending is not None
+            and record.plan.generation == before.pending.generation
+        )
         if record.decision is not before.decision and not promoted:
             self._decided(record)
 
-    def _guarantees(self, plan: msg.EpochPlan | None) -> None:
+    def _guarantees(self, plan: msg.GenerationPlan | None) -> None:
         """Every expert lives on as many distinct nodes as the plan says, and as are possible."""
         shape = shape_of(self._cluster.plan)
         wrong = broken_guarantee(plan, shape) if plan is not None and shape is not None else ""
         if plan is not None and wrong:
-            self._fail(f"epoch {plan.epoch}: {wrong}")
+            self._fail(f"generation {plan.generation}: {wrong}")
 
     def _taken_in_again(self, workers: set[str]) -> None:
-        """Expelled workers are members again: only right for one that never heard that it was in an epoch."""
+        """Expelled workers are members again: only right for one that never heard that it was in a generation."""
         for worker in workers:
             process = self._cluster.worker(worker)
-            if process is not None and process.machine.epoch > 0:
-                self._fail(f"{worker} was expelled in epoch {process.machine.epoch} and is a member again")
+            if process is not None and process.machine.generation > 0:
+                self._fail(f"{worker} was expelled in generation {process.machine.generation} and is a member again")
             self._expelled.discard(worker)
 
     def _decided(self, record: Record) -> None:
@@ -228,9 +232,9 @@ class Checker:
                 self._step_committed(event)
             case ev.RolledBack(to_step=step) if step > self._committed:
                 self._fail(f"rolled back forward, from step {self._committed} to {step}")
-            case ev.EpochStarted(epoch=epoch):
-                if epoch <= self._epoch:
-                    self._fail(f"epoch {epoch} was announced after epoch {self._epoch}")
+            case ev.GenerationStarted(generation=generation):
+                if generation <= self._generation:
+                    self._fail(f"generation {generation} was announced after generation {self._generation}")
             case ev.CheckpointSaved(step=step):
                 self._checkpoint_saved(step)
             case ev.JournalRepaired():
@@ -246,7 +250,7 @@ class Checker:
     def journal_cut(self) -> None:
         """The journal has lost its newest events: what is left is what was said."""
         self._last, self._position = None, Position()
-        self._epoch, self._waiting, self._outcome = 0, False, ""
+        self._generation, self._waiting, self._outcome = 0, False, ""
         for event in self._cluster.journal.events:
             self._follow(event)
         told = {event.step for event in self._cluster.journal.events if isinstance(event, ev.CheckpointSaved)}
@@ -257,8 +261,8 @@ class Checker:
         match event:
             case ev.JobWaiting():
                 self._waiting = True
-            case ev.EpochStarted(epoch=epoch):
-                self._epoch, self._waiting = epoch, False
+            case ev.GenerationStarted(generation=generation):
+                self._generation, self._waiting = generation, False
             case ev.JournalRepaired():
                 self._waiting = False  # as far as anybody knows
             case ev.JobFinished():
@@ -321,8 +325,8 @@ class Checker:
             self._fail(f"step {step} was committed with loss {event.loss}, the lineage has {commit}")
         elif event.skipped != (commit.nonfinite > 0):
             self._fail(f"step {step} was announced as skipped: {event.skipped}, the lineage has {commit}")
-        # (The newest record may know a later epoch already: one call can commit a step and swap.)
-        for worker in self._members[event.epoch]:
+        # (The newest record may know a later generation already: one call can commit a step and swap.)
+        for worker in self._members[event.generation]:
             process = self._cluster.worker(worker)
             if process is not None and (process.machine.applied is None or process.machine.applied < step):
                 self._fail(f"step {step} was committed, but {worker} stands at {process.machine.applied}")
@@ -335,7 +339,7 @@ class Checker:
 
     def _checkpoint_saved(self, step: int) -> None:
         assert self._record is not None
-        # (Two first ranks may save the same step: that of an epoch and that of the one which it was left for.)
+        # (Two first ranks may save the same step: that of a generation and that of the one which it was left for.)
         known = (known for known in self._record.checkpoints if known.step == step and known.name not in self._saved)
         saved = next(known, None)
         if saved is None:

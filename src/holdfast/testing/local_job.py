@@ -19,7 +19,7 @@ from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import find_job, registry_directory
 from holdfast.errors import HoldfastError
 from holdfast.observability.event_lines import decode_event
-from holdfast.protocol.events import EpochStarted, Event, JobStarted, NodeJoined, ReadEvent, WorkersChanged
+from holdfast.protocol.events import Event, GenerationStarted, JobStarted, NodeJoined, ReadEvent, WorkersChanged
 
 E = TypeVar("E", bound=Event)
 
@@ -103,9 +103,9 @@ class EventLog:
         return joined[-1].agent_pid, changes[-1].worker_pids
 
     def nodes(self) -> tuple[str, ...]:
-        """Return the members of the newest epoch."""
-        epochs = self.all(EpochStarted)
-        return epochs[-1].members if epochs else ()
+        """Return the members of the newest generation."""
+        generations = self.all(GenerationStarted)
+        return generations[-1].members if generations else ()
 
     # ---- harming it ----
 

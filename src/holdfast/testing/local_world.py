@@ -48,16 +48,18 @@ class Seat:
         self._reader = threading.Thread(target=self._read, name="local-world", daemon=True)
         self._reader.start()
 
-    def board(self, epoch: int, *, halt: threading.Event | HaltCheck | None = None) -> Board:
-        """Return the board of an epoch; the first to ask makes it."""
+    def board(self, generation: int, *, halt: threading.Event | HaltCheck | None = None) -> Board:
+        """Return the board of a generation; the first to ask makes it."""
         with self._lock:
-            if epoch not in self._boards:
-                self._boards[epoch] = Board(epoch, lambda key, value: self._post(epoch, key, value), halt=halt)
-            return self._boards[epoch]
+            if generation not in self._boards:
+                self._boards[generation] = Board(
+                    generation, lambda key, value: self._post(generation, key, value), halt=halt
+                )
+            return self._boards[generation]
 
     def connect(
         self,
-        epoch: int,
+        generation: int,
         *,
         rank: int | None = None,
         size: int | None = None,
@@ -65,20 +67,20 @@ class Seat:
         timeout_s: float = 30.0,
         build_timeout_s: float = 30.0,
     ) -> Communicator:
-        """Build the group of an epoch on the CPU; by default all seats are members."""
+        """Build the group of a generation on the CPU; by default all seats are members."""
         communicator = build_communicator(
             torch.device("cpu"),
-            self.board(epoch),
+            self.board(generation),
             self.rank if rank is None else rank,
             self.size if size is None else size,
-            epoch=epoch,
+            generation=generation,
             graveyard=self.graveyard,
             timeout_s=timeout_s,
             build_timeout_s=build_timeout_s,
             halt=halt,
         )
         with self._lock:
-            self._boards.pop(epoch, None)
+            self._boards.pop(generation, None)
         return communicator
 
     def meet(self, timeout_s: float = 120.0) -> None:
@@ -91,8 +93,8 @@ class Seat:
         self._reader.join()
         self.graveyard.close(0.0)
 
-    def _post(self, epoch: int, key: str, value: bytes) -> None:
-        message = msgspec.msgpack.encode(Posted(epoch=epoch, key=key, value=value))
+    def _post(self, generation: int, key: str, value: bytes) -> None:
+        message = msgspec.msgpack.encode(Posted(generation=generation, key=key, value=value))
         for rank, mailbox in enumerate(self._mailboxes):
             if rank != self.rank:
                 mailbox.writing.send(message)
@@ -100,7 +102,7 @@ class Seat:
     def _read(self) -> None:
         while message := self._mailboxes[self.rank].reading.recv(2 * MAX_VALUE_BYTES):
             posted = msgspec.msgpack.decode(message, type=Posted)
-            self.board(posted.epoch).put(posted.key, posted.value)
+            self.board(posted.generation).put(posted.key, posted.value)
 
 
 class WorldError(Exception):

@@ -19,7 +19,7 @@ from holdfast.cli import app
 from holdfast.control.launch.settings import STRATEGIES
 from holdfast.observability.event_lines import read_events
 from holdfast.planning import strategies
-from holdfast.protocol.events import EpochStarted, FailureDetected, JobStarted, StepCommitted
+from holdfast.protocol.events import FailureDetected, GenerationStarted, JobStarted, StepCommitted
 from holdfast.testing.local_job import LocalJob
 from places import CONTROL_SCRIPTS
 
@@ -225,7 +225,7 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
         assert "node-9" in refused.stderr
         assert holdfast(environment, "fail", "node-1", "--how", "kill").returncode == 0
         job.wait(FailureDetected, node="node-1")
-        job.wait(EpochStarted, members=("node-0",))
+        job.wait(GenerationStarted, members=("node-0",))
 
         job.wait(StepCommitted, since=len(job.events))
         assert holdfast(environment, "fail", "node-0", "--how", "raise", "--worker", "0").returncode == 0

@@ -16,7 +16,7 @@ from made_events import KINDS, made
 
 
 def event(name: str, /, time: float = 1000.0, **fields: Any) -> ReadEvent:
-    return made(name, time, **{"job": "j", "term": 1, "epoch": 1, "seq": 1, **fields})
+    return made(name, time, **{"job": "j", "term": 1, "generation": 1, "seq": 1, **fields})
 
 
 def step(number: int, time: float = 1000.0, seconds: float = 0.5) -> ReadEvent:
@@ -27,12 +27,12 @@ STORY = [
     event("job_started", url="http://127.0.0.1:1", coordinator_pid=9),
     event("node_joined", node="node-0", agent_pid=10, worker_pids=(11,)),
     event("node_joined", node="node-1", agent_pid=20, worker_pids=(21,)),
-    event("epoch_started", members=("node-0", "node-1"), world=2, reason="start"),
+    event("generation_started", members=("node-0", "node-1"), world=2, reason="start"),
     step(1, seconds=0.0),
     step(2),
     event("failure_detected", node="node-1", kind="connection_lost", after_s=0.001, detail=""),
     event("node_left", node="node-1", reason="failed"),
-    event("epoch_started", epoch=2, members=("node-0",), world=1, reason="failure"),
+    event("generation_started", generation=2, members=("node-0",), world=1, reason="failure"),
     event(
         "recovered",
         action="shrink",
@@ -64,7 +64,7 @@ def drawn(found: JobPicture, steps: int = 0) -> str:
 
 def test_a_picture_follows_the_events() -> None:
     found = picture(STORY)
-    assert (found.step, found.loss, found.world, found.epoch) == (2, 2.5, 1, 2)
+    assert (found.step, found.loss, found.world, found.generation) == (2, 2.5, 1, 2)
     assert found.samples_per_s == pytest.approx(64.0)
     assert found.nodes["node-0"].state == "training"
     assert found.nodes["node-0"].worker_pids == (12,)

@@ -34,7 +34,7 @@ Running = asyncio.Task[int]
 
 
 def applied(worker: str, step: int) -> Applied:
-    return Applied(worker=worker, epoch=1, step=step, commit=COMMIT, world=1)
+    return Applied(worker=worker, generation=1, step=step, commit=COMMIT, world=1)
 
 
 def why(agent: Agent) -> str:
@@ -53,7 +53,7 @@ def test_a_node_lives_through_a_job() -> None:
         hello = coordinator.hellos[0]
         assert (hello.job, hello.node, hello.workers, hello.agent_pid) == ("job", "node-0", 2, os.getpid())
         assert {worker.rsplit("/", 1)[0] for worker in workers} == {"node-0/0", "node-0/1"}
-        await coordinator.have_said(workers[1], Entered(worker=workers[1], epoch=1, applied=0))
+        await coordinator.have_said(workers[1], Entered(worker=workers[1], generation=1, applied=0))
         await coordinator.until(lambda: len(coordinator.of(Heartbeat)) > 3, "heartbeats")
         await done(coordinator, *workers)
         assert await asyncio.wait_for(running, DEADLINE) == 0
@@ -99,7 +99,7 @@ def test_who_has_just_said_something_sends_no_heartbeat() -> None:
 def test_what_must_be_known_is_replayed_after_a_reconnection() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
-        entered = Entered(worker=worker, epoch=1, applied=0)
+        entered = Entered(worker=worker, generation=1, applied=0)
         for message in (entered, applied(worker, 1), applied(worker, 2)):
             await coordinator.have_said(worker, message)
         await coordinator.say(Committed(term=1, step=1))
@@ -343,11 +343,11 @@ def test_a_stale_order_does_not_reach_the_worker() -> None:
         (worker,) = await coordinator.attach()
         passed: list[ToWorker] = []
         agent.workforce.pass_on = passed.append  # type: ignore[method-assign]
-        await coordinator.say(ToWorker(worker=worker, order=Stop(term=0, epoch=1)))
-        await coordinator.say(ToWorker(worker=worker, order=Stop(term=1, epoch=1)))
+        await coordinator.say(ToWorker(worker=worker, order=Stop(term=0, generation=1)))
+        await coordinator.say(ToWorker(worker=worker, order=Stop(term=1, generation=1)))
         while not passed:
             await asyncio.sleep(0.01)
-        assert [message.order for message in passed] == [Stop(term=1, epoch=1)]
+        assert [message.order for message in passed] == [Stop(term=1, generation=1)]
 
     play(story)
 

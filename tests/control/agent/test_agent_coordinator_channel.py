@@ -48,7 +48,7 @@ async def with_server(handler: Handler, story: Callable[[str], Awaitable[None]])
 
 
 def test_messages_go_both_ways_with_the_token_and_large_ones_in_parts() -> None:
-    large = ToWorker(worker="a/0/ff", order=Posted(epoch=1, key="k", value=b"x" * 65536))
+    large = ToWorker(worker="a/0/ff", order=Posted(generation=1, key="k", value=b"x" * 65536))
 
     async def handler(connection: ServerConnection) -> None:
         assert connection.request is not None

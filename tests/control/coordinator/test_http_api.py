@@ -39,7 +39,7 @@ def test_status_tells_who_is_there(coordinator: CoordinatorProcess) -> None:
         say(agent, attach("n0"))
         coordinator.until_event(NodeJoined)
         status = client.status()
-    assert (status["job"], status["state"], status["term"], status["epoch"], status["step"]) == (
+    assert (status["job"], status["state"], status["term"], status["generation"], status["step"]) == (
         "j",
         "waiting",
         1,
@@ -59,7 +59,7 @@ def test_events_come_as_lines_and_can_be_waited_for(coordinator: CoordinatorProc
         assert isinstance(first, JobStarted)
         assert (first.seq, first.url) == (1, coordinator.entry.url)
         (line,) = client.event_lines()
-        assert {"time", "event", "job", "term", "epoch", "seq"} <= json.loads(line).keys()
+        assert {"time", "event", "job", "term", "generation", "seq"} <= json.loads(line).keys()
         assert list(client.events(after=1)) == []
         seen: list[str] = []
         followed = threading.Event()

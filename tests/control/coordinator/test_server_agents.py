@@ -159,7 +159,7 @@ _valid = [
         hello("fuzz", session="f" * 16),
         Heartbeat(),
         FromWorker(message=attach("fuzz")),
-        FromWorker(message=Entered(worker="fuzz/0/ab", epoch=1, applied=0)),
+        FromWorker(message=Entered(worker="fuzz/0/ab", generation=1, applied=0)),
     )
 ]
 
@@ -210,7 +210,7 @@ def test_it_still_lives_after_all_that(shared: CoordinatorProcess) -> None:
 
 
 @contextlib.contextmanager
-def _epoch_of(coordinator: CoordinatorProcess, names: list[str]) -> Iterator[list[ClientConnection]]:
+def _generation_of(coordinator: CoordinatorProcess, names: list[str]) -> Iterator[list[ClientConnection]]:
     """Bring a raw node `raw` and nodes `names` to the point where each was told to begin."""
     with contextlib.ExitStack() as stack:
         agents: list[ClientConnection] = []
@@ -239,11 +239,11 @@ def test_a_connection_that_ends_stops_the_others(tmp_path: Path, how: str) -> No
     with CoordinatorProcess(tmp_path, config={"start_nodes": 3, "lease_s": 1000.0}) as coordinator:
         with coordinator.raw_agent() as raw:
             raw.sendall(frame(hello("a")) + frame(attach("a")))
-            with _epoch_of(coordinator, ["b", "c"]) as agents:
+            with _generation_of(coordinator, ["b", "c"]) as agents:
                 if how == "reset":
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 raw.close()
-                assert [_next_stop(agent).epoch for agent in agents] == [1, 1]
+                assert [_next_stop(agent).generation for agent in agents] == [1, 1]
         failure = coordinator.until_event(FailureDetected)
         assert (failure.node, failure.kind) == ("a", "connection_lost")
 

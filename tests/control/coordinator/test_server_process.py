@@ -97,7 +97,7 @@ def test_a_bad_registry_leaves_the_store_alone(tmp_path: Path, place: Path) -> N
 
 
 def test_an_older_store_is_refused_by_name(tmp_path: Path, place: Path) -> None:
-    record = {"schema": 1, "job": "j", "term": 3, "epoch": 7}
+    record = {"schema": 1, "job": "j", "term": 3, "generation": 7}
     store = open_store(f"sqlite:{place}/s.db")
     store.compare_and_swap("jobs/j/record", msgspec.msgpack.encode(record), 0)
     store.close()
@@ -203,14 +203,14 @@ def test_a_signal_ends_the_job_in_order(tmp_path: Path, number: signal.Signals, 
 
 
 def _training(agent: ClientConnection) -> None:
-    """A node whose worker saves checkpoints has entered the job's first epoch."""
+    """A node whose worker saves checkpoints has entered the job's first generation."""
     say(agent, hello("n0"))
     assert isinstance(hear(agent), Welcome)
     saving = msgspec.structs.replace(attach("n0"), saves=True)
     say(agent, saving)
     begin = _order(agent)
     assert isinstance(begin, Begin)
-    say(agent, Entered(worker=saving.worker, epoch=begin.plan.epoch, applied=0))
+    say(agent, Entered(worker=saving.worker, generation=begin.plan.generation, applied=0))
 
 
 def _order(agent: ClientConnection) -> Order:
@@ -285,7 +285,7 @@ def test_a_coordinator_that_died_of_its_last_words_is_followed_by_one_that_says_
     """The outcome is written, and an agent has not heard of it: it comes back, and its workers are let go."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t"}
     worker = attach("n0").worker
-    entered, finished = Entered(worker=worker, epoch=1, applied=0), Finished(worker=worker, epoch=1, step=0)
+    entered, finished = Entered(worker=worker, generation=1, applied=0), Finished(worker=worker, generation=1, step=0)
     with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
         for message in (hello("n0"), attach("n0"), entered, finished):
             say(agent, message)

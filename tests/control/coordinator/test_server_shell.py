@@ -35,7 +35,7 @@ HELLO = Hello(protocol=PROTOCOL, job="j", node="n", session="0" * 8, term=0, age
 
 def _event(seq: int) -> StepCommitted:
     return StepCommitted(
-        time=1.0, job="j", term=1, epoch=1, seq=seq, step=seq, loss=1.0, samples=1, world=1, seconds=0.1
+        time=1.0, job="j", term=1, generation=1, seq=seq, step=seq, loss=1.0, samples=1, world=1, seconds=0.1
     )
 
 
@@ -51,7 +51,7 @@ class FakeMachine:
         self.seen: list[tuple[Input, float]] = []
 
     def start(self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> list[Instruction]:
-        event = CoordinatorRestarted(time=now, job="j", term=1, epoch=0, seq=1, url=url, coordinator_pid=pid)
+        event = CoordinatorRestarted(time=now, job="j", term=1, generation=0, seq=1, url=url, coordinator_pid=pid)
         return [Persist(_record(1)), Emit(event)]
 
     def handle(self, event: Input, now: float) -> list[Instruction]:

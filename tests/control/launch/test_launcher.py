@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.protocol.events import (
     CoordinatorRestarted,
-    EpochStarted,
     FailureDetected,
+    GenerationStarted,
     JobFinished,
     JobStarted,
     NodeJoined,
@@ -225,7 +225,7 @@ def test_a_whole_node_can_be_made_to_fail(world: World, how: str, kind: str) -> 
         agent, _ = job.pids("node-1")
         assert cli(world, "fail", "node-1", "--how", how)[0] == 0
         assert job.wait(FailureDetected, node="node-1").kind == kind
-        job.wait(EpochStarted, lambda e: sorted(e.members) == ["node-0", "node-2"])
+        job.wait(GenerationStarted, lambda e: sorted(e.members) == ["node-0", "node-2"])
         if how == "stop":
             since = len(job.events)
             os.kill(agent, signal.SIGCONT)  # it learns that it was expelled, and comes back with new workers

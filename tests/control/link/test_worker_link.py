@@ -64,8 +64,8 @@ def test_orders_arrive_in_order_however_the_stream_is_cut(listener: socket.socke
     heard = Heard()
     link.start(heard.on_order, heard.lost.set)
     peer, _ = listener.accept()
-    orders: list[Order] = [Stop(term=1, epoch=epoch) for epoch in range(50)]
-    orders.append(Posted(epoch=1, key="k", value=b"x" * 60000))
+    orders: list[Order] = [Stop(term=1, generation=generation) for generation in range(50)]
+    orders.append(Posted(generation=1, key="k", value=b"x" * 60000))
     stream = b"".join(encode_frame(order) for order in orders)
     with peer:
         for start in range(0, len(stream), 777):
@@ -89,7 +89,7 @@ def test_the_end_of_the_agent_is_told_once(listener: socket.socket) -> None:
     peer, _ = listener.accept()
     peer.close()
     assert lost.wait(DEADLINE)
-    link.send(Finished(worker=WORKER, epoch=1, step=1))  # to nobody: no error, it was told already
+    link.send(Finished(worker=WORKER, generation=1, step=1))  # to nobody: no error, it was told already
     link.close()
     assert losses == [1]
 
@@ -115,7 +115,7 @@ def test_threads_send_whole_frames(listener: socket.socket) -> None:
 
     def many(step: int) -> None:
         for _ in range(100):
-            link.send(Finished(worker=WORKER, epoch=1, step=step))
+            link.send(Finished(worker=WORKER, generation=1, step=step))
 
     threads = [threading.Thread(target=many, args=(step,)) for step in range(1, 5)]
     for thread in threads:
@@ -161,7 +161,7 @@ def test_random_bytes_never_do_worse_than_a_frame_error(data: bytes) -> None:
 
 @given(st.data())
 def test_a_mutated_message_is_refused_or_valid(data: st.DataObject) -> None:
-    frame = bytearray(encode_frame(JobDone()) + encode_frame(Posted(epoch=3, key="a", value=b"12345")))
+    frame = bytearray(encode_frame(JobDone()) + encode_frame(Posted(generation=3, key="a", value=b"12345")))
     at = data.draw(st.integers(0, len(frame) - 1))
     frame[at] = data.draw(st.integers(0, 255))
     decoder: FrameDecoder[Order] = FrameDecoder(ToWorkerProcess)

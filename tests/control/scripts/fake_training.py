@@ -20,7 +20,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Inject, Order, Posted, PruneCheckpoints
 from holdfast.protocol.messages.worker import Attach
-from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.plan import GenerationPlan
 
 GLOBAL_BATCH = 8
 MICRO_BATCHES = 4
@@ -72,7 +72,7 @@ class Training:
             if isinstance(instruction, w.Tell):
                 self.link.send(instruction.message)
             elif isinstance(instruction, w.Build) and instruction.pending:
-                self.obey(self.machine.prepared(instruction.plan.epoch))
+                self.obey(self.machine.prepared(instruction.plan.generation))
 
     def train(self) -> None:
         while True:
@@ -99,15 +99,15 @@ class Training:
                     self.obey(machine.applied_step())
             case w.Receive():
                 assert machine.decision is not None
-                machine.received(task.plan.epoch, None, machine.decision.applied)
+                machine.received(task.plan.generation, None, machine.decision.applied)
             case w.Enter():
                 self.obey(machine.entered())
             case _:
                 raise RuntimeError(f"there is nothing to load or to move: {task}")
 
-    def meet(self, plan: EpochPlan, key: str) -> bool:
+    def meet(self, plan: GenerationPlan, key: str) -> bool:
         """Wait until all members have come here; False where a Stop came first."""
-        folder = self.meeting / f"{plan.epoch}-{key}"
+        folder = self.meeting / f"{plan.generation}-{key}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / str(self.machine.rank)).touch()
         while len(os.listdir(folder)) < len(plan.members) and not self.machine.frozen:
@@ -118,8 +118,8 @@ class Training:
         machine = self.machine
         plan = machine.plan
         assert plan is not None
-        self.changed.wait_for(lambda: machine.frozen or machine.epoch != plan.epoch, self.step_s)
-        if machine.epoch != plan.epoch:
+        self.changed.wait_for(lambda: machine.frozen or machine.generation != plan.generation, self.step_s)
+        if machine.generation != plan.generation:
             return  # a Stop and the Begin after it came within one wait: this step is not the one at hand any more
         for micro_batch in task.micro_batches:
             if not machine.computing(micro_batch):

@@ -43,10 +43,10 @@ from holdfast.protocol.messages.any_side import (
     DecisionKind,
     EndNode,
     Entered,
-    EpochPlan,
     Fault,
     Finished,
     FromWorker,
+    GenerationPlan,
     Heartbeat,
     Hello,
     JobDone,
@@ -137,12 +137,12 @@ def attach(worker: str) -> Attach:
     return Attach(worker=worker, pid=1, host="127.0.0.1", state_port=1, config={}, global_batch=8, micro_batches=4)
 
 
-def applied(worker: str, step: int, epoch: int = 1) -> Applied:
-    return Applied(worker=worker, epoch=epoch, step=step, commit=COMMIT, world=2)
+def applied(worker: str, step: int, generation: int = 1) -> Applied:
+    return Applied(worker=worker, generation=generation, step=step, commit=COMMIT, world=2)
 
 
-def report(worker: str, epoch: int) -> Report:
-    return Report(worker=worker, term=1, epoch=epoch, applied=3, step=4, phase=Phase.VOTED)
+def report(worker: str, generation: int) -> Report:
+    return Report(worker=worker, term=1, generation=generation, applied=3, step=4, phase=Phase.VOTED)
 
 
 def welcome(term: int, committed: int = 0) -> Welcome:
@@ -153,8 +153,8 @@ def down(worker: str, exit_code: int = -9) -> WorkerDown:
     return WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail=f"code {exit_code}", exit_code=exit_code)
 
 
-def begin(term: int, epoch: int) -> Begin:
-    return Begin(plan=EpochPlan(term=term, epoch=epoch, members=()), decision=REDO)
+def begin(term: int, generation: int) -> Begin:
+    return Begin(plan=GenerationPlan(term=term, generation=generation, members=()), decision=REDO)
 
 
 REDO = Decision(kind=DecisionKind.REDO, applied=0)
@@ -167,20 +167,24 @@ def test_the_latest_of_each_kind_is_replayed_in_the_order_of_a_life() -> None:
     """A report comes after the steps that it speaks of: none of them is on its way any more when it is judged."""
     bench = Bench()
     a = bench.worker
-    written = CheckpointWritten(worker=a, term=1, epoch=1, step=2, name="n", bytes=1, seconds=0.1)
+    written = CheckpointWritten(worker=a, term=1, generation=1, step=2, name="n", bytes=1, seconds=0.1)
     bench.say(
-        Entered(worker=a, epoch=1, applied=0), applied(a, 1), report(a, 2), Finished(worker=a, epoch=2, step=1), written
+        Entered(worker=a, generation=1, applied=0),
+        applied(a, 1),
+        report(a, 2),
+        Finished(worker=a, generation=2, step=1),
+        written,
     )
-    bench.say(Entered(worker=a, epoch=2, applied=1))
+    bench.say(Entered(worker=a, generation=2, applied=1))
     kept = bench.kept()
     (page,) = [message for message in kept if isinstance(message, AppliedSteps)]
     assert (page.workers, [step.step for step in page.steps]) == ({a: 1}, [1])
     assert kept == [
         attach(a),
-        Entered(worker=a, epoch=2, applied=1),
+        Entered(worker=a, generation=2, applied=1),
         page,
         report(a, 2),
-        Finished(worker=a, epoch=2, step=1),
+        Finished(worker=a, generation=2, step=1),
         written,
     ]
 
@@ -203,40 +207,40 @@ def test_steps_that_are_done_again_after_a_roll_back_are_kept_again() -> None:
     bench = Bench()
     bench.say(*(applied(bench.worker, step) for step in range(1, 11)))
     bench.hear(Committed(term=1, step=10))
-    bench.say(Entered(worker=bench.worker, epoch=2, applied=4))
-    bench.say(*(applied(bench.worker, step, epoch=2) for step in range(5, 8)))
+    bench.say(Entered(worker=bench.worker, generation=2, applied=4))
+    bench.say(*(applied(bench.worker, step, generation=2) for step in range(5, 8)))
     assert bench.kept_steps() == [5, 6, 7]
 
 
 @pytest.mark.parametrize("kind", [Prepared, Report, Fault, Finished])
-def test_a_newer_epoch_makes_words_about_an_older_one_worthless(kind: type) -> None:
+def test_a_newer_generation_makes_words_about_an_older_one_worthless(kind: type) -> None:
     bench = Bench()
     a = bench.worker
     stale = {
-        Prepared: Prepared(worker=a, epoch=1),
+        Prepared: Prepared(worker=a, generation=1),
         Report: report(a, 1),
-        Fault: Fault(worker=a, epoch=1, detail="x"),
-        Finished: Finished(worker=a, epoch=1, step=3),
+        Fault: Fault(worker=a, generation=1, detail="x"),
+        Finished: Finished(worker=a, generation=1, step=3),
     }
     bench.say(stale[kind])
     assert stale[kind] in bench.kept()
-    bench.say(Entered(worker=a, epoch=2, applied=0))
+    bench.say(Entered(worker=a, generation=2, applied=0))
     assert stale[kind] not in bench.kept()
 
 
-def test_words_about_the_epoch_that_is_entered_stay() -> None:
+def test_words_about_the_generation_that_is_entered_stay() -> None:
     bench = Bench()
-    fault = Fault(worker=bench.worker, epoch=2, detail="x")
-    bench.say(fault, Entered(worker=bench.worker, epoch=2, applied=0))
+    fault = Fault(worker=bench.worker, generation=2, detail="x")
+    bench.say(fault, Entered(worker=bench.worker, generation=2, applied=0))
     assert fault in bench.kept()
 
 
-def test_what_was_applied_in_the_epoch_that_another_worker_enters_counts() -> None:
+def test_what_was_applied_in_the_generation_that_another_worker_enters_counts() -> None:
     """The second worker's step may be heard of before the first one's entry, without which it could not have been."""
     bench = Bench(workers=2)
     first, second = bench.machine.workers
-    bench.say(Entered(worker=second, epoch=2, applied=5), applied(second, 6, epoch=2))
-    bench.say(Entered(worker=first, epoch=2, applied=5))
+    bench.say(Entered(worker=second, generation=2, applied=5), applied(second, 6, generation=2))
+    bench.say(Entered(worker=first, generation=2, applied=5))
     (page,) = [message for message in bench.kept() if isinstance(message, AppliedSteps)]
     assert page.workers == {second: 6}
     assert [step.step for step in page.steps] == [6]
@@ -244,21 +248,21 @@ def test_what_was_applied_in_the_epoch_that_another_worker_enters_counts() -> No
 
 def test_rendezvous_is_not_kept() -> None:
     bench = Bench()
-    bench.say(Post(worker=bench.worker, epoch=1, key="k", value=b"v"))
+    bench.say(Post(worker=bench.worker, generation=1, key="k", value=b"v"))
     assert bench.kept() == [attach(bench.worker)]
 
 
 def test_a_worker_that_was_told_to_begin_is_not_fresh_any_more_though_it_never_reads_it() -> None:
     """Found by a simulation in which listeners lag: an expelled worker was taken back as fresh."""
     bench = Bench()
-    bench.order(begin(term=1, epoch=3))
-    assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, epoch=3)]
+    bench.order(begin(term=1, generation=3))
+    assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, generation=3)]
 
 
 def test_of_a_dead_worker_only_its_end_is_told_until_another_is_there() -> None:
     bench = Bench(workers=2)
     a, other = bench.workers
-    bench.say(Entered(worker=a, epoch=1, applied=0), applied(a, 1))
+    bench.say(Entered(worker=a, generation=1, applied=0), applied(a, 1))
     out = bench.die(a)
     b = bench.workers[0]
     assert out == [Say(down(a)), StartWorker(b)]
@@ -279,7 +283,7 @@ def test_of_a_worker_that_left_its_loop_all_is_told_until_the_job_is_over() -> N
     """It is no failure, and the steps that it has applied are not done again: whoever coordinates must know them."""
     bench = Bench()
     left = bench.worker
-    entered = Entered(worker=left, epoch=1, applied=0)
+    entered = Entered(worker=left, generation=1, applied=0)
     bench.say(entered, applied(left, 1), applied(left, 2))
     break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
     told = msgspec.structs.replace(break_, applied=2)
@@ -300,7 +304,7 @@ def test_of_a_worker_that_left_its_loop_all_is_told_until_the_job_is_over() -> N
 def test_a_worker_that_left_before_it_applied_a_step_has_the_state_it_entered_with() -> None:
     bench = Bench()
     left = bench.worker
-    bench.say(Entered(worker=left, epoch=3, applied=7))
+    bench.say(Entered(worker=left, generation=3, applied=7))
     break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
     (told,) = said(bench.machine.worker_ended(break_, bench.now, clean=True))
     assert isinstance(told, WorkerDown)
@@ -343,15 +347,15 @@ def test_of_a_long_outage_each_step_is_told_once_for_all_workers_in_pages() -> N
     assert all(page.workers == dict.fromkeys(bench.workers, 2000) for page in pages)
 
 
-def test_what_an_older_epoch_did_after_the_step_that_a_newer_one_begins_with_is_not_told() -> None:
+def test_what_an_older_generation_did_after_the_step_that_a_newer_one_begins_with_is_not_told() -> None:
     """Neither worker's: the second one, too, is about to lose what it did."""
     bench = Bench(workers=2)
     for step in range(1, 9):
         bench.say(*(applied(worker, step) for worker in bench.workers))
     first, second = bench.workers
-    bench.say(Entered(worker=first, epoch=2, applied=4), applied(first, 5, epoch=2))
+    bench.say(Entered(worker=first, generation=2, applied=4), applied(first, 5, generation=2))
     (page,) = [message for message in bench.kept() if isinstance(message, AppliedSteps)]
-    assert [(step.step, step.epoch) for step in page.steps] == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)]
+    assert [(step.step, step.generation) for step in page.steps] == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)]
     assert page.workers == {first: 5, second: 4}
 
 
@@ -392,12 +396,18 @@ def test_an_older_coordinator_is_refused() -> None:
     assert (bench.machine.term, bench.machine.committed) == (3, 9)
 
 
-PLAN = EpochPlan(term=2, epoch=5, members=())
+PLAN = GenerationPlan(term=2, generation=5, members=())
 
 
 @pytest.mark.parametrize(
     "order",
-    [begin(term=2, epoch=5), Prepare(plan=PLAN), Stop(term=2, epoch=1), Arm(term=2, epoch=1), Void(term=2, epoch=1)],
+    [
+        begin(term=2, generation=5),
+        Prepare(plan=PLAN),
+        Stop(term=2, generation=1),
+        Arm(term=2, generation=1),
+        Void(term=2, generation=1),
+    ],
     ids=lambda order: type(order).__name__,
 )
 def test_orders_of_a_lower_term_are_refused(order: Order) -> None:

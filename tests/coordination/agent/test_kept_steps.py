@@ -37,7 +37,7 @@ def test_a_step_is_kept_once_with_the_time_of_the_last_who_applied_it() -> None:
     kept.note(applied(A, 1, 1), 5.0)
     kept.note(applied(B, 1, 1), 7.0)
     ((step,),) = [page.steps for page in pages(kept)]
-    assert (step.step, step.epoch, step.world, step.time, step.commit.v) == (1, 1, 3, 7.0, commit())
+    assert (step.step, step.generation, step.world, step.time, step.commit.v) == (1, 1, 3, 7.0, commit())
     assert kept.odd == ()
 
 
@@ -108,7 +108,7 @@ def page(worker: str, first: int, last: int, top: int = 0) -> AppliedSteps:
 
 
 def life(worker: str) -> tuple[msg.WorkerMessage, ...]:
-    return attach(worker), msg.Begun(worker=worker, epoch=1), msg.Entered(worker=worker, epoch=1, applied=0)
+    return attach(worker), msg.Begun(worker=worker, generation=1), msg.Entered(worker=worker, generation=1, applied=0)
 
 
 def committed(job: Job) -> list[int]:
@@ -147,7 +147,7 @@ def test_steps_that_all_nodes_have_given_up_are_committed_without_their_loss() -
 
 def test_a_page_of_an_abandoned_lineage_counts_for_nothing() -> None:
     job = Job().start()
-    job.records.append(msgspec.structs.replace(job.records[-1], lineage=2, epoch=2))
+    job.records.append(msgspec.structs.replace(job.records[-1], lineage=2, generation=2))
     restarted(job)
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node, (*life(w(node)), page(w(node), 1, 5)), term=1))
@@ -165,12 +165,12 @@ def test_replicas_that_differ_in_their_pages_end_the_job() -> None:
 
 
 def test_a_swap_that_is_in_the_journal_is_not_taken_for_the_one_that_is_pending() -> None:
-    """A step passed with every flag up and was decided FORWARD in a new epoch; agents tell it again after an outage."""
+    """A step passed with every flag up and was decided FORWARD in a new generation; it is told again later."""
     job = Job().start()
     record = job.records[-1]
     assert record.plan is not None
-    pending = msgspec.structs.replace(record.plan, epoch=2)
-    job.records.append(msgspec.structs.replace(record, pending=pending, epoch=2))
+    pending = msgspec.structs.replace(record.plan, generation=2)
+    job.records.append(msgspec.structs.replace(record, pending=pending, generation=2))
     job.boot(Position(seq=len(job.events), step=1))
     job.connect(hello("n0", life(w("n0")), term=1))
     job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))

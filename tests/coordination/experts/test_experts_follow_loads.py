@@ -21,13 +21,15 @@ SHAPE = msg.ExpertShape(layers=2, experts=6, slots=4)
 SKEWED = np.array([[90.0, 2, 2, 2, 2, 2], [90.0, 3, 3, 3, 3, 3]])
 
 
-def train(job: Job, first: int, last: int, *, epoch: int = 1) -> None:
+def train(job: Job, first: int, last: int, *, generation: int = 1) -> None:
     """Let all members apply steps, one per second."""
     plan = job.records[-1].plan
     assert plan is not None
     for step in range(first, last + 1):
         for worker in plan.workers:
-            job.say(msg.Applied(worker=worker, epoch=epoch, step=step, commit=commit(), world=len(plan.members)))
+            job.say(
+                msg.Applied(worker=worker, generation=generation, step=step, commit=commit(), world=len(plan.members))
+            )
 
 
 def asked(job: Job) -> list[PlanExperts]:
@@ -40,7 +42,7 @@ def rebalancing_job(tokens: np.ndarray = SKEWED) -> tuple[Job, PlanExperts]:
     job.say(loads(np.ones((2, 6)), step=1))
     train(job, 1, 1)
     (first,) = asked(job)
-    job.feed(Planned(first.epoch, first.solve()))
+    job.feed(Planned(first.generation, first.solve()))
     job.say(loads(tokens))
     train(job, 2, 9)
     assert not asked(job)
@@ -49,17 +51,17 @@ def rebalancing_job(tokens: np.ndarray = SKEWED) -> tuple[Job, PlanExperts]:
     return job, order
 
 
-def adopt(job: Job, order: PlanExperts) -> msg.EpochPlan:
-    job.feed(Planned(order.epoch, order.solve()))
+def adopt(job: Job, order: PlanExperts) -> msg.GenerationPlan:
+    job.feed(Planned(order.generation, order.solve()))
     pending = job.records[-1].pending
     assert pending is not None
     return pending
 
 
-def swap(job: Job, pending: msg.EpochPlan, step: int) -> None:
+def swap(job: Job, pending: msg.GenerationPlan, step: int) -> None:
     """All build the group, raise the flag, and pass `step` with it."""
     for worker in pending.workers:
-        job.say(msg.Prepared(worker=worker, epoch=pending.epoch))
+        job.say(msg.Prepared(worker=worker, generation=pending.generation))
     assert set(job.orders(msg.Arm)) == set(pending.workers)
     for worker in pending.workers:
         job.say(applied(worker, 1, step, commit(1.0, msg.Flag.SWAP), world=4))
@@ -78,11 +80,11 @@ def test_replicas_follow_the_loads_at_a_step_boundary() -> None:
     assert replicas(pending, SHAPE) == [[6, 2, 2, 2, 2, 2]] * 2
     assert (pending.sources, pending.experts.given if pending.experts else 0) == ({}, 2)
     swap(job, pending, 11)
-    (started,) = [event for event in job.events if isinstance(event, ev.EpochStarted) and event.epoch == 2]
+    (started,) = [event for event in job.events if isinstance(event, ev.GenerationStarted) and event.generation == 2]
     assert (started.reason, started.world, started.expert_moves) == ("rebalance", 4, decided.moves)
     for worker in pending.workers:
-        job.say(msg.Entered(worker=worker, epoch=2, applied=11, received_bytes=100, transfer_s=0.01))
-    train(job, 12, 12, epoch=2)
+        job.say(msg.Entered(worker=worker, generation=2, applied=11, received_bytes=100, transfer_s=0.01))
+    train(job, 12, 12, generation=2)
     (rebalanced,) = job.said(ev.Rebalanced)
     assert (rebalanced.step, rebalanced.bytes_moved, rebalanced.experts_moved) == (12, 400, decided.moves)
     assert not [event for event in job.events if isinstance(event, ev.Recovered)]
@@ -105,17 +107,17 @@ def test_the_first_look_waits_for_loads_alone_and_counts_on_the_steps_to_the_nex
     assert replicas(pending, SHAPE) == [[6, 2, 2, 2, 2, 2]] * 2
     swap(job, pending, 5)
     for worker in pending.workers:
-        job.say(msg.Entered(worker=worker, epoch=2, applied=5))
+        job.say(msg.Entered(worker=worker, generation=2, applied=5))
     for step in (6, 7, 8, 9):
-        train(job, step, step, epoch=2)
+        train(job, step, step, generation=2)
         assert not asked(job), "the next look is at the next multiple"
-    train(job, 10, 10, epoch=2)
+    train(job, 10, 10, generation=2)
     assert asked(job)
 
 
 def test_even_loads_are_no_reason_to_move() -> None:
     job, order = rebalancing_job(tokens=np.ones((2, 6)))
-    job.feed(Planned(order.epoch, order.solve()))
+    job.feed(Planned(order.generation, order.solve()))
     assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [False]
     assert job.records[-1].pending is None
     train(job, 11, 20)
@@ -127,7 +129,7 @@ def test_a_gain_below_the_cost_is_refused_with_both_numbers() -> None:
     job.say(loads(SKEWED, token_s=1e-6))
     train(job, 1, 1)
     (order,) = asked(job)
-    job.feed(Planned(order.epoch, order.solve()))
+    job.feed(Planned(order.generation, order.solve()))
     (decided,) = job.said(ev.RebalanceDecided)
     assert not decided.adopted
     assert 0 < decided.gain_s < decided.cost_s
@@ -144,11 +146,11 @@ def test_workers_of_a_node_share_its_tokens() -> None:
         for name in names:
             job.say(attach(name, experts=SHAPE))
         for name in names:
-            job.say(msg.Entered(worker=name, epoch=1, applied=0))
+            job.say(msg.Entered(worker=name, generation=1, applied=0))
         job.say(loads(SKEWED))
         train(job, 1, 1)
         (order,) = asked(job)
-        job.feed(Planned(order.epoch, order.solve()))
+        job.feed(Planned(order.generation, order.solve()))
         (decided,) = job.said(ev.RebalanceDecided)
         gains.append(decided.gain_s)
     assert gains[1] == pytest.approx(gains[0] / 2)
@@ -179,18 +181,18 @@ def test_without_loads_multiples_pass_and_the_first_report_brings_a_look() -> No
     assert asked(job)
 
 
-def test_what_is_computed_for_an_epoch_that_is_over_is_forgotten() -> None:
+def test_what_is_computed_for_a_generation_that_is_over_is_forgotten() -> None:
     job, order = rebalancing_job()
     experts = order.solve()
     job.lose("n3")
-    job.feed(Planned(order.epoch, experts))
+    job.feed(Planned(order.generation, experts))
     assert job.kinds == []
     plan = job.records[-1].plan
     assert plan is not None
     assert plan.experts is not None
     for worker, held in zip(plan.workers[:3], plan.experts.placement, strict=False):
         job.report(msg.node_of(worker), 10, experts=held)
-    job.feed(Planned(order.epoch, experts))
+    job.feed(Planned(order.generation, experts))
     assert job.kinds == []
     assert job.records[-1].pending is None
 
@@ -198,7 +200,7 @@ def test_what_is_computed_for_an_epoch_that_is_over_is_forgotten() -> None:
 @pytest.mark.parametrize("found", [None, Shortage(reason="r", remedy="r")])
 def test_a_placement_that_could_not_be_computed_changes_nothing(found: Shortage | None) -> None:
     job, order = rebalancing_job()
-    job.feed(Planned(order.epoch, found))
+    job.feed(Planned(order.generation, found))
     assert job.kinds == []
     train(job, 11, 20)
     assert asked(job)
@@ -215,8 +217,8 @@ def test_a_failure_voids_a_pending_rebalance() -> None:
     for worker, held in zip(plan.workers, plan.experts.placement, strict=True):
         if worker != w("n2"):
             job.report(msg.node_of(worker), 10, experts=held)
-    (started,) = job.said(ev.EpochStarted)
-    assert (started.reason, started.epoch) == ("failure", pending.epoch + 1)
+    (started,) = job.said(ev.GenerationStarted)
+    assert (started.reason, started.generation) == ("failure", pending.generation + 1)
     assert job.records[-1].pending is None
 
 
@@ -235,7 +237,7 @@ def test_a_report_that_cannot_be_read_expels_its_node_and_not_the_coordinator(na
     assert "the report of n2/0/a cannot be read" in failure.detail
     for worker, held in zip(plan.workers[:2], plan.experts.placement, strict=False):
         job.report(msg.node_of(worker), 0, experts=held)
-    (started,) = job.said(ev.EpochStarted)
+    (started,) = job.said(ev.GenerationStarted)
     assert started.members == ("n0", "n1")
 
 
@@ -247,7 +249,7 @@ def test_a_joiner_waits_for_the_rebalance_and_is_taken_in_after_it() -> None:
     assert job.records[-1].pending == pending
     swap(job, pending, 11)
     for worker in pending.workers:
-        job.say(msg.Entered(worker=worker, epoch=2, applied=11))
+        job.say(msg.Entered(worker=worker, generation=2, applied=11))
     joined = job.records[-1].pending
     assert joined is not None
     assert w("n4") in joined.workers

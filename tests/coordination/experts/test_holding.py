@@ -1,4 +1,4 @@
-"""What a worker holds from epoch to epoch: nothing is let go of before a commit operation of the epoch has passed."""
+"""What a worker holds from generation to generation: it lets go of nothing before a commit operation has passed."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _missing(have: IntArray, want: IntArray) -> int:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), ranks=st.integers(1, 4))
-def test_no_expert_is_lost_wherever_an_epoch_is_broken_off(data: st.DataObject, ranks: int) -> None:
+def test_no_expert_is_lost_wherever_a_generation_is_broken_off(data: st.DataObject, ranks: int) -> None:
     """Members that only ever report, obey plans made of their reports, and are stopped anywhere in between."""
     members = [Member() for _ in range(ranks)]
     held, decision = [b""] * ranks, START

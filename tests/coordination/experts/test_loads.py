@@ -30,24 +30,24 @@ def test_what_are_no_loads_is_refused(tokens: FloatArray) -> None:
 
 
 def moe_job(nodes: int = 3, shape: msg.ExpertShape = SHAPE, **config: object) -> Job:
-    """All nodes are there, in the first epoch, and have entered it."""
+    """All nodes are there, in the first generation, and have entered it."""
     job = Job(nodes=nodes, config=config).boot()
     for index in range(nodes):
         job.connect(hello(f"n{index}"))
         job.say(attach(w(f"n{index}"), experts=shape))
     for index in range(nodes):
-        job.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
+        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     return job
 
 
 def loads(
-    tokens: FloatArray = SKEWED, *, node: str = "n0", step: int = 10, epoch: int = 1, token_s: float = 0.01
+    tokens: FloatArray = SKEWED, *, node: str = "n0", step: int = 10, generation: int = 1, token_s: float = 0.01
 ) -> msg.Loads:
     blob = encode_loads(tokens)
-    return msg.Loads(worker=w(node), epoch=epoch, step=step, tokens=blob, expert_bytes=100, token_s=token_s)
+    return msg.Loads(worker=w(node), generation=generation, step=step, tokens=blob, expert_bytes=100, token_s=token_s)
 
 
-def replicas(plan: msg.EpochPlan, shape: msg.ExpertShape = SHAPE) -> list[list[int]]:
+def replicas(plan: msg.GenerationPlan, shape: msg.ExpertShape = SHAPE) -> list[list[int]]:
     """Replicas per layer and expert."""
     assert plan.experts is not None
     return sum(decode(blob, shape) for blob in plan.experts.placement).tolist()  # type: ignore[union-attr]
@@ -98,7 +98,7 @@ def test_only_the_newest_report_of_a_member_counts() -> None:
     job.say(attach(w("n3"), experts=SHAPE))
     job.say(loads(SKEWED + 2, node="n3", step=30))
     assert (book.tokens == SKEWED).all(), "a worker that is no member knows nothing of them"
-    job.say(loads(SKEWED + 3, step=5, epoch=2))
+    job.say(loads(SKEWED + 3, step=5, generation=2))
     assert (book.tokens == SKEWED + 3).all(), "after a roll-back steps count anew"
 
 
@@ -113,6 +113,6 @@ def test_a_coordinator_that_takes_over_hears_the_newest_loads_again() -> None:
     job.say(loads())
     job.boot(takeover=True)
     assert job.machine.parts.loads.tokens is None
-    kept = (attach(w("n0"), experts=SHAPE), msg.Entered(worker=w("n0"), epoch=1, applied=0), loads())
+    kept = (attach(w("n0"), experts=SHAPE), msg.Entered(worker=w("n0"), generation=1, applied=0), loads())
     job.connect(hello("n0", kept=kept, term=1))
     assert job.machine.parts.loads.tokens is not None

@@ -25,10 +25,10 @@ def test_nodes_beyond_the_largest_multiple_wait_and_are_used_when_they_fit() -> 
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node))
         job.say(attach(w(node)))
-    assert job.said(ev.EpochStarted)[0].members == ("n0", "n1")
+    assert job.said(ev.GenerationStarted)[0].members == ("n0", "n1")
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n1")}
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), epoch=1, applied=0))
+        job.say(msg.Entered(worker=w(node), generation=1, applied=0))
     assert job.orders(msg.Prepare) == {}
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
@@ -46,7 +46,7 @@ def test_who_waits_is_lost_without_a_recovery() -> None:
 
 def test_a_member_that_is_left_over_comes_again_with_a_fresh_worker() -> None:
     job = Job(nodes=4, config=STATIC).start()
-    job.step(1, epoch=1)
+    job.step(1, generation=1)
     job.lose("n1")
     for node in ("n0", "n2", "n3"):
         job.report(node, 1)
@@ -57,7 +57,7 @@ def test_a_member_that_is_left_over_comes_again_with_a_fresh_worker() -> None:
     assert job.said(ev.WorkersChanged)[0].node == "n3"
     # It is of no use alone, and is at once where another one fails.
     for node in ("n0", "n2"):
-        job.say(msg.Entered(worker=w(node), epoch=2, applied=1))
+        job.say(msg.Entered(worker=w(node), generation=2, applied=1))
     job.lose("n2")
     job.report("n0", 1)
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n3", "b")}
@@ -65,7 +65,7 @@ def test_a_member_that_is_left_over_comes_again_with_a_fresh_worker() -> None:
 
 def test_a_job_with_too_few_nodes_for_one_replica_waits_for_more() -> None:
     job = Job(nodes=2, config=STATIC).start()
-    job.step(1, epoch=1)
+    job.step(1, generation=1)
     job.lose("n1")
     job.report("n0", 1)
     assert job.orders(msg.Begin) == {}
@@ -88,7 +88,7 @@ def test_an_ep_size_that_does_not_divide_the_experts_is_bad_input() -> None:
 def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
     job = Job(nodes=3, config=RESTART).start()
     for step in (1, 2, 3):
-        job.step(step, epoch=1)
+        job.step(step, generation=1)
     job.say(written("n0", 2, "two"))
     job.say(kept("n0", 2, "two"))
     job.lose("n1")
@@ -103,24 +103,24 @@ def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
     assert set(begin) == {w("n0", "b"), w("n2", "b")}
     assert begin[w("n0", "b")].decision == msg.Decision(kind=DecisionKind.ROLLBACK, applied=2, checkpoint="two")
     assert job.said(ev.RolledBack)[0].why == "all workers were started again"
-    costs = _redo(job, ("n0", "n2"), epoch=2, first=3, until=4)
+    costs = _redo(job, ("n0", "n2"), generation=2, first=3, until=4)
     assert (costs.action, costs.state_source) == ("restart", "checkpoint")
 
 
 def test_without_a_checkpoint_yet_a_restart_begins_anew() -> None:
     job = Job(nodes=2, config=RESTART).start()
-    job.step(1, epoch=1)
+    job.step(1, generation=1)
     job.lose("n1")
     job.report("n0", 1)
     comes(job, "n0", "b")
     assert job.said(ev.RolledBack)[0].to_step == 0
     assert job.orders(msg.Begin)[w("n0", "b")].decision.kind is DecisionKind.START
-    assert _redo(job, ("n0",), epoch=2, first=1, until=2).state_source == "none"
+    assert _redo(job, ("n0",), generation=2, first=1, until=2).state_source == "none"
 
 
 def test_newcomers_are_taken_in_by_a_restart() -> None:
     job = Job(nodes=1, config=RESTART | {"join_window_s": 1.0}).start()
-    job.step(1, epoch=1)
+    job.step(1, generation=1)
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
     assert job.orders(msg.Stop) == {}
@@ -136,15 +136,15 @@ def test_newcomers_are_taken_in_by_a_restart() -> None:
 
 def test_a_node_that_does_not_come_back_from_a_restart_is_gone_after_the_lease() -> None:
     job = Job(nodes=3, config=RESTART).start()
-    job.step(1, epoch=1)
+    job.step(1, generation=1)
     job.lose("n2")
     for node in ("n0", "n1"):
         job.report(node, 1)
     comes(job, "n0", "b")
     job.tick(1.4)
-    job.say(msg.CheckpointDamaged(worker=w("n0", "b"), epoch=1, name="none", why="-"))
+    job.say(msg.CheckpointDamaged(worker=w("n0", "b"), generation=1, name="none", why="-"))
     job.tick(1.4)
-    job.say(msg.CheckpointDamaged(worker=w("n0", "b"), epoch=1, name="none", why="-"))
+    job.say(msg.CheckpointDamaged(worker=w("n0", "b"), generation=1, name="none", why="-"))
     job.tick(0.4)
     assert [event.node for event in job.said(ev.NodeLeft)] == ["n1"]
     assert set(job.orders(msg.Begin)) == {w("n0", "b")}
@@ -152,7 +152,7 @@ def test_a_node_that_does_not_come_back_from_a_restart_is_gone_after_the_lease()
 
 def test_a_coordinator_that_dies_during_a_restart_is_followed_by_one_that_goes_on() -> None:
     job = Job(nodes=2, config=RESTART).start()
-    job.step(1, epoch=1)
+    job.step(1, generation=1)
     job.lose("n1")
     job.report("n0", 1)
     job.boot()
@@ -160,14 +160,14 @@ def test_a_coordinator_that_dies_during_a_restart_is_followed_by_one_that_goes_o
     assert set(job.orders(msg.Begin)) == {w("n0", "b")}
 
 
-def _redo(job: Job, nodes: tuple[str, ...], *, epoch: int, first: int, until: int) -> ev.Recovered:
+def _redo(job: Job, nodes: tuple[str, ...], *, generation: int, first: int, until: int) -> ev.Recovered:
     """Let restarted nodes do lost steps again, and one more; the recovery ends with that one."""
     for node in nodes:
-        job.say(msg.Entered(worker=w(node, "b"), epoch=epoch, applied=first - 1))
+        job.say(msg.Entered(worker=w(node, "b"), generation=generation, applied=first - 1))
     for step in range(first, until + 1):
         assert job.said(ev.Recovered) == []
         for node in nodes:
-            message = msg.Applied(worker=w(node, "b"), epoch=epoch, step=step, commit=_V, world=len(nodes))
+            message = msg.Applied(worker=w(node, "b"), generation=generation, step=step, commit=_V, world=len(nodes))
             job.say(message)
     return job.said(ev.Recovered)[0]
 

@@ -21,7 +21,7 @@ def report(index: int, stand: str) -> Report:
     return Report(
         worker=w(f"n{index}"),
         term=1,
-        epoch=1,
+        generation=1,
         applied=applied,
         step=STEP,
         phase=Phase.COMPUTE,
@@ -85,7 +85,7 @@ def test_the_order_of_the_reports_does_not_matter(
 def test_only_a_whole_initial_state_begins_a_job() -> None:
     torn, whole = (
         report(0, "void"),
-        Report(worker=w("n1"), term=1, epoch=1, applied=None, step=1, phase=Phase.IDLE, fresh=True),
+        Report(worker=w("n1"), term=1, generation=1, applied=None, step=1, phase=Phase.IDLE, fresh=True),
     )
     verdict = decide(None, 0, [torn, whole], [])
     assert verdict == Verdict(decision=Decision(kind=DecisionKind.START, applied=0), holders=(w("n1"),))

@@ -1,4 +1,4 @@
-"""A pending epoch and a failure at the same time; whose words count at a stop."""
+"""A pending generation and a failure at the same time; whose words count at a stop."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NODES = ("n0", "n1", "n2", "n3")
 
 
 def joining(*, armed: bool) -> Job:
-    """Three members, and n3 about to join in epoch 2."""
+    """Three members, and n3 about to join in generation 2."""
     job = Job().start()
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
     for node in NODES if armed else ():
-        job.say(msg.Prepared(worker=w(node), epoch=2))
+        job.say(msg.Prepared(worker=w(node), generation=2))
     return job
 
 
@@ -29,10 +29,10 @@ def test_those_of_the_pending_plan_are_stopped_too() -> None:
 
 
 def test_the_stop_is_meant_for_those_that_have_swapped_already_as_well() -> None:
-    """Whoever has is in epoch 2: a Stop of epoch 1 would be an old one to it."""
+    """Whoever has is in generation 2: a Stop of generation 1 would be an old one to it."""
     job = joining(armed=True)
     job.lose("n2")
-    assert {stop.epoch for stop in job.orders(msg.Stop).values()} == {2}
+    assert {stop.generation for stop in job.orders(msg.Stop).values()} == {2}
 
 
 def test_nobody_was_silent_while_the_coordinator_was_away() -> None:
@@ -53,14 +53,14 @@ def test_a_swap_that_passed_before_a_stop_is_void() -> None:
     job.lose("n2")
     job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     assert job.machine.record.plan is not None
-    assert job.machine.record.plan.epoch == 1
+    assert job.machine.record.plan.generation == 1
 
 
 def test_a_pending_group_of_the_coordinator_before_is_undone_by_a_stop_only() -> None:
     job = joining(armed=False)
     job.boot(takeover=True)
     for node in NODES[:3]:
-        job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0)), term=1))
+        job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)), term=1))
     job.connect(hello("n3", (attach(w("n3")),), term=1))
     job.lose("n3")
     assert set(job.orders(msg.Stop)) == {w("n0"), w("n1"), w("n2")}
@@ -70,9 +70,9 @@ def test_a_pending_group_of_the_coordinator_before_is_undone_by_a_stop_only() ->
 def test_a_report_for_another_stop_does_not_count() -> None:
     job = Job(nodes=2).start()
     job.step(1)
-    job.say(msg.Fault(worker=w("n0"), epoch=1, detail="reset"))
+    job.say(msg.Fault(worker=w("n0"), generation=1, detail="reset"))
     job.report("n0", 1)
-    old = msg.Report(worker=w("n1"), term=1, epoch=0, applied=1, step=2, phase=Phase.COMPUTE)
+    old = msg.Report(worker=w("n1"), term=1, generation=0, applied=1, step=2, phase=Phase.COMPUTE)
     job.say(old)
     assert job.orders(msg.Begin) == {}
     job.report("n1", 1)
@@ -87,7 +87,7 @@ def test_a_checkpoint_kept_by_who_is_no_member_does_not_count() -> None:
 
 
 def stand(node: str, at: int, **fields: object) -> msg.Report:
-    return msg.Report(worker=w(node), term=1, epoch=1, applied=at, step=at + 1, phase=Phase.COMPUTE, **fields)  # pyright: ignore[reportArgumentType]
+    return msg.Report(worker=w(node), term=1, generation=1, applied=at, step=at + 1, phase=Phase.COMPUTE, **fields)  # pyright: ignore[reportArgumentType]
 
 
 def test_who_still_has_to_go_forward_holds_the_experts_of_afterwards() -> None:
@@ -99,7 +99,7 @@ def test_who_still_has_to_go_forward_holds_the_experts_of_afterwards() -> None:
 def test_only_gradients_of_the_step_that_is_done_again_are_kept() -> None:
     record = Record(schema=SCHEMA, job="job", term=1, micro_batches=4)
     members = tuple(msg.Member(worker=w(node), host="h", state_port=1) for node in ("n0", "n1"))
-    plan = msg.EpochPlan(term=1, epoch=2, members=members)
+    plan = msg.GenerationPlan(term=1, generation=2, members=members)
     reports = {w("n0"): stand("n0", 5, held=(1,)), w("n1"): stand("n1", 4, held=(0, 2, 3))}
     redo = Decision(kind=DecisionKind.REDO, applied=5)
     assert first_assignment(record, plan, redo, reports) == ((1, 2), (0, 3))

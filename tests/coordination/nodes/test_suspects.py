@@ -18,7 +18,7 @@ WORKERS = tuple(w(node) for node in NODES)
 
 def reports(*phases: Phase, step: int = 5) -> dict[str, msg.Report]:
     return {
-        worker: msg.Report(worker=worker, term=1, epoch=1, applied=step - 1, step=step, phase=phase)
+        worker: msg.Report(worker=worker, term=1, generation=1, applied=step - 1, step=step, phase=phase)
         for worker, phase in zip(WORKERS, phases, strict=False)
     }
 
@@ -26,7 +26,7 @@ def reports(*phases: Phase, step: int = 5) -> dict[str, msg.Report]:
 def fault(node: str, *unreachable: str, timed_out: bool = False) -> tuple[str, msg.Fault]:
     peers = tuple(w(peer) for peer in unreachable)
     worker = w(node)
-    return worker, msg.Fault(worker=worker, epoch=1, detail="reset", timed_out=timed_out, unreachable=peers)
+    return worker, msg.Fault(worker=worker, generation=1, detail="reset", timed_out=timed_out, unreachable=peers)
 
 
 REDUCING = (Phase.REDUCING,) * 4
@@ -92,7 +92,7 @@ def test_the_same_members_never_fail_three_times_and_somebody_always_stays(
 def test_a_hung_training_thread_is_named_and_its_node_replaced() -> None:
     job = Job().start()
     job.step(1)
-    job.say(msg.Fault(worker=w("n0"), epoch=1, detail="timed out after 120 s", timed_out=True))
+    job.say(msg.Fault(worker=w("n0"), generation=1, detail="timed out after 120 s", timed_out=True))
     job.report("n0", 1, Phase.REDUCING)
     job.report("n1", 1, Phase.REDUCING)
     job.report("n2", 1, Phase.COMPUTE)
@@ -113,7 +113,7 @@ def test_who_comes_meanwhile_is_not_put_together_with_those_that_have_timed_out(
     job.report("n1", 1, Phase.REDUCING)
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
-    job.say(msg.Fault(worker=w("n0"), epoch=2, detail="late", timed_out=True, unreachable=(w("n1"),)))
+    job.say(msg.Fault(worker=w("n0"), generation=2, detail="late", timed_out=True, unreachable=(w("n1"),)))
     job.report("n0", 1, Phase.ENTERING)
     job.report("n1", 1, Phase.ENTERING)
     assert job.orders(msg.Begin)[w("n0")].plan.workers == (w("n0"),)
@@ -143,8 +143,8 @@ def test_somebody_stays_where_each_node_has_one_that_is_late() -> None:
     a, b, c = msg.worker_id("n0", 0, "a"), msg.worker_id("n0", 1, "a"), msg.worker_id("n1", 0, "a")
     phases = {a: Phase.REDUCING, b: Phase.COMPUTE, c: Phase.COMPUTE}
     standing = {
-        worker: msg.Report(worker=worker, term=1, epoch=1, applied=4, step=5, phase=phase)
+        worker: msg.Report(worker=worker, term=1, generation=1, applied=4, step=5, phase=phase)
         for worker, phase in phases.items()
     }
-    late = {a: msg.Fault(worker=a, epoch=1, detail="late", timed_out=True)}
+    late = {a: msg.Fault(worker=a, generation=1, detail="late", timed_out=True)}
     assert list(Suspects().name((a, b, c), standing, late, 4)) == ["n0"]

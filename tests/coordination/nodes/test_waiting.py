@@ -25,12 +25,12 @@ def waits(job: Job) -> list[tuple[int, int]]:
 
 
 def started(shape: ExpertShape | None, nodes: int = 2) -> Job:
-    """A job in its first epoch, with a checkpoint of step 1."""
+    """A job in its first generation, with a checkpoint of step 1."""
     job = Job(nodes=nodes).boot()
     for index in range(nodes):
         come(job, f"n{index}", shape)
     for index in range(nodes):
-        job.say(msg.Entered(worker=w(f"n{index}"), epoch=1, applied=0))
+        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
     job.machine.turn.change(checkpoints=(KnownCheckpoint(step=1, name="step-1"),))
     return job
@@ -117,6 +117,6 @@ def test_nodes_that_fall_silent_together_are_expelled_together() -> None:
         job.tick(0.1)
     left = [event.node for event in job.events if isinstance(event, ev.NodeLeft)]
     assert left == ["n2", "n0", "n1"]
-    epochs = [event for event in job.events if isinstance(event, ev.EpochStarted)]
-    assert len(epochs) == 1, "no epoch of a node that is as silent as the one before"
+    generations = [event for event in job.events if isinstance(event, ev.GenerationStarted)]
+    assert len(generations) == 1, "no generation of a node that is as silent as the one before"
     assert waits(job) == [(1, 0)]

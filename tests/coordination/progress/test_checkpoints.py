@@ -22,7 +22,7 @@ def saves(job: Job, step: int, name: str) -> None:
 
 
 def rolled_back() -> Job:
-    """Step 1 is kept, of steps 2 and 3 nothing is left; n1 begins epoch 2 from step 1."""
+    """Step 1 is kept, of steps 2 and 3 nothing is left; n1 begins generation 2 from step 1."""
     job = Job(nodes=2).start()
     saves(job, 1, "one")
     for step in (2, 3):
@@ -53,7 +53,7 @@ def test_what_a_crash_left_unpruned_is_named_again() -> None:
     for step, name in ((1, "one"), (2, "two"), (3, "three")):
         saves(job, step, name)
     job.boot()
-    job.connect(hello("n0", kept=(attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=0))))
+    job.connect(hello("n0", kept=(attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=0))))
     saves(job, 4, "four")
     assert job.orders(msg.PruneCheckpoints)[w("n0")].names == ("one", "two")
 
@@ -115,14 +115,14 @@ def test_an_expelled_members_never_counts() -> None:
     job.connect(hello("n0", session="11111111"))
     job.say(attach(w("n0", "b")))
     for node in ("n1", "n2"):
-        job.say(msg.Entered(worker=w(node), epoch=2, applied=1))
-    job.step(2, "n1", "n2", epoch=2)
+        job.say(msg.Entered(worker=w(node), generation=2, applied=1))
+    job.step(2, "n1", "n2", generation=2)
     assert not job.orders(msg.AcceptCheckpoint)
 
 
 def test_terms_go_on_counting_from_those_in_the_directory() -> None:
     """Whoever writes there now is newer than all that lies there, whatever the steps."""
-    found = (KnownCheckpoint(step=90, name="ninety", term=4, epoch=7),)
+    found = (KnownCheckpoint(step=90, name="ninety", term=4, generation=7),)
     job = Job(nodes=1)
     job.boot(checkpoints=found)
     assert job.machine.record.term == 5
@@ -148,8 +148,8 @@ def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:
     job.lose("n0")
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
-    job.say(msg.CheckpointDamaged(worker=w("n1"), epoch=2, name="one", why="short"))
-    job.step(2, epoch=2)
+    job.say(msg.CheckpointDamaged(worker=w("n1"), generation=2, name="one", why="short"))
+    job.step(2, generation=2)
     job.report("n1", None, msg.Phase.ENTERING)
     (failed,) = job.said(ev.JobFailed)
     assert "no checkpoint can be read (1 could not)" in failed.why

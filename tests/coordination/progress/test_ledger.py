@@ -75,7 +75,7 @@ def test_only_what_nobody_can_tell_any_more_is_filled_in() -> None:
     ledger = StepLedger()
     ledger.note(applied(MEMBERS[0], 1, 2, commit(2.0)), 100.0)
     last = Report(
-        worker=MEMBERS[0], term=1, epoch=1, applied=3, step=4, phase=Phase.COMPUTE,
+        worker=MEMBERS[0], term=1, generation=1, applied=3, step=4, phase=Phase.COMPUTE,
         passed=Passed(step=3, commit=commit(3.0)),
     )  # fmt: skip
     ledger.hear([last], 24)

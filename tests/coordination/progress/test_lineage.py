@@ -10,13 +10,13 @@ from holdfast.protocol.plan import DecisionKind, Phase
 
 
 def rolled_back() -> Job:
-    """Two members have lost the state of step 2 within apply, and begin epoch 2 from the checkpoint of step 1."""
+    """Two members have lost the state of step 2 within apply, and begin generation 2 from the checkpoint of step 1."""
     job = Job(nodes=2).start()
     job.step(1)
     job.say(written("n0", 1, "one"))
     job.say(kept("n0", 1, "one"))
     job.step(2)
-    job.say(msg.Fault(worker=w("n0"), epoch=1, detail="reset"))
+    job.say(msg.Fault(worker=w("n0"), generation=1, detail="reset"))
     job.report("n0", None)
     job.report("n1", None)
     assert [event.to_step for event in job.said(ev.RolledBack)] == [1]
@@ -27,7 +27,7 @@ def test_what_was_applied_before_a_roll_back_is_void() -> None:
     job = rolled_back()
     job.say(applied(w("n0"), 1, 2, commit(9.0), world=2))
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), epoch=2, applied=1))
+        job.say(msg.Entered(worker=w(node), generation=2, applied=1))
     for node in ("n0", "n1"):
         job.say(applied(w(node), 2, 2, commit(3.0), world=2))
     (committed,) = job.said(ev.StepCommitted)
@@ -37,12 +37,12 @@ def test_what_was_applied_before_a_roll_back_is_void() -> None:
 def test_who_entered_before_a_roll_back_has_lost_what_it_had() -> None:
     job = rolled_back()
     job.boot(takeover=True)
-    job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), epoch=1, applied=2)), term=1))
-    job.connect(hello("n1", (attach(w("n1")), msg.Entered(worker=w("n1"), epoch=2, applied=1)), term=1))
+    job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=2)), term=1))
+    job.connect(hello("n1", (attach(w("n1")), msg.Entered(worker=w("n1"), generation=2, applied=1)), term=1))
     job.report("n0", None)
     job.report("n1", 1)
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), epoch=3, applied=1))
+        job.say(msg.Entered(worker=w(node), generation=3, applied=1))
     job.say(applied(w("n1"), 3, 2, world=2))
     assert job.said(ev.StepCommitted) == []
     job.say(applied(w("n0"), 3, 2, world=2))
@@ -53,17 +53,17 @@ def test_who_had_ended_its_loop_before_a_roll_back_has_not_applied_those_steps_s
     """Found by a simulation: an agent told the next coordinator of the end of a loop that a roll-back had undone."""
     job = rolled_back()
     job.boot(takeover=True)
-    ended = msg.Finished(worker=w("n0"), epoch=1, step=2)
-    entered = {node: msg.Entered(worker=w(node), epoch=2, applied=1) for node in ("n0", "n1")}
+    ended = msg.Finished(worker=w("n0"), generation=1, step=2)
+    entered = {node: msg.Entered(worker=w(node), generation=2, applied=1) for node in ("n0", "n1")}
     job.connect(hello("n0", (attach(w("n0")), entered["n0"], ended), term=1))
     job.connect(hello("n1", (attach(w("n1")), entered["n1"]), term=1))
     job.say(applied(w("n1"), 2, 2, world=2))
     assert job.said(ev.StepCommitted) == []
-    job.say(msg.Finished(worker=w("n1"), epoch=2, step=2))
+    job.say(msg.Finished(worker=w("n1"), generation=2, step=2))
     job.say(applied(w("n0"), 2, 2, world=2))
     assert [event.step for event in job.said(ev.StepCommitted)] == [2]
     assert job.machine.over is None
-    job.say(msg.Finished(worker=w("n0"), epoch=2, step=2))
+    job.say(msg.Finished(worker=w("n0"), generation=2, step=2))
     assert len(job.said(ev.JobFinished)) == 1
 
 
@@ -74,12 +74,12 @@ def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
     job.boot(takeover=True)
 
     def comes_back(node: str, *more: msg.WorkerMessage) -> None:
-        said = (attach(w(node)), msg.Entered(worker=w(node), epoch=1, applied=0), applied(w(node), 1, 1), *more)
+        said = (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0), applied(w(node), 1, 1), *more)
         job.connect(hello(node, said, term=1))
 
     comes_back("n0")
     comes_back("n1")
-    job.say(msg.Fault(worker=w("n0"), epoch=1, detail="reset"))
+    job.say(msg.Fault(worker=w("n0"), generation=1, detail="reset"))
     job.report("n0", 1, Phase.VOTED, ready=True)
     job.report("n1", 1, Phase.VOTED, ready=True)
     assert job.orders(msg.Begin) == {}

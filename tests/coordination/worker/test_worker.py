@@ -34,14 +34,16 @@ from holdfast.protocol.plan import Decision, DecisionKind, Phase
 ME, PEER = w("n0"), w("n1")
 
 
-def plan(epoch: int, *workers: str, term: int = 1, sources: dict[str, tuple[str, ...]] | None = None) -> msg.EpochPlan:
+def plan(
+    generation: int, *workers: str, term: int = 1, sources: dict[str, tuple[str, ...]] | None = None
+) -> msg.GenerationPlan:
     members = tuple(msg.Member(worker=worker, host="h", state_port=1) for worker in workers or (ME, PEER))
-    return msg.EpochPlan(term=term, epoch=epoch, members=members, sources=sources or {})
+    return msg.GenerationPlan(term=term, generation=generation, members=members, sources=sources or {})
 
 
-def begin(epoch: int, kind: DecisionKind, applied: int, **fields: object) -> msg.Begin:
+def begin(generation: int, kind: DecisionKind, applied: int, **fields: object) -> msg.Begin:
     assignment = fields.pop("assignment", ())
-    the_plan = fields.pop("plan", None) or plan(epoch)
+    the_plan = fields.pop("plan", None) or plan(generation)
     return msg.Begin(plan=the_plan, decision=Decision(kind=kind, applied=applied, **fields), assignment=assignment)  # pyright: ignore[reportArgumentType]
 
 
@@ -73,7 +75,7 @@ def test_a_step_from_its_beginning_to_the_next() -> None:
     told = machine.order(begin(1, DecisionKind.START, 0))
     assert [type(i) for i in told] == [Build]
     assert isinstance(machine.task, Enter)
-    assert machine.entered() == [Tell(msg.Entered(worker=ME, epoch=1, applied=0))]
+    assert machine.entered() == [Tell(msg.Entered(worker=ME, generation=1, applied=0))]
     assert machine.task == Compute(1, (0, 2), ())
     assert machine.computing(0)
     assert machine.computing(2)
@@ -83,14 +85,14 @@ def test_a_step_from_its_beginning_to_the_next() -> None:
     assert machine.vote_passed(commit()) == []
     assert machine.begin_apply()
     (tell,) = machine.applied_step("hash")
-    assert tell == Tell(msg.Applied(worker=ME, epoch=1, step=1, commit=commit(), world=2, state_hash="hash"))
+    assert tell == Tell(msg.Applied(worker=ME, generation=1, step=1, commit=commit(), world=2, state_hash="hash"))
     assert machine.task == Compute(2, (0, 2), ())
 
 
 def test_a_stop_while_computing_is_answered_at_once() -> None:
     machine = computing()
     machine.computing(0)
-    halt, _ = told = machine.order(msg.Stop(term=1, epoch=1))
+    halt, _ = told = machine.order(msg.Stop(term=1, generation=1))
     assert isinstance(halt, Halt)
     report = report_of(told)
     assert (report.applied, report.phase, report.held, report.ready) == (0, Phase.COMPUTE, (0,), False)
@@ -101,7 +103,7 @@ def test_a_stop_while_computing_is_answered_at_once() -> None:
 
 def test_a_stop_while_the_vote_is_open_is_answered_when_it_is_closed() -> None:
     machine = voted()
-    assert machine.order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    assert machine.order(msg.Stop(term=1, generation=1)) == [Halt()]
     report = report_of(machine.vote_passed(commit()))
     assert (report.phase, report.passed) == (Phase.PASSED, msg.Passed(step=1, commit=commit()))
     assert not machine.begin_apply()
@@ -109,7 +111,7 @@ def test_a_stop_while_the_vote_is_open_is_answered_when_it_is_closed() -> None:
 
 def test_an_abandoned_vote_is_reported_as_abandoned() -> None:
     machine = voted()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     report = report_of(machine.vote_abandoned())
     assert (report.phase, report.passed, report.ready) == (Phase.ABANDONED, None, True)
 
@@ -118,7 +120,7 @@ def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
     machine = voted()
     machine.vote_passed(commit())
     machine.begin_apply()
-    assert machine.order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    assert machine.order(msg.Stop(term=1, generation=1)) == [Halt()]
     applied, report = machine.applied_step()
     assert isinstance(applied, Tell)
     assert isinstance(applied.message, msg.Applied)
@@ -127,7 +129,7 @@ def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
 
 def test_forward_applies_the_recorded_v() -> None:
     machine = voted()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     machine.vote_abandoned()
     machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
     assert machine.task == Forward(plan(2, ME), 1, commit(7.0))
@@ -143,7 +145,7 @@ def test_forward_applies_the_recorded_v() -> None:
 
 def test_redo_keeps_the_gradients_that_are_its_own() -> None:
     machine = voted()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     machine.vote_abandoned()
     machine.order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME), assignment=((0, 2, 1, 3),)))
     machine.entered()
@@ -166,7 +168,7 @@ def test_an_assignment_is_for_one_step() -> None:
 
 def test_redo_without_an_assignment_starts_over() -> None:
     machine = voted()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     machine.vote_abandoned()
     machine.order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME)))
     machine.entered()
@@ -175,22 +177,22 @@ def test_redo_without_an_assignment_starts_over() -> None:
 
 def test_stale_orders_change_nothing() -> None:
     machine = computing()
-    machine.order(msg.Stop(term=2, epoch=3))
+    machine.order(msg.Stop(term=2, generation=3))
     assert machine.order(begin(1, DecisionKind.REDO, 0)) == []
     assert machine.order(begin(3, DecisionKind.REDO, 0, plan=plan(3, term=2))) == []
     assert machine.order(begin(4, DecisionKind.REDO, 0, plan=plan(4, term=1))) == []
     assert machine.order(begin(4, DecisionKind.REDO, 0, plan=plan(4, PEER, term=2))) == []
-    assert machine.order(msg.Stop(term=1, epoch=9)) == []
+    assert machine.order(msg.Stop(term=1, generation=9)) == []
     assert machine.order(msg.Prepare(plan=plan(3, term=2))) == []
     assert machine.frozen
-    assert machine.epoch == 1
+    assert machine.generation == 1
 
 
-def test_a_stop_of_an_older_coordinator_or_of_an_older_epoch_stops_nobody() -> None:
+def test_a_stop_of_an_older_coordinator_or_of_an_older_generation_stops_nobody() -> None:
     machine = WorkerMachine(ME, micro_batches=4)
     machine.order(begin(3, DecisionKind.START, 0, plan=plan(3, term=2)))
-    assert machine.order(msg.Stop(term=1, epoch=9)) == []
-    assert machine.order(msg.Stop(term=2, epoch=2)) == []
+    assert machine.order(msg.Stop(term=1, generation=9)) == []
+    assert machine.order(msg.Stop(term=2, generation=2)) == []
     assert not machine.frozen
 
 
@@ -213,10 +215,10 @@ def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
 
 def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
     machine = joiner()
-    fresh = report_of(WorkerMachine(ME, micro_batches=4).order(msg.Stop(term=1, epoch=2)))
+    fresh = report_of(WorkerMachine(ME, micro_batches=4).order(msg.Stop(term=1, generation=2)))
     assert fresh.fresh
     machine.pushed(2)
-    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
+    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.fresh) == (None, False)
     assert not machine.received(2, None, 3)
     with pytest.raises(InvalidTransitionError, match="half overwritten"):
@@ -228,14 +230,14 @@ def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> No
         machine = voted()
         machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): (ME,)})))
         machine.prepared(2)
-        machine.order(msg.Arm(term=1, epoch=2))
+        machine.order(msg.Arm(term=1, generation=2))
         assert machine.flags == (msg.Flag.SWAP,)
         machine.vote_passed(commit(1.0, msg.Flag.SWAP))
         machine.begin_apply()
         if stopped:
-            machine.order(msg.Stop(term=1, epoch=2))
+            machine.order(msg.Stop(term=1, generation=2))
         machine.applied_step()
-        assert machine.epoch == (1 if stopped else 2)
+        assert machine.generation == (1 if stopped else 2)
 
 
 def test_the_flag_goes_up_once_the_group_stands_and_all_are_known_to_have_it() -> None:
@@ -245,7 +247,7 @@ def test_the_flag_goes_up_once_the_group_stands_and_all_are_known_to_have_it() -
     assert machine.flags == ()
     machine.prepared(2)
     assert machine.flags == ()
-    machine.order(msg.Arm(term=1, epoch=2))
+    machine.order(msg.Arm(term=1, generation=2))
     assert machine.flags == (msg.Flag.SWAP,)
 
 
@@ -253,8 +255,8 @@ def test_a_void_lowers_the_flag() -> None:
     machine = voted()
     machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
     machine.prepared(2)
-    machine.order(msg.Arm(term=1, epoch=2))
-    machine.order(msg.Void(term=1, epoch=2))
+    machine.order(msg.Arm(term=1, generation=2))
+    machine.order(msg.Void(term=1, generation=2))
     assert machine.flags == ()
     assert machine.pending is None
 
@@ -282,7 +284,7 @@ ILLEGAL: list[tuple[str, Callable[[WorkerMachine], object]]] = [
 @pytest.mark.parametrize(("name", "call"), ILLEGAL, ids=[name for name, _ in ILLEGAL])
 def test_a_boundary_out_of_turn_raises_with_the_story(name: str, call: Callable[[WorkerMachine], object]) -> None:
     machine = WorkerMachine(ME, micro_batches=4)
-    with pytest.raises(InvalidTransitionError, match=f"{ME}: {name} is not allowed in epoch 0, phase idle"):
+    with pytest.raises(InvalidTransitionError, match=f"{ME}: {name} is not allowed in generation 0, phase idle"):
         call(machine)
 
 
@@ -296,7 +298,7 @@ def test_a_phase_cannot_be_skipped(name: str) -> None:
 def test_a_vote_that_was_abandoned_does_not_pass_any_more() -> None:
     machine = voted()
     machine.vote_abandoned()
-    with pytest.raises(InvalidTransitionError, match="vote_passed is not allowed in epoch 1, phase abandoned"):
+    with pytest.raises(InvalidTransitionError, match="vote_passed is not allowed in generation 1, phase abandoned"):
         machine.vote_passed(commit())
 
 
@@ -304,7 +306,7 @@ def test_a_step_is_applied_once() -> None:
     machine = voted()
     machine.vote_passed(commit())
     machine.begin_apply()
-    with pytest.raises(InvalidTransitionError, match="begin_apply is not allowed in epoch 1, phase applying"):
+    with pytest.raises(InvalidTransitionError, match="begin_apply is not allowed in generation 1, phase applying"):
         machine.begin_apply()
 
 
@@ -321,21 +323,21 @@ def test_every_phase_can_be_reached_and_left() -> None:
     entering = {place for place, _ in NEXT if not isinstance(place, Phase)}
     assert entering == set(get_args(Entering))
     assert set(NEXT.values()) == set(Phase) - {Phase.IDLE}
-    ends = {Phase.IDLE, Phase.FINISHED, Phase.ABANDONED}  # only a new epoch leads on
+    ends = {Phase.IDLE, Phase.FINISHED, Phase.ABANDONED}  # only a new generation leads on
     assert {place for place, _ in NEXT if isinstance(place, Phase)} == set(Phase) - ends - {Phase.ENTERING}
 
 
 def test_a_begin_that_does_not_fit_the_state_raises() -> None:
     machine = computing()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     with pytest.raises(InvalidTransitionError, match="FORWARD without reduced gradients"):
         machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit()))
     machine = computing()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     with pytest.raises(InvalidTransitionError, match="state 0 where 3 is decided"):
         machine.order(begin(2, DecisionKind.REDO, 3))
     machine = voted()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     with pytest.raises(InvalidTransitionError, match="before the promised report"):
         machine.order(begin(2, DecisionKind.REDO, 0))
 
@@ -346,22 +348,22 @@ def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
     take_up(machine)
     machine.entered()
     assert all(machine.computing(micro_batch) for micro_batch in machine.share)
-    assert report_of(machine.order(msg.Stop(term=1, epoch=1))).held == ()
+    assert report_of(machine.order(msg.Stop(term=1, generation=1))).held == ()
 
 
 def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:
-    """Stopped again before it could apply: its gradients are those of the epoch before, not of this one's plan."""
+    """Stopped again before it could apply: its gradients are those of the generation before, not of this one's plan."""
     machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
     machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
     machine.entered()
     assert machine.computed()
     assert machine.reduced()
-    report = report_of(machine.order(msg.Stop(term=1, epoch=1)))
+    report = report_of(machine.order(msg.Stop(term=1, generation=1)))
     assert (report.ready, report.experts, report.experts_next) == (True, blob(0, 1), blob(0))
     forward = begin(2, DecisionKind.FORWARD, 1, commit=commit(1), plan=placed(2, blob(0), blob(1)))
     machine.order(forward)
-    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
+    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
     assert (report.ready, report.experts, report.experts_next) == (True, blob(0, 1), blob(0))
 
 
@@ -373,19 +375,19 @@ def blob(*experts: int) -> bytes:
 
 
 def placed(
-    epoch: int, held: bytes, placement: bytes, sources: dict[str, tuple[str, ...]] | None = None
-) -> msg.EpochPlan:
+    generation: int, held: bytes, placement: bytes, sources: dict[str, tuple[str, ...]] | None = None
+) -> msg.GenerationPlan:
     """A plan that gives this worker these experts; its peer has the others."""
     experts = msg.ExpertPlan(
         layers=1, experts=2, held=(held, b""), placement=(placement, b""), moves=1, asked=1, given=1
     )
-    return msgspec.structs.replace(plan(epoch, sources=sources), experts=experts)
+    return msgspec.structs.replace(plan(generation, sources=sources), experts=experts)
 
 
 def take_up(machine: WorkerMachine) -> None:
     assert isinstance(machine.task, Move)
     assert machine.moving() is not None
-    assert machine.moved(machine.epoch)
+    assert machine.moved(machine.generation)
 
 
 def with_experts() -> WorkerMachine:
@@ -405,7 +407,7 @@ def with_experts() -> WorkerMachine:
 
 def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     the_plan = placed(2, blob(0), blob(0, 1), sources={PEER: (ME,)})
     machine.order(begin(2, DecisionKind.REDO, 1, plan=the_plan))
     assert machine.task == Move(the_plan, (PEER,))
@@ -418,7 +420,7 @@ def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
 
 def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     the_plan = placed(2, b"", blob(1), sources={ME: (PEER,)})
     machine.order(begin(2, DecisionKind.REDO, 4, plan=the_plan))
     assert machine.pushed(2)
@@ -431,25 +433,25 @@ def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> N
     assert machine.task == Receive(the_plan)
     assert machine.received(2, None, 4)
     assert machine.task == Enter(the_plan, ())
-    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
+    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.experts) == (4, blob(1))
 
 
 def test_experts_without_the_rest_of_the_state_are_not_reported() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     machine.order(begin(2, DecisionKind.REDO, 4, plan=placed(2, b"", blob(1), sources={ME: (PEER,)})))
     take_up(machine)
-    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
+    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.experts) == (None, b"")
 
 
 def test_experts_that_come_after_a_stop_do_not_count() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     machine.order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(0), blob(0, 1))))
     assert machine.moving() is not None
-    report = report_of(machine.order(msg.Stop(term=1, epoch=2)))
+    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
     assert not machine.moved(2)
     assert machine.moving() is None
     assert report.experts == blob(0)
@@ -457,7 +459,7 @@ def test_experts_that_come_after_a_stop_do_not_count() -> None:
 
 def test_a_checkpoint_is_loaded_before_its_experts_are_taken_up() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     the_plan = placed(2, b"", blob(1))
     machine.order(begin(2, DecisionKind.ROLLBACK, 0, checkpoint="c", plan=the_plan))
     assert machine.task == Load(the_plan, "c")
@@ -465,14 +467,14 @@ def test_a_checkpoint_is_loaded_before_its_experts_are_taken_up() -> None:
         machine.moving()
     assert machine.loaded(2, 0)
     take_up(machine)
-    assert report_of(machine.order(msg.Stop(term=1, epoch=2))).experts == blob(1)
+    assert report_of(machine.order(msg.Stop(term=1, generation=2))).experts == blob(1)
 
 
 def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story() -> None:
     machine = with_experts()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     machine.order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(1), blob(1))))
-    with pytest.raises(InvalidTransitionError, match=r"here is .* epoch 2"):
+    with pytest.raises(InvalidTransitionError, match=r"here is .* generation 2"):
         machine.moving()
 
 
@@ -480,16 +482,16 @@ def test_who_has_waited_in_vain_tells_what_it_has_seen_before_it_reports() -> No
     """Another was faster to complain: without the evidence of who is cut off the wrong node would have to go."""
     machine = computing()
     assert machine.waited_in_vain(1)
-    assert machine.order(msg.Stop(term=1, epoch=1)) == [Halt()]
+    assert machine.order(msg.Stop(term=1, generation=1)) == [Halt()]
     told = machine.fault(1, "timed out", timed_out=True, unreachable=(PEER,))
-    fault = msg.Fault(worker=ME, epoch=1, detail="timed out", timed_out=True, unreachable=(PEER,))
+    fault = msg.Fault(worker=ME, generation=1, detail="timed out", timed_out=True, unreachable=(PEER,))
     assert told[0] == Tell(fault)
-    assert report_of(told).epoch == 1
+    assert report_of(told).generation == 1
 
 
 def test_who_was_stopped_before_its_time_was_up_looks_for_nobody() -> None:
     machine = computing()
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     assert not machine.waited_in_vain(1)
     assert machine.fault(1, "timed out", timed_out=True) == []
 
@@ -498,6 +500,6 @@ def test_a_pending_group_that_is_waited_for_in_vain_does_not_keep_back_the_repor
     machine = computing()
     machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
     assert machine.waited_in_vain(2)
-    machine.order(msg.Stop(term=1, epoch=1))
+    machine.order(msg.Stop(term=1, generation=1))
     assert machine.fault(1, "broken") == []
-    assert report_of(machine.fault(2, "timed out", timed_out=True)).epoch == 1
+    assert report_of(machine.fault(2, "timed out", timed_out=True)).generation == 1

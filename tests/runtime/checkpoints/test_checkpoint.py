@@ -58,7 +58,7 @@ def save(directory: Path, state: TrainingState, step: int) -> str:
     saver = CheckpointSaver(directory=directory, worker="n/0/a", every=1, tell=told.messages.put)
     assert saver.offer(state, step, (2, 1))
     written = told.next(CheckpointWritten)
-    assert (written.step, written.term, written.epoch) == (step, 2, 1)
+    assert (written.step, written.term, written.generation) == (step, 2, 1)
     saver.obey(accepted(written))
     kept = told.next(CheckpointKept)
     saver.close()
@@ -67,7 +67,7 @@ def save(directory: Path, state: TrainingState, step: int) -> str:
 
 
 def accepted(written: CheckpointWritten) -> AcceptCheckpoint:
-    return AcceptCheckpoint(term=written.term, epoch=written.epoch, step=written.step, name=written.name)
+    return AcceptCheckpoint(term=written.term, generation=written.generation, step=written.step, name=written.name)
 
 
 def test_state_comes_back_in_every_bit(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path, monkeypatch: pyt
         return honest(*args, **options)
 
     monkeypatch.setattr(checkpoint.FileSystemWriter, "write_data", held)
-    name = CheckpointName(term=1, epoch=1, step=3, nonce="ab")
+    name = CheckpointName(term=1, generation=1, step=3, nonce="ab")
     upload = begin_save(tmp_path / name.writing, source.capture())
     train(source.model, source.optimizer)
     assert state_hash(source.capture()) != before
@@ -239,7 +239,7 @@ def test_a_failed_save_is_logged_and_forgotten(tmp_path: Path, caplog: pytest.Lo
     directory.write_text("in the way")
     with caplog.at_level(logging.ERROR):
         assert not saver.offer(make(1), 1, (1, 1))
-        saver.obey(AcceptCheckpoint(term=1, epoch=1, step=1, name="../../etc"))
+        saver.obey(AcceptCheckpoint(term=1, generation=1, step=1, name="../../etc"))
         saver.obey(PruneCheckpoints(term=1, names=("../../etc",)))
         saver.close()
     assert len(caplog.records) == 3

@@ -86,7 +86,7 @@ def absent_body(seat: Seat) -> str:
 
 def test_it_never_completes_unless_every_rank_has_issued_it():
     assert run_world(3, absent_body) == [
-        "epoch 1 was halted in commit",
+        "generation 1 was halted in commit",
         "not ready",
-        "epoch 1 was halted in commit",
+        "generation 1 was halted in commit",
     ]

@@ -48,8 +48,8 @@ def test_wait_returns_once_the_operation_has_ended():
 def test_wait_leaves_when_halted():
     halt = threading.Event()
     operation = FakeOperation(1 << 30, at_look={(1 << 30) - 20: halt.set})
-    with pytest.raises(HaltedError, match="epoch 7 was halted in commit"):
-        LocalCommunicator(epoch=7, halt=halt).wait(Pending("commit", operation))
+    with pytest.raises(HaltedError, match="generation 7 was halted in commit"):
+        LocalCommunicator(generation=7, halt=halt).wait(Pending("commit", operation))
     assert operation.finished == 0
 
 
@@ -69,10 +69,10 @@ def test_what_completes_while_the_halt_is_seen_counts():
     assert operation.finished == 1
 
 
-def test_a_failure_names_operation_epoch_and_the_transports_first_line():
+def test_a_failure_names_operation_generation_and_the_transports_first_line():
     operation = FakeOperation(0, failure="Connection closed by peer\nand a long story")
-    with pytest.raises(PeerLostError, match=r"all_to_all in epoch 3 failed: Connection closed by peer$"):
-        LocalCommunicator(epoch=3).wait(Pending("all_to_all", operation))
+    with pytest.raises(PeerLostError, match=r"all_to_all in generation 3 failed: Connection closed by peer$"):
+        LocalCommunicator(generation=3).wait(Pending("all_to_all", operation))
 
 
 @pytest.mark.parametrize("failure", ["", "reset"])
@@ -99,7 +99,7 @@ def test_what_was_taken_from_a_retired_group_counts_as_failed():
 
 
 def test_a_world_of_one_copies():
-    communicator = LocalCommunicator(epoch=2)
+    communicator = LocalCommunicator(generation=2)
     source, output = torch.arange(5.0), torch.zeros(5)
     communicator.wait(communicator.start_all_to_all(output, source))
     assert output.equal(source)

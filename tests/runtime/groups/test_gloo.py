@@ -78,14 +78,14 @@ def start(communicator: Communicator, kind: str) -> Pending:
 
 def abandon_body(seat: Seat, kinds: list[str]) -> int:
     """The last rank does not join; the others must leave by their halt alone, then the next group must work."""
-    for epoch, kind in enumerate(kinds, start=1):
+    for generation, kind in enumerate(kinds, start=1):
         halt = threading.Event()
-        communicator = seat.connect(epoch, halt=halt, timeout_s=5.0)
+        communicator = seat.connect(generation, halt=halt, timeout_s=5.0)
         joins, pending = seat.rank != seat.size - 1, None
         if joins:
             pending = start(communicator, kind)
             threading.Timer(0.002, halt.set).start()
-            with pytest.raises(HaltedError, match=f"epoch {epoch} was halted"):
+            with pytest.raises(HaltedError, match=f"generation {generation} was halted"):
                 communicator.wait(pending)
         seat.meet()  # nobody severs before, so that nobody is helped out
         communicator.retire()
@@ -130,7 +130,7 @@ def killed_body(seat: Seat) -> str:
 def test_a_killed_peer_is_an_error_of_the_operation():
     outcomes = run_world(RANKS, killed_body)
     assert outcomes[1] is None
-    assert all("all_to_all in epoch 1 failed" in outcomes[rank] for rank in (0, 2))
+    assert all("all_to_all in generation 1 failed" in outcomes[rank] for rank in (0, 2))
 
 
 def severed_body(seat: Seat) -> str:
@@ -151,7 +151,7 @@ def severed_body(seat: Seat) -> str:
 
 def test_severing_tells_the_peers():
     outcomes = run_world(RANKS, severed_body)
-    assert all("all_to_all in epoch 1 failed" in outcome for outcome in outcomes[1:])
+    assert all("all_to_all in generation 1 failed" in outcome for outcome in outcomes[1:])
 
 
 def lonely_body(seat: Seat, how: str) -> str:
@@ -164,7 +164,13 @@ def lonely_body(seat: Seat, how: str) -> str:
     try:
         board = seat.board(1, halt=halt)
         communicator = gloo.build_gloo(
-            board, 0, 2, epoch=1, graveyard=seat.graveyard, halt=halt, build_timeout_s=60.0 if how == "halt" else 0.05
+            board,
+            0,
+            2,
+            generation=1,
+            graveyard=seat.graveyard,
+            halt=halt,
+            build_timeout_s=60.0 if how == "halt" else 0.05,
         )
         outcome = f"built {communicator}"
     except (HaltedError, PeerLostError) as error:
@@ -175,13 +181,13 @@ def lonely_body(seat: Seat, how: str) -> str:
 
 
 def test_a_build_whose_peer_never_comes_is_broken_off_by_the_halt():
-    assert run_world(2, lonely_body, "halt")[0] == "HaltedError: epoch 1 was halted in rendezvous"
+    assert run_world(2, lonely_body, "halt")[0] == "HaltedError: generation 1 was halted in rendezvous"
 
 
 def test_a_build_whose_peer_never_comes_ends_by_its_timeout():
     outcome = run_world(2, lonely_body, "timeout")[0]
     assert outcome.startswith(
-        "PeerLostError: the group of epoch 1 could not be built: rendezvous of epoch 1: '0/1' did"
+        "PeerLostError: the group of generation 1 could not be built: rendezvous of generation 1: '0/1' did"
     )
 
 
@@ -201,7 +207,7 @@ def vanished_body(seat: Seat, victim: int) -> tuple[str, float]:
 def test_a_peer_that_dies_while_the_group_is_built_fails_the_build_in_time(victim: int):
     for outcome in run_world(3, vanished_body, victim):
         if outcome is not None:
-            assert "epoch 1" in outcome[0]
+            assert "generation 1" in outcome[0]
             assert outcome[1] < 15.0, "gloo waits five times its timeout for a connection"
 
 
@@ -212,17 +218,17 @@ def footprint() -> tuple[int, int]:
 def reconfigured_body(seat: Seat, rounds: int) -> list[tuple[int, int]]:
     """Build, use, retire: severed with an operation under way every other time."""
     footprints = []
-    for epoch in range(1, rounds + 1):
+    for generation in range(1, rounds + 1):
         halt = threading.Event()
-        communicator = seat.connect(epoch, halt=halt, timeout_s=5.0)
+        communicator = seat.connect(generation, halt=halt, timeout_s=5.0)
         communicator.wait(start(communicator, "all_gather"))
-        if epoch % 2 and seat.rank:
+        if generation % 2 and seat.rank:
             pending = start(communicator, "all_to_all")
             halt.set()
             with pytest.raises(HaltedError):
                 communicator.wait(pending)
         seat.meet()
-        communicator.retire(sever=bool(epoch % 2))
+        communicator.retire(sever=bool(generation % 2))
         assert seat.graveyard.wait_empty(60)
         seat.meet()
         footprints.append(footprint())
@@ -265,8 +271,8 @@ def test_the_world_reports_what_goes_wrong_in_it():
 def hasty_body(seat: Seat) -> int:
     """Many swaps in good order: nobody waits for the others before it leaves a group."""
     current = seat.connect(1)
-    for epoch in range(2, 12):
-        upcoming = seat.connect(epoch)
+    for generation in range(2, 12):
+        upcoming = seat.connect(generation)
         current.wait(start(current, "all_gather"))
         current.wait(start(current, "commit"))
         current.retire(sever=False)

@@ -56,14 +56,14 @@ class FakeGroup:
 
 def communicator_of(group: FakeGroup, graveyard: Graveyard, *, halted: bool = False) -> NcclCommunicator:
     return NcclCommunicator(
-        group, device=torch.device("meta"), epoch=6, timeout_s=7.0, halt=lambda: halted, graveyard=graveyard
+        group, device=torch.device("meta"), generation=6, timeout_s=7.0, halt=lambda: halted, graveyard=graveyard
     )
 
 
 def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
     group = FakeGroup(FakeWork(ended=True))
     communicator = communicator_of(group, Graveyard())
-    assert (communicator.rank, communicator.size, communicator.epoch) == (1, 2, 6)
+    assert (communicator.rank, communicator.size, communicator.generation) == (1, 2, 6)
     communicator.wait(communicator.start_all_to_all(torch.zeros(2), torch.zeros(2)))
     communicator.wait(communicator.start_all_to_all(torch.zeros(3), torch.zeros(3), [1, 2], [0, 3]))
     communicator.wait(communicator.start_all_gather(torch.zeros(2), torch.zeros(1)))
@@ -100,9 +100,9 @@ def test_a_halted_group_is_aborted_in_the_graveyard_and_used_no_more():
 
 def test_a_world_of_one_needs_no_transport():
     board = Board(3, lambda key, value: None)
-    communicator = build_communicator(torch.device("cpu"), board, 0, 1, epoch=3, graveyard=Graveyard())
+    communicator = build_communicator(torch.device("cpu"), board, 0, 1, generation=3, graveyard=Graveyard())
     assert isinstance(communicator, LocalCommunicator)
-    assert communicator.epoch == 3
+    assert communicator.generation == 3
 
 
 def kind_body(seat: Seat) -> bool:

@@ -13,8 +13,8 @@ from holdfast.runtime.groups.rendezvous import MAX_KEYS, MAX_VALUE_BYTES, Board,
 DEADLINE_S = 60.0
 
 
-def silent(epoch: int = 1, **options) -> Board:
-    return Board(epoch, lambda key, value: None, **options)
+def silent(generation: int = 1, **options) -> Board:
+    return Board(generation, lambda key, value: None, **options)
 
 
 def in_thread(call) -> tuple[threading.Thread, list[object]]:
@@ -60,13 +60,13 @@ def test_waiting_is_broken_off(how: str):
     halt.set() if how == "halt" else board.close()
     thread.join(DEADLINE_S)
     assert isinstance(outcome[0], HaltedError)
-    assert "epoch 9" in str(outcome[0])
+    assert "generation 9" in str(outcome[0])
     with pytest.raises(HaltedError):
         board.wait(["never"], 1e6)
 
 
 def test_waiting_times_out():
-    with pytest.raises(TimeoutError, match="epoch 2: 'never' did not come"):
+    with pytest.raises(TimeoutError, match="generation 2: 'never' did not come"):
         BoardStore(silent(2), timeout_s=0.001).wait(["never"], timedelta(seconds=1e6))
     with pytest.raises(TimeoutError):
         BoardStore(silent(2), timeout_s=0.001).get("never")

@@ -63,10 +63,10 @@ def test_only_new_connected_sockets_at_exchanged_addresses_are_found(stack: Exit
         stack.enter_context(end)
     mine, other = group.connection(), stranger.connection()
 
-    sockets = find_group_sockets(before, [group.address], epoch=4)
+    sockets = find_group_sockets(before, [group.address], generation=4)
 
     assert found(sockets) == {mine[0].fileno(), mine[1].fileno()}
-    assert sockets.epoch == 4
+    assert sockets.generation == 4
     assert sockets.sever() == 2
     assert not is_open(mine)
     assert is_open(old)
@@ -82,7 +82,7 @@ def test_a_reused_descriptor_is_left_alone(stack: ExitStack):
     net = Net(stack)
     before = socket_inodes()
     near, far = net.connection()
-    sockets = find_group_sockets(before, [net.address], epoch=1)
+    sockets = find_group_sockets(before, [net.address], generation=1)
     assert found(sockets) == {near.fileno(), far.fileno()}
     innocent = net.connection()
     # The descriptors of the group now name the innocent connection, as after a close and a new connect.
@@ -96,7 +96,7 @@ def test_severing_is_repeatable_and_survives_closed_descriptors(stack: ExitStack
     net = Net(stack)
     before = socket_inodes()
     near, far = net.connection()
-    sockets = find_group_sockets(before, [net.address], epoch=1)
+    sockets = find_group_sockets(before, [net.address], generation=1)
     near.close()
     assert sockets.sever() <= 1
     far.close()
@@ -106,7 +106,7 @@ def test_severing_is_repeatable_and_survives_closed_descriptors(stack: ExitStack
 def test_a_listener_is_never_shut_down(stack: ExitStack):
     net = Net(stack)
     handle = SocketHandle(descriptor=net.listener.fileno(), inode=os.fstat(net.listener.fileno()).st_ino)
-    assert GroupSockets(epoch=1, handles=(handle,)).sever() == 0
+    assert GroupSockets(generation=1, handles=(handle,)).sever() == 0
     assert is_open(net.connection())
 
 
@@ -115,5 +115,5 @@ def test_severing_leaves_no_descriptor_behind(stack: ExitStack):
     before = socket_inodes()
     net.connection()
     descriptors = len(os.listdir("/proc/self/fd"))
-    find_group_sockets(before, [net.address], epoch=1).sever()
+    find_group_sockets(before, [net.address], generation=1).sever()
     assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -8,7 +8,7 @@ import threading
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, Member
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
 from holdfast.runtime.groups.communicator import PeerLostError
 from holdfast.runtime.session.resources import Rooms
 from holdfast.runtime.session.state_exchange import Shared
@@ -23,10 +23,11 @@ def told_of(error: Exception | str, port: int) -> msg.Fault:
     members = tuple(Member(worker=worker, host="127.0.0.1", state_port=port) for worker in (ME, PEER))
     machine.order(
         msg.Begin(
-            plan=EpochPlan(term=1, epoch=1, members=members), decision=Decision(kind=DecisionKind.START, applied=0)
+            plan=GenerationPlan(term=1, generation=1, members=members),
+            decision=Decision(kind=DecisionKind.START, applied=0),
         )
     )
-    rooms = Rooms(lambda epoch, key, value: None)
+    rooms = Rooms(lambda generation, key, value: None)
     shared = Shared(changed=threading.Condition(threading.RLock()), machine=machine, rooms=rooms, carry_out=told.extend)
     shared.lost(1, error)
     (tell,) = told

@@ -1,4 +1,4 @@
-"""The session with real processes: epochs, failures at every phase, joiners, checkpoints."""
+"""The session with real processes: generations, failures at every phase, joiners, checkpoints."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.plan import EpochPlan, Member, Passed
+from holdfast.protocol.plan import GenerationPlan, Member, Passed
 from holdfast.runtime.state import receive as inbox
 from holdfast.runtime.state import wire
 from holdfast.runtime.state.hashing import state_hash
@@ -45,13 +45,13 @@ class Side:
 
     state: TrainingState
     secret: bytes = b"k" * 32
-    epoch: int = 4
+    generation: int = 4
     receipts: list[Receipt] = field(default_factory=list)
     opened: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     midway: Callable[[], None] = lambda: None
     late: bool = False
-    #: set once the plan of the epoch is known
+    #: set once the plan of the generation is known
     decided: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -61,21 +61,21 @@ class Side:
         self.inbox = StateInbox("127.0.0.1", admit=self.admit, open_receipt=self.open)
         self.port = self.inbox.start()
 
-    def plan(self, secret: bytes | None = None, epoch: int | None = None) -> EpochPlan:
+    def plan(self, secret: bytes | None = None, generation: int | None = None) -> GenerationPlan:
         members = tuple(Member(worker=worker, host="127.0.0.1", state_port=self.port) for worker in (SENDER, RECEIVER))
-        return EpochPlan(
+        return GenerationPlan(
             term=1,
-            epoch=self.epoch if epoch is None else epoch,
+            generation=self.generation if generation is None else generation,
             members=members,
             sources={RECEIVER: (SENDER,)},
             secret=self.secret if secret is None else secret,
         )
 
-    def admit(self, epoch: int, wait_s: float) -> Ticket | None:
+    def admit(self, generation: int, wait_s: float) -> Ticket | None:
         if wait_s:
             self.waited.release()
             self.decided.wait(DEADLINE_S)
-        if epoch != self.epoch or not self.decided.is_set():
+        if generation != self.generation or not self.decided.is_set():
             return None
         return Ticket(plan=self.plan(), sender=SENDER, receiver=RECEIVER)
 
@@ -117,7 +117,7 @@ def sides() -> Iterator[Callable[..., Side]]:
     assert not any(thread.is_alive() for thread in ours)
 
 
-def push(plan: EpochPlan, state: TrainingState, **options: object) -> tuple[Push, queue.Queue[str]]:
+def push(plan: GenerationPlan, state: TrainingState, **options: object) -> tuple[Push, queue.Queue[str]]:
     outcome: queue.Queue[str] = queue.Queue()
     pushed = Push(
         plan=plan,
@@ -179,9 +179,9 @@ def test_a_wrong_secret_changes_nothing_on_either_side(sides: Callable[..., Side
     assert state_hash(side.state.capture()) == before
 
 
-def test_a_stale_epoch_and_a_late_offer_are_refused(sides: Callable[..., Side]) -> None:
+def test_a_stale_generation_and_a_late_offer_are_refused(sides: Callable[..., Side]) -> None:
     side = sides()
-    _, outcome = push(side.plan(epoch=3), make(1))
+    _, outcome = push(side.plan(generation=3), make(1))
     assert outcome.get(timeout=DEADLINE_S) != ""
     late = sides(late=True)
     _, outcome = push(late.plan(), make(1))
@@ -248,7 +248,7 @@ def test_garbage_never_reaches_the_parser(sides: Callable[..., Side], garbage: b
     side = sides()
     try:
         with socket.create_connection(("127.0.0.1", side.port), timeout=DEADLINE_S) as connection:
-            preamble = wire.PREAMBLE.pack(b"holdfast", side.epoch, 0, b"n" * 32)
+            preamble = wire.PREAMBLE.pack(b"holdfast", side.generation, 0, b"n" * 32)
             connection.sendall((preamble if framed else b"") + garbage)
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(4096):

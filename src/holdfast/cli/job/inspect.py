@@ -124,7 +124,7 @@ def fail(
         str,
         typer.Option(
             help="kill, exit, raise (an exception in the training loop), stop (SIGSTOP), or hold (live, but wait at "
-            "--phase until another failure ends the epoch)."
+            "--phase until another failure ends the generation)."
         ),
     ],
     worker: Annotated[

@@ -17,9 +17,9 @@ from rich.text import Text
 from holdfast.cli.job.progress import loss_text, stamped
 from holdfast.protocol.events import (
     CoordinatorRestarted,
-    EpochStarted,
     Event,
     FailureDetected,
+    GenerationStarted,
     JobFailed,
     JobFinished,
     JobStarted,
@@ -64,7 +64,7 @@ class JobPicture:
 
     job: str = ""
     url: str = ""
-    epoch: int = 0
+    generation: int = 0
     world: int = 0
     step: int = 0
     loss: float | None = None
@@ -89,8 +89,8 @@ class JobPicture:
         match event:
             case JobStarted() | CoordinatorRestarted():
                 self.job, self.url = event.job, event.url
-            case EpochStarted():
-                self.epoch, self.world = event.epoch, event.world
+            case GenerationStarted():
+                self.generation, self.world = event.generation, event.world
                 self._members(event.members)
             case JobFailed():
                 self.failure = event.why
@@ -135,7 +135,7 @@ def render(picture: JobPicture, steps: int = 0) -> RenderableType:
         ("loss", loss),
         ("samples/s", f"{picture.samples_per_s:.1f}"),
         ("workers", str(picture.world)),
-        ("epoch", str(picture.epoch)),
+        ("generation", str(picture.generation)),
     )
     head.add_row(*[Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in facts])
     nodes = Table(box=None, padding=(0, 3, 0, 0))

@@ -65,7 +65,10 @@ _WORDS = dict(
         _line(ev.NodeJoined, lambda e: f"{e.node} joined, workers {', '.join(map(str, e.worker_pids))}"),
         _line(ev.WorkersChanged, lambda e: f"{e.node} has new workers {', '.join(map(str, e.worker_pids))}"),
         _line(ev.NodeLeft, lambda e: f"{e.node} left: {e.reason}"),
-        _line(ev.EpochStarted, lambda e: f"epoch {e.epoch}: {e.world} workers on {_nodes(e.members)} ({e.reason})"),
+        _line(
+            ev.GenerationStarted,
+            lambda e: f"generation {e.generation}: {e.world} workers on {_nodes(e.members)} ({e.reason})",
+        ),
         _line(StepCommitted, _committed),
         _line(ev.FailureDetected, _failed),
         _line(ev.Recovered, _recovered),

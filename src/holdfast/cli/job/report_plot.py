@@ -11,8 +11,8 @@ from holdfast.errors import BadInputError
 from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import (
     CoordinatorRestarted,
-    EpochStarted,
     FailureDetected,
+    GenerationStarted,
     JobWaiting,
     NodeJoined,
     ReadEvent,
@@ -74,7 +74,7 @@ def _throughput(steps: Sequence[StepCommitted]) -> list[float]:
 
 def _mark(top: Axes, bottom: Axes, events: Sequence[ReadEvent], start: float) -> None:
     """Draw a line for each loss and arrival, with its name above the plot; the first world's arrivals are no news."""
-    begun = next((event.time for event in events if isinstance(event, EpochStarted)), start)
+    begun = next((event.time for event in events if isinstance(event, GenerationStarted)), start)
     height = 0
     for event in events:
         label, colour = _label(event)

@@ -252,7 +252,7 @@ class _Server:
             # Training goes on with the placement that there is.
             _log.exception("no new placement of the experts could be computed")
             experts = None
-        self._shell.feed(Planned(order.epoch, experts))
+        self._shell.feed(Planned(order.generation, experts))
 
     def _end(self, exit_code: int) -> None:
         if not self._over.done():

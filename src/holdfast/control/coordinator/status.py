@@ -20,7 +20,7 @@ def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:
         "job": record.job,
         "state": coordinator.state,
         "term": record.term,
-        "epoch": plan.epoch if plan else 0,
+        "generation": plan.generation if plan else 0,
         "world": len(plan.members) if plan else 0,
         "step": step,
         "samples": progress.samples,
@@ -51,7 +51,7 @@ def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
             "worker": info.id,
             "pid": info.attach.pid,
             "rank": plan.rank(info.id) if plan else None,
-            "epoch": info.entered,
+            "generation": info.entered,
             "step": coordinator.parts.ledger.applied_by(info.id),
             "finished": info.finished,
         }

@@ -20,4 +20,6 @@ def intact_checkpoints(directory: Path | None, say: Callable[[str], None]) -> tu
     intact = checkpoint_dir.intact_checkpoints(
         directory, lambda error: say(f"holdfast: a checkpoint is damaged and not used: {error}")
     )
-    return tuple(KnownCheckpoint(step=name.step, name=name.final, term=name.term, epoch=name.epoch) for name in intact)
+    return tuple(
+        KnownCheckpoint(step=name.step, name=name.final, term=name.term, generation=name.generation) for name in intact
+    )

@@ -54,7 +54,7 @@ class KeptSteps:
         same_hash = known.state_hash == new.state_hash or not known.state_hash
         if not same_hash or _encoder.encode(known.commit) != _encoder.encode(new.commit):
             self._odd.append(message)
-        elif known.epoch <= new.epoch:
+        elif known.generation <= new.generation:
             self._newest[message.step] = new
         else:
             self._newest[message.step] = msgspec.structs.replace(known, time=now)
@@ -68,15 +68,15 @@ class KeptSteps:
         if self.given_up <= step:
             self.given_up = 0
 
-    def undo_after(self, step: int, epoch: float = math.inf) -> None:
-        """What was done after `step` in an epoch older than this one does not count."""
+    def undo_after(self, step: int, generation: float = math.inf) -> None:
+        """What was done after `step` in a generation older than this one does not count."""
         while self._pages and self._pages[-1].last > step:
             page = self._pages.pop()
             self._bytes -= len(page.data)
             self._newest = {kept.step: kept for kept in _decoder.decode(page.data)} | self._newest
-        counts = [kept for kept in self._newest.values() if kept.step <= step or kept.epoch >= epoch]
+        counts = [kept for kept in self._newest.values() if kept.step <= step or kept.generation >= generation]
         self._newest = {kept.step: kept for kept in counts}
-        odd = (message for message in self._odd if message.step <= step or message.epoch >= epoch)
+        odd = (message for message in self._odd if message.step <= step or message.generation >= generation)
         self._odd = deque(odd, maxlen=self._odd.maxlen)
         self.given_up = min(self.given_up, step)
 
@@ -115,7 +115,7 @@ class KeptSteps:
 def _kept(message: Applied, now: float) -> KeptStep:
     return KeptStep(
         step=message.step,
-        epoch=message.epoch,
+        generation=message.generation,
         world=message.world,
         time=now,
         commit=Lanes(**msgspec.structs.asdict(message.commit)),

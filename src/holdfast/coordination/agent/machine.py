@@ -61,8 +61,8 @@ WATCH_S = 0.1
 #: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
 _LIFE = (Attach, Begun, Entered)
 _STAND = (Prepared, Report, Fault, Finished, CheckpointWritten, CheckpointKept, Loads, ScriptFailed)
-#: what a newer epoch makes worthless
-_EPOCH_BOUND = (Prepared, Report, Fault, Finished)
+#: what a newer generation makes worthless
+_GENERATION_BOUND = (Prepared, Report, Fault, Finished)
 #: of a message of a megabyte, this much is left to Hello's other fields
 _HELLO_BYTES = (1 << 20) - (1 << 14)
 
@@ -164,9 +164,9 @@ class _Slot:
 
     worker: str = ""
     latest: dict[type, WorkerMessage] = field(default_factory=dict[type, WorkerMessage])
-    #: the newest step that it has applied, and in which epoch
+    #: the newest step that it has applied, and in which generation
     top: int = 0
-    top_epoch: int = 0
+    top_generation: int = 0
     #: how the worker before this one ended, until this one attaches; or how this one did, that left its loop
     down: WorkerDown | None = None
     #: the worker was told that the job is done
@@ -180,22 +180,22 @@ class _Slot:
         """Make the place for another worker."""
         self.worker = worker
         self.latest.clear()
-        self.top = self.top_epoch = 0
+        self.top = self.top_generation = 0
         self.done = self.ended = False
         self.stopped_since = None
 
     def keep(self, message: WorkerMessage) -> None:
         """Remember what its worker says."""
         if isinstance(message, Applied):
-            self.top, self.top_epoch = max(self.top, message.step), message.epoch
+            self.top, self.top_generation = max(self.top, message.step), message.generation
         elif isinstance(message, _LIFE + _STAND):
             self.latest[type(message)] = message
         if isinstance(message, Attach):
             self.down = None
         if isinstance(message, Entered):
-            for kind in _EPOCH_BOUND:
+            for kind in _GENERATION_BOUND:
                 kept = self.latest.get(kind)
-                if isinstance(kept, _EPOCH_BOUND) and kept.epoch < message.epoch:
+                if isinstance(kept, _GENERATION_BOUND) and kept.generation < message.generation:
                     del self.latest[kind]
 
     @property
@@ -364,7 +364,7 @@ class AgentMachine:
             slot.done = True
         elif isinstance(order, Begin):
             # From here on it is not fresh any more, whether it has come to reading this or not.
-            slot.keep(Begun(worker=slot.worker, epoch=order.plan.epoch))
+            slot.keep(Begun(worker=slot.worker, generation=order.plan.generation))
         return [Pass(message)]
 
     def _accepts(self, order: Order) -> bool:
@@ -385,7 +385,7 @@ class AgentMachine:
         if slot is None or self.over is not None:
             return []
         if isinstance(message, Entered):
-            self._undo_after(message.applied, message.epoch)
+            self._undo_after(message.applied, message.generation)
         slot.keep(message)
         if isinstance(message, Applied) and message.step > self.committed:
             self._steps.note(message, now)
@@ -453,11 +453,11 @@ class AgentMachine:
         pages = self._steps.pages(tops, self.committed) if tops else ()
         return chain(gone, life, pages, self._steps.odd, stand, left)
 
-    def _undo_after(self, step: int, epoch: int) -> None:
-        """`epoch` begins with the state of `step`: what was done after it in older ones never counted."""
-        self._steps.undo_after(step, epoch)
+    def _undo_after(self, step: int, generation: int) -> None:
+        """`generation` begins with the state of `step`: what was done after it in older ones never counted."""
+        self._steps.undo_after(step, generation)
         for slot in self._slots:
-            if slot.top_epoch < epoch:
+            if slot.top_generation < generation:
                 slot.top = min(slot.top, step)
         # After a roll-back steps are committed once more; until then nothing after it is in the journal.
         self.committed = min(self.committed, step)

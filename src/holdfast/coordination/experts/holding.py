@@ -1,7 +1,8 @@
-"""The experts of one worker from epoch to epoch: which count as here, which are to be, and what a report says of them.
+"""The experts of one worker from generation to generation: which are here, which are to be, and what a report says.
 
-Entering an epoch changes the placement tentatively: what was held stays until the epoch's first commit operation has
-passed. That proves that everybody has all it is to host, so that a migration that was broken off loses nothing.
+Entering a generation changes the placement tentatively: what was held stays until the generation's first commit
+operation has passed. That proves that everybody has all it is to host, so that a migration that was broken off loses
+nothing.
 
 A loss is noted before the shell carries it out, a gain after: at any moment all that is noted here is in memory.
 """
@@ -37,7 +38,7 @@ class Holding:
         self.shape = shape
         #: what is here with the state of the applied step
         self.held: IntArray = decode(everything(shape), shape)
-        #: what of it stays once a commit operation of the epoch has passed; more where experts are still to come
+        #: what of it stays once a commit operation of the generation has passed; more where experts are still to come
         self.placed: IntArray = self.held
         #: these are the experts that the script made, all of them, never trained nor replaced
         self.initial = True
@@ -62,13 +63,13 @@ class Holding:
         self.initial = False
 
     def take_up(self, plan: ExpertPlan, rank: int, decision: DecisionKind | None) -> Rearrangement:
-        """Take up an epoch's placement, and note the loss of what does not count in it.
+        """Take up a generation's placement, and note the loss of what does not count in it.
 
         That is experts of a state that was replaced by another worker's, or some that had just come when a Stop was
         obeyed, before the report could say so.
 
         Args:
-            decision: what the epoch began with, None after a swap.
+            decision: what the generation began with, None after a swap.
 
         Raises:
             JobFailedError: the initial experts are wanted, and are not here any more.
@@ -95,6 +96,6 @@ class Holding:
         self.held = np.maximum(self.held, self.placed)
 
     def passed(self) -> None:
-        """A commit operation of the epoch has passed: what lives elsewhere now goes."""
+        """A commit operation of the generation has passed: what lives elsewhere now goes."""
         self.held = self.placed
         self.initial = False

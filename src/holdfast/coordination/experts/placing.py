@@ -1,4 +1,4 @@
-"""Where the experts live from epoch to epoch: what survivors still hold, and the next placement.
+"""Where the experts live from generation to generation: what survivors still hold, and the next placement.
 
 Shape letters: L layers, E experts per layer, N nodes, W workers. On the wire a worker's experts are one blob: its slots
 layer by layer, as little-endian 16-bit expert numbers, ascending, repeats allowed, each layer ended by 0xFFFF.

@@ -19,7 +19,7 @@ from holdfast.coordination.turn import Turn
 from holdfast.planning import Migration, RebalanceDecision, Shortage, decide_rebalance, plan_transfers
 from holdfast.planning.arrays import indices
 from holdfast.protocol.events import RebalanceDecided
-from holdfast.protocol.plan import EpochPlan, ExpertPlan, ExpertShape
+from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan
 
 
 class Rebalancing:
@@ -34,7 +34,7 @@ class Rebalancing:
         self._looked = False
         self._waiting = False
 
-    def ask(self, plan: EpochPlan, committed: int) -> None:
+    def ask(self, plan: GenerationPlan, committed: int) -> None:
         """Have a placement computed for the members of `plan`, if one is due after this step."""
         config, turn = self._config, self._turn
         every = 0 if config.static_experts else config.rebalance_every
@@ -50,9 +50,9 @@ class Rebalancing:
         held = dict(zip(plan.workers, plan.experts.placement, strict=True))
         solve = placing(turn.record, turn.members, plan.workers, held, self._config, self._loads.tokens)
         assert solve is not None
-        turn.compute(PlanExperts(plan.epoch, solve))
+        turn.compute(PlanExperts(plan.generation, solve))
 
-    def weigh(self, planned: Planned, plan: EpochPlan | None, costs: MeasuredCosts) -> ExpertPlan | None:
+    def weigh(self, planned: Planned, plan: GenerationPlan | None, costs: MeasuredCosts) -> ExpertPlan | None:
         """Return the placement that came if it is to be adopted; the reason goes into an event either way.
 
         Args:
@@ -60,7 +60,7 @@ class Rebalancing:
         """
         self._waiting = False
         found, loads, shape = planned.experts, self._loads, self._turn.record.experts
-        if plan is None or plan.experts is None or planned.epoch != plan.epoch or shape is None:
+        if plan is None or plan.experts is None or planned.generation != plan.generation or shape is None:
             return None
         if found is None or isinstance(found, Shortage) or loads.tokens is None:
             return None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.events import EpochStarted, FaultThreshold, NodeJoined, WorkersChanged
-from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.events import FaultThreshold, GenerationStarted, NodeJoined, WorkersChanged
+from holdfast.protocol.plan import GenerationPlan
 
 
-def announce_epoch(turn: Turn, plan: EpochPlan, reason: str) -> None:
+def announce_generation(turn: Turn, plan: GenerationPlan, reason: str) -> None:
     """A new configuration is in force."""
     experts = plan.experts
     turn.emit(
-        EpochStarted,
+        GenerationStarted,
         members=tuple(dict.fromkeys(member.node for member in plan.members)),
         world=len(plan.members),
         reason=reason,

@@ -15,7 +15,7 @@ def keep_held(micro_batches: int, held: Sequence[Sequence[int]]) -> tuple[tuple[
     """Return an assignment in which each rank keeps what it holds; the rest goes to whoever has least.
 
     Finished work is not done again after a failure (Unicron 6.2, for data-parallel workers). Where two ranks hold
-    the same micro-batch (both were given it in different epochs), the first keeps it and the other starts over.
+    the same micro-batch (both were given it in different generations), the first keeps it and the other starts over.
 
     Args:
         micro_batches: M, how many the step has.

@@ -1,4 +1,4 @@
-"""From a broken epoch (or none) to the next one: once all members have spoken or are gone, decide, write, begin."""
+"""From a broken generation (or none) to the next: once all members have spoken or are gone, decide, write, begin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.coordination.generations.announcing import announce_epoch
+from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
 from holdfast.coordination.generations.finishing import left_alone
 from holdfast.coordination.generations.planner import first_assignment, held_experts, lacks_slots, lost_of, make_plan
@@ -87,13 +87,13 @@ class Deciding:
         return self._ledger.behind(whole) > AT_ONCE and self._progress.release(whole)
 
     def start(self) -> None:
-        """Begin the first epoch (or the first after everybody was gone), if enough nodes are here."""
+        """Begin the first generation (or the first after everybody was gone), if enough nodes are here."""
         turn, record, config = self._turn, self._turn.record, self._config
         if record.plan is not None or self._stopping.stop is not None or self._absences.renewing:
             return
         complete = [node for node in turn.members.nodes.values() if node.complete]
-        needed = config.start_nodes if record.epoch == 0 else 1
-        if len(complete) < needed or (record.epoch and lacks_slots(turn, config)):
+        needed = config.start_nodes if record.generation == 0 else 1
+        if len(complete) < needed or (record.generation and lacks_slots(turn, config)):
             return
         workers = [info.id for info in turn.members.workers()]
         verdict = without_state(
@@ -146,7 +146,7 @@ class Deciding:
         self._begin(workers, verdict, reports, reason)
 
     def _roll_back(self, verdict: Verdict) -> str:
-        """Forget what came after the decided step; return the reason of the epoch to come."""
+        """Forget what came after the decided step; return the reason of the generation to come."""
         known = self._turn.record.plan is not None or self._ledger.committed
         why = verdict.why if known else "the job resumes from its checkpoint"
         why = "all workers were started again" if self._progress.restarting else why
@@ -163,7 +163,7 @@ class Deciding:
         self._absences.renew(map(node_of, workers), "all workers are started again")
 
     def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
-        """Write the next epoch and tell its members."""
+        """Write the next generation and tell its members."""
         record, turn, decision = self._turn.record, self._turn, verdict.decision
         experts = held_experts(decision, reports)
         plan = make_plan(
@@ -179,15 +179,15 @@ class Deciding:
         begin = Begin(plan=plan, decision=decision, assignment=first_assignment(record, plan, decision, reports))
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision)
-        lineage = plan.epoch if anew else record.lineage
-        turn.change(epoch=plan.epoch, plan=plan, pending=None, decision=decision, lineage=lineage)
+        lineage = plan.generation if anew else record.lineage
+        turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, lineage=lineage)
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
         self._absences.renew(idle, "the node waits for its turn")
         for info in turn.members.workers():
             info.finished = False
-        announce_epoch(turn, plan, reason)
+        announce_generation(turn, plan, reason)
         for worker in plan.workers:
             turn.order(worker, begin)
         self._keep_what_passed(decision)

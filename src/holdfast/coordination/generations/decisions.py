@@ -1,7 +1,7 @@
 """What becomes of an interrupted step, from the survivors' reports alone (DESIGN.md 3.1).
 
-ROLLBACK if some state has no live copy; FORWARD(k, v) if any reporter passed or applied k, or an earlier epoch decided
-FORWARD(k); else REDO. Pure: the same reports give the same verdict, whoever asks and however often.
+ROLLBACK if some state has no live copy; FORWARD(k, v) if any reporter passed or applied k, or an earlier generation
+decided FORWARD(k); else REDO. Pure: the same reports give the same verdict, whoever asks and however often.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def decide(
     """Decide from the reports of all members that were not expelled.
 
     Args:
-        previous: the decision that the interrupted epoch began with; a FORWARD of it that is not yet applied by all
-            is inherited.
+        previous: the decision that the interrupted generation began with; a FORWARD of it that is not yet applied by
+            all is inherited.
         committed: the newest step known to be applied by every member.
         reports: one per surviving member.
         checkpoints: on the decided lineage, oldest first, intact as far as is known.
-        arrivals: workers that were in no epoch yet.
+        arrivals: workers that were in no generation yet.
         anew, unreadable: as `without_state`.
     """
     carriers = [report for report in reports if report.applied is not None]

@@ -1,4 +1,4 @@
-"""Makes the plan of the next epoch: who is a member, in which order, who sends state to whom, who computes what."""
+"""Makes the next generation's plan: who is a member, in which order, who sends state to whom, who computes what."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import LOADS_WINDOW, Decision, DecisionKind, EpochPlan, ExpertPlan, ExpertShape, Member
+from holdfast.protocol.plan import LOADS_WINDOW, Decision, DecisionKind, ExpertPlan, ExpertShape, GenerationPlan, Member
 from holdfast.protocol.record import Record
 
 
@@ -29,8 +29,8 @@ def make_plan(
     held_experts: Mapping[str, bytes],
     config: CoordinatorConfig,
     loads: FloatArray | None = None,
-) -> EpochPlan | Shortage:
-    """Return the next epoch's plan: holders of the state first, in the given order, then those that are sent theirs.
+) -> GenerationPlan | Shortage:
+    """Return the next generation's plan: holders of the state first, as given, then those that are sent theirs.
 
     Args:
         workers: all members to be. holders: those that have the decided state; none means that all load it.
@@ -62,17 +62,17 @@ def plan_with(
     holders: Sequence[str],
     experts: ExpertPlan | None,
     config: CoordinatorConfig,
-) -> EpochPlan:
-    """Return the next epoch's plan for these workers by rank, and a placement of their experts."""
-    epoch = record.epoch + 1
+) -> GenerationPlan:
+    """Return the next generation's plan for these workers by rank, and a placement of their experts."""
+    generation = record.generation + 1
     receivers = [worker for worker in ordered if worker not in holders] if holders else []
-    return EpochPlan(
+    return GenerationPlan(
         term=record.term,
-        epoch=epoch,
+        generation=generation,
         members=tuple(_member(members, worker) for worker in ordered),
         sources={worker: (holders[place % len(holders)],) for place, worker in enumerate(receivers)},
         experts=experts,
-        secret=hashlib.sha256(config.secret + f"/{record.term}/{epoch}".encode()).digest(),
+        secret=hashlib.sha256(config.secret + f"/{record.term}/{generation}".encode()).digest(),
     )
 
 
@@ -192,7 +192,7 @@ def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str,
 
 
 def first_assignment(
-    record: Record, plan: EpochPlan, decision: Decision, reports: Mapping[str, Report]
+    record: Record, plan: GenerationPlan, decision: Decision, reports: Mapping[str, Report]
 ) -> tuple[tuple[int, ...], ...]:
     """Let survivors keep the micro-batches they have computed of a step that is done again; () where nobody has any."""
     if decision.kind is not DecisionKind.REDO:

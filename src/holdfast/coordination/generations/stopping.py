@@ -1,4 +1,4 @@
-"""A broken epoch: everybody was told to stop, and reports are gathered until all members have spoken or are gone."""
+"""A broken generation: everybody was told to stop; reports are gathered until all members have spoken or are gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.protocol.names import node_of
 
 
 class Stopping:
-    """The reports of one Stop. `stop` is None while no epoch is broken."""
+    """The reports of one Stop. `stop` is None while no generation is broken."""
 
     def __init__(self, turn: Turn, progress: Progress) -> None:
         self.stop: Stop | None = None
@@ -24,12 +24,12 @@ class Stopping:
         self._progress = progress
 
     def begin(self, failed_at: float) -> None:
-        """An epoch is broken: tell the members of the current and the pending plan to stop."""
+        """A generation is broken: tell the members of the current and the pending plan to stop."""
         turn = self._turn
         if self.stop is not None or turn.record.plan is None:
             return
         self._progress.failed(failed_at)
-        self.stop = Stop(term=turn.record.term, epoch=turn.record.epoch)
+        self.stop = Stop(term=turn.record.term, generation=turn.record.generation)
         self.reports, self.complaints = {}, {}
         self._since = turn.now
         for worker in turn.planned:
@@ -48,7 +48,7 @@ class Stopping:
 
     def asked(self, report: Report) -> bool:
         """Tell whether a report answers the Stop in force; one for another is stale."""
-        return self.stop is not None and (report.term, report.epoch) == (self.stop.term, self.stop.epoch)
+        return self.stop is not None and (report.term, report.generation) == (self.stop.term, self.stop.generation)
 
     def report(self, report: Report) -> None:
         """Take in a report that was asked for."""

@@ -1,4 +1,4 @@
-"""Changes the epoch at a step boundary: to take fresh workers in while the others train, or to move experts.
+"""Changes the generation at a step boundary: to take fresh workers in while the others train, or to move experts.
 
 A pending group is built beside the one in use, then swapped.
 
@@ -11,14 +11,14 @@ from collections.abc import Collection
 
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.static_experts import ep_size_of, usable
-from holdfast.coordination.generations.announcing import announce_epoch
+from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.planner import make_plan, plan_with
 from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.protocol.messages.orders import Arm, Prepare, Void
-from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, ExpertPlan
+from holdfast.protocol.plan import Decision, DecisionKind, ExpertPlan, GenerationPlan
 
 #: A newcomer that cannot be reached is tried again at least this often.
 LONGEST_RETRY_S = 60.0
@@ -33,7 +33,7 @@ class Joining:
         self._config = config
         # A pending group may have been armed by the coordinator before this one: only Stop is safe to undo it.
         self.armed = turn.record.pending is not None
-        #: the pending epoch that this coordinator has said Arm for
+        #: the pending generation that this coordinator has said Arm for
         self._told = 0
         self._since = 0.0
         self._not_before = 0.0
@@ -53,7 +53,7 @@ class Joining:
         """True where the pending group is not built in time."""
         return self._turn.record.pending is not None and self._turn.now - self._since > self._config.prepare_timeout_s
 
-    def newcomers(self, plan: EpochPlan) -> list[str]:
+    def newcomers(self, plan: GenerationPlan) -> list[str]:
         """Return the fresh workers of complete nodes, where it is time to take them in and they are of use."""
         turn, config = self._turn, self._config
         if turn.now < self._not_before:
@@ -66,7 +66,7 @@ class Joining:
             return fresh if not isinstance(size, Shortage) and usable(world + len(fresh), size) > world else []
         return fresh
 
-    def prepare(self, plan: EpochPlan) -> None:
+    def prepare(self, plan: GenerationPlan) -> None:
         """Begin a pending plan of the members and the newcomers, if there are any."""
         turn = self._turn
         fresh = self.newcomers(plan)
@@ -79,14 +79,14 @@ class Joining:
         assert not isinstance(pending, Shortage), "more nodes have more slots"
         self._propose(pending)
 
-    def rearrange(self, plan: EpochPlan, experts: ExpertPlan) -> None:
+    def rearrange(self, plan: GenerationPlan, experts: ExpertPlan) -> None:
         """Begin a pending plan of the same members with another placement."""
         turn, workers = self._turn, plan.workers
         self._propose(plan_with(turn.record, turn.members, workers, workers, experts, self._config))
 
-    def _propose(self, pending: EpochPlan) -> None:
+    def _propose(self, pending: GenerationPlan) -> None:
         turn = self._turn
-        turn.change(pending=pending, epoch=pending.epoch)
+        turn.change(pending=pending, generation=pending.generation)
         self.armed, self._since = False, turn.now
         for worker in pending.workers:
             turn.order(worker, Prepare(plan=pending))
@@ -100,20 +100,20 @@ class Joining:
         joins = before is None or set(pending.workers) != set(before.workers)
         progress.swapped(step, pending, "grow" if joins else "rebalance")
         turn.change(plan=pending, pending=None, decision=Decision(kind=DecisionKind.REDO, applied=step))
-        announce_epoch(turn, pending, "join" if joins else "rebalance")
+        announce_generation(turn, pending, "join" if joins else "rebalance")
 
     def arm(self) -> None:
         """Let the swap flags go up once all have built the pending group."""
         turn = self._turn
         pending = turn.record.pending
-        if pending is None or self._told == pending.epoch:
+        if pending is None or self._told == pending.generation:
             return
         infos = [turn.members.worker(worker) for worker in pending.workers]
-        if not all(info is not None and info.prepared >= pending.epoch for info in infos):
+        if not all(info is not None and info.prepared >= pending.generation for info in infos):
             return
-        self.armed, self._told = True, pending.epoch
+        self.armed, self._told = True, pending.generation
         for worker in pending.workers:
-            turn.order(worker, Arm(term=turn.record.term, epoch=pending.epoch))
+            turn.order(worker, Arm(term=turn.record.term, generation=pending.generation))
 
     def void(self, suspects: Collection[str] | None = None) -> None:
         """Forget a pending plan that was never armed, and try again a little later.
@@ -132,11 +132,11 @@ class Joining:
         if suspects is not None:
             self._leave_out([w for w in joiners if w in suspects] or self._unprepared(joiners, pending))
         for worker in pending.workers:
-            turn.order(worker, Void(term=turn.record.term, epoch=pending.epoch))
+            turn.order(worker, Void(term=turn.record.term, generation=pending.generation))
 
-    def _unprepared(self, joiners: list[str], pending: EpochPlan) -> list[str]:
+    def _unprepared(self, joiners: list[str], pending: GenerationPlan) -> list[str]:
         infos = [self._turn.members.worker(worker) for worker in joiners]
-        return [info.id for info in infos if info is not None and info.prepared < pending.epoch]
+        return [info.id for info in infos if info is not None and info.prepared < pending.generation]
 
     def _leave_out(self, workers: list[str]) -> None:
         now, retry_s = self._turn.now, self._config.join_retry_s

@@ -65,8 +65,8 @@ class Admission:
         turn.send(connection, welcome)
         return node
 
-    def catch_up(self, node: Node, epoch: int, ended: Set[str]) -> None:
-        """Tell a node that came (back) what its workers should know by now; `epoch` was in force when it came.
+    def catch_up(self, node: Node, generation: int, ended: Set[str]) -> None:
+        """Tell a node that came (back) what its workers should know by now; `generation` was in force when it came.
 
         Args:
             ended: workers of which it is known how they have ended.
@@ -82,10 +82,10 @@ class Admission:
         for worker in list(node.workers):
             if self._stopping.stop is not None:
                 turn.order(worker, self._stopping.stop)
-            elif plan is None or plan.epoch != epoch or plan.rank(worker) is None:
+            elif plan is None or plan.generation != generation or plan.rank(worker) is None:
                 continue  # nothing to catch up with, or just told
-            elif node.workers[worker].entered < epoch:
-                # The rendezvous of the coordinator before is lost: only a new epoch helps.
+            elif node.workers[worker].entered < generation:
+                # The rendezvous of the coordinator before is lost: only a new generation helps.
                 self._stopping.begin(turn.now)
 
     def _refusal(self, hello: Hello) -> Refused | None:
@@ -171,7 +171,7 @@ def _misfit(record: Record, hello: Hello) -> str | None:
 
 
 def _was_expelled(record: Record, hello: Hello) -> bool:
-    """True where the node holds workers that were in an epoch and are in none any more."""
+    """True where the node holds workers that were in a generation and are in none any more."""
     current = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
     # (Whoever has applied a step was told to begin, or has prepared.)
     begun = {kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)}

@@ -1,4 +1,4 @@
-"""The one entrance for failures: whoever saw one, it is told, what failed no longer counts, and its epoch is left."""
+"""The one entrance for failures: whoever saw one, it is told, what failed counts no longer, its generation is left."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Failures:
             self.undo_pending(since)
 
     def undo_pending(self, since: float, suspects: Collection[str] | None = None) -> None:
-        """The pending epoch cannot come. Once armed, some may have swapped already: only Stop is safe then."""
+        """The pending generation cannot come. Once armed, some may have swapped already: only Stop is safe then."""
         if self._turn.record.pending is None or self._stopping.stop is not None:
             return
         if self._joining.armed:

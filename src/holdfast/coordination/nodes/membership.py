@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from holdfast.protocol.messages.agent import Hello
 from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.plan import GenerationPlan
 
 
 @dataclass(slots=True)
 class WorkerInfo:
-    """One live worker process; `entered` is the newest epoch whose group it stands in."""
+    """One live worker process; `entered` is the newest generation whose group it stands in."""
 
     attach: Attach
     entered: int = 0
@@ -107,12 +107,12 @@ class Membership:
         """Return those workers that are still there, in the same order."""
         return [worker for worker in workers if self.worker(worker) is not None]
 
-    def entered(self, plan: EpochPlan | None) -> bool:
+    def entered(self, plan: GenerationPlan | None) -> bool:
         """Tell whether all members of a plan stand in its group."""
         if plan is None:
             return False
         infos = [self.worker(worker) for worker in plan.workers]
-        return all(info is not None and info.entered >= plan.epoch for info in infos)
+        return all(info is not None and info.entered >= plan.generation for info in infos)
 
     def renew_all(self, now: float) -> None:
         """Renew every lease: the coordinator itself was away."""

@@ -15,7 +15,7 @@ from holdfast.protocol.messages.worker import Fault, Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Phase
 
-#: How far a step has got; who has finished its loop, or has not come into the epoch, takes part in nothing.
+#: How far a step has got; who has finished its loop, or has not come into the generation, takes part in nothing.
 _ORDER = (
     Phase.IDLE,
     Phase.ENTERING,

@@ -10,7 +10,7 @@ from holdfast.coordination.progress.recovery_cost import Recovery
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import Rebalanced, Recovered, StepCommitted
 from holdfast.protocol.messages.agent import Committed
-from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 
 #: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn
 AT_ONCE = 2048
@@ -54,7 +54,7 @@ class Progress:
             self._recovered(done)
         return bool(released)
 
-    def finished(self, plan: EpochPlan, left: Mapping[str, int]) -> bool:
+    def finished(self, plan: GenerationPlan, left: Mapping[str, int]) -> bool:
         """Tell whether all members of `plan` have ended (or left) their loops, at the step that is committed."""
         infos = ((worker, self._turn.members.worker(worker)) for worker in plan.workers)
         if not all(worker in left or (info is not None and info.finished) for worker, info in infos):
@@ -85,7 +85,7 @@ class Progress:
             recovery.action, recovery.restart = "restart", True
             recovery.after_step = max(recovery.after_step, self.ledger.committed)
 
-    def swapped(self, step: int, plan: EpochPlan, action: str) -> None:
+    def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
         """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
         since = self.committed_at or self._turn.now
         self.recovery = Recovery(
@@ -93,7 +93,7 @@ class Progress:
         )
         self.recovery.experts_moved = plan.experts.moves if plan.experts else 0
 
-    def decided(self, plan: EpochPlan, before: EpochPlan | None, decision: Decision) -> None:
+    def decided(self, plan: GenerationPlan, before: GenerationPlan | None, decision: Decision) -> None:
         """The recovery under way leads to this plan."""
         recovery = self.recovery
         if recovery is None:

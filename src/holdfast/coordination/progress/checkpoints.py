@@ -16,7 +16,7 @@ KEPT = 2
 
 def retained(checkpoints: Iterable[KnownCheckpoint]) -> tuple[tuple[KnownCheckpoint, ...], tuple[str, ...]]:
     """Return those that stay, oldest first, and the names of those that newer ones supersede."""
-    ordered = sorted(checkpoints, key=lambda known: (known.term, known.epoch, known.step))
+    ordered = sorted(checkpoints, key=lambda known: (known.term, known.generation, known.step))
     return tuple(ordered[-KEPT:]), tuple(known.name for known in ordered[:-KEPT])
 
 
@@ -28,7 +28,7 @@ class CheckpointBook:
         self._written: list[CheckpointWritten] = []
 
     def take(self, message: CheckpointWritten | CheckpointKept | CheckpointDamaged, committed: int) -> bool:
-        """Take in a member's message; True where the epoch cannot go on (its checkpoint is damaged)."""
+        """Take in a member's message; True where the generation cannot go on (its checkpoint is damaged)."""
         if isinstance(message, CheckpointDamaged):
             return self._damaged(message)
         if isinstance(message, CheckpointKept):
@@ -67,13 +67,13 @@ class CheckpointBook:
             self._prune(written.worker, (written.name,))
             return
         turn.change()  # a checkpoint that counts says that its step is committed
-        order = AcceptCheckpoint(term=written.term, epoch=written.epoch, step=written.step, name=written.name)
+        order = AcceptCheckpoint(term=written.term, generation=written.generation, step=written.step, name=written.name)
         turn.order(written.worker, order)
 
     def _kept(self, message: CheckpointKept) -> None:
         """An accepted checkpoint has its final name."""
         turn, record = self._turn, self._turn.record
-        known = KnownCheckpoint(step=message.step, name=message.name, term=message.term, epoch=message.epoch)
+        known = KnownCheckpoint(step=message.step, name=message.name, term=message.term, generation=message.generation)
         if known in record.checkpoints or known.name in record.superseded:
             return
         if not self._on_lineage(message):
@@ -100,11 +100,11 @@ class CheckpointBook:
 
     def _on_lineage(self, message: CheckpointWritten | CheckpointKept) -> bool:
         record = self._turn.record
-        return message.term <= record.term and record.lineage <= message.epoch <= record.epoch
+        return message.term <= record.term and record.lineage <= message.generation <= record.generation
 
     def _prune(self, worker: str, names: tuple[str, ...]) -> None:
         self._turn.order(worker, PruneCheckpoints(term=self._turn.record.term, names=names))
 
 
 def _origin(checkpoint: KnownCheckpoint | CheckpointWritten) -> tuple[int, int, int]:
-    return checkpoint.term, checkpoint.epoch, checkpoint.step
+    return checkpoint.term, checkpoint.generation, checkpoint.step

@@ -37,7 +37,7 @@ class MeasuredCosts:
             self._seconds.append(seconds)
 
     def switched(self, recovery: Recovery, committed: float) -> None:
-        """An epoch's first step is committed: what moved, and what the switch took beside that.
+        """A generation's first step is committed: what moved, and what the switch took beside that.
 
         Joins measure nothing: there a stayer's transfer includes the wait for the joiner's dense state.
         """

@@ -22,7 +22,7 @@ def missing_events(record: Record, tail: Position) -> list[AnyEvent]:
                 time=record.outbox[0].time if record.outbox else known.step_time,
                 job=record.job,
                 term=record.term,
-                epoch=record.plan.epoch if record.plan else 0,
+                generation=record.plan.generation if record.plan else 0,
                 seq=known.seq,
                 from_seq=tail.seq + 1,
                 to_seq=known.seq,

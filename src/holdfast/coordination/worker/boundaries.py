@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, Receive
-from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, Phase
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Phase
 
 
 class InvalidTransitionError(Exception):
     """The shell called a boundary that the phase does not allow: a bug, with the story that led there."""
 
 
-#: a phase, or while an epoch is entered the task that is due
+#: a phase, or while a generation is entered the task that is due
 Place = Phase | type[Entering]
 
 #: (where a worker stands, the boundary that it comes to) -> its phase then; what is not here is not allowed
@@ -43,11 +43,11 @@ UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD})
 REDUCED = frozenset({Phase.READY, Phase.VOTED, Phase.ABANDONED, Phase.PASSED, Phase.APPLYING, Phase.FORWARD})
 
 
-def due(worker: str, plan: EpochPlan, decision: Decision | None, copy: StateCopy, *, placed: bool) -> Entering:
-    """Return what a worker has to do next to enter the epoch of `plan`.
+def due(worker: str, plan: GenerationPlan, decision: Decision | None, copy: StateCopy, *, placed: bool) -> Entering:
+    """Return what a worker has to do next to enter the generation of `plan`.
 
     Args:
-        decision: what the epoch began with, None after a swap.
+        decision: what the generation began with, None after a swap.
         placed: the experts are where the plan has them, or there are none.
     """
     lacking = copy.applied is None

@@ -30,9 +30,9 @@ from holdfast.coordination.worker.tasks import (
     WorkerInstruction,
 )
 from holdfast.protocol.commit import Commit, Flag
-from holdfast.protocol.messages.orders import Arm, Begin, EpochOrder, JobDone, Prepare, Stop, Void
+from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void
 from holdfast.protocol.messages.worker import Applied, Entered, Fault, Finished, Prepared, Report
-from holdfast.protocol.plan import Decision, DecisionKind, EpochPlan, Passed, Phase
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Passed, Phase
 
 if TYPE_CHECKING:
     from holdfast.coordination.experts.holding import Holding, Rearrangement
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PendingGroup:
-    """The group of an epoch that is not entered yet, beside the one in use."""
+    """The group of a generation that is not entered yet, beside the one in use."""
 
-    plan: EpochPlan
+    plan: GenerationPlan
     prepared: bool = False  # it stands here
     armed: bool = False  # it stands everywhere
 
@@ -51,7 +51,7 @@ class WorkerMachine:
     """The protocol state of one worker process. Not thread-safe: the shell holds a lock around every call."""
 
     def __init__(self, worker: str, *, micro_batches: int, holding: Holding | None = None) -> None:
-        """Be in no epoch.
+        """Be in no generation.
 
         Args:
             holding: this worker's experts, None for a dense model. With experts, gradients of finished micro-batches
@@ -61,16 +61,16 @@ class WorkerMachine:
         self.worker = worker
         self.micro_batches = micro_batches
         self.term = 0
-        self.plan: EpochPlan | None = None
+        self.plan: GenerationPlan | None = None
         self.decision: Decision | None = None
         self.phase = Phase.IDLE
         self.pending: PendingGroup | None = None
         self.stop: Stop | None = None
         self.done = False
         self._copy = StateCopy()
-        #: the epoch whose placement of the experts was taken up last
+        #: the generation whose placement of the experts was taken up last
         self._moved_in = 0
-        #: the epochs in which something was waited for in vain, while it is being found out who cannot be reached
+        #: the generations in which something was waited for in vain, while it is being found out who cannot be reached
         self._looking: set[int] = set()
         self._share = Share()
 
@@ -92,13 +92,13 @@ class WorkerMachine:
         return self._copy.passed
 
     @property
-    def epoch(self) -> int:
-        """The epoch this worker is in, 0 before the first."""
-        return self.plan.epoch if self.plan else 0
+    def generation(self) -> int:
+        """The generation this worker is in, 0 before the first."""
+        return self.plan.generation if self.plan else 0
 
     @property
     def rank(self) -> int:
-        """This worker's rank in its epoch."""
+        """This worker's rank in its generation."""
         rank = self.plan.rank(self.worker) if self.plan else None
         if rank is None:
             raise self._invalid("rank")
@@ -106,7 +106,7 @@ class WorkerMachine:
 
     @property
     def world(self) -> int:
-        """How many workers the epoch has."""
+        """How many workers the generation has."""
         return len(self.plan.members) if self.plan else 1
 
     @property
@@ -114,10 +114,10 @@ class WorkerMachine:
         """The step in progress."""
         return 1 if self.applied is None else self.applied + 1
 
-    def plan_of(self, epoch: int) -> EpochPlan | None:
-        """Return the plan of the epoch in force, or of the pending one; None of any other."""
+    def plan_of(self, generation: int) -> GenerationPlan | None:
+        """Return the plan of the generation in force, or of the pending one; None of any other."""
         plans = (self.plan, self.pending.plan if self.pending else None)
-        return next((plan for plan in plans if plan is not None and plan.epoch == epoch), None)
+        return next((plan for plan in plans if plan is not None and plan.generation == generation), None)
 
     @property
     def flags(self) -> tuple[Flag, ...]:
@@ -148,15 +148,15 @@ class WorkerMachine:
 
     # ---- orders from the coordinator ----
 
-    def order(self, order: EpochOrder) -> list[WorkerInstruction]:
+    def order(self, order: GenerationOrder) -> list[WorkerInstruction]:
         """Take an order; one that is stale, or that this worker has promised away, changes nothing."""
         return self._ORDERS[type(order)](self, order)
 
     def _begin(self, order: Begin) -> list[WorkerInstruction]:
-        """Enter a new epoch."""
+        """Enter a new generation."""
         plan, decision = order.plan, order.decision
         rank = plan.rank(self.worker)
-        if plan.term < self.term or plan.epoch <= max(self.epoch, self._stopped_epoch) or rank is None:
+        if plan.term < self.term or plan.generation <= max(self.generation, self._stopped_generation) or rank is None:
             return []
         if self.phase in UNDER_WAY:
             raise self._invalid("begin before the promised report")
@@ -176,8 +176,8 @@ class WorkerMachine:
 
     def _stop(self, order: Stop) -> list[WorkerInstruction]:
         """Freeze, and report: at once, or where the commit operation or apply is under way, at its end."""
-        repeated = self.stop is not None and (order.term, order.epoch) <= (self.stop.term, self.stop.epoch)
-        if order.term < self.term or order.epoch < self.epoch or repeated:
+        repeated = self.stop is not None and (order.term, order.generation) <= (self.stop.term, self.stop.generation)
+        if order.term < self.term or order.generation < self.generation or repeated:
             return []
         self.term, self.stop = order.term, order
         return [Halt(), *self._report()]
@@ -185,8 +185,8 @@ class WorkerMachine:
     def _prepare(self, order: Prepare) -> list[WorkerInstruction]:
         """Build the pending group beside the one in use."""
         plan = order.plan
-        known = self.pending.plan.epoch if self.pending else 0
-        stale = plan.epoch <= max(self.epoch, self._stopped_epoch, known)
+        known = self.pending.plan.generation if self.pending else 0
+        stale = plan.generation <= max(self.generation, self._stopped_generation, known)
         if plan.term < self.term or stale or self.frozen or plan.rank(self.worker) is None:
             return []
         out = self._leave_pending()
@@ -195,14 +195,14 @@ class WorkerMachine:
 
     def _arm(self, order: Arm) -> list[WorkerInstruction]:
         """Raise the swap flag from the next commit operation on."""
-        pending = self._pending_of(order.epoch)
+        pending = self._pending_of(order.generation)
         if order.term >= self.term and pending is not None:
             pending.armed = True
         return []
 
     def _void(self, order: Void) -> list[WorkerInstruction]:
         """Forget the pending group."""
-        if order.term < self.term or self._pending_of(order.epoch) is None:
+        if order.term < self.term or self._pending_of(order.generation) is None:
             return []
         return self._leave_pending()
 
@@ -223,22 +223,22 @@ class WorkerMachine:
 
     # ---- boundaries, called by the training thread ----
 
-    def prepared(self, epoch: int) -> list[WorkerInstruction]:
+    def prepared(self, generation: int) -> list[WorkerInstruction]:
         """The pending group stands."""
-        pending = self._pending_of(epoch)
+        pending = self._pending_of(generation)
         if pending is None or self.frozen:
             return []
         pending.prepared = True
-        return [Tell(Prepared(worker=self.worker, epoch=epoch))]
+        return [Tell(Prepared(worker=self.worker, generation=generation))]
 
-    def pushed(self, epoch: int) -> bool:
-        """A peer offers the state of `epoch`: True if this worker now takes it (and, where pending, has entered it)."""
+    def pushed(self, generation: int) -> bool:
+        """A peer offers the state of `generation`: True if this worker takes it (and, if pending, has entered it)."""
         if self.frozen or self.applied is not None:
             return False
-        pending = self._pending_of(epoch)
+        pending = self._pending_of(generation)
         if pending is not None and self.plan is None:
             self._swap(pending)
-        if not self._enters(epoch):
+        if not self._enters(generation):
             return False
         self._copy.spoil()
         return True
@@ -259,26 +259,26 @@ class WorkerMachine:
         except ValueError as error:
             raise self._invalid(f"moving ({error})") from error
 
-    def moved(self, epoch: int) -> bool:
+    def moved(self, generation: int) -> bool:
         """The experts are here. False: they came too late, and do not count."""
-        if not self._enters(epoch) or self.holding is None:
+        if not self._enters(generation) or self.holding is None:
             return False
         self._follow("moved")
         self.holding.brought()
-        self._moved_in = epoch
+        self._moved_in = generation
         return True
 
-    def received(self, epoch: int, state: Passed | None, step: int) -> bool:
+    def received(self, generation: int, state: Passed | None, step: int) -> bool:
         """The whole state of `step` is here, checked. False: it came too late, and is void."""
-        if not self._enters(epoch):
+        if not self._enters(generation):
             return False
         self._follow("received")
         self._copy.hold(step, state)
         return True
 
-    def loaded(self, epoch: int, step: int) -> bool:
+    def loaded(self, generation: int, step: int) -> bool:
         """The checkpoint of `step` is loaded. False: it came too late."""
-        if self.plan is None or not self._enters(epoch):
+        if self.plan is None or not self._enters(generation):
             return False
         self._follow("loaded")
         if self.holding is not None and self.plan.experts is not None:
@@ -292,7 +292,7 @@ class WorkerMachine:
             return []
         message = Entered(
             worker=self.worker,
-            epoch=self.epoch,
+            generation=self.generation,
             applied=self.applied or 0,
             received_bytes=received_bytes,
             transfer_s=transfer_s,
@@ -336,7 +336,7 @@ class WorkerMachine:
 
     def applied_step(self, state_hash: str = "") -> list[WorkerInstruction]:
         """The state is that of the step now. A passed swap takes effect here, unless a Stop came first."""
-        world, epoch, forward = self.world, self.epoch, self.phase is Phase.FORWARD
+        world, generation, forward = self.world, self.generation, self.phase is Phase.FORWARD
         self._follow("applied_step")
         passed = self.passed
         if passed is None:
@@ -348,53 +348,59 @@ class WorkerMachine:
             self.holding.passed()
         if Flag.SWAP in commit.flags and self.pending is not None and not forward and not self.frozen:
             self._swap(self.pending)
-        applied = Applied(worker=self.worker, epoch=epoch, step=step, commit=commit, world=world, state_hash=state_hash)
+        applied = Applied(
+            worker=self.worker, generation=generation, step=step, commit=commit, world=world, state_hash=state_hash
+        )
         return [Tell(applied), *self._report()]
 
-    def waited_in_vain(self, epoch: int) -> bool:
-        """Something of `epoch` has taken too long: True where it is of use to look who cannot be reached.
+    def waited_in_vain(self, generation: int) -> bool:
+        """Something of `generation` has taken too long: True where it is of use to look who cannot be reached.
 
         Then `fault` is to say what came out, and until it does no report is given: what one has seen is not to be lost
         because another was faster to complain.
         """
-        if not self._concerns(epoch):
+        if not self._concerns(generation):
             return False
-        self._looking.add(epoch)
+        self._looking.add(generation)
         return True
 
     def fault(
-        self, epoch: int, detail: str, *, timed_out: bool = False, unreachable: Sequence[str] = ()
+        self, generation: int, detail: str, *, timed_out: bool = False, unreachable: Sequence[str] = ()
     ) -> list[WorkerInstruction]:
-        """A collective or a build of `epoch` failed: leave the step and wait for the coordinator's word.
+        """A collective or a build of `generation` failed: leave the step and wait for the coordinator's word.
 
         Args:
             timed_out: it was waited for until its time was up.
             unreachable: members that no connection can be made to.
         """
-        looked = epoch in self._looking
-        self._looking.discard(epoch)
-        if not looked and not self._concerns(epoch):
+        looked = generation in self._looking
+        self._looking.discard(generation)
+        if not looked and not self._concerns(generation):
             return []
         fault = Fault(
-            worker=self.worker, epoch=epoch, detail=detail[:1024], timed_out=timed_out, unreachable=tuple(unreachable)
+            worker=self.worker,
+            generation=generation,
+            detail=detail[:1024],
+            timed_out=timed_out,
+            unreachable=tuple(unreachable),
         )
         return [Tell(fault), *(self._report() if looked else ())]
 
     def finish(self) -> list[WorkerInstruction]:
-        """The training loop asks for no further step, or the epoch is the last."""
+        """The training loop asks for no further step, or the generation is the last."""
         if not self._cross("finish"):
             return []
-        return [Tell(Finished(worker=self.worker, epoch=self.epoch, step=self.applied or 0))]
+        return [Tell(Finished(worker=self.worker, generation=self.generation, step=self.applied or 0))]
 
     # ---- inside ----
 
     @property
-    def _stopped_epoch(self) -> int:
-        return self.stop.epoch if self.stop else 0
+    def _stopped_generation(self) -> int:
+        return self.stop.generation if self.stop else 0
 
-    def _concerns(self, epoch: int) -> bool:
-        """True while a failure of this epoch is news."""
-        return not self.frozen and (self.epoch == epoch or self._pending_of(epoch) is not None)
+    def _concerns(self, generation: int) -> bool:
+        """True while a failure of this generation is news."""
+        return not self.frozen and (self.generation == generation or self._pending_of(generation) is not None)
 
     @property
     def _ready(self) -> bool:
@@ -405,25 +411,25 @@ class WorkerMachine:
     def _place(self) -> Place:
         return type(self._due(self.plan)) if self.phase is Phase.ENTERING and self.plan else self.phase
 
-    def _due(self, plan: EpochPlan) -> Entering:
-        placed = self.holding is None or self._moved_in == self.epoch
+    def _due(self, plan: GenerationPlan) -> Entering:
+        placed = self.holding is None or self._moved_in == self.generation
         return due(self.worker, plan, self.decision, self._copy, placed=placed)
 
-    def _enters(self, epoch: int) -> bool:
-        """True while this worker is about to enter this epoch: what is for another came too late."""
-        return not self.frozen and self.epoch == epoch and self.phase is Phase.ENTERING
+    def _enters(self, generation: int) -> bool:
+        """True while this worker is about to enter this generation: what is for another came too late."""
+        return not self.frozen and self.generation == generation and self.phase is Phase.ENTERING
 
-    def _pending_of(self, epoch: int) -> PendingGroup | None:
-        return self.pending if self.pending is not None and self.pending.plan.epoch == epoch else None
+    def _pending_of(self, generation: int) -> PendingGroup | None:
+        return self.pending if self.pending is not None and self.pending.plan.generation == generation else None
 
     def _swap(self, pending: PendingGroup) -> None:
-        """The pending epoch is the current one from here on."""
+        """The pending generation is the current one from here on."""
         self.plan, self.pending, self.decision = pending.plan, None, None
         self.phase = Phase.ENTERING
 
     def _leave_pending(self) -> list[WorkerInstruction]:
         pending, self.pending = self.pending, None
-        return [Drop(pending.plan.epoch)] if pending is not None else []
+        return [Drop(pending.plan.generation)] if pending is not None else []
 
     def _cross(self, boundary: str) -> bool:
         """Cross a boundary; False: frozen."""
@@ -446,7 +452,7 @@ class WorkerMachine:
         report = Report(
             worker=self.worker,
             term=self.stop.term,
-            epoch=self.stop.epoch,
+            generation=self.stop.generation,
             applied=self.applied,
             step=self.step,
             phase=self.phase,
@@ -461,7 +467,6 @@ class WorkerMachine:
         return [Tell(report)]
 
     def _invalid(self, name: str) -> InvalidTransitionError:
-        story = (
-            f"epoch {self.epoch}, phase {self.phase}, applied {self.applied}, passed {self.passed}, stop {self.stop}"
-        )
+        place = f"generation {self.generation}, phase {self.phase}"
+        story = f"{place}, applied {self.applied}, passed {self.passed}, stop {self.stop}"
         return InvalidTransitionError(f"{self.worker}: {name} is not allowed in {story}")

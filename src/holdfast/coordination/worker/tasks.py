@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.worker import WorkerMessage
-from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.plan import GenerationPlan
 
 # ---- instructions: what the shell must do, in order ----
 
@@ -27,15 +27,15 @@ class Halt:
 class Build:
     """Build the group of a plan in the background; `pending` ones are not entered yet."""
 
-    plan: EpochPlan
+    plan: GenerationPlan
     pending: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget the group of an epoch that will never be entered."""
+    """Forget the group of a generation that will never be entered."""
 
-    epoch: int
+    generation: int
 
 
 WorkerInstruction = Tell | Halt | Build | Drop
@@ -53,7 +53,7 @@ class Wait:
 class Forward:
     """Apply the retained reduced gradients of `step` with this v, between begin_apply and applied_step."""
 
-    plan: EpochPlan
+    plan: GenerationPlan
     step: int
     commit: Commit
 
@@ -62,7 +62,7 @@ class Forward:
 class Load:
     """Load this checkpoint, then call `loaded`."""
 
-    plan: EpochPlan
+    plan: GenerationPlan
     checkpoint: str
 
 
@@ -73,7 +73,7 @@ class Move:
     send_to: meanwhile, and during what follows, push the state to these members.
     """
 
-    plan: EpochPlan
+    plan: GenerationPlan
     send_to: tuple[str, ...]
 
 
@@ -81,7 +81,7 @@ class Move:
 class Receive:
     """Wait for the state that is on its way since `pushed`, then call `received`."""
 
-    plan: EpochPlan
+    plan: GenerationPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ class Enter:
     send_to: push the state to these members; compute may go on meanwhile, apply may not.
     """
 
-    plan: EpochPlan
+    plan: GenerationPlan
     send_to: tuple[str, ...]
 
 
-#: What leads into an epoch, in this order, each only where it is needed (docs/protocol.md, Entering).
+#: What leads into a generation, in this order, each only where it is needed (docs/protocol.md, Entering).
 Entering = Forward | Load | Move | Receive | Enter
 
 

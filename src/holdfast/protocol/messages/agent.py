@@ -33,7 +33,7 @@ class KeptStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A step that workers of one node have applied; `time`: when the last one told, on the clock of Hello."""
 
     step: Count
-    epoch: Count
+    generation: Count
     world: Count
     time: float
     commit: Lanes

@@ -7,60 +7,60 @@ from typing import Annotated
 from msgspec import Meta
 
 from holdfast.protocol.names import Blob, Count, Struct, Text
-from holdfast.protocol.plan import Decision, EpochPlan
+from holdfast.protocol.plan import Decision, GenerationPlan
 
 #: checkpoints that one order has removed
 MAX_PRUNED = 16
 
 
 class Begin(Struct, frozen=True, kw_only=True):
-    """Leave whatever you are in and enter this epoch; `assignment[rank]` are the micro-batches of its first step."""
+    """Leave whatever you are in and enter this generation; `assignment[rank]`: the micro-batches of its first step."""
 
-    plan: EpochPlan
+    plan: GenerationPlan
     decision: Decision
     assignment: tuple[tuple[int, ...], ...] = ()
 
 
 class Stop(Struct, frozen=True, kw_only=True):
-    """Freeze in every epoch up to this one, and report."""
+    """Freeze in every generation up to this one, and report."""
 
     term: Count
-    epoch: Count
+    generation: Count
 
 
 class Prepare(Struct, frozen=True, kw_only=True):
     """Build this group beside the one in use; go on training meanwhile."""
 
-    plan: EpochPlan
+    plan: GenerationPlan
 
 
 class Arm(Struct, frozen=True, kw_only=True):
     """All have built the pending group: raise the swap flag in the next commit operation."""
 
     term: Count
-    epoch: Count
+    generation: Count
 
 
 class Void(Struct, frozen=True, kw_only=True):
     """Forget the pending group. Never said once Arm was."""
 
     term: Count
-    epoch: Count
+    generation: Count
 
 
 class Posted(Struct, frozen=True, kw_only=True):
     """Rendezvous: a peer's key."""
 
-    epoch: Count
+    generation: Count
     key: Text
     value: Blob
 
 
 class AcceptCheckpoint(Struct, frozen=True, kw_only=True):
-    """What was written under this name, in this term and epoch, is on the decided lineage: give it its final name."""
+    """What was written under this name, in this term and generation, is on the decided lineage: name it finally."""
 
     term: Count
-    epoch: Count
+    generation: Count
     step: Count
     name: Text
 
@@ -92,7 +92,7 @@ FAULT_PHASES = (
 class Inject(Struct, frozen=True, kw_only=True):
     """Fault injection: die in the given way, now or where the step reaches the phase.
 
-    `hold` is no death: the training thread waits at the phase until the epoch is over, whoever ends it.
+    `hold` is no death: the training thread waits at the phase until the generation is over, whoever ends it.
     """
 
     how: Text  # kill | exit | raise | stop | hold
@@ -106,5 +106,5 @@ class JobDone(Struct, frozen=True, kw_only=True):
 
 
 #: what a worker's machine takes (coordination.worker); the rest is for others in its process
-EpochOrder = Begin | Stop | Prepare | Arm | Void | JobDone
-Order = EpochOrder | Posted | AcceptCheckpoint | PruneCheckpoints | Inject
+GenerationOrder = Begin | Stop | Prepare | Arm | Void | JobDone
+Order = GenerationOrder | Posted | AcceptCheckpoint | PruneCheckpoints | Inject

@@ -15,7 +15,7 @@ MAX_LOADS = 1 << 17
 
 
 class Attach(Struct, frozen=True, kw_only=True):
-    """A worker is up, knows what it trains, and waits for an epoch. Its state is its fresh initial one."""
+    """A worker is up, knows what it trains, and waits for a generation. Its state is its fresh initial one."""
 
     worker: WorkerId
     pid: Count
@@ -30,37 +30,37 @@ class Attach(Struct, frozen=True, kw_only=True):
 
 
 class Begun(Struct, frozen=True, kw_only=True):
-    """This worker was told to begin `epoch`: it is not fresh any more, whether it has come to reading that or not.
+    """This worker was told to begin `generation`: it is not fresh any more, whether it has come to reading that or not.
 
     Said by no worker: its agent keeps it, from when it passes the Begin on, for a coordinator that comes later.
     """
 
     worker: WorkerId
-    epoch: Count
+    generation: Count
 
 
 class Entered(Struct, frozen=True, kw_only=True):
-    """The group of `epoch` stands here and the decision is carried out: `applied` is this worker's state."""
+    """The group of `generation` stands here and the decision is carried out: `applied` is this worker's state."""
 
     worker: WorkerId
-    epoch: Count
+    generation: Count
     applied: Count
     received_bytes: Count = 0
     transfer_s: float = 0.0
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """The group of the pending epoch stands here."""
+    """The group of the pending generation stands here."""
 
     worker: WorkerId
-    epoch: Count
+    generation: Count
 
 
 class Applied(Struct, frozen=True, kw_only=True):
     """One step applied here. Kept by the agent until the coordinator has it in its journal."""
 
     worker: WorkerId
-    epoch: Count
+    generation: Count
     step: Count
     commit: Commit
     world: Count
@@ -70,7 +70,7 @@ class Applied(Struct, frozen=True, kw_only=True):
 class Report(Struct, frozen=True, kw_only=True):
     """The answer to Stop, and a promise not to advance until the next Begin.
 
-    `epoch` echoes Stop's. `applied` is None where this worker holds no state of the job (fresh, or void).
+    `generation` echoes Stop's. `applied` is None where this worker holds no state of the job (fresh, or void).
     `held`: micro-batches of `step` whose gradients this worker has or is about to have.
     `fresh`: the state is this worker's own initial one, whole: only that can become everybody's at a START.
     `ready`: the reductions of `step` = applied + 1 are here, so that FORWARD(step, v) can be carried out.
@@ -79,7 +79,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     worker: WorkerId
     term: Count
-    epoch: Count
+    generation: Count
     applied: Count | None
     step: Count
     phase: Phase
@@ -92,23 +92,23 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """A collective of `epoch` failed here: a peer is gone, or the network is.
+    """A collective of `generation` failed here: a peer is gone, or the network is.
 
     `timed_out`: it was waited for until its time was up. `unreachable`: members that no connection can be made to.
     """
 
     worker: WorkerId
-    epoch: Count
+    generation: Count
     detail: Text
     timed_out: bool = False
     unreachable: tuple[WorkerId, ...] = ()
 
 
 class Finished(Struct, frozen=True, kw_only=True):
-    """The training loop asks for no further step, in this epoch."""
+    """The training loop asks for no further step, in this generation."""
 
     worker: WorkerId
-    epoch: Count
+    generation: Count
     step: Count
 
 
@@ -116,7 +116,7 @@ class ScriptFailed(Struct, frozen=True, kw_only=True):
     """The script's `after_apply` raised, as it would anywhere: the step is applied, all save it, and the job ends."""
 
     worker: WorkerId
-    epoch: Count
+    generation: Count
     step: Count
     why: Text
 
@@ -124,13 +124,13 @@ class ScriptFailed(Struct, frozen=True, kw_only=True):
 class CheckpointWritten(Struct, frozen=True, kw_only=True):
     """A checkpoint lies complete under a temporary name; it counts only once the coordinator accepts it.
 
-    `term` and `epoch` are those of the plan under which the step was applied. The answer is AcceptCheckpoint or
+    `term` and `generation` are those of the plan under which the step was applied. The answer is AcceptCheckpoint or
     PruneCheckpoints.
     """
 
     worker: WorkerId
     term: Count
-    epoch: Count
+    generation: Count
     step: Count
     name: Text
     bytes: Count
@@ -142,7 +142,7 @@ class CheckpointKept(Struct, frozen=True, kw_only=True):
 
     worker: WorkerId
     term: Count
-    epoch: Count
+    generation: Count
     step: Count
     name: Text
     bytes: Count
@@ -153,7 +153,7 @@ class CheckpointDamaged(Struct, frozen=True, kw_only=True):
     """A checkpoint that the coordinator named cannot be read."""
 
     worker: WorkerId
-    epoch: Count
+    generation: Count
     name: Text
     why: Text
 
@@ -166,7 +166,7 @@ class Loads(Struct, frozen=True, kw_only=True):
     """
 
     worker: WorkerId
-    epoch: Count
+    generation: Count
     step: Count
     tokens: Annotated[bytes, Meta(max_length=4 * MAX_LOADS)]
     expert_bytes: Count
@@ -174,15 +174,15 @@ class Loads(Struct, frozen=True, kw_only=True):
 
 
 class Post(Struct, frozen=True, kw_only=True):
-    """Rendezvous: one key of the group of `epoch`, for all its members."""
+    """Rendezvous: one key of the group of `generation`, for all its members."""
 
     worker: WorkerId
-    epoch: Count
+    generation: Count
     key: Text
     value: Blob
 
 
-#: what is of interest only from a member of the epoch
+#: what is of interest only from a member of the generation
 MemberMessage = Prepared | Finished | Loads | CheckpointWritten | CheckpointKept | CheckpointDamaged
 WorkerMessage = (
     Attach

@@ -139,15 +139,15 @@ class CheckpointSaver:
         Called by the training thread; the state must not change until it returns.
 
         Args:
-            origin: term and epoch of the plan under which the step was applied.
+            origin: term and generation of the plan under which the step was applied.
         """
         return self.due(step) and self.free(step) and self.save(state, step, origin, experts)
 
     def save(self, state: TrainingState, step: int, origin: tuple[int, int], experts: ExpertRows | None = None) -> bool:
         """As `offer`, due or not; the one before is written."""
         started = time.monotonic()
-        term, epoch = origin
-        name = CheckpointName(term=term, epoch=epoch, step=step, nonce=secrets.token_hex(4))
+        term, generation = origin
+        name = CheckpointName(term=term, generation=generation, step=step, nonce=secrets.token_hex(4))
         try:
             upload = begin_save(self.directory / name.writing, state.capture(), experts, self._samples)
         except OSError as error:
@@ -198,7 +198,7 @@ class CheckpointSaver:
         written = CheckpointWritten(
             worker=self._worker,
             term=name.term,
-            epoch=name.epoch,
+            generation=name.generation,
             step=name.step,
             name=name.writing,
             bytes=size,
@@ -225,7 +225,7 @@ class CheckpointSaver:
             self._kept = CheckpointKept(
                 worker=self._worker,
                 term=name.term,
-                epoch=name.epoch,
+                generation=name.generation,
                 step=name.step,
                 name=name.final,
                 bytes=written.bytes,
@@ -248,7 +248,7 @@ class CheckpointSaver:
 
 
 def _origin(message: CheckpointKept | AcceptCheckpoint) -> tuple[int, int, int]:
-    return message.term, message.epoch, message.step
+    return message.term, message.generation, message.step
 
 
 def begin_save(

@@ -14,7 +14,7 @@ class FaultingCommunicator(Communicator):
     """Strikes right after an all-to-all was issued."""
 
     def __init__(self, inner: Communicator, faults: Faults, step: int, phase: str) -> None:
-        super().__init__(rank=inner.rank, size=inner.size, epoch=inner.epoch, halt=inner.halted)
+        super().__init__(rank=inner.rank, size=inner.size, generation=inner.generation, halt=inner.halted)
         self.device = inner.device
         self._inner = inner
         self._faults = faults

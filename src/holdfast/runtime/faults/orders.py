@@ -34,7 +34,7 @@ class Faults:
         self._hold: Callable[[], None] = lambda: None
 
     def on_hold(self, hold: Callable[[], None]) -> None:
-        """Say what `hold` does: it returns once the epoch is over. Called in the training thread."""
+        """Say what `hold` does: it returns once the generation is over. Called in the training thread."""
         self._hold = hold
 
     def order(self, inject: Inject) -> None:

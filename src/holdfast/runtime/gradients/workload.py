@@ -179,7 +179,7 @@ class Workload:
 
     @property
     def _gradients(self) -> Sequence[GradientBuckets | ExpertGradients]:
-        """All gradients of the job, by kind; the experts' are others in each epoch."""
+        """All gradients of the job, by kind; the experts' are others in each generation."""
         return (self.buckets,) if self.experts is None else (self.buckets, self.experts.gradients)
 
 

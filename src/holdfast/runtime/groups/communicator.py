@@ -1,9 +1,9 @@
-"""Collectives that nobody is stuck in: start, wait a little at a time, and leave when the epoch is halted.
+"""Collectives that nobody is stuck in: start, wait a little at a time, and leave when the generation is halted.
 
-A `Communicator` is the group of one epoch. Its operations are out of place and asynchronous; `wait` returns when one
-has completed, raises `HaltedError` soon after the epoch is halted, and `PeerLostError` where the operation failed.
-After either, the communicator is of no use any more: `retire` it. Its operations, their buffers and the group itself
-then live on in the `Graveyard` until the operations have ended by themselves; never touch those buffers again.
+A `Communicator` is the group of one generation. Its operations are out of place and asynchronous; `wait` returns when
+one has completed, raises `HaltedError` soon after the generation is halted, and `PeerLostError` where the operation
+failed. After either, the communicator is of no use any more: `retire` it. Its operations, their buffers and the group
+itself then live on in the `Graveyard` until the operations have ended by themselves; never touch those buffers again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from holdfast.errors import HoldfastError
 
-#: Whether the epoch is halted. Called in every round of polling, so it must be cheap and take no lock.
+#: Whether the generation is halted. Called in every round of polling, so it must be cheap and take no lock.
 HaltCheck = Callable[[], bool]
 
 #: How often to look for a halt while an operation is under way; its end wakes the waiting thread at once. With gloo a
@@ -27,7 +27,7 @@ HALT_LOOK_S = 8e-3
 
 
 class HaltedError(HoldfastError):
-    """The epoch was halted while something was waited for."""
+    """The generation was halted while something was waited for."""
 
 
 class PeerLostError(HoldfastError):
@@ -125,7 +125,7 @@ def halt_check(halt: threading.Event | HaltCheck | None) -> HaltCheck:
 
 
 class Communicator:
-    """The group of one epoch. This base class is the world of one; each transport overrides the operations.
+    """The group of one generation. This base class is the world of one; each transport overrides the operations.
 
     Not thread-safe: one thread (the training thread) starts and waits. Only `sever` may be called from another one.
     """
@@ -136,13 +136,13 @@ class Communicator:
     timeout_s = math.inf
 
     def __init__(
-        self, *, rank: int = 0, size: int = 1, epoch: int = 0, halt: threading.Event | HaltCheck | None = None
+        self, *, rank: int = 0, size: int = 1, generation: int = 0, halt: threading.Event | HaltCheck | None = None
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is outside a world of {size}")
         self.rank = rank
         self.size = size
-        self.epoch = epoch
+        self.generation = generation
         self.halted: HaltCheck = halt_check(halt)
 
     def start_all_to_all(
@@ -173,23 +173,25 @@ class Communicator:
     def wait(self, pending: Pending) -> None:
         """Wait until an operation has completed.
 
-        An operation that has completed counts, even if the epoch was halted meanwhile.
+        An operation that has completed counts, even if the generation was halted meanwhile.
 
         Raises:
-            HaltedError: the epoch was halted first. Retire this communicator.
+            HaltedError: the generation was halted first. Retire this communicator.
             PeerLostError: the operation failed. Retire this communicator.
         """
         began = time.monotonic()
         while not pending.done():
             # It may complete between the two looks; then the promise is that it counts.
             if self.halted() and not pending.done():
-                raise HaltedError(f"epoch {self.epoch} was halted in {pending.what}")
+                raise HaltedError(f"generation {self.generation} was halted in {pending.what}")
             pending.sleep(HALT_LOOK_S)
         failure = pending.finish()
         self._ended(pending)
         if failure:
             timed_out = is_late(time.monotonic() - began, self.timeout_s)
-            raise PeerLostError(f"{pending.what} in epoch {self.epoch} failed: {failure}", timed_out=timed_out)
+            raise PeerLostError(
+                f"{pending.what} in generation {self.generation} failed: {failure}", timed_out=timed_out
+            )
 
     def sever(self) -> None:
         """Break the connections to all peers, so that whoever waits for this rank learns it at once. Any thread."""
@@ -208,5 +210,5 @@ class Communicator:
 class LocalCommunicator(Communicator):
     """The world of one: nothing to send, nobody to wait for."""
 
-    def __init__(self, *, epoch: int = 0, halt: threading.Event | HaltCheck | None = None) -> None:
-        super().__init__(rank=0, size=1, epoch=epoch, halt=halt)
+    def __init__(self, *, generation: int = 0, halt: threading.Event | HaltCheck | None = None) -> None:
+        super().__init__(rank=0, size=1, generation=generation, halt=halt)

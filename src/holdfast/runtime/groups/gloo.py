@@ -83,12 +83,12 @@ class GlooCommunicator(GroupCommunicator):
         group: Any,
         sockets: GroupSockets,
         *,
-        epoch: int,
+        generation: int,
         timeout_s: float,
         halt: threading.Event | HaltCheck | None,
         graveyard: Graveyard,
     ) -> None:
-        super().__init__(group, epoch=epoch, timeout_s=timeout_s, halt=halt, graveyard=graveyard)
+        super().__init__(group, generation=generation, timeout_s=timeout_s, halt=halt, graveyard=graveyard)
         self._under_way: list[Pending] = []
         self.sockets = sockets
 
@@ -141,34 +141,34 @@ def build_gloo(
     rank: int,
     size: int,
     *,
-    epoch: int,
+    generation: int,
     graveyard: Graveyard,
     host: str = "127.0.0.1",
     timeout_s: float = 120.0,
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
 ) -> GlooCommunicator:
-    """Build the group of an epoch together with all its other members; blocks, so call it in a background thread.
+    """Build the group of a generation together with all its other members; blocks, so call it in a background thread.
 
     Args:
-        board: the epoch's rendezvous.
+        board: the generation's rendezvous.
         host: the address to bind to and be reached at.
         timeout_s: after which an operation ends by itself; the backstop that empties the graveyard.
         build_timeout_s: how long to wait for a member in rendezvous, then to connect, then in the first operations.
         halt: breaks off the rendezvous and every wait on the communicator.
 
     Raises:
-        HaltedError: the epoch was halted meanwhile.
+        HaltedError: the generation was halted meanwhile.
         PeerLostError: some member did not join in, or went away again.
     """
     before, began = socket_inodes(), time.monotonic()
     group = _make_group(BoardStore(board, timeout_s=build_timeout_s), rank, size, host, build_timeout_s)
     if isinstance(group, str):
         late = is_late(time.monotonic() - began, build_timeout_s)
-        raise PeerLostError(f"the group of epoch {epoch} could not be built: {group}", timed_out=late)
-    sockets = find_group_sockets(before, board.values().values(), epoch=epoch)
+        raise PeerLostError(f"the group of generation {generation} could not be built: {group}", timed_out=late)
+    sockets = find_group_sockets(before, board.values().values(), generation=generation)
     communicator = GlooCommunicator(
-        group, sockets, epoch=epoch, timeout_s=build_timeout_s, halt=halt, graveyard=graveyard
+        group, sockets, generation=generation, timeout_s=build_timeout_s, halt=halt, graveyard=graveyard
     )
     del group
     try:

@@ -90,14 +90,14 @@ def build_nccl(
     rank: int,
     size: int,
     *,
-    epoch: int,
+    generation: int,
     device: torch.device,
     graveyard: Graveyard,
     timeout_s: float = 120.0,
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
 ) -> NcclCommunicator:
-    """Build the group of an epoch on NCCL; arguments and errors are those of `build_gloo`."""
+    """Build the group of a generation on NCCL; arguments and errors are those of `build_gloo`."""
     from torch.distributed import ProcessGroupNCCL  # absent from builds of torch without CUDA
 
     options = ProcessGroupNCCL.Options()
@@ -106,13 +106,13 @@ def build_nccl(
         group = ProcessGroupNCCL(BoardStore(board, timeout_s=build_timeout_s), rank, size, options)
         group.eager_connect_single_device(device)
     except (RuntimeError, TimeoutError) as error:
-        raise PeerLostError(f"the group of epoch {epoch} could not be built: {error}") from None
+        raise PeerLostError(f"the group of generation {generation} could not be built: {error}") from None
     communicator = NcclCommunicator(
-        group, device=device, epoch=epoch, timeout_s=timeout_s, halt=halt, graveyard=graveyard
+        group, device=device, generation=generation, timeout_s=timeout_s, halt=halt, graveyard=graveyard
     )
     if halt_check(halt)():
         communicator.retire()
-        raise HaltedError(f"epoch {epoch} was halted while its group was built")
+        raise HaltedError(f"generation {generation} was halted while its group was built")
     return communicator
 
 
@@ -122,22 +122,22 @@ def build_communicator(
     rank: int,
     size: int,
     *,
-    epoch: int,
+    generation: int,
     graveyard: Graveyard,
     host: str = "127.0.0.1",
     timeout_s: float = 120.0,
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
 ) -> Communicator:
-    """Build the group of an epoch on the transport that fits the device; see `build_gloo`."""
+    """Build the group of a generation on the transport that fits the device; see `build_gloo`."""
     if size == 1:
-        return LocalCommunicator(epoch=epoch, halt=halt)
+        return LocalCommunicator(generation=generation, halt=halt)
     if device.type == "cuda":
         return build_nccl(
             board,
             rank,
             size,
-            epoch=epoch,
+            generation=generation,
             device=device,
             graveyard=graveyard,
             timeout_s=timeout_s,
@@ -148,7 +148,7 @@ def build_communicator(
         board,
         rank,
         size,
-        epoch=epoch,
+        generation=generation,
         graveyard=graveyard,
         host=host,
         timeout_s=timeout_s,

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.protocol.plan import EpochPlan, Member
+from holdfast.protocol.plan import GenerationPlan, Member
 
 #: How long a connection may take; longer than any network on which training makes sense.
 CONNECT_S = 1.0
@@ -14,7 +14,9 @@ CONNECT_S = 1.0
 AT_ONCE = 32
 
 
-def unreachable(plan: EpochPlan, worker: str, connects: Callable[[str, int], bool] | None = None) -> tuple[str, ...]:
+def unreachable(
+    plan: GenerationPlan, worker: str, connects: Callable[[str, int], bool] | None = None
+) -> tuple[str, ...]:
     """Return the members on other nodes whose state ports take no connection, in rank order.
 
     Args:

@@ -24,19 +24,19 @@ LOOK_S = 0.02
 
 
 class Board:
-    """The keys of the group of one epoch, as far as they have reached this worker. Thread-safe."""
+    """The keys of the group of one generation, as far as they have reached this worker. Thread-safe."""
 
     def __init__(
-        self, epoch: int, post: Callable[[str, bytes], None], *, halt: threading.Event | HaltCheck | None = None
+        self, generation: int, post: Callable[[str, bytes], None], *, halt: threading.Event | HaltCheck | None = None
     ) -> None:
         """Make an empty board.
 
         Args:
-            epoch: the group's epoch.
+            generation: the group's generation.
             post: sends a key of this worker to all other members; must not block.
             halt: breaks every wait off.
         """
-        self.epoch = epoch
+        self.generation = generation
         self._post = post
         self._halted = halt_check(halt)
         self._changed = threading.Condition()
@@ -62,7 +62,7 @@ class Board:
             raise ValueError(f"rendezvous key of {len(key)} characters with {len(value)} bytes is too large")
         with self._changed:
             if key not in self._values and len(self._values) >= MAX_KEYS:
-                raise ValueError(f"the rendezvous of epoch {self.epoch} has more than {MAX_KEYS} keys")
+                raise ValueError(f"the rendezvous of generation {self.generation} has more than {MAX_KEYS} keys")
             self._values[key] = value
             self._changed.notify_all()
 
@@ -70,18 +70,18 @@ class Board:
         """Wait until all keys are there.
 
         Raises:
-            HaltedError: the epoch was halted, or the board closed.
+            HaltedError: the generation was halted, or the board closed.
             TimeoutError: some key did not come in time.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while missing := [key for key in keys if key not in self._values]:
                 if self._closed or self._halted():
-                    raise HaltedError(f"epoch {self.epoch} was halted in rendezvous")
+                    raise HaltedError(f"generation {self.generation} was halted in rendezvous")
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise TimeoutError(
-                        f"rendezvous of epoch {self.epoch}: {missing[0]!r} did not come in {timeout_s:g} s"
+                        f"rendezvous of generation {self.generation}: {missing[0]!r} did not come in {timeout_s:g} s"
                     )
                 self._changed.wait(min(left, LOOK_S))
 

@@ -25,9 +25,9 @@ class SocketHandle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSockets:
-    """The connected sockets of the group of one epoch."""
+    """The connected sockets of the group of one generation."""
 
-    epoch: int
+    generation: int
     handles: tuple[SocketHandle, ...]
 
     def sever(self) -> int:
@@ -47,13 +47,13 @@ def socket_inodes() -> dict[int, int]:
     return inodes
 
 
-def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *, epoch: int) -> GroupSockets:
+def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *, generation: int) -> GroupSockets:
     """Find the sockets of a group that has just been made.
 
     Args:
         before: `socket_inodes()` from before it was made.
         addresses: what the members exchanged in the rendezvous; holds their listening addresses as socket addresses.
-        epoch: the group's epoch.
+        generation: the group's generation.
     """
     exchanged = tuple(addresses)
     handles = []
@@ -64,7 +64,7 @@ def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *,
         with _same(handle) as candidate:
             if candidate is not None and _belongs(candidate, exchanged):
                 handles.append(handle)
-    return GroupSockets(epoch=epoch, handles=tuple(handles))
+    return GroupSockets(generation=generation, handles=tuple(handles))
 
 
 @contextlib.contextmanager

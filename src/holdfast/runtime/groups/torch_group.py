@@ -23,7 +23,7 @@ class GroupCommunicator(Communicator, ABC):
         self,
         group: Any,
         *,
-        epoch: int,
+        generation: int,
         timeout_s: float,
         halt: threading.Event | HaltCheck | None,
         graveyard: Graveyard,
@@ -35,7 +35,7 @@ class GroupCommunicator(Communicator, ABC):
             timeout_s: after which an operation ends by itself, in seconds.
             graveyard: where the group ends up.
         """
-        super().__init__(rank=group.rank(), size=group.size(), epoch=epoch, halt=halt)
+        super().__init__(rank=group.rank(), size=group.size(), generation=generation, halt=halt)
         self.device = device
         self._group: Any = group
         self.set_timeout(timeout_s)
@@ -78,7 +78,7 @@ class GroupCommunicator(Communicator, ABC):
             HaltedError: it is retired.
         """
         if self._group is None:
-            raise HaltedError(f"the group of epoch {self.epoch} is retired")
+            raise HaltedError(f"the group of generation {self.generation} is retired")
         return self._group
 
     def _give_up(self) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.nccl import build_communicator
@@ -20,19 +20,19 @@ from holdfast.runtime.session.state_exchange import Shared
 logger = logging.getLogger(__name__)
 
 #: Builds the group of a plan at a rank; blocks; raises HaltedError or PeerLostError.
-GroupBuilder = Callable[[EpochPlan, int, Room], Communicator]
+GroupBuilder = Callable[[GenerationPlan, int, Room], Communicator]
 
 
 def group_builder(device: torch.device, host: str, graveyard: Graveyard) -> GroupBuilder:
     """Return what builds the groups of a worker on a device, reached at an address."""
 
-    def build(plan: EpochPlan, rank: int, room: Room) -> Communicator:
+    def build(plan: GenerationPlan, rank: int, room: Room) -> Communicator:
         return build_communicator(
             device,
             room.board,
             rank,
             len(plan.members),
-            epoch=plan.epoch,
+            generation=plan.generation,
             graveyard=graveyard,
             host=host,
             halt=room.halt,
@@ -48,23 +48,23 @@ class GroupBuilding:
         self._shared = shared
         self._build = build
 
-    def start(self, plan: EpochPlan) -> None:
+    def start(self, plan: GenerationPlan) -> None:
         """Begin to build the group of a plan; the lock is held."""
-        room = self._shared.rooms.room(plan.epoch)
+        room = self._shared.rooms.room(plan.generation)
         rank = plan.rank(self._shared.machine.worker)
         if room is None or rank is None:
             return
         room.plan = plan
-        name = f"holdfast-build-{plan.epoch}"
+        name = f"holdfast-build-{plan.generation}"
         threading.Thread(target=self._run, args=(plan, rank, room), name=name, daemon=True).start()
 
-    def _run(self, plan: EpochPlan, rank: int, room: Room) -> None:
+    def _run(self, plan: GenerationPlan, rank: int, room: Room) -> None:
         try:
             communicator = self._build(plan, rank, room)
         except HaltedError:
             return
         except PeerLostError as error:
-            self._shared.lost(room.epoch, error)
+            self._shared.lost(room.generation, error)
             return
         except BaseException:  # noqa: BLE001
             # Nobody would ever learn of it in this thread: the worker would wait for its group for ever.
@@ -75,5 +75,5 @@ class GroupBuilding:
                 communicator.retire()
                 return
             room.communicator = communicator
-            self._shared.carry_out(self._shared.machine.prepared(plan.epoch))
+            self._shared.carry_out(self._shared.machine.prepared(plan.generation))
             self._shared.changed.notify_all()

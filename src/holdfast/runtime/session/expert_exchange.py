@@ -1,4 +1,4 @@
-"""A session's experts: what moves on entering an epoch, and what all ranks do together after a step."""
+"""A session's experts: what moves on entering a generation, and what all ranks do together after a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.clock import Clock
 from holdfast.coordination.experts.loads import encode_loads
 from holdfast.coordination.worker.tasks import Tell
 from holdfast.protocol.messages.worker import MAX_LOADS, Loads
-from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, ExpertRows
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
@@ -32,8 +32,8 @@ class ExpertExchange:
         self._faults = faults
         self._clock = clock
 
-    def move(self, room: Room, plan: EpochPlan, comm: Communicator) -> bool:
-        """Bring the experts here that this worker is to host; False where the epoch is over, or has to end.
+    def move(self, room: Room, plan: GenerationPlan, comm: Communicator) -> bool:
+        """Bring the experts here that this worker is to host; False where the generation is over, or has to end.
 
         Raises:
             JobFailedError: the initial experts are wanted, and are not here any more.
@@ -41,7 +41,7 @@ class ExpertExchange:
         machine = self._shared.machine
         with self._shared.changed:
             step = machine.step
-            change = None if self._shared.left(room.epoch) else machine.moving()
+            change = None if self._shared.left(room.generation) else machine.moving()
         if change is None or plan.experts is None:
             return False
         started = self._clock.monotonic()
@@ -55,13 +55,13 @@ class ExpertExchange:
             return False
         except (PeerLostError, CorruptExpertError) as error:
             comm.retire()
-            self._shared.lost(room.epoch, error)
+            self._shared.lost(room.generation, error)
             return False
         if change.bring:
             room.moving_s = self._clock.monotonic() - started
         self._experts.state.on_void = lambda error: self._void(room, error)
         with self._shared.changed:
-            return machine.moved(room.epoch)
+            return machine.moved(room.generation)
 
     def after_step(
         self, comm: Communicator, saver: CheckpointSaver | None, *, step: int, origin: tuple[int, int], verify: bool
@@ -69,7 +69,7 @@ class ExpertExchange:
         """Compare all copies if asked to; if a checkpoint is due, bring the experts to rank 0, which saves them.
 
         Args:
-            origin: term and epoch under which the step was applied.
+            origin: term and generation under which the step was applied.
 
         Raises:
             ReplicasDifferError: on all ranks.
@@ -99,12 +99,12 @@ class ExpertExchange:
         if rows is not None:
             saver.save(self._state, step, origin, ExpertRows(specs=self._experts.specs(), rows=rows))
 
-    def _broken_off(self, comm: Communicator, epoch: int, error: Exception) -> None:
-        comm.retire()  # (where it was halted: the step is applied, and what comes next finds the epoch over)
+    def _broken_off(self, comm: Communicator, generation: int, error: Exception) -> None:
+        comm.retire()  # (where it was halted: the step is applied, and what comes next finds the generation over)
         if isinstance(error, PeerLostError):
-            self._shared.lost(epoch, error)
+            self._shared.lost(generation, error)
 
-    def tell_loads(self, *, step: int, epoch: int) -> None:
+    def tell_loads(self, *, step: int, generation: int) -> None:
         """Tell the coordinator every so many steps how the tokens are shared out; for rank 0 alone: all know the same.
 
         A report is whole in itself: whoever is rank 0 next has counted as well.
@@ -115,7 +115,7 @@ class ExpertExchange:
         worker = self._shared.machine.worker
         report = Loads(
             worker=worker,
-            epoch=epoch,
+            generation=generation,
             step=step,
             tokens=encode_loads(loads),
             expert_bytes=self._experts.expert_bytes,
@@ -129,4 +129,4 @@ class ExpertExchange:
         if room.communicator is not None:
             room.communicator.retire()
         if isinstance(error, PeerLostError):
-            self._shared.lost(room.epoch, error)
+            self._shared.lost(room.generation, error)

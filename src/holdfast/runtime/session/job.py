@@ -165,11 +165,11 @@ class Job:
         if count < 0:
             raise BadInputError(f"job.steps({count}): the number of steps must not be negative")
         while (work := session.next_compute()) is not None:
-            compute, epoch = work
+            compute, generation = work
             if compute.step > count:
                 session.finish()
             else:
-                self._step = step = Step(session, compute, epoch)
+                self._step = step = Step(session, compute, generation)
                 yield step
                 step.left()
         self._ended = True

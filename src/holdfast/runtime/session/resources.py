@@ -1,4 +1,4 @@
-"""One room per epoch: its rendezvous board, its halt, its group, its transfers."""
+"""One room per generation: its rendezvous board, its halt, its group, its transfers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from holdfast.protocol.plan import EpochPlan
+from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.rendezvous import Board
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from holdfast.runtime.state.receive import Receipt
     from holdfast.runtime.state.transfer import Push
 
-#: Epochs that may be known at once: the one in use, one pending, and keys that came before their plan.
+#: Generations that may be known at once: the one in use, one pending, and keys that came before their plan.
 MAX_ROOMS = 16
 
 
 @dataclass(kw_only=True, slots=True)
 class Room:
-    """What belongs to one epoch. Guarded by the session's lock, but for `halt` and `board`."""
+    """What belongs to one generation. Guarded by the session's lock, but for `halt` and `board`."""
 
-    epoch: int
+    generation: int
     board: Board
     halt: threading.Event = field(default_factory=threading.Event)
-    plan: EpochPlan | None = None
+    plan: GenerationPlan | None = None
     communicator: Communicator | None = None
     dropped: bool = False
     push: Push | None = None
@@ -54,53 +54,53 @@ class Room:
 
 
 class Rooms:
-    """The rooms of one worker, by epoch. Not thread-safe."""
+    """The rooms of one worker, by generation. Not thread-safe."""
 
     def __init__(self, post: Callable[[int, str, bytes], None]) -> None:
         """Have none.
 
         Args:
-            post: sends a rendezvous key of an epoch to its other members.
+            post: sends a rendezvous key of a generation to its other members.
         """
         self._post = post
         self._rooms: dict[int, Room] = {}
         self._closed_up_to = 0
 
-    def room(self, epoch: int) -> Room | None:
-        """Return the room of an epoch, made on demand; None where the epoch is over."""
-        if epoch <= self._closed_up_to:
+    def room(self, generation: int) -> Room | None:
+        """Return the room of a generation, made on demand; None where the generation is over."""
+        if generation <= self._closed_up_to:
             return None
-        room = self._rooms.get(epoch)
+        room = self._rooms.get(generation)
         if room is None:
             halt = threading.Event()
-            board = Board(epoch, lambda key, value: self._post(epoch, key, value), halt=halt)
-            room = self._rooms[epoch] = Room(epoch=epoch, board=board, halt=halt)
+            board = Board(generation, lambda key, value: self._post(generation, key, value), halt=halt)
+            room = self._rooms[generation] = Room(generation=generation, board=board, halt=halt)
             self._bound()
         return room
 
     def all(self) -> list[Room]:
         """Return all rooms, oldest first."""
-        return [self._rooms[epoch] for epoch in sorted(self._rooms)]
+        return [self._rooms[generation] for generation in sorted(self._rooms)]
 
-    def interrupt(self, epoch: int) -> None:
-        """Break off all that waits in the epochs up to this one."""
+    def interrupt(self, generation: int) -> None:
+        """Break off all that waits in the generations up to this one."""
         for room in self.all():
-            if room.epoch <= epoch:
+            if room.generation <= generation:
                 room.interrupt()
 
-    def drop(self, epoch: int) -> None:
+    def drop(self, generation: int) -> None:
         """Close a room that is not used by any thread."""
-        room = self._rooms.pop(epoch, None)
+        room = self._rooms.pop(generation, None)
         if room is not None:
             room.interrupt()
             room.leave()
 
-    def leave_before(self, epoch: int) -> None:
+    def leave_before(self, generation: int) -> None:
         """Close all older rooms; called by the training thread."""
-        self._closed_up_to = max(self._closed_up_to, epoch - 1)
+        self._closed_up_to = max(self._closed_up_to, generation - 1)
         for room in self.all():
-            if room.epoch < epoch:
-                del self._rooms[room.epoch]
+            if room.generation < generation:
+                del self._rooms[room.generation]
                 room.leave()
 
     def close(self) -> None:
@@ -110,4 +110,4 @@ class Rooms:
     def _bound(self) -> None:
         planless = [room for room in self.all() if room.plan is None]
         if len(self._rooms) > MAX_ROOMS and planless:
-            self.drop(planless[0].epoch)
+            self.drop(planless[0].generation)

@@ -2,7 +2,7 @@
 
 The machine (coordination.worker) decides; this carries out. One condition guards the machine. The listener thread
 feeds orders in and carries out what comes back; the training thread asks for its task and crosses boundaries, each
-under the lock and only if its epoch is still the machine's. Nothing that takes long is done under the lock.
+under the lock and only if its generation is still the machine's. Nothing that takes long is done under the lock.
 """
 
 from __future__ import annotations
@@ -126,13 +126,13 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """This worker's rank in the present epoch, 0 before the first."""
+        """This worker's rank in the present generation, 0 before the first."""
         with self._changed:
             return self._machine.rank if self._machine.plan else 0
 
     @property
     def world(self) -> int:
-        """How many workers the present epoch has."""
+        """How many workers the present generation has."""
         with self._changed:
             return self._machine.world
 
@@ -167,18 +167,18 @@ class Session:
         self._link.send(message)
 
     def next_compute(self) -> tuple[Compute, int] | None:
-        """Do whatever comes before the next gradients, and return them with their epoch; None: the job is done."""
+        """Do whatever comes before the next gradients, and return them with their generation; None: the job is done."""
         while True:
             with self._changed:
-                task, epoch, step = self._machine.task, self._machine.epoch, self._machine.step
+                task, generation, step = self._machine.task, self._machine.generation, self._machine.step
                 if isinstance(task, Wait):
                     self._changed.wait()
             self.faults.at("", step)
             if isinstance(task, Done):
                 return None
             if isinstance(task, Compute):
-                self._rooms_leave_before(epoch)
-                return task, epoch
+                self._rooms_leave_before(generation)
+                return task, generation
             self._take_up(task)
 
     def settle(self, step: int) -> bool:
@@ -187,26 +187,26 @@ class Session:
         passed = self.last_applied
         return passed is not None and passed.step == step
 
-    def communicator(self, epoch: int) -> Communicator | None:
-        """Return the group of an epoch that was entered; None where it is over."""
+    def communicator(self, generation: int) -> Communicator | None:
+        """Return the group of a generation that was entered; None where it is over."""
         with self._changed:
-            room = self._rooms.room(epoch)
+            room = self._rooms.room(generation)
             return room.communicator if room is not None else None
 
-    def halted(self, epoch: int) -> bool:
-        """Return whether an epoch is over for this worker."""
+    def halted(self, generation: int) -> bool:
+        """Return whether a generation is over for this worker."""
         with self._changed:
-            return self._left(epoch)
+            return self._left(generation)
 
-    def cross(self, epoch: int, boundary: Callable[[WorkerMachine], bool]) -> bool:
-        """Cross a boundary of the machine; False where the epoch is over or the machine frozen."""
+    def cross(self, generation: int, boundary: Callable[[WorkerMachine], bool]) -> bool:
+        """Cross a boundary of the machine; False where the generation is over or the machine frozen."""
         with self._changed:
-            return not self._left(epoch) and boundary(self._machine)
+            return not self._left(generation) and boundary(self._machine)
 
-    def vote(self, epoch: int) -> tuple[msg.Flag, ...] | None:
+    def vote(self, generation: int) -> tuple[msg.Flag, ...] | None:
         """READY -> VOTED; return the flags that this worker raises, None where frozen."""
         with self._changed:
-            if self._left(epoch) or not self._machine.voting():
+            if self._left(generation) or not self._machine.voting():
                 return None
             return self._machine.flags
 
@@ -220,25 +220,25 @@ class Session:
         with self._changed:
             self._carry_out(self._machine.vote_abandoned())
 
-    def peer_lost(self, epoch: int, error: Exception | str) -> None:
+    def peer_lost(self, generation: int, error: Exception | str) -> None:
         """A collective failed: tell, and wait for the coordinator's word."""
-        self._shared.lost(epoch, error)
+        self._shared.lost(generation, error)
 
-    def apply(self, epoch: int, step: int, commit: msg.Commit) -> bool:
+    def apply(self, generation: int, step: int, commit: msg.Commit) -> bool:
         """Carry a passed step out; False where a Stop was faster: the decision will say what becomes of it.
 
         Raises:
             Exception: whatever the optimizer raised: the state is void then, and the process has to end. Or what
                 `after_apply` raised: the step is applied and saved, and the job ends.
         """
-        self._await_push(epoch)
+        self._await_push(generation)
         with self._changed:
-            # A Begin may have come since: only the epoch that this call belongs to may go on.
-            if self._machine.epoch != epoch or not self._machine.begin_apply():
+            # A Begin may have come since: only the generation that this call belongs to may go on.
+            if self._machine.generation != generation or not self._machine.begin_apply():
                 return False
             plan = self._machine.plan
             assert plan is not None
-            room, origin = self._rooms.room(epoch), (plan.term, epoch)
+            room, origin = self._rooms.room(generation), (plan.term, generation)
         self.workload.apply(commit)
         self.faults.at("applying", step)
         failure = self._run_after_apply(step, commit)
@@ -250,9 +250,9 @@ class Session:
             self._carry_out(self._machine.applied_step(digest))
             self.last_applied = msg.Passed(step=step, commit=commit)
         if failure is not None:
-            self._give_up(step, epoch, rank, failure)
+            self._give_up(step, generation, rank, failure)
         if self._experts is not None and rank == 0:
-            self._experts.tell_loads(step=step, epoch=epoch)
+            self._experts.tell_loads(step=step, generation=generation)
         if self._experts is None:
             if self._saver is not None and rank == 0:
                 self._saver.offer(self.workload.state, step, origin)
@@ -271,16 +271,16 @@ class Session:
             return error
         return None
 
-    def _give_up(self, step: int, epoch: int, rank: int, failure: Exception | SystemExit) -> NoReturn:
+    def _give_up(self, step: int, generation: int, rank: int, failure: Exception | SystemExit) -> NoReturn:
         """Have the job end with what `after_apply` raised, save with all others what the step led to, and raise it."""
         place = traceback.extract_tb(failure.__traceback__)[-1]
         cause = f"{type(failure).__name__}: {failure} ({place.filename}:{place.lineno})"
         why = f"after_apply raised at step {step} on node {node_of(self.worker)}, rank {rank}: {cause}"
         traceback.print_exception(failure)
-        self._link.send(msg.ScriptFailed(worker=self.worker, epoch=epoch, step=step, why=why[:8000]))
+        self._link.send(msg.ScriptFailed(worker=self.worker, generation=generation, step=step, why=why[:8000]))
         while True:
             with self._changed:
-                # (no further step is computed: the next epoch is the last)
+                # (no further step is computed: the next generation is the last)
                 self._changed.wait_for(lambda: not isinstance(self._machine.task, Wait | Compute))
                 task = self._machine.task
             if isinstance(task, Done):
@@ -298,22 +298,22 @@ class Session:
         """Loop or job want no further step: what they have led to is saved, unless it is already."""
         saver = self._saver
         with self._changed:
-            epoch = self._machine.epoch
+            generation = self._machine.generation
         if saver is not None:
-            self._save_last(saver, epoch)
+            self._save_last(saver, generation)
         with self._changed:
             if saver is not None:
                 # Otherwise the job could end between a checkpoint's writing and its acceptance.
-                self._changed.wait_for(lambda: self._left(epoch) or saver.idle)
-            if not self._left(epoch) and isinstance(self._machine.task, Compute | Finish):
+                self._changed.wait_for(lambda: self._left(generation) or saver.idle)
+            if not self._left(generation) and isinstance(self._machine.task, Compute | Finish):
                 self._carry_out(self._machine.finish())
 
-    def _save_last(self, saver: CheckpointSaver, epoch: int) -> None:
+    def _save_last(self, saver: CheckpointSaver, generation: int) -> None:
         with self._changed:
-            machine, room = self._machine, self._rooms.room(epoch)
-            if self._left(epoch) or machine.plan is None or not machine.applied:
+            machine, room = self._machine, self._rooms.room(generation)
+            if self._left(generation) or machine.plan is None or not machine.applied:
                 return
-            step, rank, origin = machine.applied, machine.rank, (machine.plan.term, epoch)
+            step, rank, origin = machine.applied, machine.rank, (machine.plan.term, generation)
         self.workload.state.watch.check()
         wanted = rank == 0 and saver.newest != step
         if wanted:
@@ -337,23 +337,23 @@ class Session:
             self._saver.close()
         self._graveyard.close(CLOSE_S)
 
-    # ---- entering an epoch ----
+    # ---- entering a generation ----
 
     def _enter(self, task: Entering) -> None:
         """Do the next part of entering that can be done; the machine is asked again after each."""
-        epoch = task.plan.epoch
+        generation = task.plan.generation
         with self._changed:
-            self._rooms.leave_before(epoch)
-            room = self._rooms.room(epoch)
+            self._rooms.leave_before(generation)
+            room = self._rooms.room(generation)
         if room is None:
             return
         if isinstance(task, Forward):
             self.faults.at("forward", task.step)
-            self.apply(epoch, task.step, task.commit)
+            self.apply(generation, task.step, task.commit)
             return
         if isinstance(task, Move | Enter):
             self._exchange.start_push(room, task)
-        communicator = self._await(epoch, lambda: room.communicator)
+        communicator = self._await(generation, lambda: room.communicator)
         if communicator is None:
             return
         match task:
@@ -366,11 +366,11 @@ class Session:
             case Enter():
                 self._entered(room)
 
-    def _move(self, room: Room, plan: msg.EpochPlan, communicator: Communicator) -> None:
+    def _move(self, room: Room, plan: msg.GenerationPlan, communicator: Communicator) -> None:
         if self._experts is None:
             raise RuntimeError("experts are to move, but this model has none")
         if not self._experts.move(room, plan, communicator):
-            self._await(room.epoch, lambda: False)
+            self._await(room.generation, lambda: False)
 
     def _entered(self, room: Room) -> None:
         receipt = room.receipt
@@ -378,14 +378,14 @@ class Session:
         if receipt is not None:
             bytes_, seconds = bytes_ + receipt.nbytes, seconds + receipt.seconds
         with self._changed:
-            if not self._left(room.epoch):
+            if not self._left(room.generation):
                 self._carry_out(self._machine.entered(received_bytes=bytes_, transfer_s=seconds))
 
-    def _load(self, plan: msg.EpochPlan, name: str) -> None:
-        epoch, experts = plan.epoch, self.workload.experts
+    def _load(self, plan: msg.GenerationPlan, name: str) -> None:
+        generation, experts = plan.generation, self.workload.experts
         if self._saver is None:
             raise RuntimeError(f"checkpoint {name!r} is to be loaded, but this worker has no checkpoint directory")
-        if self.halted(epoch) or not self._exchange.quiet():
+        if self.halted(generation) or not self._exchange.quiet():
             return
         try:
             step = self._saver.load(name, self.workload.state, first=plan.rank(self.worker) == 0)
@@ -393,59 +393,59 @@ class Session:
                 wanted = experts.wanted_of(plan.experts, plan.rank(self.worker) or 0)
                 load_experts(self._saver.directory, name, experts, wanted)
         except DamagedCheckpointError as error:
-            self._damaged(epoch, name, str(error))
+            self._damaged(generation, name, str(error))
             return
         self._saver.abandon()
         self._saver.newest = step
         with self._changed:
             self.last_applied = None
             self._exchange.settle()
-            self._machine.loaded(epoch, step)
+            self._machine.loaded(generation, step)
 
-    def _damaged(self, epoch: int, name: str, why: str) -> None:
+    def _damaged(self, generation: int, name: str, why: str) -> None:
         logger.warning("checkpoint %s cannot be read: %s", name, why)
-        damaged = msg.CheckpointDamaged(worker=self.worker, epoch=epoch, name=name, why=why[:1024])
+        damaged = msg.CheckpointDamaged(worker=self.worker, generation=generation, name=name, why=why[:1024])
         with self._changed:
-            if not self._left(epoch):
+            if not self._left(generation):
                 self._link.send(damaged)
-        self._await(epoch, lambda: False)
+        self._await(generation, lambda: False)
 
     def _receive(self, room: Room) -> None:
-        receipt = self._await(room.epoch, lambda: room.receipt if room.receipt and room.receipt.ended else None)
+        receipt = self._await(room.generation, lambda: room.receipt if room.receipt and room.receipt.ended else None)
         if receipt is None:
             return
         try:
             header = receipt.result()
             self.workload.state.adopt(header.manifest, receipt.tensors)
         except (StateMismatchError, ConnectionError) as error:
-            self.peer_lost(room.epoch, f"state from {receipt.sender} is refused: {error}")
-            self._await(room.epoch, lambda: False)
+            self.peer_lost(room.generation, f"state from {receipt.sender} is refused: {error}")
+            self._await(room.generation, lambda: False)
             return
         with self._changed:
             self.last_applied = None
-            if self._machine.received(room.epoch, header.passed, header.step):
+            if self._machine.received(room.generation, header.passed, header.step):
                 self._exchange.settle()
 
-    def _await_push(self, epoch: int) -> None:
+    def _await_push(self, generation: int) -> None:
         with self._changed:
-            room = self._rooms.room(epoch)
+            room = self._rooms.room(generation)
         if room is not None and room.push is not None:
             push = room.push
-            self._await(epoch, lambda: push.sent)
+            self._await(generation, lambda: push.sent)
 
-    def _await(self, epoch: int, ready: Callable[[], T]) -> T | None:
-        """Wait until something is there, or the epoch is over (None)."""
+    def _await(self, generation: int, ready: Callable[[], T]) -> T | None:
+        """Wait until something is there, or the generation is over (None)."""
         with self._changed:
-            self._changed.wait_for(lambda: self._left(epoch) or ready())
-            return None if self._left(epoch) else ready()
+            self._changed.wait_for(lambda: self._left(generation) or ready())
+            return None if self._left(generation) else ready()
 
     def _hold(self) -> None:
-        """Stand still until the epoch is over: fault injection."""
+        """Stand still until the generation is over: fault injection."""
         with self._changed:
-            self._await(self._machine.epoch, lambda: False)
+            self._await(self._machine.generation, lambda: False)
 
-    def _left(self, epoch: int) -> bool:
-        return self._shared.left(epoch)
+    def _left(self, generation: int) -> bool:
+        return self._shared.left(generation)
 
     # ---- orders, in the listener thread ----
 
@@ -457,7 +457,7 @@ class Session:
     def _fed(self, order: msg.Order) -> list[WorkerInstruction]:
         match order:
             case msg.Posted():
-                room = self._rooms.room(order.epoch)
+                room = self._rooms.room(order.generation)
                 if room is not None:
                     room.board.put(order.key, order.value)
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
@@ -483,15 +483,15 @@ class Session:
                 case Tell():
                     self._link.send(instruction.message)
                 case Halt():
-                    self._rooms.interrupt(self._machine.stop.epoch if self._machine.stop else 0)
+                    self._rooms.interrupt(self._machine.stop.generation if self._machine.stop else 0)
                 case Drop():
-                    self._rooms.drop(instruction.epoch)
+                    self._rooms.drop(instruction.generation)
                 case Build():
                     self._building.start(instruction.plan)
 
-    def _post(self, epoch: int, key: str, value: bytes) -> None:
-        self._link.send(msg.Post(worker=self.worker, epoch=epoch, key=key, value=value))
+    def _post(self, generation: int, key: str, value: bytes) -> None:
+        self._link.send(msg.Post(worker=self.worker, generation=generation, key=key, value=value))
 
-    def _rooms_leave_before(self, epoch: int) -> None:
+    def _rooms_leave_before(self, generation: int) -> None:
         with self._changed:
-            self._rooms.leave_before(epoch)
+            self._rooms.leave_before(generation)

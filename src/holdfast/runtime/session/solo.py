@@ -27,7 +27,7 @@ class SoloLink:
 
     def __init__(self, checkpoint_directory: Path | None = None) -> None:
         self._directory = checkpoint_directory
-        self._plan: msg.EpochPlan | None = None
+        self._plan: msg.GenerationPlan | None = None
         self._known: list[CheckpointName] = []
         self._damaged: list[str] = []
         self._orders: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
@@ -68,8 +68,8 @@ class SoloLink:
                 held = msgspec.structs.replace(experts, held=experts.placement) if experts else None
                 self._plan = msgspec.structs.replace(self._plan, experts=held, last=True)
                 self._begin_anew(msg.Decision(kind=msg.DecisionKind.REDO, applied=message.step))
-            case msg.CheckpointWritten(term=term, epoch=epoch, step=step, name=name):
-                self._orders.put(msg.AcceptCheckpoint(term=term, epoch=epoch, step=step, name=name))
+            case msg.CheckpointWritten(term=term, generation=generation, step=step, name=name):
+                self._orders.put(msg.AcceptCheckpoint(term=term, generation=generation, step=step, name=name))
             case msg.CheckpointKept():
                 self._kept(message)
             case msg.CheckpointDamaged() if self._plan is not None:
@@ -79,11 +79,11 @@ class SoloLink:
                 pass
 
     def _begin_anew(self, decision: msg.Decision) -> None:
-        """Leave the epoch in force for another."""
+        """Leave the generation in force for another."""
         plan = self._plan
         assert plan is not None
-        self._orders.put(msg.Stop(term=plan.term, epoch=plan.epoch))
-        self._plan = msgspec.structs.replace(plan, epoch=plan.epoch + 1)
+        self._orders.put(msg.Stop(term=plan.term, generation=plan.generation))
+        self._plan = msgspec.structs.replace(plan, generation=plan.generation + 1)
         self._orders.put(msg.Begin(plan=self._plan, decision=decision))
 
     def _look_around(self) -> None:
@@ -118,9 +118,9 @@ class SoloLink:
         return msg.Decision(kind=msg.DecisionKind.START, applied=0)
 
 
-def _plan(attach: msg.Attach, term: int) -> msg.EpochPlan:
+def _plan(attach: msg.Attach, term: int) -> msg.GenerationPlan:
     member = msg.Member(worker=attach.worker, host=attach.host, state_port=0)
-    return msg.EpochPlan(term=term, epoch=1, members=(member,), experts=_all_here(attach.experts))
+    return msg.GenerationPlan(term=term, generation=1, members=(member,), experts=_all_here(attach.experts))
 
 
 def _all_here(shape: msg.ExpertShape | None) -> msg.ExpertPlan | None:

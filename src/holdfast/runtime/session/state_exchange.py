@@ -31,16 +31,16 @@ class Shared:
     rooms: Rooms
     carry_out: Callable[[list[WorkerInstruction]], None]
 
-    def left(self, epoch: int) -> bool:
-        """Return whether an epoch is over for this worker; the lock is held."""
-        return self.machine.frozen or self.machine.epoch != epoch
+    def left(self, generation: int) -> bool:
+        """Return whether a generation is over for this worker; the lock is held."""
+        return self.machine.frozen or self.machine.generation != generation
 
-    def lost(self, epoch: int, error: Exception | str) -> None:
-        """Something of an epoch failed: tell, and where its time was up, whom no connection can be made to."""
-        logger.info("epoch %d: %s", epoch, error)
+    def lost(self, generation: int, error: Exception | str) -> None:
+        """Something of a generation failed: tell, and where its time was up, whom no connection can be made to."""
+        logger.info("generation %d: %s", generation, error)
         timed_out = isinstance(error, PeerLostError) and error.timed_out
         with self.changed:
-            plan = self.machine.plan_of(epoch) if timed_out and self.machine.waited_in_vain(epoch) else None
+            plan = self.machine.plan_of(generation) if timed_out and self.machine.waited_in_vain(generation) else None
         cut_off: tuple[str, ...] = ()
         if plan is not None:
             until = time.monotonic() + CONNECT_S
@@ -49,7 +49,7 @@ class Shared:
                 # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
                 self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())
         with self.changed:
-            self.carry_out(self.machine.fault(epoch, str(error), timed_out=timed_out, unreachable=cut_off))
+            self.carry_out(self.machine.fault(generation, str(error), timed_out=timed_out, unreachable=cut_off))
 
     def notify(self) -> None:
         """Let all threads look again."""
@@ -99,7 +99,7 @@ class StateExchange:
         view, step = self._state.capture(), self._shared.machine.step
         machine = self._shared.machine
         with self._shared.changed:
-            if self._shared.left(room.epoch) or machine.applied is None:
+            if self._shared.left(room.generation) or machine.applied is None:
                 return
             room.push = Push(
                 plan=task.plan,
@@ -108,35 +108,35 @@ class StateExchange:
                 view=view,
                 step=machine.applied,
                 passed=machine.passed,
-                on_end=lambda error: self._push_ended(room.epoch, error),
+                on_end=lambda error: self._push_ended(room.generation, error),
                 midway=lambda: self._faults.at_side("transfer", step),
             )
             room.push.start()
 
-    def _push_ended(self, epoch: int, error: str) -> None:
+    def _push_ended(self, generation: int, error: str) -> None:
         if error:
-            self._shared.lost(epoch, error)
+            self._shared.lost(generation, error)
         self._shared.notify()
 
     # ---- in the inbox's threads ----
 
-    def _admit(self, epoch: int, wait_s: float) -> Ticket | None:
-        """Return who may send this worker the state of an epoch, once that is known; None where nobody may."""
+    def _admit(self, generation: int, wait_s: float) -> Ticket | None:
+        """Return who may send this worker the state of a generation, once that is known; None where nobody may."""
         machine = self._shared.machine
         with self._shared.changed:
-            self._shared.changed.wait_for(lambda: machine.plan_of(epoch) is not None, timeout=wait_s)
-            plan = machine.plan_of(epoch)
+            self._shared.changed.wait_for(lambda: machine.plan_of(generation) is not None, timeout=wait_s)
+            plan = machine.plan_of(generation)
             if plan is None or machine.worker not in plan.sources:
                 return None
             return Ticket(plan=plan, receiver=machine.worker, sender=plan.sources[machine.worker][0])
 
     def _open_receipt(self, ticket: Ticket) -> Receipt | None:
         """A sender has shown who it is: return where its streams go, None where they come too late."""
-        epoch, machine = ticket.plan.epoch, self._shared.machine
+        generation, machine = ticket.plan.generation, self._shared.machine
         with self._shared.changed:
-            if not machine.pushed(epoch):
+            if not machine.pushed(generation):
                 return None
-            room = self._shared.rooms.room(epoch)
+            room = self._shared.rooms.room(generation)
             if room is None or room.halt.is_set():
                 return None
             if room.receipt is None:

@@ -25,7 +25,7 @@ class Step:
     `skipped` says whether its gradients were not finite and left the model as it was.
     """
 
-    def __init__(self, session: Session, compute: Compute, epoch: int) -> None:
+    def __init__(self, session: Session, compute: Compute, generation: int) -> None:
         self.number = compute.step
         self.loss = math.nan
         self.grad_norm = math.nan
@@ -33,7 +33,7 @@ class Step:
         self.applied = False
         self._session = session
         self._compute = compute
-        self._epoch = epoch
+        self._generation = generation
         self._open: int | None = None
         self._begun = False
         self._exhausted = False
@@ -53,7 +53,7 @@ class Step:
             if micro_batch in self._compute.held:
                 continue
             self._session.faults.at("compute", self.number)
-            if not self._session.cross(self._epoch, lambda machine, m=micro_batch: machine.computing(m)):
+            if not self._session.cross(self._generation, lambda machine, m=micro_batch: machine.computing(m)):
                 return
             # From here on the coordinator may count on this micro-batch: it is finished whatever happens meanwhile.
             self._open = micro_batch
@@ -93,7 +93,7 @@ class Step:
             raise StepUseError(f"step {self.number}: apply() is called once, after all micro-batches had backward()")
         self._ended = True
         self._session.workload.state.watch.check()
-        if not self._exhausted and not self._void() and not self._session.halted(self._epoch):
+        if not self._exhausted and not self._void() and not self._session.halted(self._generation):
             raise StepUseError(
                 f"step {self.number}: apply() before the micro-batches were used up; do not break the loop"
             )
@@ -125,7 +125,7 @@ class Step:
             return True
         rounds = -(-self._session.workload.micro_batches // self._session.world)
         for number in range(len(share), rounds):
-            if self._session.halted(self._epoch):
+            if self._session.halted(self._generation):
                 return False
             experts.serve(self.number, number)
             if self._void():
@@ -147,15 +147,15 @@ class Step:
         self.skipped = commit.nonfinite > 0
 
     def _attempt(self) -> bool:
-        session, epoch = self._session, self._epoch
-        communicator = session.communicator(epoch)
-        if communicator is None or not session.cross(epoch, lambda machine: machine.computed()):
+        session, generation = self._session, self._generation
+        communicator = session.communicator(generation)
+        if communicator is None or not session.cross(generation, lambda machine: machine.computed()):
             return False
         try:
             v = self._reduce_and_vote(communicator)
         except PeerLostError as error:
             communicator.retire()
-            session.peer_lost(epoch, error)
+            session.peer_lost(generation, error)
             return False
         except HaltedError:
             communicator.retire()
@@ -166,7 +166,7 @@ class Step:
         if v.samples != expected:
             raise RuntimeError(f"broken invariant: step {self.number} passed with {v.samples} samples, not {expected}")
         session.faults.at("passed", self.number)
-        return session.apply(epoch, self.number, v)
+        return session.apply(generation, self.number, v)
 
     def _reduce_and_vote(self, communicator: Communicator) -> Commit | None:
         """Return v; None where a Stop froze this worker before its vote.
@@ -179,10 +179,10 @@ class Step:
         if session.faults.armed("reducing", self.number):
             group = FaultingCommunicator(communicator, session.faults, self.number, "reducing")
         reduced = workload.reduce(group)
-        if not session.cross(self._epoch, lambda machine: machine.reduced()):
+        if not session.cross(self._generation, lambda machine: machine.reduced()):
             return None
         session.faults.at("ready", self.number)
-        flags = session.vote(self._epoch)
+        flags = session.vote(self._generation)
         if flags is None:
             return None
         part = Commit(

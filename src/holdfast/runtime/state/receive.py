@@ -226,7 +226,7 @@ class StateInbox:
 
         Args:
             host: the address to bind to.
-            admit: says who may send the state of an epoch; waits up to so many seconds until the epoch is known.
+            admit: says who may send the state of a generation; waits up to so many seconds until it is known.
             open_receipt: a sender has shown who it is; returns where its stream goes, None where it is too late.
         """
         self._host = host
@@ -290,12 +290,12 @@ class StateInbox:
 
     def _receive(self, connection: socket.socket) -> None:
         wire = Wire(connection)
-        magic, epoch, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
+        magic, generation, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
         if magic != MAGIC or stream >= STREAMS:
             raise TransferError("this is not our protocol")
-        ticket = self._admit(epoch, 0.0) or self._await_plan(connection, epoch)
+        ticket = self._admit(generation, 0.0) or self._await_plan(connection, generation)
         if ticket is None:
-            raise TransferError(f"nobody is to send the state of epoch {epoch}")
+            raise TransferError(f"nobody is to send the state of generation {generation}")
         mine = secrets.token_bytes(NONCE)
         wire.write(mine, ticket.tag("receiver", stream, theirs + mine))
         claim = wire.read(CLAIM.size)
@@ -308,18 +308,18 @@ class StateInbox:
         try:
             receipt = self._open_receipt(ticket)
             if receipt is None:
-                raise TransferError(f"the state of epoch {epoch} comes too late")
+                raise TransferError(f"the state of generation {generation} comes too late")
             receipt.stream(connection, wire, stream, claim)
         finally:
             self._slots.release()
 
-    def _await_plan(self, connection: socket.socket, epoch: int) -> Ticket | None:
+    def _await_plan(self, connection: socket.socket, generation: int) -> Ticket | None:
         """Wait for the plan that makes an offer valid; so many may, and they keep no other stranger out."""
         if not self._waiting.acquire(blocking=False):
             return None
         try:
             self._strangers.leave(connection)
-            ticket = self._admit(epoch, OFFER_WAIT_S)
+            ticket = self._admit(generation, OFFER_WAIT_S)
             self._strangers.enter(connection)
             return ticket
         finally:

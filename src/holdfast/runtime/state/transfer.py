@@ -1,7 +1,7 @@
 """State to joiners: the sender connects, both sides show who they are, then two streams go straight into memory.
 
 Each stream is a TCP connection of its own. Before anything is parsed, both sides prove with HMAC-SHA256 that they know
-the plan's secret, bound to the epoch, both worker ids, the stream and fresh nonces; the sender's proof covers the
+the plan's secret, bound to the generation, both worker ids, the stream and fresh nonces; the sender's proof covers the
 step and a digest of the header as well. Stream 0 then carries the header (what the tensors are, the step, v), and
 every stream its part of the bytes in chunks with checksums, which are computed in the stream's own thread on both
 sides. A halt shuts the sockets: both sides leave at once, and what was received is void.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from holdfast.protocol.plan import EpochPlan, Member, Passed
+from holdfast.protocol.plan import GenerationPlan, Member, Passed
 from holdfast.runtime.state.state import StateView
 from holdfast.runtime.state.wire import (
     ACCEPTED,
@@ -53,7 +53,7 @@ class Push:
     def __init__(
         self,
         *,
-        plan: EpochPlan,
+        plan: GenerationPlan,
         sender: str,
         receivers: tuple[str, ...],
         view: StateView,
@@ -169,7 +169,7 @@ class Push:
         ticket = Ticket(plan=self._plan, sender=self._sender, receiver=receiver)
         mine = secrets.token_bytes(NONCE)
         try:
-            wire.write(PREAMBLE.pack(MAGIC, self._plan.epoch, stream, mine))
+            wire.write(PREAMBLE.pack(MAGIC, self._plan.generation, stream, mine))
             theirs = wire.read(NONCE)
             proof = wire.read(TAG)
         except (ConnectionResetError, BrokenPipeError) as error:

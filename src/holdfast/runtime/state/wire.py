@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from holdfast.protocol.plan import EpochPlan, Passed
+from holdfast.protocol.plan import GenerationPlan, Passed
 from holdfast.runtime.state.memory import directly_readable, host_bytes
 from holdfast.runtime.state.state import Manifest
 
@@ -28,7 +28,7 @@ _VECTOR = 512
 MAGIC = b"holdfast"
 NONCE = 32
 TAG = 32
-PREAMBLE = struct.Struct("<8sQH32s")  # magic, epoch, stream, the sender's nonce
+PREAMBLE = struct.Struct("<8sQH32s")  # magic, generation, stream, the sender's nonce
 CLAIM = struct.Struct("<QQ32s")  # step, header bytes, header's SHA-256
 CHUNK = struct.Struct("<QII")  # offset in the state, bytes, CRC-32
 ACCEPTED = b"K"
@@ -44,15 +44,17 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """Who may send whom the state of an epoch."""
+    """Who may send whom the state of a generation."""
 
-    plan: EpochPlan
+    plan: GenerationPlan
     sender: str
     receiver: str
 
     def tag(self, role: str, stream: int, nonces: bytes, claim: bytes = b"") -> bytes:
         """Return the proof of one side of one stream."""
-        text = "\0".join((role, str(self.plan.term), str(self.plan.epoch), self.sender, self.receiver, str(stream)))
+        text = "\0".join(
+            (role, str(self.plan.term), str(self.plan.generation), self.sender, self.receiver, str(stream))
+        )
         return hmac.digest(self.plan.secret, b"holdfast state\0" + text.encode() + b"\0" + nonces + claim, "sha256")
 
 

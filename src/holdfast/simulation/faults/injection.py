@@ -236,7 +236,7 @@ class Injector:
         cluster = self._cluster
         if cluster.ended is not None:
             return
-        started = cluster.store.record is not None and cluster.store.record.epoch > 0
+        started = cluster.store.record is not None and cluster.store.record.generation > 0
         alive = sum(agent.alive for agent in cluster.agents.values())
         needed = max(1, self._plan.ep_size, self._plan.nodes_for_experts)
         for _ in range(alive, needed if started else self._plan.start_nodes):

@@ -16,7 +16,7 @@ class Building:
 
     __slots__ = ("built", "got", "group", "nodes", "pending", "plan", "posts_needed")
 
-    def __init__(self, plan: msg.EpochPlan, group: Group, pending: bool, got: set[str]) -> None:
+    def __init__(self, plan: msg.GenerationPlan, group: Group, pending: bool, got: set[str]) -> None:
         self.plan = plan
         self.group = group
         self.pending = pending
@@ -27,21 +27,21 @@ class Building:
 
 
 class Builder:
-    """All groups that a worker builds or has built, by epoch."""
+    """All groups that a worker builds or has built, by generation."""
 
     def __init__(self, worker: SimWorker) -> None:
         self._worker = worker
         self._builds: dict[int, Building] = {}
         self._early_posts: dict[int, set[str]] = {}
 
-    def group(self, epoch: int) -> Group | None:
-        """Return the group of an epoch, whether it stands or not; None where none is built."""
-        building = self._builds.get(epoch)
+    def group(self, generation: int) -> Group | None:
+        """Return the group of a generation, whether it stands or not; None where none is built."""
+        building = self._builds.get(generation)
         return building.group if building else None
 
-    def stands(self, epoch: int) -> bool:
-        """Tell whether the group of an epoch stands."""
-        building = self._builds.get(epoch)
+    def stands(self, generation: int) -> bool:
+        """Tell whether the group of a generation stands."""
+        building = self._builds.get(generation)
         return building is not None and building.built
 
     def fail(self) -> None:
@@ -59,26 +59,26 @@ class Builder:
         for building in self._builds.values():
             building.group.unstall(self._worker.id)
 
-    def drop(self, epoch: int) -> None:
+    def drop(self, generation: int) -> None:
         """Leave a group alone that nobody wants any more."""
-        self._builds.pop(epoch, None)
+        self._builds.pop(generation, None)
 
-    def begin(self, plan: msg.EpochPlan, pending: bool) -> None:
-        """Build the group of an epoch; those of epochs that are over are left alone."""
+    def begin(self, plan: msg.GenerationPlan, pending: bool) -> None:
+        """Build the group of a generation; those of generations that are over are left alone."""
         worker, cluster = self._worker, self._worker.cluster
-        for epoch in [epoch for epoch in self._builds if epoch < worker.machine.epoch]:
-            del self._builds[epoch]
-        got = {worker.id} | self._early_posts.pop(plan.epoch, set())
-        building = self._builds[plan.epoch] = Building(plan, cluster.group(plan), pending, got)
-        worker.tell(msg.Post(worker=worker.id, epoch=plan.epoch, key=worker.id, value=b"address"))
+        for generation in [generation for generation in self._builds if generation < worker.machine.generation]:
+            del self._builds[generation]
+        got = {worker.id} | self._early_posts.pop(plan.generation, set())
+        building = self._builds[plan.generation] = Building(plan, cluster.group(plan), pending, got)
+        worker.tell(msg.Post(worker=worker.id, generation=plan.generation, key=worker.id, value=b"address"))
         cluster.timeline.after(cluster.timing.build_timeout_s, worker.deliver, self._late, building)
         self._connect(building)
 
     def posted(self, posted: msg.Posted) -> None:
         """A member's address has come, perhaps before the order to build."""
-        building = self._builds.get(posted.epoch)
+        building = self._builds.get(posted.generation)
         if building is None:
-            self._early_posts.setdefault(posted.epoch, set()).add(posted.key)
+            self._early_posts.setdefault(posted.generation, set()).add(posted.key)
             return
         building.got.add(posted.key)
         self._connect(building)
@@ -89,11 +89,11 @@ class Builder:
 
     def _built(self, building: Building) -> None:
         worker, cluster, plan = self._worker, self._worker.cluster, building.plan
-        if self._builds.get(plan.epoch) is not building:
+        if self._builds.get(plan.generation) is not building:
             return
         if building.group.failed:
             if cluster.rng.random() < 0.5:
-                worker.obey(worker.machine.fault(plan.epoch, "a peer is gone while the group is built"))
+                worker.obey(worker.machine.fault(plan.generation, "a peer is gone while the group is built"))
             return
         if not cluster.data_plane.reaches(worker.agent.name, building.nodes):
             cluster.data_plane.when_healed(lambda: cluster.after("build", worker, self._built, building))
@@ -102,13 +102,13 @@ class Builder:
         if cluster.boundary(worker, "built"):
             return
         if building.pending:
-            worker.obey(worker.machine.prepared(plan.epoch))
+            worker.obey(worker.machine.prepared(plan.generation))
         worker.advance()
 
     def _late(self, building: Building) -> None:
-        worker, epoch = self._worker, building.plan.epoch
-        if self._builds.get(epoch) is building and not building.built:
+        worker, generation = self._worker, building.plan.generation
+        if self._builds.get(generation) is building and not building.built:
             workers = building.plan.workers
             missing = [w for w in workers if w not in building.got or not worker.cluster.reaches(worker, w)]
             why = "the group could not be built in time"
-            worker.obey(worker.machine.fault(epoch, why, timed_out=True, unreachable=missing))
+            worker.obey(worker.machine.fault(generation, why, timed_out=True, unreachable=missing))

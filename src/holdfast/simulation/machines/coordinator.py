@@ -128,8 +128,8 @@ class CoordinatorShell(Process):
                 connection = self.connections.get(number)
                 if connection is not None:
                     connection.close_from_above()
-            case PlanExperts(epoch, solve):
-                cluster.after("plan", self, self.feed, Planned(epoch, solve()))
+            case PlanExperts(generation, solve):
+                cluster.after("plan", self, self.feed, Planned(generation, solve()))
             case EndJob(exit_code, why):
                 cluster.journal.sync()
                 self.ended = True

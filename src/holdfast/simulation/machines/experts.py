@@ -14,7 +14,7 @@ from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.planning import CostModel
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol.messages.worker import Loads
-from holdfast.protocol.plan import EpochPlan, ExpertShape
+from holdfast.protocol.plan import ExpertShape, GenerationPlan
 
 if TYPE_CHECKING:
     from holdfast.simulation.faults.plans import FaultPlan
@@ -79,13 +79,15 @@ def pool(offers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(max, zip(*offers, strict=True)))
 
 
-def drifting_loads(shape: ExpertShape, worker: str, epoch: int, step: int, rng: Random) -> Loads:
+def drifting_loads(shape: ExpertShape, worker: str, generation: int, step: int, rng: Random) -> Loads:
     """Return a report of loads that drift."""
     tokens = np.array([[rng.expovariate(1.0) for _ in range(shape.experts)] for _ in range(shape.layers)])
-    return Loads(worker=worker, epoch=epoch, step=step, tokens=encode_loads(tokens), expert_bytes=1, token_s=1.0)
+    return Loads(
+        worker=worker, generation=generation, step=step, tokens=encode_loads(tokens), expert_bytes=1, token_s=1.0
+    )
 
 
-def broken_guarantee(plan: EpochPlan, shape: ExpertShape) -> str:
+def broken_guarantee(plan: GenerationPlan, shape: ExpertShape) -> str:
     """Return what a plan gives otherwise than it says, or than it could: "" if all is well."""
     experts = plan.experts
     if experts is None:

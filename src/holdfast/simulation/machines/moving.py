@@ -21,7 +21,7 @@ class Mover:
         self._stored = stored
         self._holding = holding
 
-    def move(self, plan: msg.EpochPlan) -> None:
+    def move(self, plan: msg.GenerationPlan) -> None:
         """Take up a placement; where experts travel, the training thread waits for them."""
         worker, stored = self._worker, self._stored
         try:
@@ -39,19 +39,19 @@ class Mover:
         worker.issue("move", stored.steps, pool, step=0)  # those whose state still comes do not know of which it is
         worker.boundary("moving")
 
-    def moved(self, plan: msg.EpochPlan, offers: tuple[int, ...]) -> None:
+    def moved(self, plan: msg.GenerationPlan, offers: tuple[int, ...]) -> None:
         """All have offered what they have."""
         worker = self._worker
         if not self._stored.fetch(offers, self._holding.placed):
             worker.cluster.checker.lacks_experts(worker, plan, "nobody had what is wanted here")
-        if worker.machine.moved(plan.epoch) and not worker.boundary("moved"):
+        if worker.machine.moved(plan.generation) and not worker.boundary("moved"):
             worker.advance()
 
     def load(self, step: int) -> None:
         """Take them from the checkpoint of a step."""
         self._stored.load(self._holding.placed, step)
 
-    def apply(self, plan: msg.EpochPlan, step: int) -> None:
+    def apply(self, plan: msg.GenerationPlan, step: int) -> None:
         """Train them by one step."""
         if not self._stored.apply(self._holding.placed, step):
             self._worker.cluster.checker.lacks_experts(self._worker, plan, f"not all are of the step before {step}")
@@ -62,4 +62,4 @@ class Mover:
         step = machine.applied or 0
         if step % LOADS_EVERY == 0 and machine.rank == 0:
             rng = worker.cluster.rng
-            worker.tell(drifting_loads(self._stored.shape, worker.id, machine.epoch, step, rng))
+            worker.tell(drifting_loads(self._stored.shape, worker.id, machine.generation, step, rng))

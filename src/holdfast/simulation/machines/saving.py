@@ -22,9 +22,9 @@ class Saver:
         #: what waits for the coordinator's answer
         self._waiting: list[CheckpointName] = []
         #: the last save, that waits until the one before is written
-        self._next: tuple[msg.EpochPlan, int, int] | None = None
+        self._next: tuple[msg.GenerationPlan, int, int] | None = None
 
-    def applied(self, plan: msg.EpochPlan, step: int, state: int) -> None:
+    def applied(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
         """Save a step if it is one of those to be saved, and the one before is written.
 
         `plan`: the one under which the step was applied; a swap may have taken effect since.
@@ -38,7 +38,7 @@ class Saver:
         """True where nothing is being written, and nothing written waits for its final name."""
         return not self._writing and not self._waiting
 
-    def save(self, plan: msg.EpochPlan, step: int, state: int) -> None:
+    def save(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
         """Save a step if this worker is the one to do it, and has not begun to before."""
         worker = self._worker
         if not worker.cluster.plan.checkpoint_every or plan.rank(worker.id) != 0 or step == self._newest:
@@ -58,7 +58,7 @@ class Saver:
         worker = self._worker
         worker.cluster.after_disk("rename", worker, worker.agent.name, self._obey, order)
 
-    def _written(self, plan: msg.EpochPlan, step: int, state: int) -> None:
+    def _written(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
         worker, cluster = self._worker, self._worker.cluster
         self._writing, waiting, self._next = False, self._next, None
         if waiting is not None:
@@ -70,7 +70,13 @@ class Saver:
         self._waiting.append(name)
         worker.tell(
             msg.CheckpointWritten(
-                worker=worker.id, term=plan.term, epoch=plan.epoch, step=step, name=name.writing, bytes=1, seconds=0.1
+                worker=worker.id,
+                term=plan.term,
+                generation=plan.generation,
+                step=step,
+                name=name.writing,
+                bytes=1,
+                seconds=0.1,
             )
         )
 

@@ -31,10 +31,10 @@ def gradient(state: int, step: int, micro_batch: int) -> int:
     return hash((13, state, step, micro_batch))
 
 
-def reduce_parts(shares: Iterable[Iterable[int]], epoch: int) -> Reduced:
+def reduce_parts(shares: Iterable[Iterable[int]], generation: int) -> Reduced:
     """Unite the ranks' gradients; nothing is dropped, so what is in twice shows."""
     parts = tuple(sorted(part for share in shares for part in share))
-    return Reduced(parts, hash((17, epoch, parts)))
+    return Reduced(parts, hash((17, generation, parts)))
 
 
 def vote(reduced: Reduced, share: Iterable[int], samples: int, flags: tuple[Flag, ...]) -> Commit:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Receipt:
     """A whole state that has come: the one of `step`."""
 
-    epoch: int
+    generation: int
     step: int
     passed: Passed | None
     state: int
@@ -26,7 +26,7 @@ class Pusher:
 
     def __init__(self, worker: SimWorker) -> None:
         self._worker = worker
-        self._epoch = 0
+        self._generation = 0
         self._open: set[str] = set()
         self._attempt = 0
         self._late_at = 0.0
@@ -36,11 +36,11 @@ class Pusher:
         """True while somebody is still owed the state that is here: it must not change."""
         return bool(self._open)
 
-    def begin(self, epoch: int, targets: tuple[str, ...]) -> None:
+    def begin(self, generation: int, targets: tuple[str, ...]) -> None:
         """Start to push to all targets, unless that has begun."""
-        if epoch == self._epoch:
+        if generation == self._generation:
             return
-        self._epoch = epoch
+        self._generation = generation
         self._late_at = self._worker.cluster.timeline.now + self._worker.cluster.timing.operation_timeout_s
         self._open = set(targets)
         for target in targets:
@@ -58,13 +58,13 @@ class Pusher:
         peer = cluster.worker(target)
         if peer is None:
             if cluster.rng.random() < 0.5:
-                worker.obey(worker.machine.fault(self._epoch, f"{target} cannot be reached"))
+                worker.obey(worker.machine.fault(self._generation, f"{target} cannot be reached"))
             return
-        if not cluster.reaches(worker, target) or peer.stopped or not peer.machine.pushed(self._epoch):
+        if not cluster.reaches(worker, target) or peer.stopped or not peer.machine.pushed(self._generation):
             self._again(target, attempt)
             return
         peer.whole, peer.state = False, cluster.garbage()
-        peer.advance()  # it may have entered the pending epoch just now
+        peer.advance()  # it may have entered the pending generation just now
         if not cluster.boundary(peer, "receiving") and not cluster.boundary(worker, "sending"):
             cluster.after("transfer", worker, self._arrived, target, attempt, worker.state, worker.machine.applied)
 
@@ -75,7 +75,7 @@ class Pusher:
             cluster.after("retry", worker, self._try, target, attempt)
         else:
             why, parted = f"{target} does not take the state in time", not cluster.reaches(worker, target)
-            fault = worker.machine.fault(self._epoch, why, timed_out=True, unreachable=[target] if parted else [])
+            fault = worker.machine.fault(self._generation, why, timed_out=True, unreachable=[target] if parted else [])
             worker.obey(fault)
 
     def _arrived(self, target: str, attempt: int, state: int, step: int) -> None:
@@ -89,7 +89,7 @@ class Pusher:
         if cluster.rng.random() < 0.05:  # the checksum does not fit: once more
             self._try(target, attempt)
             return
-        peer.receipt = Receipt(self._epoch, step, worker.machine.passed, state)
+        peer.receipt = Receipt(self._generation, step, worker.machine.passed, state)
         self._open.discard(target)
         peer.advance()
         worker.advance()

@@ -43,7 +43,7 @@ class SimWorker(Process):
         self._mover = Mover(self, self.experts, holding) if self.experts and holding else None
         self.machine = cluster.parts.worker(worker, micro_batches=cluster.plan.micro_batches, holding=holding)
         self._left_move = 0
-        #: epoch and step of the gradients at hand
+        #: generation and step of the gradients at hand
         self._attempt = (0, 0)
         #: the model's state; garbage while it is being written
         self.state = training.initial_state(pid)
@@ -67,7 +67,7 @@ class SimWorker(Process):
     # ---- life ----
 
     def attach(self) -> None:
-        """Come up and wait for an epoch."""
+        """Come up and wait for a generation."""
         if self.boundary("attach"):
             return
         plan = self.cluster.plan
@@ -101,7 +101,7 @@ class SimWorker(Process):
 
     def glitch(self) -> None:
         """Let the collective that this worker waits for fail."""
-        group = self._builder.group(self.machine.epoch)
+        group = self._builder.group(self.machine.generation)
         if group is not None and self.operation is not None:
             group.glitch(self.id)
 
@@ -154,8 +154,8 @@ class SimWorker(Process):
                     self._halt()
                 case tasks.Build(plan, pending):
                     self._builder.begin(plan, pending)
-                case tasks.Drop(epoch):
-                    self._builder.drop(epoch)
+                case tasks.Drop(generation):
+                    self._builder.drop(generation)
 
     def _halt(self) -> None:
         """Leave collectives and transfers; the commit operation is looked at once more."""
@@ -184,7 +184,7 @@ class SimWorker(Process):
         self.advance()
 
     def _group(self) -> Group:
-        group = self._builder.group(self.machine.epoch)
+        group = self._builder.group(self.machine.generation)
         assert group is not None
         return group
 
@@ -213,19 +213,19 @@ class SimWorker(Process):
                     self._apply()
 
     def _enter(self, task: tasks.Load | tasks.Move | tasks.Receive | tasks.Enter) -> None:
-        epoch = task.plan.epoch
+        generation = task.plan.generation
         if isinstance(task, tasks.Move | tasks.Enter):
-            self.pusher.begin(epoch, task.send_to)
-        if not self._builder.stands(epoch):
+            self.pusher.begin(generation, task.send_to)
+        if not self._builder.stands(generation):
             return
         match task:
             case tasks.Load():
                 self._busy = "load"
                 self.cluster.after("load", self, self._loaded, task)
-            case tasks.Move() if self._mover and self._left_move != epoch and not self.boundary("entering"):
+            case tasks.Move() if self._mover and self._left_move != generation and not self.boundary("entering"):
                 self._mover.move(task.plan)
             case tasks.Receive():
-                self._receive(epoch)
+                self._receive(generation)
             case tasks.Enter() if self.experts is not None or not self.boundary("entering"):
                 self._entered()
             case _:
@@ -238,11 +238,11 @@ class SimWorker(Process):
         if not self.boundary("entered"):
             self.advance()
 
-    def _receive(self, epoch: int) -> None:
+    def _receive(self, generation: int) -> None:
         receipt = self.receipt
-        if receipt is None or receipt.epoch != epoch:
+        if receipt is None or receipt.generation != generation:
             return
-        if self.machine.received(epoch, receipt.passed, receipt.step):
+        if self.machine.received(generation, receipt.passed, receipt.step):
             self.state, self.whole = receipt.state, True
             self.cluster.checker.holds(self)
             self.advance()
@@ -255,10 +255,12 @@ class SimWorker(Process):
         file = self.cluster.checkpoints.files.get(task.checkpoint)
         if file is None or file.damaged:
             self._busy = "waiting for the verdict on a damaged checkpoint"
-            self.tell(msg.CheckpointDamaged(worker=self.id, epoch=plan.epoch, name=task.checkpoint, why="cut short"))
+            self.tell(
+                msg.CheckpointDamaged(worker=self.id, generation=plan.generation, name=task.checkpoint, why="cut short")
+            )
             self._busy = "load"  # nothing but a Halt ends this
             return
-        if self.machine.loaded(plan.epoch, file.step):
+        if self.machine.loaded(plan.generation, file.step):
             self.state, self.whole = file.state, True
             if self._mover is not None:
                 self._mover.load(file.step)
@@ -272,8 +274,8 @@ class SimWorker(Process):
             if not self.boundary("finishing"):
                 self._leave_loop()
             return
-        if self._attempt != (machine.epoch, task.step):
-            self._attempt = (machine.epoch, task.step)
+        if self._attempt != (machine.generation, task.step):
+            self._attempt = (machine.generation, task.step)
             if not task.held:
                 self.gradients.clear()
             self.cluster.checker.held(self, task)
@@ -305,11 +307,11 @@ class SimWorker(Process):
         if self.boundary("reducing"):
             return
         self.reduced = None
-        epoch = self.machine.epoch
+        generation = self.machine.generation
         payload = tuple(self.gradients.values())
 
         def combine(shares: Iterable[Any]) -> training.Reduced:
-            return training.reduce_parts(shares, epoch)
+            return training.reduce_parts(shares, generation)
 
         self.issue("reduce", payload, combine)
 
@@ -357,13 +359,13 @@ class SimWorker(Process):
             return
         kind, self.operation, self._busy = self._busy, None, ""
         if kind == "move":
-            self._left_move = self.machine.epoch
+            self._left_move = self.machine.generation
         if kind == "vote":
             self.obey(self.machine.vote_abandoned())
         why = f"{kind}: {'it has taken too long' if timed_out else 'a peer is gone'}"
         peers = self.machine.plan.workers if self.machine.plan and timed_out else ()
         missing = [worker for worker in peers if not self.cluster.reaches(self, worker)]
-        self.obey(self.machine.fault(self.machine.epoch, why, timed_out=timed_out, unreachable=missing))
+        self.obey(self.machine.fault(self.machine.generation, why, timed_out=timed_out, unreachable=missing))
         self.advance()
 
     def _vote(self) -> None:

@@ -59,15 +59,15 @@ def travel(seat: Seat, legs: list[tuple[int, Placement]]) -> list[dict[str, Any]
     layers, optimizer = moe_layers(model), torch.optim.AdamW(model.parameters(), lr=LR)
     shards = ExpertShards(layers, optimizer)
     results = []
-    for epoch, (size, placement) in enumerate(legs, start=1):
+    for generation, (size, placement) in enumerate(legs, start=1):
         if seat.rank >= size:
             results.append({})
             continue
-        comm = seat.connect(epoch, size=size)
-        if epoch == 1:
+        comm = seat.connect(generation, size=size)
+        if generation == 1:
             settle(shards, placement, comm.rank)
         else:
-            before, old = legs[epoch - 2]
+            before, old = legs[generation - 2]
             held = tuple(tuple(layer[r] if r < before else () for r in range(size)) for layer in old)
             if seat.rank >= before:
                 # A joiner: fresh weights that must not count, and an optimizer without any state.
@@ -82,7 +82,7 @@ def travel(seat: Seat, legs: list[tuple[int, Placement]]) -> list[dict[str, Any]
             staged.apply()
         arrived = all_rows(shards)
         state, gradients = bind_layers(layers, comm, placement), ExpertGradients(layers, placement, comm)
-        for step in (2 * epoch - 1, 2 * epoch):
+        for step in (2 * generation - 1, 2 * generation):
             train_step(comm, model, optimizer, state, gradients, step)
         results.append(
             {

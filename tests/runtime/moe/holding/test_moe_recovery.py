@@ -57,7 +57,7 @@ def survive(seat: Seat, first: Placement, second: Placement, die_after: int, fla
         except (HaltedError, PeerLostError) as error:
             failed = error.with_traceback(None)
     comm.retire()
-    # Survivors learn of the end of the epoch from elsewhere; here from the same flag.
+    # Survivors learn of the end of the generation from elsewhere; here from the same flag.
     while not os.path.exists(flag):
         time.sleep(0.01)
     comm = seat.connect(2, rank=seat.rank if seat.rank < VICTIM else seat.rank - 1, size=3)

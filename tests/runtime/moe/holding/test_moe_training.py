@@ -1,4 +1,4 @@
-"""What lies in a worker's memory from epoch to epoch, as its `Holding` says, and its part of each step."""
+"""What lies in a worker's memory from generation to generation, as its `Holding` says, and its part of each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who hosts which expert, as plain tuples: what an epoch's plan carries. Pure."""
+"""Who hosts which expert, as plain tuples: what a generation's plan carries. Pure."""
 
 from __future__ import annotations
 

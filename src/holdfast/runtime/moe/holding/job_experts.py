@@ -76,7 +76,7 @@ class JobExperts:
         """Why the step under way is void, None while it is not."""
         return self.state.void
 
-    # ---- entering an epoch ----
+    # ---- entering a generation ----
 
     def take_up(
         self,
@@ -86,7 +86,7 @@ class JobExperts:
         *,
         moving: Communicator | None = None,
     ) -> int:
-        """Take up an epoch's group and placement; nothing that counts is let go of yet.
+        """Take up a generation's group and placement; nothing that counts is let go of yet.
 
         Args:
             change: what to keep of what is here, and whether to take part in a migration.
@@ -161,7 +161,7 @@ class JobExperts:
         self.state.finish()
 
     def passed(self) -> None:
-        """A commit operation of this epoch has passed: everybody holds what it is to host, the rest may go.
+        """A commit operation of this generation has passed: everybody holds what it is to host, the rest may go.
 
         The rows stay as many as they are: the reduced gradients lie in the same order.
         """
