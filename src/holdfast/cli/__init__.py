@@ -25,9 +25,9 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name != "spares":
             return super().get_command(ctx, cmd_name)
-        from holdfast.cli import spares
+        from holdfast.cli.spares import commands
 
-        group = typer.main.get_command(spares.app)
+        group = typer.main.get_command(commands.app)
         group.name = cmd_name
         return group
 
