@@ -191,7 +191,7 @@ def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:
         assert step.number == 1
     for old, new in zip(before, trained.model.parameters(), strict=True):
         assert old.equal(new)
-    assert trained.schedule.last_generation == 1
+    assert trained.schedule.last_epoch == 1
 
 
 def test_a_loop_that_uses_steps_wrongly_is_told_so() -> None:

@@ -32,7 +32,7 @@ def test_it_compiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from holdfast.runtime.moe import triton_jit
+    from holdfast.runtime.moe.kernels import triton_jit
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     program, (arguments, constants) = getattr(triton_jit, name), PROGRAMS[name]
