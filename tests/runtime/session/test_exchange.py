@@ -10,7 +10,7 @@ from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
 from holdfast.runtime.groups.communicator import PeerLostError
-from holdfast.runtime.session.resources import Rooms
+from holdfast.runtime.session.resources import Generations
 from holdfast.runtime.session.state_exchange import Shared
 
 ME, PEER = "a/0/a", "b/0/b"
@@ -27,8 +27,10 @@ def told_of(error: Exception | str, port: int) -> msg.Fault:
             decision=Decision(kind=DecisionKind.START, applied=0),
         )
     )
-    rooms = Rooms(lambda generation, key, value: None)
-    shared = Shared(changed=threading.Condition(threading.RLock()), machine=machine, rooms=rooms, carry_out=told.extend)
+    generations = Generations(lambda generation, key, value: None)
+    shared = Shared(
+        changed=threading.Condition(threading.RLock()), machine=machine, generations=generations, carry_out=told.extend
+    )
     shared.lost(1, error)
     (tell,) = told
     assert isinstance(tell, Tell)

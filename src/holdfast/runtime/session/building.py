@@ -14,28 +14,28 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.nccl import build_communicator
-from holdfast.runtime.session.resources import Room
+from holdfast.runtime.session.resources import Resources
 from holdfast.runtime.session.state_exchange import Shared
 
 logger = logging.getLogger(__name__)
 
 #: Builds the group of a plan at a rank; blocks; raises HaltedError or PeerLostError.
-GroupBuilder = Callable[[GenerationPlan, int, Room], Communicator]
+GroupBuilder = Callable[[GenerationPlan, int, Resources], Communicator]
 
 
 def group_builder(device: torch.device, host: str, graveyard: Graveyard) -> GroupBuilder:
     """Return what builds the groups of a worker on a device, reached at an address."""
 
-    def build(plan: GenerationPlan, rank: int, room: Room) -> Communicator:
+    def build(plan: GenerationPlan, rank: int, resources: Resources) -> Communicator:
         return build_communicator(
             device,
-            room.board,
+            resources.board,
             rank,
             len(plan.members),
             generation=plan.generation,
             graveyard=graveyard,
             host=host,
-            halt=room.halt,
+            halt=resources.halt,
         )
 
     return build
@@ -50,30 +50,30 @@ class GroupBuilding:
 
     def start(self, plan: GenerationPlan) -> None:
         """Begin to build the group of a plan; the lock is held."""
-        room = self._shared.rooms.room(plan.generation)
+        resources = self._shared.generations.of(plan.generation)
         rank = plan.rank(self._shared.machine.worker)
-        if room is None or rank is None:
+        if resources is None or rank is None:
             return
-        room.plan = plan
+        resources.plan = plan
         name = f"holdfast-build-{plan.generation}"
-        threading.Thread(target=self._run, args=(plan, rank, room), name=name, daemon=True).start()
+        threading.Thread(target=self._run, args=(plan, rank, resources), name=name, daemon=True).start()
 
-    def _run(self, plan: GenerationPlan, rank: int, room: Room) -> None:
+    def _run(self, plan: GenerationPlan, rank: int, resources: Resources) -> None:
         try:
-            communicator = self._build(plan, rank, room)
+            communicator = self._build(plan, rank, resources)
         except HaltedError:
             return
         except PeerLostError as error:
-            self._shared.lost(room.generation, error)
+            self._shared.lost(resources.generation, error)
             return
         except BaseException:  # noqa: BLE001
             # Nobody would ever learn of it in this thread: the worker would wait for its group for ever.
             traceback.print_exc()
             os._exit(1)
         with self._shared.changed:
-            if room.dropped:
+            if resources.dropped:
                 communicator.retire()
                 return
-            room.communicator = communicator
+            resources.communicator = communicator
             self._shared.carry_out(self._shared.machine.prepared(plan.generation))
             self._shared.changed.notify_all()

@@ -15,7 +15,7 @@ from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.migrate import CorruptExpertError
-from holdfast.runtime.session.resources import Room
+from holdfast.runtime.session.resources import Resources
 from holdfast.runtime.session.state_exchange import Shared
 from holdfast.runtime.state.state import TrainingState
 
@@ -32,7 +32,7 @@ class ExpertExchange:
         self._faults = faults
         self._clock = clock
 
-    def move(self, room: Room, plan: GenerationPlan, comm: Communicator) -> bool:
+    def move(self, resources: Resources, plan: GenerationPlan, comm: Communicator) -> bool:
         """Bring the experts here that this worker is to host; False where the generation is over, or has to end.
 
         Raises:
@@ -41,7 +41,7 @@ class ExpertExchange:
         machine = self._shared.machine
         with self._shared.changed:
             step = machine.step
-            change = None if self._shared.left(room.generation) else machine.moving()
+            change = None if self._shared.left(resources.generation) else machine.moving()
         if change is None or plan.experts is None:
             return False
         started = self._clock.monotonic()
@@ -49,19 +49,19 @@ class ExpertExchange:
             FaultingCommunicator(comm, self._faults, step, "moving") if self._faults.armed("moving", step) else comm
         )
         try:
-            room.moved_bytes = self._experts.take_up(comm, plan.experts, change, moving=moving)
+            resources.moved_bytes = self._experts.take_up(comm, plan.experts, change, moving=moving)
         except HaltedError:
             comm.retire()
             return False
         except (PeerLostError, CorruptExpertError) as error:
             comm.retire()
-            self._shared.lost(room.generation, error)
+            self._shared.lost(resources.generation, error)
             return False
         if change.bring:
-            room.moving_s = self._clock.monotonic() - started
-        self._experts.state.on_void = lambda error: self._void(room, error)
+            resources.moving_s = self._clock.monotonic() - started
+        self._experts.state.on_void = lambda error: self._void(resources, error)
         with self._shared.changed:
-            return machine.moved(room.generation)
+            return machine.moved(resources.generation)
 
     def after_step(
         self, comm: Communicator, saver: CheckpointSaver | None, *, step: int, origin: tuple[int, int], verify: bool
@@ -124,9 +124,9 @@ class ExpertExchange:
         with self._shared.changed:
             self._shared.carry_out([Tell(report)])
 
-    def _void(self, room: Room, error: Exception) -> None:
+    def _void(self, resources: Resources, error: Exception) -> None:
         """An exchange of tokens was broken off in the user's forward or backward pass."""
-        if room.communicator is not None:
-            room.communicator.retire()
+        if resources.communicator is not None:
+            resources.communicator.retire()
         if isinstance(error, PeerLostError):
-            self._shared.lost(room.generation, error)
+            self._shared.lost(resources.generation, error)

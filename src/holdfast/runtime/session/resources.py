@@ -1,4 +1,4 @@
-"""One room per generation: its rendezvous board, its halt, its group, its transfers."""
+"""What a worker has for each generation: a rendezvous board, a halt, a group, transfers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from holdfast.runtime.state.transfer import Push
 
 #: Generations that may be known at once: the one in use, one pending, and keys that came before their plan.
-MAX_ROOMS = 16
+MAX_GENERATIONS = 16
 
 
 @dataclass(kw_only=True, slots=True)
-class Room:
+class Resources:
     """What belongs to one generation. Guarded by the session's lock, but for `halt` and `board`."""
 
     generation: int
@@ -35,7 +35,7 @@ class Room:
     moving_s: float = 0.0
 
     def interrupt(self) -> None:
-        """Break off all that waits in this room: collectives, rendezvous, transfers. Never blocks."""
+        """Break off all that waits in this generation: collectives, rendezvous, transfers. Never blocks."""
         self.halt.set()
         self.board.close()
         if self.push is not None:
@@ -53,61 +53,61 @@ class Room:
         self.interrupt()
 
 
-class Rooms:
-    """The rooms of one worker, by generation. Not thread-safe."""
+class Generations:
+    """The generations that one worker knows, each with its resources. Not thread-safe."""
 
     def __init__(self, post: Callable[[int, str, bytes], None]) -> None:
-        """Have none.
+        """Know no generation yet.
 
         Args:
             post: sends a rendezvous key of a generation to its other members.
         """
         self._post = post
-        self._rooms: dict[int, Room] = {}
+        self._generations: dict[int, Resources] = {}
         self._closed_up_to = 0
 
-    def room(self, generation: int) -> Room | None:
-        """Return the room of a generation, made on demand; None where the generation is over."""
+    def of(self, generation: int) -> Resources | None:
+        """Return the resources of a generation, made on demand; None where the generation is over."""
         if generation <= self._closed_up_to:
             return None
-        room = self._rooms.get(generation)
-        if room is None:
+        resources = self._generations.get(generation)
+        if resources is None:
             halt = threading.Event()
             board = Board(generation, lambda key, value: self._post(generation, key, value), halt=halt)
-            room = self._rooms[generation] = Room(generation=generation, board=board, halt=halt)
+            resources = self._generations[generation] = Resources(generation=generation, board=board, halt=halt)
             self._bound()
-        return room
+        return resources
 
-    def all(self) -> list[Room]:
-        """Return all rooms, oldest first."""
-        return [self._rooms[generation] for generation in sorted(self._rooms)]
+    def all(self) -> list[Resources]:
+        """Return the resources of all generations, oldest first."""
+        return [self._generations[generation] for generation in sorted(self._generations)]
 
     def interrupt(self, generation: int) -> None:
         """Break off all that waits in the generations up to this one."""
-        for room in self.all():
-            if room.generation <= generation:
-                room.interrupt()
+        for resources in self.all():
+            if resources.generation <= generation:
+                resources.interrupt()
 
     def drop(self, generation: int) -> None:
-        """Close a room that is not used by any thread."""
-        room = self._rooms.pop(generation, None)
-        if room is not None:
-            room.interrupt()
-            room.leave()
+        """Close a generation that no thread is in."""
+        resources = self._generations.pop(generation, None)
+        if resources is not None:
+            resources.interrupt()
+            resources.leave()
 
     def leave_before(self, generation: int) -> None:
-        """Close all older rooms; called by the training thread."""
+        """Close all older generations; called by the training thread."""
         self._closed_up_to = max(self._closed_up_to, generation - 1)
-        for room in self.all():
-            if room.generation < generation:
-                del self._rooms[room.generation]
-                room.leave()
+        for resources in self.all():
+            if resources.generation < generation:
+                del self._generations[resources.generation]
+                resources.leave()
 
     def close(self) -> None:
-        """Close all rooms, and open no more."""
+        """Close all generations, and open no more."""
         self.leave_before(1 << 62)
 
     def _bound(self) -> None:
-        planless = [room for room in self.all() if room.plan is None]
-        if len(self._rooms) > MAX_ROOMS and planless:
+        planless = [resources for resources in self.all() if resources.plan is None]
+        if len(self._generations) > MAX_GENERATIONS and planless:
             self.drop(planless[0].generation)

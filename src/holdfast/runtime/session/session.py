@@ -49,7 +49,7 @@ from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.session.building import GroupBuilder, GroupBuilding
 from holdfast.runtime.session.expert_exchange import ExpertExchange
-from holdfast.runtime.session.resources import Room, Rooms
+from holdfast.runtime.session.resources import Generations, Resources
 from holdfast.runtime.session.state_exchange import Shared, StateExchange
 from holdfast.runtime.state.hashing import state_hash
 from holdfast.runtime.state.state import StateMismatchError
@@ -106,9 +106,9 @@ class Session:
         experts = workload.experts
         holding = Holding(experts.shape(1)) if experts is not None else None
         self._machine = WorkerMachine(worker, micro_batches=workload.micro_batches, holding=holding)
-        self._rooms = Rooms(self._post)
+        self._generations = Generations(self._post)
         self._shared = Shared(
-            changed=self._changed, machine=self._machine, rooms=self._rooms, carry_out=self._carry_out
+            changed=self._changed, machine=self._machine, generations=self._generations, carry_out=self._carry_out
         )
         self._building = GroupBuilding(self._shared, build)
         self._exchange = StateExchange(self._shared, workload.state, faults, inbox_host)
@@ -177,7 +177,7 @@ class Session:
             if isinstance(task, Done):
                 return None
             if isinstance(task, Compute):
-                self._rooms_leave_before(generation)
+                self._leave_before(generation)
                 return task, generation
             self._take_up(task)
 
@@ -190,8 +190,8 @@ class Session:
     def communicator(self, generation: int) -> Communicator | None:
         """Return the group of a generation that was entered; None where it is over."""
         with self._changed:
-            room = self._rooms.room(generation)
-            return room.communicator if room is not None else None
+            resources = self._generations.of(generation)
+            return resources.communicator if resources is not None else None
 
     def halted(self, generation: int) -> bool:
         """Return whether a generation is over for this worker."""
@@ -238,7 +238,7 @@ class Session:
                 return False
             plan = self._machine.plan
             assert plan is not None
-            room, origin = self._rooms.room(generation), (plan.term, generation)
+            resources, origin = self._generations.of(generation), (plan.term, generation)
         self.workload.apply(commit)
         self.faults.at("applying", step)
         failure = self._run_after_apply(step, commit)
@@ -256,8 +256,8 @@ class Session:
         if self._experts is None:
             if self._saver is not None and rank == 0:
                 self._saver.offer(self.workload.state, step, origin)
-        elif room is not None and room.communicator is not None and not forward:
-            saver, comm = self._saver, room.communicator
+        elif resources is not None and resources.communicator is not None and not forward:
+            saver, comm = self._saver, resources.communicator
             self._experts.after_step(comm, saver, step=step, origin=origin, verify=self._verify_state)
         return True
 
@@ -310,7 +310,7 @@ class Session:
 
     def _save_last(self, saver: CheckpointSaver, generation: int) -> None:
         with self._changed:
-            machine, room = self._machine, self._rooms.room(generation)
+            machine, resources = self._machine, self._generations.of(generation)
             if self._left(generation) or machine.plan is None or not machine.applied:
                 return
             step, rank, origin = machine.applied, machine.rank, (machine.plan.term, generation)
@@ -321,18 +321,18 @@ class Session:
         if self._experts is None:
             if wanted:
                 saver.save(self.workload.state, step, origin)
-        elif room is not None and room.communicator is not None:
-            self._experts.save(room.communicator, saver, step=step, origin=origin, wanted=wanted)
+        elif resources is not None and resources.communicator is not None:
+            self._experts.save(resources.communicator, saver, step=step, origin=origin, wanted=wanted)
 
     def close(self) -> None:
         """Let go of threads, sockets and groups. The link stays: its end would look like a death."""
         self._exchange.close()
         with self._changed:
-            rooms = self._rooms.all()
-            self._rooms.close()
-        for room in rooms:
-            if room.push is not None:
-                room.push.join(CLOSE_S)
+            generations = self._generations.all()
+            self._generations.close()
+        for resources in generations:
+            if resources.push is not None:
+                resources.push.join(CLOSE_S)
         if self._saver is not None:
             self._saver.close()
         self._graveyard.close(CLOSE_S)
@@ -343,42 +343,42 @@ class Session:
         """Do the next part of entering that can be done; the machine is asked again after each."""
         generation = task.plan.generation
         with self._changed:
-            self._rooms.leave_before(generation)
-            room = self._rooms.room(generation)
-        if room is None:
+            self._generations.leave_before(generation)
+            resources = self._generations.of(generation)
+        if resources is None:
             return
         if isinstance(task, Forward):
             self.faults.at("forward", task.step)
             self.apply(generation, task.step, task.commit)
             return
         if isinstance(task, Move | Enter):
-            self._exchange.start_push(room, task)
-        communicator = self._await(generation, lambda: room.communicator)
+            self._exchange.start_push(resources, task)
+        communicator = self._await(generation, lambda: resources.communicator)
         if communicator is None:
             return
         match task:
             case Load():
                 self._load(task.plan, task.checkpoint)
             case Move():
-                self._move(room, task.plan, communicator)
+                self._move(resources, task.plan, communicator)
             case Receive():
-                self._receive(room)
+                self._receive(resources)
             case Enter():
-                self._entered(room)
+                self._entered(resources)
 
-    def _move(self, room: Room, plan: msg.GenerationPlan, communicator: Communicator) -> None:
+    def _move(self, resources: Resources, plan: msg.GenerationPlan, communicator: Communicator) -> None:
         if self._experts is None:
             raise RuntimeError("experts are to move, but this model has none")
-        if not self._experts.move(room, plan, communicator):
-            self._await(room.generation, lambda: False)
+        if not self._experts.move(resources, plan, communicator):
+            self._await(resources.generation, lambda: False)
 
-    def _entered(self, room: Room) -> None:
-        receipt = room.receipt
-        bytes_, seconds = room.moved_bytes, room.moving_s
+    def _entered(self, resources: Resources) -> None:
+        receipt = resources.receipt
+        bytes_, seconds = resources.moved_bytes, resources.moving_s
         if receipt is not None:
             bytes_, seconds = bytes_ + receipt.nbytes, seconds + receipt.seconds
         with self._changed:
-            if not self._left(room.generation):
+            if not self._left(resources.generation):
                 self._carry_out(self._machine.entered(received_bytes=bytes_, transfer_s=seconds))
 
     def _load(self, plan: msg.GenerationPlan, name: str) -> None:
@@ -410,27 +410,29 @@ class Session:
                 self._link.send(damaged)
         self._await(generation, lambda: False)
 
-    def _receive(self, room: Room) -> None:
-        receipt = self._await(room.generation, lambda: room.receipt if room.receipt and room.receipt.ended else None)
+    def _receive(self, resources: Resources) -> None:
+        receipt = self._await(
+            resources.generation, lambda: resources.receipt if resources.receipt and resources.receipt.ended else None
+        )
         if receipt is None:
             return
         try:
             header = receipt.result()
             self.workload.state.adopt(header.manifest, receipt.tensors)
         except (StateMismatchError, ConnectionError) as error:
-            self.peer_lost(room.generation, f"state from {receipt.sender} is refused: {error}")
-            self._await(room.generation, lambda: False)
+            self.peer_lost(resources.generation, f"state from {receipt.sender} is refused: {error}")
+            self._await(resources.generation, lambda: False)
             return
         with self._changed:
             self.last_applied = None
-            if self._machine.received(room.generation, header.passed, header.step):
+            if self._machine.received(resources.generation, header.passed, header.step):
                 self._exchange.settle()
 
     def _await_push(self, generation: int) -> None:
         with self._changed:
-            room = self._rooms.room(generation)
-        if room is not None and room.push is not None:
-            push = room.push
+            resources = self._generations.of(generation)
+        if resources is not None and resources.push is not None:
+            push = resources.push
             self._await(generation, lambda: push.sent)
 
     def _await(self, generation: int, ready: Callable[[], T]) -> T | None:
@@ -457,9 +459,9 @@ class Session:
     def _fed(self, order: msg.Order) -> list[WorkerInstruction]:
         match order:
             case msg.Posted():
-                room = self._rooms.room(order.generation)
-                if room is not None:
-                    room.board.put(order.key, order.value)
+                resources = self._generations.of(order.generation)
+                if resources is not None:
+                    resources.board.put(order.key, order.value)
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
                 if self._saver is not None:
                     self._saver.obey(order)
@@ -483,15 +485,15 @@ class Session:
                 case Tell():
                     self._link.send(instruction.message)
                 case Halt():
-                    self._rooms.interrupt(self._machine.stop.generation if self._machine.stop else 0)
+                    self._generations.interrupt(self._machine.stop.generation if self._machine.stop else 0)
                 case Drop():
-                    self._rooms.drop(instruction.generation)
+                    self._generations.drop(instruction.generation)
                 case Build():
                     self._building.start(instruction.plan)
 
     def _post(self, generation: int, key: str, value: bytes) -> None:
         self._link.send(msg.Post(worker=self.worker, generation=generation, key=key, value=value))
 
-    def _rooms_leave_before(self, generation: int) -> None:
+    def _leave_before(self, generation: int) -> None:
         with self._changed:
-            self._rooms.leave_before(generation)
+            self._generations.leave_before(generation)

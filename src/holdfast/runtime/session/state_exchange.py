@@ -13,7 +13,7 @@ from holdfast.coordination.worker.tasks import Enter, Move, WorkerInstruction
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.groups.communicator import PeerLostError
 from holdfast.runtime.groups.reach import CONNECT_S, unreachable
-from holdfast.runtime.session.resources import Room, Rooms
+from holdfast.runtime.session.resources import Generations, Resources
 from holdfast.runtime.state.receive import Receipt, StateInbox
 from holdfast.runtime.state.state import TrainingState
 from holdfast.runtime.state.transfer import Push
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
-    """What a session's parts share: the machine and the rooms, guarded by `changed`."""
+    """What a session's parts share: the machine and the generations, guarded by `changed`."""
 
     changed: threading.Condition
     machine: WorkerMachine
-    rooms: Rooms
+    generations: Generations
     carry_out: Callable[[list[WorkerInstruction]], None]
 
     def left(self, generation: int) -> bool:
@@ -91,27 +91,27 @@ class StateExchange:
         """Wait until no earlier transfer writes to the tensors any more; return whether that is so."""
         return self._latest is None or self._latest.wait_quiet()
 
-    def start_push(self, room: Room, task: Move | Enter) -> None:
+    def start_push(self, resources: Resources, task: Move | Enter) -> None:
         """Send this worker's state to those that lack it, in the background: compute goes on, apply waits."""
-        if not task.send_to or room.push is not None:
+        if not task.send_to or resources.push is not None:
             return
         self._state.watch.check()
         view, step = self._state.capture(), self._shared.machine.step
         machine = self._shared.machine
         with self._shared.changed:
-            if self._shared.left(room.generation) or machine.applied is None:
+            if self._shared.left(resources.generation) or machine.applied is None:
                 return
-            room.push = Push(
+            resources.push = Push(
                 plan=task.plan,
                 sender=machine.worker,
                 receivers=task.send_to,
                 view=view,
                 step=machine.applied,
                 passed=machine.passed,
-                on_end=lambda error: self._push_ended(room.generation, error),
+                on_end=lambda error: self._push_ended(resources.generation, error),
                 midway=lambda: self._faults.at_side("transfer", step),
             )
-            room.push.start()
+            resources.push.start()
 
     def _push_ended(self, generation: int, error: str) -> None:
         if error:
@@ -136,12 +136,12 @@ class StateExchange:
         with self._shared.changed:
             if not machine.pushed(generation):
                 return None
-            room = self._shared.rooms.room(generation)
-            if room is None or room.halt.is_set():
+            resources = self._shared.generations.of(generation)
+            if resources is None or resources.halt.is_set():
                 return None
-            if room.receipt is None:
+            if resources.receipt is None:
                 step = machine.step
-                room.receipt = self._latest = Receipt(
+                resources.receipt = self._latest = Receipt(
                     ticket=ticket,
                     prepare=self._state.prepare,
                     on_end=self._shared.notify,
@@ -150,4 +150,4 @@ class StateExchange:
                 )
                 self._settled = False
             self._shared.changed.notify_all()
-            return room.receipt
+            return resources.receipt
