@@ -27,6 +27,9 @@ FOREVER = ("--steps", "1000000")
 #: where undisturbed runs are kept while pytest runs; set by conftest.py
 calm_folder = Path()
 
+#: the socket of a zygote that jobs share; likewise
+zygote = ""
+
 StartJob = Callable[..., LocalJob]
 
 

@@ -53,7 +53,7 @@ def test_a_kill_at_any_phase_boundary_loses_nothing(start_job: StartJob) -> None
 
 
 def test_two_nodes_at_once_and_one_while_recovering(start_job: StartJob) -> None:
-    job = start_job("--steps", "50", "--step-seconds", "0.1", nodes=5)
+    job = start_job("--steps", "50", "--step-seconds", "0.1", nodes=5, cold=True)
     job.wait(StepCommitted, step=5)
     nodes = job.nodes()
     job.signal_node(nodes[0])

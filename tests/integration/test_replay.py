@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import job_cases
 import pytest
 from job_cases import TINY, TINY_MOE, check_journal, check_losses
 
@@ -21,6 +22,7 @@ def replayed(tmp_path: Path, trace: Iterable[str], *args: str, options: tuple[st
     environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
     folder = tmp_path / "job"
     folder.mkdir()
+    options = (*options, "--zygote", job_cases.zygote)
     with LocalJob(script, args, command=command, options=options, folder=folder, environment=environment) as job:
         job.wait_exit(180)
     check_journal(job)

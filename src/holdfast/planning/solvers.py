@@ -1,4 +1,7 @@
-"""The two solvers of SciPy that planning uses, with types (SciPy ships none)."""
+"""The two solvers of SciPy that planning uses, with types (SciPy ships none).
+
+SciPy is imported at their first use: that takes half a second, in each process of every job, and most need no solver.
+"""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false
@@ -9,15 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray
 
 
 def best_assignment(gain: FloatArray | NDArray[np.float32]) -> IntArray:
     """Return a column for each row of *gain* `[R, C]`, R <= C, all different, with the largest sum."""
+    from scipy.optimize import linear_sum_assignment
+
     _, columns = linear_sum_assignment(gain, maximize=True)
     return np.asarray(columns, dtype=np.int64)
 
@@ -43,6 +45,9 @@ def largest_flow(tails: IntArray, heads: IntArray, capacity: IntArray, source: i
     SciPy counts in 32 bits. Greater capacities are first filled by their upper bits; what can still flow then is less
     than one unit of the last of these bits for each edge, so that the next bits of what is left fit again.
     """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     size = int(max(tails.max(), heads.max())) + 1
     flow = np.zeros_like(capacity)
     shift = max(int(capacity.max()).bit_length() - _BITS, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import shutil
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -283,6 +284,35 @@ def test_a_folder_goes_although_others_still_write_into_it(tmp_path: Path, monke
     remove(folder)
     assert times == 3
     assert not folder.exists()
+
+
+@contextlib.contextmanager
+def speaking_through(stdout: Path, stderr: Path) -> Iterator[None]:
+    """Have this process's descriptors 1 and 2 lead to files."""
+    with contextlib.ExitStack() as stack:
+        for number, path in ((1, stdout), (2, stderr)):
+            before = os.dup(number)
+            stack.callback(os.close, before)
+            stack.callback(os.dup2, before, number)
+            with path.open("ab") as file:
+                os.dup2(file.fileno(), number)
+        yield
+
+
+def test_a_worker_speaks_through_its_requesters_streams(tmp_path: Path) -> None:
+    """Several jobs may share a zygote: what a worker says belongs into the output of its own job."""
+
+    async def story(_client: ZygoteClient, owner: Owner, _zygote: ChildProcess, folder: Path) -> None:
+        stdout, stderr = folder / "stdout", folder / "stderr"
+        with speaking_through(stdout, stderr):
+            other = await ZygoteClient.connect(str(folder / "zygote.sock"), owner.on_exit, owner.lost.set)
+        script = script_of(folder, "import sys\nprint('said')\nprint('complained', file=sys.stderr)")
+        pid = await other.fork(script=str(script), args=(), env={}, cwd=str(folder), output="")
+        assert await owner.exit_of(pid) == 0
+        assert (stdout.read_text(), stderr.read_text()) == ("said\n", "complained\n")
+        other.close()
+
+    play(tmp_path, story)
 
 
 def test_control_does_not_import_torch() -> None:

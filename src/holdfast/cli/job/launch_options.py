@@ -96,6 +96,14 @@ class LaunchOptions:
             help="Modules to import once, before workers are forked: NAME,NAME,...", show_default="torch and more"
         ),
     ] = ",".join(PRELOAD)
+    zygote: Annotated[
+        str,
+        typer.Option(
+            metavar="SOCKET",
+            help="Fork workers from this zygote, which runs already.",
+            show_default="one of the job's own",
+        ),
+    ] = ""
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines, also in a terminal.")] = False
     verify_state: VerifyState = False
 
@@ -125,6 +133,7 @@ class LaunchOptions:
             registry=registry_directory(os.environ),
             environment=worker_environment(dict(os.environ)),
             preload=tuple(name for name in self.preload.split(",") if name),
+            zygote=self.zygote,
         )
 
 

@@ -41,11 +41,21 @@ PRELOAD = (
 )
 #: whoever started the zygote and the others is killed: they end at the same time as it, and some a little later
 _REMOVE_TRIES = 50
+_CHUNK = 1 << 16
+#: descriptors that come with a requester's first words: stdout and stderr
+_STREAMS = 2
 _REMOVE_PAUSE_S = 0.1
 
 
+class Streams(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A requester's first words. With their first byte come its stdout and stderr, as descriptors: its workers' too."""
+
+
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Fork a worker that runs a script. `output`: file for stdout and stderr, "" to inherit the zygote's."""
+    """Fork a worker that runs a script.
+
+    env: what its environment has beyond the zygote's. output: file for stdout and stderr, "" for the requester's.
+    """
 
     request: int
     script: Text
@@ -84,7 +94,21 @@ class _Requester:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.decoder: FrameDecoder[Fork] = FrameDecoder(Fork)
+        self.decoder: FrameDecoder[Streams | Fork] = FrameDecoder(Streams | Fork)
+        #: its stdout and stderr, once they have come
+        self.streams: list[int] = []
+
+    def receive(self) -> bytes:
+        """Return what has come, b"" at the end."""
+        if self.streams:
+            return self.connection.recv(_CHUNK)
+        data, self.streams, _, _ = socket.recv_fds(self.connection, _CHUNK, _STREAMS)
+        return data
+
+    def close(self) -> None:
+        self.connection.close()
+        for stream in self.streams:
+            os.close(stream)
 
 
 class Zygote:
@@ -126,8 +150,8 @@ class Zygote:
         if requester not in self._requesters:
             return None  # dropped while this event was under way
         try:
-            data = requester.connection.recv(1 << 16)
-            forks = requester.decoder.feed(data) if data else []
+            data = requester.receive()
+            forks = [one for one in requester.decoder.feed(data) if isinstance(one, Fork)] if data else []
         except ConnectionResetError:
             data, forks = b"", []  # it died before it had read all that was sent to it
         except (OSError, FrameError) as error:
@@ -148,6 +172,7 @@ class Zygote:
             self._reply(requester, ForkFailed(request=fork.request, why=str(error)))
             return False
         if pid == 0:
+            _speak_through(requester.streams)
             self._forget_everything()
             return True
         pidfd = os.pidfd_open(pid)
@@ -177,7 +202,7 @@ class Zygote:
             return
         self._requesters.remove(requester)
         self._selector.unregister(requester.connection)
-        requester.connection.close()
+        requester.close()
         for pidfd, (_, asked_by) in self._children.items():
             if asked_by is requester:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -192,9 +217,15 @@ class Zygote:
         self._listener.close()
         os.close(self._lifeline)
         for requester in self._requesters:
-            requester.connection.close()
+            requester.close()
         for pidfd in self._children:
             os.close(pidfd)
+
+
+def _speak_through(streams: list[int]) -> None:
+    """Make these stdout and stderr."""
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream, number)
 
 
 def preload(names: list[str]) -> None:

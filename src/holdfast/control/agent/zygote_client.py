@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from holdfast.control.agent.zygote import PRELOAD, Exited, Fork, Forked, ForkFailed, ZygoteReply
+from holdfast.control.agent.zygote import PRELOAD, Exited, Fork, Forked, ForkFailed, Streams, ZygoteReply
 from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
 from holdfast.control.processes import ChildProcess, end_all
 
@@ -58,7 +58,15 @@ class ZygoteClient(asyncio.Protocol):
             OSError: no zygote listens there.
         """
         loop = asyncio.get_running_loop()
-        _, client = await loop.create_unix_connection(lambda: cls(on_exit, on_lost), socket_path)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.setblocking(False)
+            await loop.sock_connect(connection, socket_path)
+            socket.send_fds(connection, [encode_frame(Streams())], [1, 2])
+        except OSError:
+            connection.close()
+            raise
+        _, client = await loop.create_unix_connection(lambda: cls(on_exit, on_lost), sock=connection)
         return client
 
     async def fork(self, *, script: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str, output: str) -> int:

@@ -207,6 +207,8 @@ class Launcher:
     # ---- starting ----
 
     def _start_zygote(self) -> None:
+        if self.settings.zygote:
+            return  # somebody else's, that outlives this job
         self._zygote = start_zygote(
             self._zygote_path,
             environment=self.settings.environment,
@@ -216,7 +218,7 @@ class Launcher:
 
     @property
     def _zygote_path(self) -> str:
-        return str(self._sockets / "zygote.sock")
+        return self.settings.zygote or str(self._sockets / "zygote.sock")
 
     def _start_coordinator(self) -> ChildProcess:
         settings = self.settings

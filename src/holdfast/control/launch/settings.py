@@ -27,9 +27,10 @@ class LaunchSettings:
     script: as the user gave it. nodes: how many the job starts with; node_names: theirs, () for node-0, node-1, ...
     store: "" for SQLite in the job's folder. registry: where commands find the job; None for nowhere. job_dir: where
     the job's files stay; None for a temporary folder. environment: of all processes. log_folder: for the workers'
-    output, None to let it through. slots: each node's room for expert replicas, per MoE layer. fault_threshold: on how
-    many nodes each expert is wanted. strategy: of the placement. join_window: seconds to wait for more arrivals.
-    rebalance_every, static_experts, ep_size, on_failure, emulate_compute: see CoordinatorConfig.
+    output, None to let it through. zygote: the socket of one that runs already, and outlives the job. slots: each
+    node's room for expert replicas, per MoE layer. fault_threshold: on how many nodes each expert is wanted. strategy:
+    of the placement. join_window: seconds to wait for more arrivals. rebalance_every, static_experts, ep_size,
+    on_failure, emulate_compute: see CoordinatorConfig.
     """
 
     script: Path
@@ -58,6 +59,7 @@ class LaunchSettings:
     registry: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = PRELOAD
+    zygote: str = ""
     log_folder: Path | None = None
 
     @property
@@ -91,6 +93,8 @@ class LaunchSettings:
         check_name("the job's name", self.job_name)
         if not 0 <= self.port <= 65535:
             raise BadInputError(f"--port is {self.port}: it must lie between 0 (a free one) and 65535")
+        if self.zygote and not Path(self.zygote).is_socket():
+            raise BadInputError(f"--zygote is {self.zygote}: no zygote listens there; leave it out to have one started")
         if self.store:
             check_store(self.store)
         if self.events is not None:
