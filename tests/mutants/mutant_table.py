@@ -12,6 +12,7 @@ from mutants_of_parts import PART_MUTANTS
 COMMIT = "protocol/commit.py"
 WORKER = "coordination/worker/machine.py"
 BOUNDARIES = "coordination/worker/boundaries.py"
+GENERATIONS = "coordination/worker/generations.py"
 COPY = "coordination/worker/copy.py"
 ASSIGNMENT = "coordination/generations/assignment.py"
 DECISIONS = "coordination/generations/decisions.py"
@@ -53,8 +54,8 @@ MUTANTS = (
     Mutant(
         name="breaks_its_promise",
         file=WORKER,
-        old="        return self.stop is not None\n",
-        new="        return self.stop is not None and self.phase is not Phase.PASSED\n",
+        old="        return self.generations.frozen\n",
+        new="        return self.generations.frozen and self.phase is not Phase.PASSED\n",
         why="it applies after its report",
         quick=True,
     ),
@@ -78,7 +79,7 @@ MUTANTS = (
     Mutant(
         name="computes_all",
         file=WORKER,
-        old="        return round_robin(self.micro_batches, self.world)[self.rank]\n",
+        old="        return round_robin(self.micro_batches, self.generations.world)[self.generations.rank]\n",
         new="        return tuple(range(self.micro_batches))\n",
         why="each micro-batch counts once",
         quick=True,
@@ -111,7 +112,8 @@ MUTANTS = (
         name="takes_a_torn_state",
         file=WORKER,
         old="        self._copy.spoil()\n        return True\n",
-        new="        self._copy.hold(self.decision.applied if self.decision else 1, None)\n        return True\n",
+        new="        decision = self.generations.decision\n"
+        "        self._copy.hold(decision.applied if decision else 1, None)\n        return True\n",
         why="a state is whole when its transfer has ended, not when it begins",
         quick=True,
     ),
@@ -124,30 +126,30 @@ MUTANTS = (
     ),
     Mutant(
         name="ignores_the_terms_of_stops",
-        file=WORKER,
-        old="        if order.term < self.term or order.generation < self.generation or repeated:\n",
-        new="        if order.generation < self.generation or repeated:\n",
+        file=GENERATIONS,
+        old="        if order.term < self.term or order.generation < self.number or repeated:\n",
+        new="        if order.generation < self.number or repeated:\n",
         why="a coordinator that was superseded must not stop anybody",
     ),
     Mutant(
         name="obeys_stops_of_old_generations",
-        file=WORKER,
-        old="        if order.term < self.term or order.generation < self.generation or repeated:\n",
+        file=GENERATIONS,
+        old="        if order.term < self.term or order.generation < self.number or repeated:\n",
         new="        if order.term < self.term or repeated:\n",
         why="an old Stop freezes a worker for which nobody waits any more",
     ),
     Mutant(
         name="begins_an_old_generation",
-        file=WORKER,
-        old="plan.generation <= max(self.generation, self._stopped_generation)",
-        new="plan.generation < max(self.generation, self._stopped_generation)",
+        file=GENERATIONS,
+        old="plan.generation <= max(self.number, self._stopped)",
+        new="plan.generation < max(self.number, self._stopped)",
         why="a generation that was broken, or is in force, is not begun again",
     ),
     Mutant(
         name="swaps_although_stopped",
-        file=WORKER,
-        old="        if Flag.SWAP in commit.flags and self.pending is not None and not forward and not self.frozen:\n",
-        new="        if Flag.SWAP in commit.flags and self.pending is not None and not forward:\n",
+        file=GENERATIONS,
+        old="        return Flag.SWAP in commit.flags and self.pending is not None and not self.frozen\n",
+        new="        return Flag.SWAP in commit.flags and self.pending is not None\n",
         why="a failure voids a pending swap",
     ),
     Mutant(
@@ -161,7 +163,7 @@ MUTANTS = (
     ),
     Mutant(
         name="flags_before_its_group_stands",
-        file=WORKER,
+        file=GENERATIONS,
         old="        return (Flag.SWAP,) if self.pending and self.pending.prepared and self.pending.armed else ()\n",
         new="        return (Flag.SWAP,) if self.pending is not None else ()\n",
         why="the flag says that the pending group stands here, and that the coordinator knows it of all",

@@ -98,8 +98,8 @@ class Training:
                 if machine.begin_apply():
                     self.obey(machine.applied_step())
             case w.Receive():
-                assert machine.decision is not None
-                machine.received(task.plan.generation, None, machine.decision.applied)
+                assert machine.generations.decision is not None
+                machine.received(task.plan.generation, None, machine.generations.decision.applied)
             case w.Enter():
                 self.obey(machine.entered())
             case _:
@@ -109,7 +109,7 @@ class Training:
         """Wait until all members have come here; False where a Stop came first."""
         folder = self.meeting / f"{plan.generation}-{key}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / str(self.machine.rank)).touch()
+        (folder / str(self.machine.generations.rank)).touch()
         while len(os.listdir(folder)) < len(plan.members) and not self.machine.frozen:
             self.changed.wait(0.002)
         return not self.machine.frozen

@@ -231,7 +231,7 @@ def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> No
         machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): (ME,)})))
         machine.prepared(2)
         machine.order(msg.Arm(term=1, generation=2))
-        assert machine.flags == (msg.Flag.SWAP,)
+        assert machine.generations.flags == (msg.Flag.SWAP,)
         machine.vote_passed(commit(1.0, msg.Flag.SWAP))
         machine.begin_apply()
         if stopped:
@@ -242,13 +242,13 @@ def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> No
 
 def test_the_flag_goes_up_once_the_group_stands_and_all_are_known_to_have_it() -> None:
     machine = computing()
-    assert machine.flags == ()
+    assert machine.generations.flags == ()
     machine.order(msg.Prepare(plan=plan(2)))
-    assert machine.flags == ()
+    assert machine.generations.flags == ()
     machine.prepared(2)
-    assert machine.flags == ()
+    assert machine.generations.flags == ()
     machine.order(msg.Arm(term=1, generation=2))
-    assert machine.flags == (msg.Flag.SWAP,)
+    assert machine.generations.flags == (msg.Flag.SWAP,)
 
 
 def test_a_void_lowers_the_flag() -> None:
@@ -257,8 +257,8 @@ def test_a_void_lowers_the_flag() -> None:
     machine.prepared(2)
     machine.order(msg.Arm(term=1, generation=2))
     machine.order(msg.Void(term=1, generation=2))
-    assert machine.flags == ()
-    assert machine.pending is None
+    assert machine.generations.flags == ()
+    assert machine.generations.pending is None
 
 
 def test_the_end_interrupts_whoever_still_waits_for_something() -> None:

@@ -10,17 +10,16 @@ where it stands.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from holdfast.coordination.generations.assignment import Share, round_robin
 from holdfast.coordination.worker.boundaries import NEXT, REDUCED, UNDER_WAY, InvalidTransitionError, Place, due
 from holdfast.coordination.worker.copy import StateCopy
+from holdfast.coordination.worker.generations import KnownGenerations
 from holdfast.coordination.worker.tasks import (
     Build,
     Compute,
     Done,
-    Drop,
     Entering,
     Finish,
     Halt,
@@ -29,22 +28,13 @@ from holdfast.coordination.worker.tasks import (
     Wait,
     WorkerInstruction,
 )
-from holdfast.protocol.commit import Commit, Flag
+from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void
 from holdfast.protocol.messages.worker import Applied, Entered, Fault, Finished, Prepared, Report
-from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Passed, Phase
+from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
 
 if TYPE_CHECKING:
     from holdfast.coordination.experts.holding import Holding, Rearrangement
-
-
-@dataclass(slots=True)
-class PendingGroup:
-    """The group of a generation that is not entered yet, beside the one in use."""
-
-    plan: GenerationPlan
-    prepared: bool = False  # it stands here
-    armed: bool = False  # it stands everywhere
 
 
 class WorkerMachine:
@@ -60,12 +50,8 @@ class WorkerMachine:
         self.holding = holding
         self.worker = worker
         self.micro_batches = micro_batches
-        self.term = 0
-        self.plan: GenerationPlan | None = None
-        self.decision: Decision | None = None
+        self.generations = KnownGenerations(worker)
         self.phase = Phase.IDLE
-        self.pending: PendingGroup | None = None
-        self.stop: Stop | None = None
         self.done = False
         self._copy = StateCopy()
         #: the generation whose placement of the experts was taken up last
@@ -79,7 +65,17 @@ class WorkerMachine:
     @property
     def frozen(self) -> bool:
         """True from Stop to the next Begin: no boundary may be crossed."""
-        return self.stop is not None
+        return self.generations.frozen
+
+    @property
+    def generation(self) -> int:
+        """The generation this worker is in, 0 before the first."""
+        return self.generations.number
+
+    @property
+    def plan(self) -> GenerationPlan | None:
+        """The plan of that generation."""
+        return self.generations.plan
 
     @property
     def applied(self) -> int | None:
@@ -92,37 +88,9 @@ class WorkerMachine:
         return self._copy.passed
 
     @property
-    def generation(self) -> int:
-        """The generation this worker is in, 0 before the first."""
-        return self.plan.generation if self.plan else 0
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank in its generation."""
-        rank = self.plan.rank(self.worker) if self.plan else None
-        if rank is None:
-            raise self._invalid("rank")
-        return rank
-
-    @property
-    def world(self) -> int:
-        """How many workers the generation has."""
-        return len(self.plan.members) if self.plan else 1
-
-    @property
     def step(self) -> int:
         """The step in progress."""
         return 1 if self.applied is None else self.applied + 1
-
-    def plan_of(self, generation: int) -> GenerationPlan | None:
-        """Return the plan of the generation in force, or of the pending one; None of any other."""
-        plans = (self.plan, self.pending.plan if self.pending else None)
-        return next((plan for plan in plans if plan is not None and plan.generation == generation), None)
-
-    @property
-    def flags(self) -> tuple[Flag, ...]:
-        """What this worker raises in the commit operation."""
-        return (Flag.SWAP,) if self.pending and self.pending.prepared and self.pending.armed else ()
 
     @property
     def task(self) -> Task:
@@ -144,7 +112,7 @@ class WorkerMachine:
         """This worker's micro-batches of the step in progress."""
         if self._share.assigned is not None:
             return self._share.assigned
-        return round_robin(self.micro_batches, self.world)[self.rank]
+        return round_robin(self.micro_batches, self.generations.world)[self.generations.rank]
 
     # ---- orders from the coordinator ----
 
@@ -154,57 +122,39 @@ class WorkerMachine:
 
     def _begin(self, order: Begin) -> list[WorkerInstruction]:
         """Enter a new generation."""
-        plan, decision = order.plan, order.decision
-        rank = plan.rank(self.worker)
-        if plan.term < self.term or plan.generation <= max(self.generation, self._stopped_generation) or rank is None:
+        if not self.generations.is_next(order):
             return []
         if self.phase in UNDER_WAY:
             raise self._invalid("begin before the promised report")
-        out = self._leave_pending()
+        plan, decision = order.plan, order.decision
+        out = self.generations.leave_pending()
         redone = decision.kind is DecisionKind.REDO and self.applied == decision.applied
-        self._share.change(order.assignment[rank] if order.assignment else None, same_step=redone)
         try:
             self._copy.settle(decision, receives=self.worker in plan.sources, reduced=self._ready)
         except ValueError as error:
             raise self._invalid(f"begin: {error}") from error
         if self.holding is not None and decision.kind is DecisionKind.ROLLBACK:
             self.holding.overwrite()
-        self.term, self.plan, self.decision, self.stop = plan.term, plan, decision, None
+        self.generations.begin(order)
+        self._share.change(order.assignment[self.generations.rank] if order.assignment else None, same_step=redone)
         self._looking.clear()
         self.phase = Phase.ENTERING
         return [*out, Build(plan, pending=False)]
 
     def _stop(self, order: Stop) -> list[WorkerInstruction]:
         """Freeze, and report: at once, or where the commit operation or apply is under way, at its end."""
-        repeated = self.stop is not None and (order.term, order.generation) <= (self.stop.term, self.stop.generation)
-        if order.term < self.term or order.generation < self.generation or repeated:
+        if not self.generations.freeze(order):
             return []
-        self.term, self.stop = order.term, order
         return [Halt(), *self._report()]
 
     def _prepare(self, order: Prepare) -> list[WorkerInstruction]:
-        """Build the pending group beside the one in use."""
-        plan = order.plan
-        known = self.pending.plan.generation if self.pending else 0
-        stale = plan.generation <= max(self.generation, self._stopped_generation, known)
-        if plan.term < self.term or stale or self.frozen or plan.rank(self.worker) is None:
-            return []
-        out = self._leave_pending()
-        self.term, self.pending = plan.term, PendingGroup(plan)
-        return [*out, Build(plan, pending=True)]
+        return self.generations.prepare(order)
 
     def _arm(self, order: Arm) -> list[WorkerInstruction]:
-        """Raise the swap flag from the next commit operation on."""
-        pending = self._pending_of(order.generation)
-        if order.term >= self.term and pending is not None:
-            pending.armed = True
-        return []
+        return self.generations.arm(order)
 
     def _void(self, order: Void) -> list[WorkerInstruction]:
-        """Forget the pending group."""
-        if order.term < self.term or self._pending_of(order.generation) is None:
-            return []
-        return self._leave_pending()
+        return self.generations.void(order)
 
     def _job_done(self, order: JobDone) -> list[WorkerInstruction]:
         """Let the script end, whatever it is in."""
@@ -225,7 +175,7 @@ class WorkerMachine:
 
     def prepared(self, generation: int) -> list[WorkerInstruction]:
         """The pending group stands."""
-        pending = self._pending_of(generation)
+        pending = self.generations.pending_of(generation)
         if pending is None or self.frozen:
             return []
         pending.prepared = True
@@ -235,9 +185,9 @@ class WorkerMachine:
         """A peer offers the state of `generation`: True if this worker takes it (and, if pending, has entered it)."""
         if self.frozen or self.applied is not None:
             return False
-        pending = self._pending_of(generation)
+        pending = self.generations.pending_of(generation)
         if pending is not None and self.plan is None:
-            self._swap(pending)
+            self._swap()
         if not self._enters(generation):
             return False
         self._copy.spoil()
@@ -251,11 +201,11 @@ class WorkerMachine:
         """
         if not self._cross("moving"):
             return None
-        plan, decision = self.plan, self.decision
+        plan, decision = self.plan, self.generations.decision
         if self.holding is None or plan is None or plan.experts is None:
             raise self._invalid("moving")
         try:
-            return self.holding.take_up(plan.experts, self.rank, decision.kind if decision else None)
+            return self.holding.take_up(plan.experts, self.generations.rank, decision.kind if decision else None)
         except ValueError as error:
             raise self._invalid(f"moving ({error})") from error
 
@@ -282,7 +232,7 @@ class WorkerMachine:
             return False
         self._follow("loaded")
         if self.holding is not None and self.plan.experts is not None:
-            self.holding.loaded(self.plan.experts, self.rank)
+            self.holding.loaded(self.plan.experts, self.generations.rank)
         self._copy.hold(step, None)
         return True
 
@@ -336,7 +286,7 @@ class WorkerMachine:
 
     def applied_step(self, state_hash: str = "") -> list[WorkerInstruction]:
         """The state is that of the step now. A passed swap takes effect here, unless a Stop came first."""
-        world, generation, forward = self.world, self.generation, self.phase is Phase.FORWARD
+        world, generation, forward = self.generations.world, self.generation, self.phase is Phase.FORWARD
         self._follow("applied_step")
         passed = self.passed
         if passed is None:
@@ -346,8 +296,8 @@ class WorkerMachine:
         self._share = Share()
         if self.holding is not None:
             self.holding.passed()
-        if Flag.SWAP in commit.flags and self.pending is not None and not forward and not self.frozen:
-            self._swap(self.pending)
+        if not forward and self.generations.swap_due(commit):
+            self._swap()
         applied = Applied(
             worker=self.worker, generation=generation, step=step, commit=commit, world=world, state_hash=state_hash
         )
@@ -359,7 +309,7 @@ class WorkerMachine:
         Then `fault` is to say what came out, and until it does no report is given: what one has seen is not to be lost
         because another was faster to complain.
         """
-        if not self._concerns(generation):
+        if not self.generations.concerns(generation):
             return False
         self._looking.add(generation)
         return True
@@ -375,7 +325,7 @@ class WorkerMachine:
         """
         looked = generation in self._looking
         self._looking.discard(generation)
-        if not looked and not self._concerns(generation):
+        if not looked and not self.generations.concerns(generation):
             return []
         fault = Fault(
             worker=self.worker,
@@ -395,17 +345,10 @@ class WorkerMachine:
     # ---- inside ----
 
     @property
-    def _stopped_generation(self) -> int:
-        return self.stop.generation if self.stop else 0
-
-    def _concerns(self, generation: int) -> bool:
-        """True while a failure of this generation is news."""
-        return not self.frozen and (self.generation == generation or self._pending_of(generation) is not None)
-
-    @property
     def _ready(self) -> bool:
         """True where the reduced gradients of the step in progress are here."""
-        return self.phase in REDUCED or (self.phase is Phase.ENTERING and self._copy.forward_due(self.decision))
+        entering = self.phase is Phase.ENTERING
+        return self.phase in REDUCED or (entering and self._copy.forward_due(self.generations.decision))
 
     @property
     def _place(self) -> Place:
@@ -413,23 +356,16 @@ class WorkerMachine:
 
     def _due(self, plan: GenerationPlan) -> Entering:
         placed = self.holding is None or self._moved_in == self.generation
-        return due(self.worker, plan, self.decision, self._copy, placed=placed)
+        return due(self.worker, plan, self.generations.decision, self._copy, placed=placed)
 
     def _enters(self, generation: int) -> bool:
         """True while this worker is about to enter this generation: what is for another came too late."""
         return not self.frozen and self.generation == generation and self.phase is Phase.ENTERING
 
-    def _pending_of(self, generation: int) -> PendingGroup | None:
-        return self.pending if self.pending is not None and self.pending.plan.generation == generation else None
-
-    def _swap(self, pending: PendingGroup) -> None:
+    def _swap(self) -> None:
         """The pending generation is the current one from here on."""
-        self.plan, self.pending, self.decision = pending.plan, None, None
+        self.generations.swap()
         self.phase = Phase.ENTERING
-
-    def _leave_pending(self) -> list[WorkerInstruction]:
-        pending, self.pending = self.pending, None
-        return [Drop(pending.plan.generation)] if pending is not None else []
 
     def _cross(self, boundary: str) -> bool:
         """Cross a boundary; False: frozen."""
@@ -447,12 +383,13 @@ class WorkerMachine:
 
     def _report(self) -> list[WorkerInstruction]:
         """Answer the Stop, where there is one and nothing is under way."""
-        if self.stop is None or self._looking or self.phase in UNDER_WAY:
+        stop = self.generations.stop
+        if stop is None or self._looking or self.phase in UNDER_WAY:
             return []
         report = Report(
             worker=self.worker,
-            term=self.stop.term,
-            generation=self.stop.generation,
+            term=stop.term,
+            generation=stop.generation,
             applied=self.applied,
             step=self.step,
             phase=self.phase,
@@ -468,5 +405,5 @@ class WorkerMachine:
 
     def _invalid(self, name: str) -> InvalidTransitionError:
         place = f"generation {self.generation}, phase {self.phase}"
-        story = f"{place}, applied {self.applied}, passed {self.passed}, stop {self.stop}"
+        story = f"{place}, applied {self.applied}, passed {self.passed}, stop {self.generations.stop}"
         return InvalidTransitionError(f"{self.worker}: {name} is not allowed in {story}")

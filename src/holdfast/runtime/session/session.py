@@ -128,13 +128,13 @@ class Session:
     def rank(self) -> int:
         """This worker's rank in the present generation, 0 before the first."""
         with self._changed:
-            return self._machine.rank if self._machine.plan else 0
+            return self._machine.generations.rank if self._machine.plan else 0
 
     @property
     def world(self) -> int:
         """How many workers the present generation has."""
         with self._changed:
-            return self._machine.world
+            return self._machine.generations.world
 
     @property
     def applied(self) -> int | None:
@@ -208,7 +208,7 @@ class Session:
         with self._changed:
             if self._left(generation) or not self._machine.voting():
                 return None
-            return self._machine.flags
+            return self._machine.generations.flags
 
     def vote_passed(self, commit: msg.Commit) -> None:
         """The commit operation returned v."""
@@ -245,7 +245,7 @@ class Session:
         self.workload.state.watch.note()
         digest = state_hash(self.workload.state.capture()) if self._verify_state else ""
         with self._changed:
-            rank = self._machine.rank
+            rank = self._machine.generations.rank
             forward = self._machine.phase is msg.Phase.FORWARD
             self._carry_out(self._machine.applied_step(digest))
             self.last_applied = msg.Passed(step=step, commit=commit)
@@ -313,7 +313,7 @@ class Session:
             machine, resources = self._machine, self._generations.of(generation)
             if self._left(generation) or machine.plan is None or not machine.applied:
                 return
-            step, rank, origin = machine.applied, machine.rank, (machine.plan.term, generation)
+            step, rank, origin = machine.applied, machine.generations.rank, (machine.plan.term, generation)
         self.workload.state.watch.check()
         wanted = rank == 0 and saver.newest != step
         if wanted:
@@ -485,7 +485,8 @@ class Session:
                 case Tell():
                     self._link.send(instruction.message)
                 case Halt():
-                    self._generations.interrupt(self._machine.stop.generation if self._machine.stop else 0)
+                    stop = self._machine.generations.stop
+                    self._generations.interrupt(stop.generation if stop else 0)
                 case Drop():
                     self._generations.drop(instruction.generation)
                 case Build():

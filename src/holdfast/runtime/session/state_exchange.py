@@ -40,7 +40,8 @@ class Shared:
         logger.info("generation %d: %s", generation, error)
         timed_out = isinstance(error, PeerLostError) and error.timed_out
         with self.changed:
-            plan = self.machine.plan_of(generation) if timed_out and self.machine.waited_in_vain(generation) else None
+            looking = timed_out and self.machine.waited_in_vain(generation)
+            plan = self.machine.generations.plan_of(generation) if looking else None
         cut_off: tuple[str, ...] = ()
         if plan is not None:
             until = time.monotonic() + CONNECT_S
@@ -124,8 +125,8 @@ class StateExchange:
         """Return who may send this worker the state of a generation, once that is known; None where nobody may."""
         machine = self._shared.machine
         with self._shared.changed:
-            self._shared.changed.wait_for(lambda: machine.plan_of(generation) is not None, timeout=wait_s)
-            plan = machine.plan_of(generation)
+            self._shared.changed.wait_for(lambda: machine.generations.plan_of(generation) is not None, timeout=wait_s)
+            plan = machine.generations.plan_of(generation)
             if plan is None or machine.worker not in plan.sources:
                 return None
             return Ticket(plan=plan, receiver=machine.worker, sender=plan.sources[machine.worker][0])

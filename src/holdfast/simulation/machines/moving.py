@@ -60,6 +60,6 @@ class Mover:
         """Tell now and then how much each had to do."""
         worker, machine = self._worker, self._worker.machine
         step = machine.applied or 0
-        if step % LOADS_EVERY == 0 and machine.rank == 0:
+        if step % LOADS_EVERY == 0 and machine.generations.rank == 0:
             rng = worker.cluster.rng
             worker.tell(drifting_loads(self._stored.shape, worker.id, machine.generation, step, rng))

@@ -377,7 +377,7 @@ class SimWorker(Process):
         if not machine.voting():
             return
         samples = len(self.gradients) * self.cluster.plan.micro_batch
-        payload = training.vote(self.reduced, self.gradients.values(), samples, machine.flags)
+        payload = training.vote(self.reduced, self.gradients.values(), samples, machine.generations.flags)
         self.issue("vote", payload, training.combine)
         self.boundary("voted")
 
