@@ -33,7 +33,8 @@ from torch.nn import functional as F
 from holdfast.planning import Interval
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.moe.holding.hosts import everywhere
-from holdfast.runtime.moe.kernels.interface import Question, TokenKernels, triton_is_there
+from holdfast.runtime.moe.kernels.choose import triton_is_there
+from holdfast.runtime.moe.kernels.interface import Question, TokenKernels
 from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.moe.layer.rounds import StepState

@@ -161,6 +161,33 @@ def test_coordination_does_no_io_and_reads_no_clock() -> None:
         assert not used, f"{path.relative_to(SOURCE)} imports {used}"
 
 
+def test_modules_do_not_import_each_other_in_circles() -> None:
+    """Function bodies included: an import that waits is a circle all the same."""
+    modules = {_module(path): path for path in files()}
+    graph = {
+        module: {name for name in _imported_modules(path, set(modules)) if name != module}
+        for module, path in modules.items()
+    }
+    while graph:
+        free = {module for module, needs in graph.items() if not needs & graph.keys()}
+        assert free, f"a circle within {sorted(graph)}"
+        graph = {module: needs for module, needs in graph.items() if module not in free}
+
+
+def _module(path: Path) -> str:
+    parts = ("holdfast", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imported_modules(path: Path, modules: set[str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in modules else node.module for name in whole)
+
+
 def test_a_folder_is_neither_a_corridor_nor_one_file() -> None:
     for folder in {path.parent for path in files()}:
         here = len(list(folder.glob("*.py")))

@@ -20,7 +20,8 @@ from holdfast.errors import BadInputError
 from holdfast.planning import DispatchScheme, Interval, MinMax, NodeInterval, Proportional, dispatch_schedule
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.moe.holding.hosts import everywhere, replicas_of
-from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels, kernels_for, triton_is_there
+from holdfast.runtime.moe.kernels.choose import kernels_for, triton_is_there
+from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels
 from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.moe.layer.rounds import StepState

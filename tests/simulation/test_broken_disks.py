@@ -11,10 +11,11 @@ import pytest
 
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.protocol.record import Record
-from holdfast.simulation.cluster import Parts, run_plan
+from holdfast.simulation.cluster import run_plan
+from holdfast.simulation.durable import MemoryJournal, MemoryStore
 from holdfast.simulation.faults.plans import FaultPlan, random_plan
 from holdfast.simulation.invariants import InvariantError
-from holdfast.simulation.machines.durable import MemoryJournal, MemoryStore
+from holdfast.simulation.world import Parts
 
 SEEDS = range(400)
 

@@ -9,9 +9,10 @@ from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Instruction
 from holdfast.errors import EXIT_DONE
 from holdfast.simulation.__main__ import main
-from holdfast.simulation.cluster import Cluster, Parts
+from holdfast.simulation.cluster import Cluster
 from holdfast.simulation.schedules.enumeration import FIRSTS, Schedule, family_of, plan_of
 from holdfast.simulation.schedules.every_write import chosen, disturb, killed_at_every_write, one_failure, writes
+from holdfast.simulation.world import Parts
 
 
 class CannotTakeOver(Coordinator):

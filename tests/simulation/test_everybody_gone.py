@@ -35,7 +35,7 @@ def test_a_job_without_nodes_waits_and_goes_on(chunk: int) -> None:
         cluster = Cluster(everybody_goes(seed))
         outcome = cluster.run()
         assert outcome.exit_code == EXIT_DONE, f"{seed}: {outcome.why}"
-        events = cluster.journal.events
+        events = cluster.world.journal.events
         waits = [index for index, event in enumerate(events) if isinstance(event, ev.JobWaiting)]
         assert waits, f"seed {seed}: nobody was told"
         rest = events[waits[-1] :]

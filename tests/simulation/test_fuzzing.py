@@ -14,13 +14,14 @@ from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, Input, Instruction, Tick
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.__main__ import main, replay
-from holdfast.simulation.cluster import Cluster, Parts
+from holdfast.simulation.cluster import Cluster
 from holdfast.simulation.faults.coverage import Seen, expected, table
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
 from holdfast.simulation.invariants import InvariantError
 from holdfast.simulation.schedules.enumeration import FAMILIES, Schedule, plan_of
 from holdfast.simulation.schedules.fuzzing import LONG_RUN, Tally, fresh, report
 from holdfast.simulation.schedules.shrinking import failure, shrunk, signature
+from holdfast.simulation.world import Parts
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

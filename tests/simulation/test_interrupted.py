@@ -16,7 +16,7 @@ from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random
 def interrupted(plan: FaultPlan, at_s: float) -> Cluster:
     """A run whose user asks for its end at a time."""
     cluster = Cluster(plan)
-    cluster.timeline.after(at_s, cluster.interrupt)
+    cluster.world.timeline.after(at_s, cluster.interrupt)
     outcome = cluster.run()
     assert outcome.exit_code == EXIT_INTERRUPTED, outcome.why
     return cluster
@@ -24,16 +24,16 @@ def interrupted(plan: FaultPlan, at_s: float) -> Cluster:
 
 def saved(cluster: Cluster) -> int:
     """The step of the newest checkpoint that the record knows; it lies in the directory with that step's state."""
-    record = cluster.store.record
+    record = cluster.world.store.record
     assert record is not None
     assert record.outcome == ""
     newest = record.checkpoints[-1]
-    assert cluster.checkpoints.files[newest.name].step == newest.step
+    assert cluster.world.checkpoints.files[newest.name].step == newest.step
     return newest.step
 
 
 def committed(cluster: Cluster) -> int:
-    return max(event.step for event in cluster.journal.events if isinstance(event, ev.StepCommitted))
+    return max(event.step for event in cluster.world.journal.events if isinstance(event, ev.StepCommitted))
 
 
 @pytest.mark.parametrize("chunk", range(2))

@@ -15,10 +15,10 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import SCHEMA, Record
 from holdfast.simulation.clock import URGENT, Timeline
 from holdfast.simulation.collectives import Group, Operation
+from holdfast.simulation.durable import MemoryJournal, MemoryStore, SupersededError
 from holdfast.simulation.faults.troubles import DataPlane
 from holdfast.simulation.machines import training
-from holdfast.simulation.machines.durable import MemoryJournal, MemoryStore, SupersededError
-from holdfast.simulation.machines.process import Process
+from holdfast.simulation.process import Process
 
 
 def test_ties_are_settled_by_priority_and_then_by_order() -> None:

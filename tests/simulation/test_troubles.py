@@ -15,7 +15,7 @@ from holdfast.simulation.cluster import Cluster
 from holdfast.simulation.collectives import Group, Operation
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Partition
-from holdfast.simulation.machines.process import Process
+from holdfast.simulation.process import Process
 
 A, B, C = "n0", "n1", "n2"
 SomeEvent = TypeVar("SomeEvent", bound=ev.AnyEvent)
@@ -28,18 +28,18 @@ def run(*faults: Fault, seed: int = 1, **job: Any) -> Cluster:
 
 
 def events(cluster: Cluster, kind: type[SomeEvent]) -> list[SomeEvent]:
-    return [event for event in cluster.journal.events if isinstance(event, kind)]
+    return [event for event in cluster.world.journal.events if isinstance(event, kind)]
 
 
 def struck_at(cluster: Cluster) -> float:
     """Return when the first fault struck, on the cluster's clock."""
-    assert cluster.story is not None
-    return next(line[0] for line in cluster.story if line[1] == "FAULT") + 1000.0
+    assert cluster.world.story is not None
+    return next(line[0] for line in cluster.world.story if line[1] == "FAULT") + 1000.0
 
 
 def faults_told(cluster: Cluster) -> list[msg.Fault]:
-    assert cluster.story is not None
-    return [line[2] for line in cluster.story if isinstance(line[2], msg.Fault)]
+    assert cluster.world.story is not None
+    return [line[2] for line in cluster.world.story if isinstance(line[2], msg.Fault)]
 
 
 @pytest.mark.parametrize(("other", "apart"), [(None, {(A, B), (A, C)}), (frozenset({B}), {(A, B)})])
@@ -145,9 +145,10 @@ def said_twice(seed: int) -> int:
     """Return how many events were lost with the power, and said again."""
     cut = Fault(kind=FaultKind.POWER_CUT, time=0.8, duration=0.3)
     cluster = run(cut, seed=seed, nodes=1, start_nodes=1, steps=20, checkpoint_every=1)
-    assert [event.seq for event in cluster.journal.events] == list(range(1, len(cluster.journal.events) + 1))
-    assert cluster.story is not None
-    said = [line[2] for line in cluster.story if line[1] == "journal"]
+    events = cluster.world.journal.events
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert cluster.world.story is not None
+    said = [line[2] for line in cluster.world.story if line[1] == "journal"]
     return len(said) - len(set(said))
 
 

@@ -6,13 +6,14 @@ import argparse
 import sys
 
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
-from holdfast.simulation.cluster import Cluster, Parts
+from holdfast.simulation.cluster import Cluster
 from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.invariants import InvariantError
 from holdfast.simulation.schedules.enumeration import FAMILIES, Schedule
 from holdfast.simulation.schedules.every_write import writes
 from holdfast.simulation.schedules.fuzzing import fuzz
 from holdfast.simulation.schedules.shrinking import shrunk
+from holdfast.simulation.world import Parts
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,7 +59,7 @@ def replay(plan: FaultPlan, parts: Parts | None = None) -> int:
     except InvariantError as error:
         end = str(error).splitlines()[0]
     finally:  # whatever else is raised is seen beneath the story
-        print(*cluster.story or (), end, sep="\n")
+        print(*cluster.world.story or (), end, sep="\n")
     return code
 
 

@@ -6,8 +6,9 @@ the newest persisted plan applies it; a decision that undoes the step takes it o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Input, Received
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
@@ -19,12 +20,7 @@ from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts import broken_guarantee, shape_of
-
-if TYPE_CHECKING:
-    from holdfast.simulation.cluster import Cluster
-    from holdfast.simulation.machines.agent import SimAgent
-    from holdfast.simulation.machines.coordinator import CoordinatorShell
-    from holdfast.simulation.machines.worker import SimWorker
+from holdfast.simulation.world import START, Peer, World
 
 
 class InvariantError(AssertionError):
@@ -34,8 +30,8 @@ class InvariantError(AssertionError):
 class Checker:
     """Watches one run."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._truth: dict[int, int] = {}
         #: (generation, step) -> v and state, for all that ever passed it, expelled or not
         self._passed: dict[tuple[int, int], tuple[Commit, int]] = {}
@@ -49,7 +45,7 @@ class Checker:
         self._witnesses: dict[int, set[str]] = {}
         self._last: ev.AnyEvent | None = None
         #: when a step was committed last, or the job ended
-        self.progress_at = cluster.timeline.now
+        self.progress_at = world.timeline.now
         #: what the journal's events add up to
         self._position = Position()
         self._generation = 0
@@ -61,28 +57,28 @@ class Checker:
 
     # ---- a worker's side ----
 
-    def told(self, worker: SimWorker, message: msg.WorkerMessage) -> None:
+    def told(self, worker: Peer, message: msg.WorkerMessage) -> None:
         """A worker says something; a report is a promise."""
         if isinstance(message, msg.Report):
             self._experts_of_the_step(worker)
             self._promised[worker.id] = self._stand(worker)
 
-    def began(self, worker: SimWorker, order: msg.Begin, accepted: bool) -> None:
+    def began(self, worker: Peer, order: msg.Begin, accepted: bool) -> None:
         """A Begin reached a worker."""
         if accepted:
             self._promised.pop(worker.id, None)
 
-    def issues(self, worker: SimWorker, kind: str) -> None:
+    def issues(self, worker: Peer, kind: str) -> None:
         """A worker issues a collective: of a step, or the one that moves experts, while its state may still come."""
         self._keeps_promise(worker, "issues a collective")
         if kind != "move" and not worker.whole:
             self._fail(f"{worker.id} takes part in a step without a whole state")
 
-    def passes(self, worker: SimWorker) -> None:
+    def passes(self, worker: Peer) -> None:
         """A worker's commit operation returns v."""
         self._keeps_promise(worker, "passed")
 
-    def held(self, worker: SimWorker, task: Compute) -> None:
+    def held(self, worker: Peer, task: Compute) -> None:
         """What the machine says is held must be there, and nothing else."""
         if set(task.held) != set(worker.gradients):
             self._fail(f"{worker.id} holds {sorted(worker.gradients)}, its machine says {sorted(task.held)}")
@@ -90,9 +86,9 @@ class Checker:
             self._fail(f"{worker.id} computes without a whole state")
         self._experts_of_the_step(worker)
 
-    def applied(self, worker: SimWorker, before: int, reduced: training.Reduced, commit: Commit) -> None:
+    def applied(self, worker: Peer, before: int, reduced: training.Reduced, commit: Commit) -> None:
         """A worker applied a step."""
-        machine, plan = worker.machine, self._cluster.plan
+        machine, plan = worker.machine, self._world.plan
         self._keeps_promise(worker, "applied")
         step = machine.applied or 0
         if reduced.parts != training.expected_parts(before, step, plan.micro_batches):
@@ -107,7 +103,7 @@ class Checker:
             if known != commit:
                 self._fail(f"{worker.id} applied step {step} with {commit}, not the recorded {known}")
 
-    def holds(self, worker: SimWorker) -> None:
+    def holds(self, worker: Peer) -> None:
         """A worker holds a state (applied, received or loaded): it must be that of the decided lineage."""
         step = worker.machine.applied or 0
         if self._record is None or not _is_member(self._record, worker.id):
@@ -115,7 +111,7 @@ class Checker:
         if self._truth.setdefault(step, worker.state) != worker.state:
             self._fail(f"{worker.id} has another state of step {step} than the lineage")
 
-    def _experts_of_the_step(self, worker: SimWorker) -> None:
+    def _experts_of_the_step(self, worker: Peer) -> None:
         """All that the machine would report is in memory, and of the state of the applied step."""
         machine, stored = worker.machine, worker.experts
         if stored is None or machine.holding is None or machine.applied is None:
@@ -123,16 +119,16 @@ class Checker:
         if not stored.are_of(machine.holding.held, machine.applied):
             self._fail(f"{worker.id} does not have the experts of step {machine.applied} that it would report")
 
-    def lacks_experts(self, worker: SimWorker, plan: msg.GenerationPlan, why: str) -> NoReturn:
+    def lacks_experts(self, worker: Peer, plan: msg.GenerationPlan, why: str) -> NoReturn:
         """A worker cannot take up the placement that it is given."""
         self._fail(f"{worker.id} lacks experts in generation {plan.generation}: {why}")
 
-    def _keeps_promise(self, worker: SimWorker, what: str) -> None:
+    def _keeps_promise(self, worker: Peer, what: str) -> None:
         if worker.id in self._promised:
             self._fail(f"{worker.id} {what} after its report and before the next Begin")
 
     @staticmethod
-    def _stand(worker: SimWorker) -> tuple[object, ...]:
+    def _stand(worker: Peer) -> tuple[object, ...]:
         machine = worker.machine
         return (machine.applied, machine.phase, machine.passed)
 
@@ -146,12 +142,12 @@ class Checker:
         if event.message.message.worker in self._expelled:
             self._stale = event.message.message
 
-    def persisted(self, shell: CoordinatorShell, record: Record) -> None:
+    def persisted(self, machine: Coordinator, record: Record) -> None:
         """A record was swapped in."""
-        if record.term < self._term or (record.term == self._term and shell is not self._writer):
+        if record.term < self._term or (record.term == self._term and machine is not self._writer):
             self._fail(f"term {record.term} of a superseded coordinator was written after term {self._term}")
         self._without_effect(record)
-        self._term, self._writer = record.term, shell
+        self._term, self._writer = record.term, machine
         before, self._record = self._record, record
         if record.plan is not None:
             self._members[record.plan.generation] = record.plan.workers
@@ -175,7 +171,7 @@ class Checker:
 
     def _guarantees(self, plan: msg.GenerationPlan | None) -> None:
         """Every expert lives on as many distinct nodes as the plan says, and as are possible."""
-        shape = shape_of(self._cluster.plan)
+        shape = shape_of(self._world.plan)
         wrong = broken_guarantee(plan, shape) if plan is not None and shape is not None else ""
         if plan is not None and wrong:
             self._fail(f"generation {plan.generation}: {wrong}")
@@ -183,7 +179,7 @@ class Checker:
     def _taken_in_again(self, workers: set[str]) -> None:
         """Expelled workers are members again: only right for one that never heard that it was in a generation."""
         for worker in workers:
-            process = self._cluster.worker(worker)
+            process = self._world.worker(worker)
             if process is not None and process.machine.generation > 0:
                 self._fail(f"{worker} was expelled in generation {process.machine.generation} and is a member again")
             self._expelled.discard(worker)
@@ -205,7 +201,7 @@ class Checker:
             self._fail(f"{decision} undoes step {self._committed}, which is committed")
         self._goes_back_to_its_own(decision)
         for worker in plan.workers if plan else ():
-            process = self._cluster.worker(worker)
+            process = self._world.worker(worker)
             settled = decision.kind is DecisionKind.REDO and plan is not None and worker not in plan.sources
             if process is not None and settled and process.machine.applied == decision.applied and process.whole:
                 self.holds(process)
@@ -213,20 +209,20 @@ class Checker:
     def _goes_back_to_its_own(self, decision: msg.Decision) -> None:
         """A checkpoint that a decision names lies there, with a state of the lineage."""
         if decision.kind is DecisionKind.START and self._committed:
-            left = [name for name in self._saved if not self._cluster.checkpoints.files[name].damaged]
+            left = [name for name in self._saved if not self._world.checkpoints.files[name].damaged]
             if left:
                 self._fail(f"the job begins anew although {left} are there")
         if decision.kind is DecisionKind.ROLLBACK:
-            file = self._cluster.checkpoints.files.get(decision.checkpoint)
+            file = self._world.checkpoints.files.get(decision.checkpoint)
             if file is None or self._truth.get(decision.applied, file.state) != file.state:
                 self._fail(f"{decision} leads to {file}, which is not on the lineage")
 
-    def emitted(self, shell: CoordinatorShell, event: ev.AnyEvent) -> None:
+    def emitted(self, machine: Coordinator, event: ev.AnyEvent) -> None:
         """An event is in the journal."""
         self._without_effect(event)
         self._in_order(event)
         if isinstance(event, ev.StepCommitted | ev.JobFinished | ev.JobFailed):
-            self.progress_at = self._cluster.timeline.now
+            self.progress_at = self._world.timeline.now
         match event:
             case ev.StepCommitted():
                 self._step_committed(event)
@@ -242,7 +238,7 @@ class Checker:
             case ev.JobFinished():
                 self._job_finished(event)
             case ev.JobFailed(why=why):
-                self._failed(shell, why)
+                self._failed(machine, why)
             case _:
                 pass
         self._follow(event)
@@ -251,9 +247,9 @@ class Checker:
         """The journal has lost its newest events: what is left is what was said."""
         self._last, self._position = None, Position()
         self._generation, self._waiting, self._outcome = 0, False, ""
-        for event in self._cluster.journal.events:
+        for event in self._world.journal.events:
             self._follow(event)
-        told = {event.step for event in self._cluster.journal.events if isinstance(event, ev.CheckpointSaved)}
+        told = {event.step for event in self._world.journal.events if isinstance(event, ev.CheckpointSaved)}
         self._saved = {name: step for name, step in self._saved.items() if step in told}
 
     def _follow(self, event: ev.AnyEvent) -> None:
@@ -274,8 +270,8 @@ class Checker:
 
     def _repaired(self, event: ev.JournalRepaired) -> None:
         """What stands for lost events says exactly where they ended."""
-        plan, step = self._cluster.plan, event.to_step
-        if not self._cluster.journal.edited:
+        plan, step = self._world.plan, event.to_step
+        if not self._world.journal.edited:
             self._fail(f"the journal was not on disk when its record was: {event}")
         if step and step not in self._truth:
             self._fail(f"the journal is said to have ended at step {step}, which no member applied")
@@ -284,7 +280,7 @@ class Checker:
 
     def _job_finished(self, event: ev.JobFinished) -> None:
         """Every step counts once, and every sample of it."""
-        plan = self._cluster.plan
+        plan = self._world.plan
         if event.steps != plan.steps or self._committed != event.steps:
             self._fail(f"finished after {event.steps} steps of {plan.steps}")
         if event.samples != plan.steps * plan.micro_batches * plan.micro_batch:
@@ -307,8 +303,8 @@ class Checker:
             self._fail(f"{event} after the job is {self._outcome}")
 
     def _step_committed(self, event: ev.StepCommitted) -> None:
-        step, plan = event.step, self._cluster.plan
-        if event.time > self._cluster.timeline.now or event.time < 1000.0 or event.seconds < 0:
+        step, plan = event.step, self._world.plan
+        if event.time > self._world.timeline.now or event.time < START or event.seconds < 0:
             self._fail(f"step {step} was committed at a time that no clock but a wrong one shows: {event}")
         if self._waiting:
             self._fail(f"step {step} was committed while the job waits for nodes")
@@ -327,14 +323,14 @@ class Checker:
             self._fail(f"step {step} was announced as skipped: {event.skipped}, the lineage has {commit}")
         # (The newest record may know a later generation already: one call can commit a step and swap.)
         for worker in self._members[event.generation]:
-            process = self._cluster.worker(worker)
+            process = self._world.worker(worker)
             if process is not None and (process.machine.applied is None or process.machine.applied < step):
                 self._fail(f"step {step} was committed, but {worker} stands at {process.machine.applied}")
 
     def _witnesses_dead(self, step: int) -> None:
         """The loss of a step is unknown: only right where everybody who has applied it is dead or expelled."""
         for worker in self._witnesses.get(step, ()):
-            if worker not in self._expelled and self._cluster.worker(worker) is not None:
+            if worker not in self._expelled and self._world.worker(worker) is not None:
                 self._fail(f"step {step} was committed without its loss, which {worker} knows")
 
     def _checkpoint_saved(self, step: int) -> None:
@@ -344,7 +340,7 @@ class Checker:
         saved = next(known, None)
         if saved is None:
             self._fail(f"a checkpoint of step {step} was saved that the record does not know: {self._record}")
-        file = self._cluster.checkpoints.files.get(saved.name)
+        file = self._world.checkpoints.files.get(saved.name)
         if file is None or file.step != step:
             self._fail(f"checkpoint {saved} of step {step} is {file}")
         if step > self._committed or self._truth.get(step, file.state) != file.state:
@@ -366,35 +362,35 @@ class Checker:
 
     # ---- how it ends ----
 
-    def refused_for_good(self, agent: SimAgent, refused: msg.Refused) -> None:
+    def refused_for_good(self, node: str, refused: msg.Refused) -> None:
         """A node was turned away: it has done nothing wrong."""
         if not self._outcome:
-            self._fail(f"{agent.name} was refused for good: {refused.why}")
+            self._fail(f"{node} was refused for good: {refused.why}")
 
-    def _failed(self, shell: CoordinatorShell, why: str) -> None:
+    def _failed(self, machine: Coordinator, why: str) -> None:
         """NothingLeft, and only where nothing is left."""
         if "have no live copy" not in why:
             self._fail(f"the job failed: {why}")
-        for info in shell.machine.members.workers():
-            process = self._cluster.worker(info.id)
+        for info in machine.members.workers():
+            process = self._world.worker(info.id)
             if process is None or process.experts is not None:
                 continue  # its dense state alone is not enough
             if process.whole and (process.machine.applied or 0) >= self._committed > 0:
                 self._fail(f"the job failed although {info.id} holds step {process.machine.applied}: {why}")
         for name in self._saved:
-            if not self._cluster.checkpoints.files[name].damaged:
+            if not self._world.checkpoints.files[name].damaged:
                 self._fail(f"the job failed although checkpoint {name} is there: {why}")
 
     def job_ended(self, exit_code: int, why: str) -> None:
         """A coordinator ends the job: the journal must say so already, unless its user has interrupted it."""
-        if exit_code == EXIT_INTERRUPTED and not self._outcome and self._cluster.interrupted:
+        if exit_code == EXIT_INTERRUPTED and not self._outcome and self._world.interrupted:
             return
         if (exit_code == EXIT_DONE) != (self._outcome == "done") or not self._outcome:
             self._fail(f"the job ended with {exit_code} ({why}); the journal says {self._outcome!r}")
 
     def finished(self) -> None:
         """The run is over."""
-        if not self._outcome and not self._cluster.interrupted:
+        if not self._outcome and not self._world.interrupted:
             self._fail("the run is over and the journal does not say how")
 
     def stuck(self) -> NoReturn:
@@ -402,10 +398,10 @@ class Checker:
         self._fail("the job is stuck")
 
     def _fail(self, what: str) -> NoReturn:
-        now = self._cluster.timeline.now - 1000.0
-        raise InvariantError(f"at {now:.4f}: {what}\nseed {self._cluster.plan.seed}: {self._cluster.plan}")
+        now = self._world.timeline.now - START
+        raise InvariantError(f"at {now:.4f}: {what}\nseed {self._world.plan.seed}: {self._world.plan}")
 
-    _writer: CoordinatorShell | None = None
+    _writer: Coordinator | None = None
 
 
 def _is_member(record: Record, worker: str) -> bool:

@@ -20,9 +20,9 @@ import msgspec
 import torch
 
 from holdfast.protocol.messages.orders import Posted
+from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck
 from holdfast.runtime.groups.graveyard import Graveyard
-from holdfast.runtime.groups.nccl import build_communicator
 from holdfast.runtime.groups.rendezvous import MAX_VALUE_BYTES, Board
 
 _END = b""

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from holdfast.protocol.commit import Commit
+from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.commit import start_commit
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, PeerLostError
 from holdfast.runtime.groups.gloo import GlooCommunicator
 from holdfast.runtime.groups.graveyard import Graveyard
-from holdfast.runtime.groups.nccl import NcclCommunicator, build_communicator
+from holdfast.runtime.groups.nccl import NcclCommunicator
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.testing.local_world import Seat, run_world
 

@@ -17,15 +17,12 @@ import torch
 import torch.distributed as dist
 
 from holdfast.runtime.groups.communicator import (
-    Communicator,
     HaltCheck,
     HaltedError,
-    LocalCommunicator,
     Operation,
     PeerLostError,
     halt_check,
 )
-from holdfast.runtime.groups.gloo import build_gloo
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.rendezvous import Board, BoardStore
 from holdfast.runtime.groups.torch_group import GroupCommunicator
@@ -114,44 +111,3 @@ def build_nccl(
         communicator.retire()
         raise HaltedError(f"generation {generation} was halted while its group was built")
     return communicator
-
-
-def build_communicator(
-    device: torch.device,
-    board: Board,
-    rank: int,
-    size: int,
-    *,
-    generation: int,
-    graveyard: Graveyard,
-    host: str = "127.0.0.1",
-    timeout_s: float = 120.0,
-    build_timeout_s: float = 10.0,
-    halt: threading.Event | HaltCheck | None = None,
-) -> Communicator:
-    """Build the group of a generation on the transport that fits the device; see `build_gloo`."""
-    if size == 1:
-        return LocalCommunicator(generation=generation, halt=halt)
-    if device.type == "cuda":
-        return build_nccl(
-            board,
-            rank,
-            size,
-            generation=generation,
-            device=device,
-            graveyard=graveyard,
-            timeout_s=timeout_s,
-            build_timeout_s=build_timeout_s,
-            halt=halt,
-        )
-    return build_gloo(
-        board,
-        rank,
-        size,
-        generation=generation,
-        graveyard=graveyard,
-        host=host,
-        timeout_s=timeout_s,
-        build_timeout_s=build_timeout_s,
-        halt=halt,
-    )

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 
 from holdfast.protocol.plan import GenerationPlan
+from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.graveyard import Graveyard
-from holdfast.runtime.groups.nccl import build_communicator
 from holdfast.runtime.session.resources import Resources
 from holdfast.runtime.session.state_exchange import Shared
 

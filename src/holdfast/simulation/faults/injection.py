@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from holdfast.coordination.inputs import Failure
 from holdfast.protocol.failures import FailureKind
 from holdfast.simulation.faults.coverage import AT_WORKERS, Seen
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.simulation.faults.troubles import Partition
-
-if TYPE_CHECKING:
-    from holdfast.simulation.cluster import Cluster
-    from holdfast.simulation.machines.agent import SimAgent
-    from holdfast.simulation.machines.worker import SimWorker
+from holdfast.simulation.machines.agent import SimAgent
+from holdfast.simulation.machines.coordinator import CoordinatorShell
+from holdfast.simulation.machines.worker import SimWorker
+from holdfast.simulation.world import World
 
 #: A plan may kill everybody: one more node comes this long after its last fault, so that somebody can finish.
 _RESCUE_AFTER_S = 1.0
 
 
+class StruckCluster(Protocol):
+    """What a fault plan strikes."""
+
+    world: World
+    agents: dict[str, SimAgent]
+    coordinator: CoordinatorShell | None
+    ended: tuple[int, str] | None
+
+    @property
+    def over(self) -> bool: ...
+
+    def add_node(self, name: str) -> None: ...
+
+    def interrupt(self) -> None: ...
+
+    def supersede(self) -> None: ...
+
+    def power_cut(self) -> None: ...
+
+
 class Injector:
     """Strikes at times, at boundaries and before writes; knows from when on nothing more goes wrong."""
 
-    def __init__(self, cluster: Cluster, plan: FaultPlan) -> None:
+    def __init__(self, cluster: StruckCluster, plan: FaultPlan) -> None:
         self.down_s = plan.crash_down_s
         #: which fault has struck in which phase, how often
         self.seen: Seen = Counter()
         #: no fault of the plan is active after this time
-        self.quiet_from = cluster.timeline.now
+        self.quiet_from = cluster.world.timeline.now
         self._cluster = cluster
+        self._world = cluster.world
         self._plan = plan
         self._at_boundary = [fault for fault in plan.faults if fault.boundary]
         self._next_node = plan.nodes
@@ -50,7 +70,7 @@ class Injector:
 
     def arm(self) -> None:
         """Schedule what strikes at a time."""
-        timeline = self._cluster.timeline
+        timeline = self._world.timeline
         for fault in self._plan.faults:
             if not fault.boundary:
                 timeline.after(fault.time, self.strike, fault)
@@ -61,7 +81,7 @@ class Injector:
 
     def extend(self, seconds: float) -> None:
         """Something is wrong until `seconds` from now."""
-        self.quiet_from = max(self.quiet_from, self._cluster.timeline.now + seconds)
+        self.quiet_from = max(self.quiet_from, self._world.timeline.now + seconds)
 
     def at_boundary(self, worker: SimWorker, name: str) -> None:
         """Strike where a fault waits for this place."""
@@ -70,10 +90,10 @@ class Injector:
             if not here or fault.target % self._plan.nodes != _number(worker.agent.name) % self._plan.nodes:
                 continue
             self._at_boundary.remove(fault)
-            self._cluster.trace(worker.id, "at", name)
-            self._strike(fault, worker.agent, worker)
+            self._world.trace(worker.id, "at", name)
+            self._strike(fault, self._cluster.agents[worker.node], worker)
             self.extend(fault.duration + _RESCUE_AFTER_S)
-            self._cluster.timeline.after(fault.duration + _RESCUE_AFTER_S, self._rescue)
+            self._world.timeline.after(fault.duration + _RESCUE_AFTER_S, self._rescue)
             return
 
     def strike(self, fault: Fault) -> None:
@@ -90,7 +110,9 @@ class Injector:
         if not self._struck:
             self._struck = True
             self._crashes.update(self._writes + after for after in self._plan.crashes_after_strike)
-        cluster.trace("FAULT", fault.kind, agent.name if agent else None, worker.id if worker else None, fault.duration)
+        self._world.trace(
+            "FAULT", fault.kind, agent.name if agent else None, worker.id if worker else None, fault.duration
+        )
         self._note(fault, worker)
         kind = fault.kind
         if kind is FaultKind.JOIN:
@@ -101,7 +123,7 @@ class Injector:
             if gone:
                 cluster.add_node(gone[fault.target % len(gone)])
         elif kind is FaultKind.DAMAGE:
-            cluster.checkpoints.damage_newest()
+            self._world.checkpoints.damage_newest()
         elif kind is FaultKind.INTERRUPT:
             cluster.interrupt()
         elif kind in (
@@ -128,7 +150,7 @@ class Injector:
             self.seen[fault.kind, worker.at] += 1
 
     def _strike_coordinator(self, fault: Fault) -> None:
-        cluster, timeline = self._cluster, self._cluster.timeline
+        cluster, timeline = self._cluster, self._world.timeline
         shell = cluster.coordinator
         if shell is None:
             return
@@ -150,7 +172,7 @@ class Injector:
             timeline.after(fault.duration * 0.5, cluster.supersede)
 
     def _strike_node(self, fault: Fault, agent: SimAgent) -> None:
-        rng, timeline = self._cluster.rng, self._cluster.timeline
+        rng, timeline = self._world.rng, self._world.timeline
         match fault.kind:
             case FaultKind.KILL_NODE:
                 agent.kill(seen=True)
@@ -167,8 +189,8 @@ class Injector:
 
     def _trouble(self, fault: Fault, node: str) -> None:
         """Something is wrong with a node whose processes live."""
-        cluster = self._cluster
-        troubles, until = cluster.troubles(node), cluster.timeline.now + fault.duration
+        world = self._world
+        troubles, until = world.troubles(node), world.timeline.now + fault.duration
         match fault.kind:
             case FaultKind.LAG_LISTENER:
                 troubles.deaf_until = max(troubles.deaf_until, until)
@@ -181,24 +203,24 @@ class Injector:
             case FaultKind.FULL_DISK:
                 troubles.full_until = max(troubles.full_until, until)
             case FaultKind.PARTITION | FaultKind.PARTITION_FOR_GOOD:
-                others = sorted(name for name, agent in cluster.agents.items() if agent.alive and name != node)
-                one = frozenset([cluster.rng.choice(others)]) if others and cluster.rng.random() < 0.5 else None
+                others = sorted(name for name, agent in self._cluster.agents.items() if agent.alive and name != node)
+                one = frozenset([world.rng.choice(others)]) if others and world.rng.random() < 0.5 else None
                 heals = fault.duration if fault.kind is FaultKind.PARTITION else None
-                cluster.data_plane.part(cluster.timeline, Partition(frozenset([node]), one), heals)
+                world.data_plane.part(world.timeline, Partition(frozenset([node]), one), heals)
                 if heals is None:  # nobody can know of it before an operation has taken too long
-                    self.extend(cluster.timing.operation_timeout_s)
+                    self.extend(world.timing.operation_timeout_s)
             case _:
                 pass
 
     def _strike_worker(self, fault: Fault, worker: SimWorker) -> None:
-        cluster = self._cluster
+        world = self._world
         match fault.kind:
             case FaultKind.KILL_WORKER:
                 worker.kill()
-                cluster.after("exit", worker.agent, worker.agent.worker_ended, worker, -9, FailureKind.PROCESS_EXIT)
+                world.after("exit", worker.agent, worker.agent.worker_ended, worker, -9, FailureKind.PROCESS_EXIT)
             case FaultKind.STOP_WORKER:
                 worker.stop()
-                cluster.timeline.after(fault.duration, worker.resume)
+                world.timeline.after(fault.duration, worker.resume)
             case FaultKind.RAISE_APPLY:
                 worker.raise_next = True
             case FaultKind.GLITCH:
@@ -206,7 +228,7 @@ class Injector:
             case FaultKind.HANG:
                 worker.hanging = True
                 tell = self._tell_coordinator_of_hang if fault.target % 2 else self._tell_agent_of_hang
-                cluster.timeline.after(fault.duration, worker.agent.deliver, tell, worker)
+                world.timeline.after(fault.duration, worker.agent.deliver, tell, worker)
             case _:
                 pass
 
@@ -223,20 +245,20 @@ class Injector:
         worker.hanging = False
         if not worker.hung or not worker.alive:
             return
-        cluster, shell, node = self._cluster, self._cluster.coordinator, worker.agent.name
-        now, again_s = cluster.timeline.now, cluster.config.lease_s / 2
+        shell, node = self._cluster.coordinator, worker.node
+        now, again_s = self._world.timeline.now, self._world.config.lease_s / 2
         if shell is not None:
             failure = Failure(kind=FailureKind.HANG, node=node, since=now, detail="a training thread stands still")
             shell.deliver(shell.feed, failure)
         self.extend(again_s)
-        cluster.timeline.after(again_s, worker.agent.deliver, self._tell_coordinator_of_hang, worker)
+        self._world.timeline.after(again_s, worker.agent.deliver, self._tell_coordinator_of_hang, worker)
 
     def _rescue(self) -> None:
         """Bring nodes where none is left, or too few to start."""
         cluster = self._cluster
         if cluster.ended is not None:
             return
-        started = cluster.store.record is not None and cluster.store.record.generation > 0
+        started = self._world.store.record is not None and self._world.store.record.generation > 0
         alive = sum(agent.alive for agent in cluster.agents.values())
         needed = max(1, self._plan.ep_size, self._plan.nodes_for_experts)
         for _ in range(alive, needed if started else self._plan.start_nodes):

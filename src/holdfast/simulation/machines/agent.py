@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from holdfast.coordination.agent import machine as am
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
-from holdfast.simulation.machines.process import Process
-from holdfast.simulation.machines.worker import SimWorker
+from holdfast.simulation.machines.worker import SimWorker, WorkerSurroundings
 from holdfast.simulation.network import Connection
+from holdfast.simulation.process import Process
 
-if TYPE_CHECKING:
-    from holdfast.simulation.cluster import Cluster
+
+class AgentSurroundings(WorkerSurroundings, Protocol):
+    """What an agent asks of the cluster that it is in."""
+
+    def connect(self, agent: SimAgent) -> Connection | None: ...
 
 
 class SimAgent(Process):
     """One node's agent. Its death is its node's death."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: AgentSurroundings, name: str) -> None:
         super().__init__()
         self.name = name
         self.workers: list[SimWorker] = []
         self.exit_code: int | None = None
         self._cluster = cluster
+        self._world = world = cluster.world
         node = am.NodeIdentity(
             job="sim",
             node=name,
-            workers=cluster.plan.workers_per_node,
+            workers=world.plan.workers_per_node,
             digest="script",
-            agent_pid=cluster.pid(),
+            agent_pid=world.pid(),
         )
-        self.machine = cluster.parts.agent(node, cluster.nonce)
+        self.machine = world.parts.agent(node, world.nonce)
         self._connection: Connection | None = None
 
     @property
     def _now(self) -> float:
         """What this node's clock shows: no two nodes' agree."""
-        return self._cluster.timeline.now + 3600.0 * (int(self.name[1:]) % 5 - 2)
+        return self._world.timeline.now + 3600.0 * (int(self.name[1:]) % 5 - 2)
 
     # ---- life ----
 
@@ -64,14 +68,14 @@ class SimAgent(Process):
             worker.stop()
 
     def resume(self) -> None:
-        order = [*self.workers, None] if self._cluster.rng.random() < 0.5 else [None, *self.workers]
+        order = [*self.workers, None] if self._world.rng.random() < 0.5 else [None, *self.workers]
         for process in order:
             super().resume() if process is None else process.resume()
 
     def _tick(self) -> None:
         stopped = {worker.id for worker in self.workers if worker.stopped}
         self._obey(self.machine.tick(self._now, stopped))
-        self._cluster.timeline.after(self.machine.watch_s, self.deliver, self._tick)
+        self._world.timeline.after(self.machine.watch_s, self.deliver, self._tick)
 
     def _obey(self, instructions: Iterable[am.AgentInstruction]) -> None:
         """Carry out what the machine asks for."""
@@ -110,20 +114,20 @@ class SimAgent(Process):
         for worker in [worker for worker in self.workers if msg.index_of(worker.id) == msg.index_of(name)]:
             worker.kill()
             self.workers.remove(worker)
-        self._cluster.after("restart", self, self._start_worker, name)
+        self._world.after("restart", self, self._start_worker, name)
 
     def _start_worker(self, name: str) -> None:
         if name not in self.machine.workers:
             return  # (all were replaced since this one was to come)
-        worker = SimWorker(self._cluster, self, name, self._cluster.pid())
+        worker = SimWorker(self._cluster, self, name, self._world.pid())
         self.workers.append(worker)
-        self._cluster.add_worker(worker)
-        self._cluster.after("start", worker, worker.attach)
+        self._world.add_worker(worker)
+        self._world.after("start", worker, worker.attach)
 
     def relay(self, worker: SimWorker, message: msg.WorkerMessage) -> None:
         """A worker says something."""
         if worker in self.workers:
-            self._cluster.trace(worker.id, message)
+            self._world.trace(worker.id, message)
             self._obey(self.machine.worker_said(message, self._now))
 
     def worker_ended(self, worker: SimWorker, code: int, kind: FailureKind, final: bool = False) -> None:
@@ -131,7 +135,7 @@ class SimAgent(Process):
         if worker not in self.workers:
             return
         self.workers.remove(worker)
-        self._cluster.trace(worker.id, "ended", kind)
+        self._world.trace(worker.id, "ended", kind)
         down = msg.WorkerDown(worker=worker.id, kind=kind, detail=kind, exit_code=code, final=final)
         self._obey(self.machine.worker_ended(down, self._now, clean=code == 0))
 
@@ -167,7 +171,7 @@ class SimAgent(Process):
             self._connection.cut(lose=lose, above_s=above_s, below_s=below_s)
 
     def _reconnect_later(self) -> None:
-        self._cluster.after("reconnect", self, self.connect)
+        self._world.after("reconnect", self, self.connect)
 
     def _send(self, *messages: msg.AgentMessage) -> None:
         for message in messages:
@@ -179,5 +183,5 @@ class SimAgent(Process):
         if connection is not self._connection:
             return
         if isinstance(message, msg.Refused) and not message.retry:
-            self._cluster.checker.refused_for_good(self, message)
+            self._cluster.checker.refused_for_good(self.name, message)
         self._obey(self.machine.hear(message, self._now))

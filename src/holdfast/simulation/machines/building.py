@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.collectives import Group
-
-if TYPE_CHECKING:
-    from holdfast.simulation.machines.worker import SimWorker
+from holdfast.simulation.machines.host import WorkerHost
 
 
 class Building:
@@ -29,7 +25,7 @@ class Building:
 class Builder:
     """All groups that a worker builds or has built, by generation."""
 
-    def __init__(self, worker: SimWorker) -> None:
+    def __init__(self, worker: WorkerHost) -> None:
         self._worker = worker
         self._builds: dict[int, Building] = {}
         self._early_posts: dict[int, set[str]] = {}
@@ -65,13 +61,13 @@ class Builder:
 
     def begin(self, plan: msg.GenerationPlan, pending: bool) -> None:
         """Build the group of a generation; those of generations that are over are left alone."""
-        worker, cluster = self._worker, self._worker.cluster
+        worker, world = self._worker, self._worker.world
         for generation in [generation for generation in self._builds if generation < worker.machine.generation]:
             del self._builds[generation]
         got = {worker.id} | self._early_posts.pop(plan.generation, set())
-        building = self._builds[plan.generation] = Building(plan, cluster.group(plan), pending, got)
+        building = self._builds[plan.generation] = Building(plan, world.group(plan), pending, got)
         worker.tell(msg.Post(worker=worker.id, generation=plan.generation, key=worker.id, value=b"address"))
-        cluster.timeline.after(cluster.timing.build_timeout_s, worker.deliver, self._late, building)
+        world.timeline.after(world.timing.build_timeout_s, worker.deliver, self._late, building)
         self._connect(building)
 
     def posted(self, posted: msg.Posted) -> None:
@@ -85,21 +81,21 @@ class Builder:
 
     def _connect(self, building: Building) -> None:
         if len(building.got) == building.posts_needed:
-            self._worker.cluster.after("build", self._worker, self._built, building)
+            self._worker.world.after("build", self._worker, self._built, building)
 
     def _built(self, building: Building) -> None:
-        worker, cluster, plan = self._worker, self._worker.cluster, building.plan
+        worker, world, plan = self._worker, self._worker.world, building.plan
         if self._builds.get(plan.generation) is not building:
             return
         if building.group.failed:
-            if cluster.rng.random() < 0.5:
+            if world.rng.random() < 0.5:
                 worker.obey(worker.machine.fault(plan.generation, "a peer is gone while the group is built"))
             return
-        if not cluster.data_plane.reaches(worker.agent.name, building.nodes):
-            cluster.data_plane.when_healed(lambda: cluster.after("build", worker, self._built, building))
+        if not world.data_plane.reaches(worker.node, building.nodes):
+            world.data_plane.when_healed(lambda: world.after("build", worker, self._built, building))
             return
         building.built = True
-        if cluster.boundary(worker, "built"):
+        if worker.boundary("built"):
             return
         if building.pending:
             worker.obey(worker.machine.prepared(plan.generation))
@@ -109,6 +105,6 @@ class Builder:
         worker, generation = self._worker, building.plan.generation
         if self._builds.get(generation) is building and not building.built:
             workers = building.plan.workers
-            missing = [w for w in workers if w not in building.got or not worker.cluster.reaches(worker, w)]
+            missing = [w for w in workers if w not in building.got or not worker.world.reaches(worker.id, w)]
             why = "the group could not be built in time"
             worker.obey(worker.machine.fault(generation, why, timed_out=True, unreachable=missing))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from holdfast.coordination.inputs import (
     Close,
@@ -19,29 +19,42 @@ from holdfast.coordination.inputs import (
     Send,
     Tick,
 )
-from holdfast.simulation.machines.durable import SupersededError
+from holdfast.simulation.durable import SupersededError
+from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.experts import FreeMoves
-from holdfast.simulation.machines.process import Process
 from holdfast.simulation.network import Connection
+from holdfast.simulation.process import Process
+from holdfast.simulation.world import World
 
-if TYPE_CHECKING:
-    from holdfast.simulation.cluster import Cluster
+
+class CoordinatorSurroundings(Protocol):
+    """What a coordinator process asks of the cluster that it is in."""
+
+    world: World
+    checker: Checker
+
+    def write_due(self, shell: CoordinatorShell, what: str) -> bool: ...
+
+    def coordinator_gone(self, shell: CoordinatorShell) -> None: ...
+
+    def job_ended(self, exit_code: int, why: str) -> None: ...
 
 
 class CoordinatorShell(Process):
     """One coordinator process, from its start to its crash or its job's end."""
 
-    def __init__(self, cluster: Cluster, pid: int) -> None:
+    def __init__(self, cluster: CoordinatorSurroundings, pid: int) -> None:
         super().__init__()
         self.pid = pid
         self.connections: dict[int, Connection] = {}
         self.ended = False
         self._cluster = cluster
-        self._version = cluster.store.version
-        self._length = len(cluster.journal.events)
-        config = replace(cluster.config, takeover=cluster.store.version > 0)
-        self.machine = cluster.parts.coordinator(config, cluster.journal.position(), cluster.store.record)
-        if cluster.plan.experts:
+        self._world = world = cluster.world
+        self._version = world.store.version
+        self._length = len(world.journal.events)
+        config = replace(world.config, takeover=world.store.version > 0)
+        self.machine = world.parts.coordinator(config, world.journal.position(), world.store.record)
+        if world.plan.experts:
             self.machine.parts.progress.costs = FreeMoves()
 
     @property
@@ -55,14 +68,14 @@ class CoordinatorShell(Process):
     def boot(self) -> None:
         """Open the term."""
         self._cluster.checker.handles(None)
-        self._execute(self.machine.start(self._cluster.timeline.now, f"sim://{self.pid}", self.pid))
+        self._execute(self.machine.start(self._world.timeline.now, f"sim://{self.pid}", self.pid))
         self._tick_later()
 
     def feed(self, event: Input) -> None:
         """Handle one input to its end."""
         if self.alive:
-            self._cluster.trace("coordinator", self.pid, "<-", event)
-            instructions = self.machine.handle(event, self._cluster.timeline.now)
+            self._world.trace("coordinator", self.pid, "<-", event)
+            instructions = self.machine.handle(event, self._world.timeline.now)
             self._cluster.checker.handles(event)
             self._execute(instructions)
 
@@ -80,19 +93,19 @@ class CoordinatorShell(Process):
         """Die on the spot; the agents see their connections reset."""
         if self.alive:
             self.alive = False
-            self._cluster.trace("coordinator", self.pid, "crashes")
+            self._world.trace("coordinator", self.pid, "crashes")
             for connection in self.connections.values():
                 connection.close_from_above()
             self._cluster.coordinator_gone(self)
 
     def resume(self) -> None:
         """Go on after a pause: the overdue tick may come before or after what was queued meanwhile."""
-        if self.alive and self.stopped and self._cluster.rng.random() < 0.5:
+        if self.alive and self.stopped and self._world.rng.random() < 0.5:
             self._backlog.insert(0, (self.feed, (Tick(),)))
         super().resume()
 
     def _tick_later(self) -> None:
-        self._cluster.timeline.after(self._cluster.config.tick_s, self.deliver, self._tick)
+        self._world.timeline.after(self._world.config.tick_s, self.deliver, self._tick)
 
     def _tick(self) -> None:
         self.feed(Tick())
@@ -109,28 +122,28 @@ class CoordinatorShell(Process):
                 return
 
     def _carry_out(self, instruction: Instruction) -> None:
-        cluster = self._cluster
+        world, checker = self._world, self._cluster.checker
         match instruction:
             case Send(number, message):
                 connection = self.connections.get(number)
                 if connection is not None:
-                    cluster.trace("coordinator", self.pid, "->", number, message)
+                    world.trace("coordinator", self.pid, "->", number, message)
                     connection.send_down(message)
             case Emit(event):
-                self._length = cluster.journal.append(event, self._length)
-                cluster.trace("journal", event)
-                cluster.checker.emitted(self, event)
+                self._length = world.journal.append(event, self._length)
+                world.trace("journal", event)
+                checker.emitted(self.machine, event)
             case Persist(record):
-                cluster.journal.sync()
-                self._version = cluster.store.swap(record, self._version)
-                cluster.checker.persisted(self, record)
+                world.journal.sync()
+                self._version = world.store.swap(record, self._version)
+                checker.persisted(self.machine, record)
             case Close(number):
                 connection = self.connections.get(number)
                 if connection is not None:
                     connection.close_from_above()
             case PlanExperts(generation, solve):
-                cluster.after("plan", self, self.feed, Planned(generation, solve()))
+                world.after("plan", self, self.feed, Planned(generation, solve()))
             case EndJob(exit_code, why):
-                cluster.journal.sync()
+                world.journal.sync()
                 self.ended = True
-                cluster.job_ended(exit_code, why)
+                self._cluster.job_ended(exit_code, why)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from holdfast.coordination.experts.holding import Holding
 from holdfast.errors import JobFailedError
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.machines.experts import LOADS_EVERY, StoredExperts, drifting_loads, pool
-
-if TYPE_CHECKING:
-    from holdfast.simulation.machines.worker import SimWorker
+from holdfast.simulation.machines.host import WorkerHost
 
 
 class Mover:
     """Keeps the experts in memory where the worker's machine says they are; the checker hears where that fails."""
 
-    def __init__(self, worker: SimWorker, stored: StoredExperts, holding: Holding) -> None:
+    def __init__(self, worker: WorkerHost, stored: StoredExperts, holding: Holding) -> None:
         self._worker = worker
         self._stored = stored
         self._holding = holding
@@ -32,7 +28,7 @@ class Mover:
         if change is None:
             return
         if not stored.keep(change.keep):
-            worker.cluster.checker.lacks_experts(worker, plan, "what is to stay is not here")
+            worker.checker.lacks_experts(worker, plan, "what is to stay is not here")
         if not change.bring:
             self.moved(plan, stored.steps)
             return
@@ -43,7 +39,7 @@ class Mover:
         """All have offered what they have."""
         worker = self._worker
         if not self._stored.fetch(offers, self._holding.placed):
-            worker.cluster.checker.lacks_experts(worker, plan, "nobody had what is wanted here")
+            worker.checker.lacks_experts(worker, plan, "nobody had what is wanted here")
         if worker.machine.moved(plan.generation) and not worker.boundary("moved"):
             worker.advance()
 
@@ -54,12 +50,12 @@ class Mover:
     def apply(self, plan: msg.GenerationPlan, step: int) -> None:
         """Train them by one step."""
         if not self._stored.apply(self._holding.placed, step):
-            self._worker.cluster.checker.lacks_experts(self._worker, plan, f"not all are of the step before {step}")
+            self._worker.checker.lacks_experts(self._worker, plan, f"not all are of the step before {step}")
 
     def tell_loads(self) -> None:
         """Tell now and then how much each had to do."""
         worker, machine = self._worker, self._worker.machine
         step = machine.applied or 0
         if step % LOADS_EVERY == 0 and machine.generations.rank == 0:
-            rng = worker.cluster.rng
+            rng = worker.world.rng
             worker.tell(drifting_loads(self._stored.shape, worker.id, machine.generation, step, rng))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
 from holdfast.protocol.messages import any_side as msg
-
-if TYPE_CHECKING:
-    from holdfast.simulation.machines.worker import SimWorker
+from holdfast.simulation.durable import CheckpointFile
+from holdfast.simulation.machines.host import WorkerHost
 
 
 class Saver:
     """Writes checkpoints of one worker's state, and tells it whenever all of them are settled."""
 
-    def __init__(self, worker: SimWorker) -> None:
+    def __init__(self, worker: WorkerHost) -> None:
         self._worker = worker
         #: the step of the newest checkpoint that was begun or loaded here
         self._newest = 0
@@ -29,7 +26,7 @@ class Saver:
 
         `plan`: the one under which the step was applied; a swap may have taken effect since.
         """
-        every = self._worker.cluster.plan.checkpoint_every
+        every = self._worker.world.plan.checkpoint_every
         if every and step % every == 0 and not self._writing:
             self.save(plan, step, state)
 
@@ -41,13 +38,13 @@ class Saver:
     def save(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
         """Save a step if this worker is the one to do it, and has not begun to before."""
         worker = self._worker
-        if not worker.cluster.plan.checkpoint_every or plan.rank(worker.id) != 0 or step == self._newest:
+        if not worker.world.plan.checkpoint_every or plan.rank(worker.id) != 0 or step == self._newest:
             return
         if self._writing:
             self._next = plan, step, state
             return
         self._newest, self._writing = step, True
-        worker.cluster.after_disk("checkpoint", worker, worker.agent.name, self._written, plan, step, state)
+        worker.world.after_disk("checkpoint", worker, worker.node, self._written, plan, step, state)
 
     def loaded(self, step: int) -> None:
         """The state went back to that of a checkpoint: what was written since is nobody's any more."""
@@ -56,17 +53,17 @@ class Saver:
     def order(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
         """Take an order; the disk obeys it when it can."""
         worker = self._worker
-        worker.cluster.after_disk("rename", worker, worker.agent.name, self._obey, order)
+        worker.world.after_disk("rename", worker, worker.node, self._obey, order)
 
     def _written(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
-        worker, cluster = self._worker, self._worker.cluster
+        worker, world = self._worker, self._worker.world
         self._writing, waiting, self._next = False, self._next, None
         if waiting is not None:
             self.save(*waiting)
-        if cluster.troubles(worker.agent.name).full_until > cluster.timeline.now:
+        if world.troubles(worker.node).full_until > world.timeline.now:
             worker.saved()
             return  # training is worth more than a checkpoint
-        name = cluster.write_checkpoint(plan, step, state)
+        name = self._write(plan, step, state)
         self._waiting.append(name)
         worker.tell(
             msg.CheckpointWritten(
@@ -81,12 +78,44 @@ class Saver:
         )
 
     def _obey(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
-        worker, cluster = self._worker, self._worker.cluster
         if isinstance(order, msg.AcceptCheckpoint):
-            cluster.keep_checkpoint(worker, order)
+            self._keep(order)
             accepted = parse_name(order.name)
             self._waiting = [name for name in self._waiting if name > accepted]  # what is older was passed over
         else:
-            cluster.prune_checkpoints(order)
+            self._prune(order)
             self._waiting = [name for name in self._waiting if name.writing not in order.names]
-        worker.saved()
+        self._worker.saved()
+
+    def _write(self, plan: msg.GenerationPlan, step: int, state: int) -> CheckpointName:
+        """Put a complete checkpoint under a temporary name; return what it is called."""
+        world = self._worker.world
+        name = CheckpointName(term=plan.term, generation=plan.generation, step=step, nonce=world.nonce())
+        world.checkpoints.files[name.writing] = CheckpointFile(step=step, state=state)
+        return name
+
+    def _keep(self, order: msg.AcceptCheckpoint) -> None:
+        """Give an accepted checkpoint its final name, unless it is not whole any more."""
+        worker, files, name = self._worker, self._worker.world.checkpoints.files, parse_name(order.name)
+        if name.writing in files:
+            files[name.final] = files.pop(name.writing)
+        file = files.get(name.final)
+        if file is None or file.damaged:
+            return
+        worker.tell(
+            msg.CheckpointKept(
+                worker=worker.id,
+                term=order.term,
+                generation=order.generation,
+                step=order.step,
+                name=name.final,
+                bytes=1,
+                seconds=0.1,
+            )
+        )
+
+    def _prune(self, order: msg.PruneCheckpoints) -> None:
+        """Remove checkpoints, kept or not."""
+        for name in order.names:
+            self._worker.checker.pruned(name)
+            self._worker.world.checkpoints.files.pop(name, None)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from holdfast.protocol.commit import Commit, Flag, from_sums, lanes_of, to_numbers
+from holdfast.protocol.plan import Passed
 
 
 class Reduced(NamedTuple):
@@ -19,6 +20,15 @@ class Reduced(NamedTuple):
 
     parts: tuple[int, ...]
     rounding: int
+
+
+class Receipt(NamedTuple):
+    """A whole state that has come: the one of `step`."""
+
+    generation: int
+    step: int
+    passed: Passed | None
+    state: int
 
 
 def initial_state(token: int) -> int:

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from holdfast.protocol.plan import Passed
-
-if TYPE_CHECKING:
-    from holdfast.simulation.machines.worker import SimWorker
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """A whole state that has come: the one of `step`."""
-
-    generation: int
-    step: int
-    passed: Passed | None
-    state: int
+from holdfast.simulation.machines.host import WorkerHost
+from holdfast.simulation.machines.training import Receipt
 
 
 class Pusher:
     """The transfers that a worker sends."""
 
-    def __init__(self, worker: SimWorker) -> None:
+    def __init__(self, worker: WorkerHost) -> None:
         self._worker = worker
         self._generation = 0
         self._open: set[str] = set()
@@ -41,7 +26,7 @@ class Pusher:
         if generation == self._generation:
             return
         self._generation = generation
-        self._late_at = self._worker.cluster.timeline.now + self._worker.cluster.timing.operation_timeout_s
+        self._late_at = self._worker.world.timeline.now + self._worker.world.timing.operation_timeout_s
         self._open = set(targets)
         for target in targets:
             self._try(target, self._attempt)
@@ -52,41 +37,41 @@ class Pusher:
         self._open.clear()
 
     def _try(self, target: str, attempt: int) -> None:
-        worker, cluster = self._worker, self._worker.cluster
+        worker, world = self._worker, self._worker.world
         if attempt != self._attempt:
             return
-        peer = cluster.worker(target)
+        peer = world.worker(target)
         if peer is None:
-            if cluster.rng.random() < 0.5:
+            if world.rng.random() < 0.5:
                 worker.obey(worker.machine.fault(self._generation, f"{target} cannot be reached"))
             return
-        if not cluster.reaches(worker, target) or peer.stopped or not peer.machine.pushed(self._generation):
+        if not world.reaches(worker.id, target) or peer.stopped or not peer.machine.pushed(self._generation):
             self._again(target, attempt)
             return
-        peer.whole, peer.state = False, cluster.garbage()
+        peer.whole, peer.state = False, world.garbage()
         peer.advance()  # it may have entered the pending generation just now
-        if not cluster.boundary(peer, "receiving") and not cluster.boundary(worker, "sending"):
-            cluster.after("transfer", worker, self._arrived, target, attempt, worker.state, worker.machine.applied)
+        if not peer.boundary("receiving") and not worker.boundary("sending"):
+            world.after("transfer", worker, self._arrived, target, attempt, worker.state, worker.machine.applied)
 
     def _again(self, target: str, attempt: int) -> None:
         """Nothing gets through: try again, but not for ever."""
-        worker, cluster = self._worker, self._worker.cluster
-        if cluster.timeline.now < self._late_at:
-            cluster.after("retry", worker, self._try, target, attempt)
+        worker, world = self._worker, self._worker.world
+        if world.timeline.now < self._late_at:
+            world.after("retry", worker, self._try, target, attempt)
         else:
-            why, parted = f"{target} does not take the state in time", not cluster.reaches(worker, target)
+            why, parted = f"{target} does not take the state in time", not world.reaches(worker.id, target)
             fault = worker.machine.fault(self._generation, why, timed_out=True, unreachable=[target] if parted else [])
             worker.obey(fault)
 
     def _arrived(self, target: str, attempt: int, state: int, step: int) -> None:
-        worker, cluster = self._worker, self._worker.cluster
-        peer = cluster.worker(target)
+        worker, world = self._worker, self._worker.world
+        peer = world.worker(target)
         if attempt != self._attempt:
             return
-        if peer is None or peer.stopped or not cluster.reaches(worker, target):
+        if peer is None or peer.stopped or not world.reaches(worker.id, target):
             self._try(target, attempt)
             return
-        if cluster.rng.random() < 0.05:  # the checksum does not fit: once more
+        if world.rng.random() < 0.05:  # the checksum does not fit: once more
             self._try(target, attempt)
             return
         peer.receipt = Receipt(self._generation, step, worker.machine.passed, state)

@@ -6,8 +6,8 @@ micro-batch or an apply. Whatever is half done is garbage: a value that no other
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from holdfast.coordination.experts.holding import Holding
 from holdfast.coordination.worker import tasks
@@ -15,33 +15,55 @@ from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Phase
 from holdfast.simulation.collectives import Group, Operation
+from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.building import Builder
 from holdfast.simulation.machines.experts import StoredExperts, shape_of
 from holdfast.simulation.machines.moving import Mover
-from holdfast.simulation.machines.process import Process
 from holdfast.simulation.machines.saving import Saver
-from holdfast.simulation.machines.transfer import Pusher, Receipt
+from holdfast.simulation.machines.transfer import Pusher
+from holdfast.simulation.process import Process
+from holdfast.simulation.world import World
 
-if TYPE_CHECKING:
-    from holdfast.simulation.cluster import Cluster
-    from holdfast.simulation.machines.agent import SimAgent
+
+class WorkerSurroundings(Protocol):
+    """What a worker process asks of the cluster that it is in."""
+
+    world: World
+    checker: Checker
+
+    def boundary(self, worker: SimWorker, name: str) -> bool: ...
+
+
+class HomeAgent(Protocol):
+    """What a worker process asks of the agent that has started it."""
+
+    name: str
+
+    def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
+
+    def relay(self, worker: SimWorker, message: msg.WorkerMessage) -> None: ...
+
+    def worker_ended(self, worker: SimWorker, code: int, kind: FailureKind, final: bool = False) -> None: ...
 
 
 class SimWorker(Process):
     """A worker process with its machine, its state and its gradients."""
 
-    def __init__(self, cluster: Cluster, agent: SimAgent, worker: str, pid: int) -> None:
+    def __init__(self, cluster: WorkerSurroundings, agent: HomeAgent, worker: str, pid: int) -> None:
         super().__init__()
         self.id = worker
         self.pid = pid
         self.agent = agent
-        self.cluster = cluster
-        shape = shape_of(cluster.plan)
+        self.node = agent.name
+        self.world, self.checker = cluster.world, cluster.checker
+        self._cluster = cluster
+        plan, parts = self.world.plan, self.world.parts
+        shape = shape_of(plan)
         self.experts = StoredExperts(shape) if shape else None
         holding = Holding(shape) if shape else None
         self._mover = Mover(self, self.experts, holding) if self.experts and holding else None
-        self.machine = cluster.parts.worker(worker, micro_batches=cluster.plan.micro_batches, holding=holding)
+        self.machine = parts.worker(worker, micro_batches=plan.micro_batches, holding=holding)
         self._left_move = 0
         #: generation and step of the gradients at hand
         self._attempt = (0, 0)
@@ -53,11 +75,11 @@ class SimWorker(Process):
         self.operation: Operation | None = None
         self.pusher = Pusher(self)
         #: the state that has come, until the training thread takes it
-        self.receipt: Receipt | None = None
+        self.receipt: training.Receipt | None = None
         self.raise_next = False
         #: the training thread is to hang where it comes next; it does
         self.hanging = self.hung = False
-        self._troubles = cluster.troubles(agent.name)
+        self._troubles = self.world.troubles(agent.name)
         #: the boundary that was reached last
         self.at = "starting"
         self._busy = ""
@@ -70,7 +92,7 @@ class SimWorker(Process):
         """Come up and wait for a generation."""
         if self.boundary("attach"):
             return
-        plan = self.cluster.plan
+        plan = self.world.plan
         self.tell(
             msg.Attach(
                 worker=self.id,
@@ -108,14 +130,14 @@ class SimWorker(Process):
     def tell(self, message: msg.WorkerMessage) -> None:
         """Say something to the coordinator, through the agent."""
         if self.alive:
-            self.cluster.checker.told(self, message)
+            self.checker.told(self, message)
             self.agent.deliver(self.agent.relay, self, message)
 
     # ---- the listener thread ----
 
     def order(self, order: msg.Order) -> None:
         """An order is here; the listener hears it once it gets a turn, and in order."""
-        timeline, until = self.cluster.timeline, self._troubles.deaf_until
+        timeline, until = self.world.timeline, self._troubles.deaf_until
         if until > timeline.now:
             timeline.at(until, self.deliver, self.hear, order)
         else:
@@ -136,7 +158,7 @@ class SimWorker(Process):
             case _:
                 instructions = machine.order(order)
         if isinstance(order, msg.Begin):
-            self.cluster.checker.began(self, order, bool(instructions))
+            self.checker.began(self, order, bool(instructions))
         self.obey(instructions)
         if isinstance(order, msg.Stop) and self.boundary("stopped"):
             return
@@ -166,7 +188,7 @@ class SimWorker(Process):
             self.operation, self._busy = None, ""
             self._group().abandon(self, operation)
         elif self._busy == "vote" and operation is not None:
-            self.cluster.after("abandon", self, self._leave_vote, operation)
+            self.world.after("abandon", self, self._leave_vote, operation)
         elif self._busy in ("load", "pause", "save"):
             self._busy = ""
 
@@ -174,10 +196,10 @@ class SimWorker(Process):
         if self.operation is not operation or self._busy != "vote":
             return
         self.operation, self._busy = None, ""
-        value = operation.value if self.cluster.rng.random() < 0.5 else None
+        value = operation.value if self.world.rng.random() < 0.5 else None
         self._group().abandon(self, operation)
         if value is not None:
-            self.cluster.checker.passes(self)
+            self.checker.passes(self)
             self.obey(self.machine.vote_passed(value))
         else:
             self.obey(self.machine.vote_abandoned())
@@ -221,7 +243,7 @@ class SimWorker(Process):
         match task:
             case tasks.Load():
                 self._busy = "load"
-                self.cluster.after("load", self, self._loaded, task)
+                self.world.after("load", self, self._loaded, task)
             case tasks.Move() if self._mover and self._left_move != generation and not self.boundary("entering"):
                 self._mover.move(task.plan)
             case tasks.Receive():
@@ -244,7 +266,7 @@ class SimWorker(Process):
             return
         if self.machine.received(generation, receipt.passed, receipt.step):
             self.state, self.whole = receipt.state, True
-            self.cluster.checker.holds(self)
+            self.checker.holds(self)
             self.advance()
 
     def _loaded(self, task: tasks.Load) -> None:
@@ -252,7 +274,7 @@ class SimWorker(Process):
             return
         self._busy = ""
         plan = task.plan
-        file = self.cluster.checkpoints.files.get(task.checkpoint)
+        file = self.world.checkpoints.files.get(task.checkpoint)
         if file is None or file.damaged:
             self._busy = "waiting for the verdict on a damaged checkpoint"
             self.tell(
@@ -265,12 +287,12 @@ class SimWorker(Process):
             if self._mover is not None:
                 self._mover.load(file.step)
             self._saver.loaded(file.step)
-            self.cluster.checker.holds(self)
+            self.checker.holds(self)
         self.advance()
 
     def _compute(self, task: tasks.Compute) -> None:
         machine = self.machine
-        if task.step > self.cluster.plan.steps:
+        if task.step > self.world.plan.steps:
             if not self.boundary("finishing"):
                 self._leave_loop()
             return
@@ -278,7 +300,7 @@ class SimWorker(Process):
             self._attempt = (machine.generation, task.step)
             if not task.held:
                 self.gradients.clear()
-            self.cluster.checker.held(self, task)
+            self.checker.held(self, task)
         todo = next((m for m in task.micro_batches if m not in self.gradients), None)
         if todo is None:
             if machine.computed():
@@ -286,11 +308,11 @@ class SimWorker(Process):
         elif machine.computing(todo):
             self._busy = "compute"
             value = training.gradient(self.state, task.step, todo)
-            self.cluster.after("micro_batch", self, self._computed, todo, value)
+            self.world.after("micro_batch", self, self._computed, todo, value)
             self.boundary("computing")
 
     def _leave_loop(self) -> None:
-        if not self.cluster.plan.leaves:
+        if not self.world.plan.leaves:
             self.obey(self.machine.finish())
             return
         self.agent.deliver(self.agent.worker_ended, self, 0, FailureKind.PROCESS_EXIT, True)
@@ -316,12 +338,12 @@ class SimWorker(Process):
         self.issue("reduce", payload, combine)
 
     def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
-        self.cluster.checker.issues(self, kind)
+        self.checker.issues(self, kind)
         self._busy = kind
         self.operation = None
         of_step = self.machine.step if step is None else step
         operation = self.operation = self._group().issue(self, kind, of_step, payload, combine)
-        self.cluster.timeline.after(self.cluster.timing.operation_timeout_s, self.deliver, self._late, operation)
+        self.world.timeline.after(self.world.timing.operation_timeout_s, self.deliver, self._late, operation)
 
     def _late(self, operation: Operation) -> None:
         """A collective has taken too long: it ends here, and its connections with it."""
@@ -340,7 +362,7 @@ class SimWorker(Process):
                 self.reduced = value
                 self._busy = "pause"
                 if not self.boundary("reduced"):
-                    self.cluster.after("pause", self, self._vote)
+                    self.world.after("pause", self, self._vote)
             return
         kind, self._busy = self._busy, ""
         if kind == "move":
@@ -348,7 +370,7 @@ class SimWorker(Process):
             assert self._mover is not None
             self._mover.moved(self.machine.plan, value)
             return
-        self.cluster.checker.passes(self)
+        self.checker.passes(self)
         self.obey(self.machine.vote_passed(value))
         if not self.boundary("passed"):
             self.advance()
@@ -364,7 +386,7 @@ class SimWorker(Process):
             self.obey(self.machine.vote_abandoned())
         why = f"{kind}: {'it has taken too long' if timed_out else 'a peer is gone'}"
         peers = self.machine.plan.workers if self.machine.plan and timed_out else ()
-        missing = [worker for worker in peers if not self.cluster.reaches(self, worker)]
+        missing = [worker for worker in peers if not self.world.reaches(self.id, worker)]
         self.obey(self.machine.fault(self.machine.generation, why, timed_out=timed_out, unreachable=missing))
         self.advance()
 
@@ -376,7 +398,7 @@ class SimWorker(Process):
         assert self.reduced is not None
         if not machine.voting():
             return
-        samples = len(self.gradients) * self.cluster.plan.micro_batch
+        samples = len(self.gradients) * self.world.plan.micro_batch
         payload = training.vote(self.reduced, self.gradients.values(), samples, machine.generations.flags)
         self.issue("vote", payload, training.combine)
         self.boundary("voted")
@@ -387,8 +409,8 @@ class SimWorker(Process):
         self._busy = "apply"
         commit = self.machine.passed.commit if self.machine.passed else None
         before, self.whole = self.state, False
-        self.state = self.cluster.garbage()
-        self.cluster.after("apply", self, self._applied, before, commit)
+        self.state = self.world.garbage()
+        self.world.after("apply", self, self._applied, before, commit)
         self.boundary("applying")
 
     def _applied(self, before: int, commit: msg.Commit | None) -> None:
@@ -400,7 +422,7 @@ class SimWorker(Process):
         self._busy = ""
         reduced = self.reduced
         if reduced is None or commit is None:
-            reduced = training.Reduced((self.cluster.garbage(),), self.cluster.garbage())
+            reduced = training.Reduced((self.world.garbage(),), self.world.garbage())
         assert commit is not None
         self.state, self.whole = training.next_state(before, reduced, commit), True
         plan = self.machine.plan
@@ -409,7 +431,7 @@ class SimWorker(Process):
             self._mover.apply(plan, self.machine.step)
         instructions = self.machine.applied_step(str(self.state))
         self.gradients.clear()
-        self.cluster.checker.applied(self, before, reduced, commit)
+        self.checker.applied(self, before, reduced, commit)
         self.obey(instructions)
         if self._mover is not None:
             self._mover.tell_loads()
@@ -440,4 +462,4 @@ class SimWorker(Process):
 
     def boundary(self, name: str) -> bool:
         """Let the plan strike here; True where this process did not survive it, or is stopped."""
-        return self.cluster.boundary(self, name)
+        return self._cluster.boundary(self, name)

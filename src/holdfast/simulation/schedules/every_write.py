@@ -12,9 +12,10 @@ from functools import partial
 from random import Random
 
 from holdfast.errors import EXIT_DONE
-from holdfast.simulation.cluster import Cluster, Parts
+from holdfast.simulation.cluster import Cluster
 from holdfast.simulation.schedules.enumeration import FAMILIES, FIRST_SEED, FIRSTS, SECONDS, WRITES, Schedule, family_of
 from holdfast.simulation.schedules.fuzzing import Tally, print_failed
+from holdfast.simulation.world import Parts
 
 #: whose schedules come after those of one failure, in turns
 _RANDOM = ("random", "wide", "lively", "baseline")

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
-from holdfast.simulation.cluster import Cluster, Parts
+from holdfast.simulation.cluster import Cluster
 from holdfast.simulation.faults.coverage import Seen, expected, table
 from holdfast.simulation.schedules.enumeration import FAMILIES, Schedule, family_of
 from holdfast.simulation.schedules.shrinking import failure, shrunk
+from holdfast.simulation.world import Parts
 
 #: how often each family comes, within one round
 SHARES = {"random": 3, "enumerated": 2, "baseline": 1, "wide": 4, "lively": 2, "power": 1, "interrupted": 1}

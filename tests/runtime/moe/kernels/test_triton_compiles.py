@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.moe.kernels.interface import triton_is_there
+from holdfast.runtime.moe.kernels.choose import triton_is_there
 
 pytestmark = pytest.mark.skipif(not triton_is_there(), reason="Triton is not installed: CPU builds of torch bring none")
 

@@ -1,6 +1,6 @@
 """Moving rows of tokens on one device: in front of the exchange, behind it, and back; one interface, two makers.
 
-Nothing here is seen by autograd: `exchange.py` calls it forwards and backwards.
+Nothing here is seen by autograd: `token_exchange.py` calls it forwards and backwards.
 
 Shape letters: T tokens, D model dimension, K experts per token, A assignments (T*K) or rows that came from the other
 ranks, E experts, N ranks, R rows of stacked weights.
@@ -8,7 +8,6 @@ ranks, E experts, N ranks, R rows of stacked weights.
 
 from __future__ import annotations
 
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +16,6 @@ import torch
 
 from holdfast.planning import DispatchScheme
 from holdfast.planning.arrays import IntArray
-
-#: What the Triton kernels take; all else is torch's.
-_TRITON_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,20 +101,3 @@ class TokenKernels(ABC):
         inverse_A: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of `combine`: of its rows, `(A, D)`, and of its weights, `(T, K)`."""
-
-
-def kernels_for(device: torch.device, dtype: torch.dtype) -> TokenKernels:
-    """Return the fastest kernels for rows of a dtype on a device: Triton's on a GPU where it is there, else torch's."""
-    # Imported only when asked for: neither `import holdfast` nor a job on CPUs pays for Triton.
-    if device.type == "cuda" and dtype in _TRITON_DTYPES and triton_is_there():
-        from holdfast.runtime.moe.kernels.triton_kernels import TritonKernels
-
-        return TritonKernels()
-    from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels
-
-    return TorchKernels()
-
-
-def triton_is_there() -> bool:
-    """Say whether Triton can be imported, without importing it."""
-    return importlib.util.find_spec("triton") is not None

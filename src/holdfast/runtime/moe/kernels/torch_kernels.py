@@ -1,4 +1,4 @@
-"""Token kernels by torch and numpy: any device, any dtype. Letters as in `kernels.py`."""
+"""Token kernels by torch and numpy: any device, any dtype. Letters as in `interface.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that run on the GPU; `triton_kernels.py` launches them. Letters as in `kernels.py`.
+"""The programs that run on the GPU; `triton_kernels.py` launches them. Letters as in `interface.py`.
 
 Every program writes each of its results exactly once and adds in a fixed order: results are the same in every run.
 """

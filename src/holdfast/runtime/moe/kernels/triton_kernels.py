@@ -1,7 +1,7 @@
 """Token kernels by Triton: schedule and gathers stay on the GPU, top-k is combined without a copy per choice.
 
 Under `TRITON_INTERPRET=1`, set before this module is imported, they run on CPU tensors too, slowly. Letters as in
-`kernels.py`.
+`interface.py`.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false

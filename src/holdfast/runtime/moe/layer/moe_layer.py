@@ -19,7 +19,8 @@ from holdfast.planning import DispatchScheme, scheme_named
 from holdfast.planning.arrays import IntArray
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.moe.holding.hosts import LayerPlacement, replicas_of
-from holdfast.runtime.moe.kernels.interface import Question, TokenKernels, kernels_for
+from holdfast.runtime.moe.kernels.choose import kernels_for
+from holdfast.runtime.moe.kernels.interface import Question, TokenKernels
 from holdfast.runtime.moe.layer import token_exchange as exchange
 from holdfast.runtime.moe.layer.emulation import Emulation
 from holdfast.runtime.moe.layer.expert_clock import ExpertClock

@@ -1,0 +1,197 @@
+"""What all processes of one run share: time, chance, the data plane, what outlives a process, who lives."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+from holdfast.coordination.agent.machine import AgentMachine
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import GenerationPlan
+from holdfast.simulation.clock import Timeline
+from holdfast.simulation.collectives import Group
+from holdfast.simulation.durable import CheckpointDirectory, MemoryJournal, MemoryStore
+from holdfast.simulation.faults.plans import FaultPlan
+from holdfast.simulation.faults.troubles import DataPlane, Troubles
+from holdfast.simulation.machines.experts import StoredExperts
+from holdfast.simulation.machines.training import Receipt
+
+#: where virtual time begins, in seconds
+START = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """How long things take: (least, most) seconds, drawn evenly."""
+
+    link: tuple[float, float] = (0.0005, 0.003)
+    collective: tuple[float, float] = (0.001, 0.01)
+    closing: tuple[float, float] = (0.0, 2.0)
+    build_timeout_s: float = 1.0
+    #: after which a collective or a transfer fails that hangs: a peer is stopped, hangs, or cannot be reached
+    operation_timeout_s: float = 2.5
+    spans: dict[str, tuple[float, float]] = field(
+        default_factory=lambda: {
+            "start": (0.01, 0.1),
+            "restart": (0.05, 0.3),
+            "exit": (0.0, 0.02),
+            "reconnect": (0.02, 0.3),
+            "micro_batch": (0.01, 0.03),
+            "pause": (0.0, 0.002),
+            "apply": (0.002, 0.01),
+            "abandon": (0.0005, 0.01),
+            "build": (0.005, 0.03),
+            "load": (0.02, 0.1),
+            "transfer": (0.01, 0.1),
+            "retry": (0.005, 0.02),
+            "checkpoint": (0.02, 0.2),
+            "rename": (0.001, 0.01),
+            "plan": (0.001, 0.15),
+        }
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What is under test; a mutation test puts broken ones here."""
+
+    coordinator: type[Coordinator] = Coordinator
+    worker: type[WorkerMachine] = WorkerMachine
+    agent: type[AgentMachine] = AgentMachine
+    store: type[MemoryStore] = MemoryStore
+    journal: type[MemoryJournal] = MemoryJournal
+
+
+class Delivers(Protocol):
+    """A process, for those that let something happen in it."""
+
+    def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
+
+
+class Peer(Protocol):
+    """What others see of a worker process, and what they put into it."""
+
+    id: str
+    alive: bool
+    stopped: bool
+    machine: WorkerMachine
+    #: the model's state; garbage while it is being written, and not `whole`
+    state: int
+    whole: bool
+    gradients: dict[int, int]
+    experts: StoredExperts | None
+    receipt: Receipt | None
+
+    def advance(self) -> None: ...
+
+    def boundary(self, name: str) -> bool: ...
+
+
+class World:
+    """What the processes of one run have in common. It knows none of them but by what `Peer` says."""
+
+    def __init__(self, plan: FaultPlan, parts: Parts, *, keep_trace: bool) -> None:
+        self.plan = plan
+        self.parts = parts
+        self.timing = Timing()
+        self.rng = Random(plan.seed * 7919 + 1)
+        self.timeline = Timeline(START)
+        self.config = _config(plan)
+        self.store = parts.store()
+        self.journal = parts.journal()
+        self.checkpoints = CheckpointDirectory()
+        self.data_plane = DataPlane()
+        #: its user wants the job to end
+        self.interrupted = False
+        self.story: deque[tuple[Any, ...]] | None = deque(maxlen=20000) if keep_trace else None
+        self._workers: dict[str, Peer] = {}
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._troubles: dict[str, Troubles] = {}
+        self._counter = 0
+
+    def trace(self, *what: Any) -> None:
+        """Keep a line of the story, where it is wanted."""
+        if self.story is not None:
+            self.story.append((round(self.timeline.now - START, 4), *what))
+
+    # ---- time ----
+
+    def after(self, span: str, process: Delivers, action: Callable[..., object], *args: Any) -> None:
+        """Let something happen in a process after a time that is drawn from `timing`."""
+        self.timeline.after(self.rng.uniform(*self.timing.spans[span]), process.deliver, action, *args)
+
+    def after_disk(self, span: str, process: Delivers, node: str, action: Callable[..., object], *args: Any) -> None:
+        """The same for what goes to a node's disk."""
+        delay, slow_s = self.rng.uniform(*self.timing.spans[span]), self.troubles(node).slow_until - self.timeline.now
+        self.timeline.after(max(delay, slow_s), process.deliver, action, *args)
+
+    # ---- names and values ----
+
+    def nonce(self) -> str:
+        """Return a name that no other process has."""
+        return f"{self.pid():08x}"
+
+    def pid(self) -> int:
+        """Return a process id that no other process has."""
+        self._counter += 1
+        return self._counter
+
+    def garbage(self) -> int:
+        """Return a value that is nowhere else."""
+        return -self.pid()
+
+    # ---- nodes and workers ----
+
+    def troubles(self, node: str) -> Troubles:
+        """Return what is wrong with a node, alive or not."""
+        return self._troubles.setdefault(node, Troubles())
+
+    def add_worker(self, worker: Peer) -> None:
+        """Note a worker process."""
+        self._workers[worker.id] = worker
+
+    def worker(self, name: str) -> Peer | None:
+        """Return a living worker process (perhaps stopped), None where it is dead."""
+        worker = self._workers.get(name)
+        return worker if worker is not None and worker.alive else None
+
+    def reaches(self, worker: str, peer: str) -> bool:
+        """Tell whether data can pass between two workers."""
+        return self.data_plane.reaches(node_of(worker), [node_of(peer)])
+
+    def group(self, plan: GenerationPlan) -> Group:
+        """Return the group of a generation, the same for all its members."""
+        key = (plan.term, plan.generation)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(plan, self.timeline, self.rng, self.timing.collective, self.data_plane)
+            for member in plan.members:
+                if self.worker(member.worker) is None:
+                    group.failed = True
+        return group
+
+
+def _config(plan: FaultPlan) -> CoordinatorConfig:
+    """Return a coordinator's configuration with times that suit the simulation's."""
+    return CoordinatorConfig(
+        job="sim",
+        start_nodes=plan.start_nodes,
+        lease_s=1.0,
+        heartbeat_s=0.3,
+        tick_s=0.2,
+        report_timeout_s=2.0,
+        prepare_timeout_s=3.0,
+        join_retry_s=0.3,
+        allow_faults=True,
+        static_experts=plan.ep_size > 0,
+        ep_size=plan.ep_size,
+        on_failure="restart" if plan.restart else "reconfigure",
+        strategy="mro",
+        rebalance_every=plan.rebalance_every,
+    )
