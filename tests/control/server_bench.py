@@ -32,7 +32,7 @@ _MAIN = """
 import json, logging, sys
 from pathlib import Path
 from holdfast.control.coordinator.server import ServerSettings, serve
-from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import HoldfastError
 import asyncio, msgspec
 logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -9,20 +9,10 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import (
-    Close,
-    CoordinatorConfig,
-    Disconnected,
-    Emit,
-    EndJob,
-    Input,
-    Instruction,
-    Persist,
-    Received,
-    Send,
-    Tick,
-)
+from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
+from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, Send
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.position import Position

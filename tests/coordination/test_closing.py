@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from machinery import Job, applied, attach, commit, hello, kept, w, written
 
-from holdfast.coordination.inputs import EndJob, Received, Shutdown
+from holdfast.coordination.inputs import Received, Shutdown
+from holdfast.coordination.instructions import EndJob
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg

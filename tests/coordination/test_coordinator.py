@@ -12,7 +12,8 @@ from machinery import Job, applied, attach, commit, hello, kept, w, written
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.hearing import Hearing
-from holdfast.coordination.inputs import EndJob, FailNode, Input, Received, Shutdown
+from holdfast.coordination.inputs import FailNode, Input, Received, Shutdown
+from holdfast.coordination.instructions import EndJob
 from holdfast.coordination.parts import JobState
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
 from holdfast.protocol import events as ev

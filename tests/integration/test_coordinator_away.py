@@ -8,7 +8,7 @@ import time
 
 from job_cases import FOREVER, StartJob, goes_on_until_interrupted
 
-from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.protocol.events import (
     CoordinatorRestarted,
     FailureDetected,

@@ -13,7 +13,7 @@ from pathlib import Path
 from job_cases import FOREVER, TINY, StartJob, goes_on
 from namespaces import Network, joined
 
-from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.protocol.events import FailureDetected, GenerationStarted, NodeJoined, RolledBack, StepCommitted
 from holdfast.protocol.failures import FailureKind
 from holdfast.testing.local_job import EventLog

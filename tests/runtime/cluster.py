@@ -20,18 +20,10 @@ import msgspec
 
 from holdfast.control.link.framing import FrameDecoder, FromWorkerProcess, encode_frame
 from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import (
-    CoordinatorConfig,
-    Disconnected,
-    Emit,
-    EndJob,
-    FailNode,
-    Persist,
-    Received,
-    Send,
-    Tick,
-)
+from holdfast.coordination.inputs import Disconnected, FailNode, Received, Tick
+from holdfast.coordination.instructions import Emit, EndJob, Persist, Send
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.position import Position

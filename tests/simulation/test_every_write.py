@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.coordination.agent.machine import AgentInstruction, AgentMachine
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import Instruction
+from holdfast.coordination.instructions import Instruction
 from holdfast.errors import EXIT_DONE
 from holdfast.simulation.__main__ import main
 from holdfast.simulation.cluster import Cluster

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.ending import Ending
 from holdfast.coordination.generations.stopping import Stopping
-from holdfast.coordination.inputs import CoordinatorConfig, Shutdown
+from holdfast.coordination.inputs import Shutdown
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_INTERRUPTED
 

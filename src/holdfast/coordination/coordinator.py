@@ -12,26 +12,14 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import ClassVar
 
+from holdfast.coordination.config import RESTART, CoordinatorConfig
 from holdfast.coordination.generations.deciding import Deciding
 from holdfast.coordination.generations.finishing import Finishing
 from holdfast.coordination.hearing import Hearing
-from holdfast.coordination.injection import injection
-from holdfast.coordination.inputs import (
-    RESTART,
-    CoordinatorConfig,
-    Disconnected,
-    Emit,
-    EndJob,
-    FailNode,
-    Failure,
-    Input,
-    Instruction,
-    Planned,
-    Received,
-    Shutdown,
-    Tick,
-)
+from holdfast.coordination.inputs import Disconnected, FailNode, Failure, Input, Planned, Received, Shutdown, Tick
+from holdfast.coordination.instructions import Emit, EndJob, Instruction
 from holdfast.coordination.nodes.admission import Admission
+from holdfast.coordination.nodes.injection import injection
 from holdfast.coordination.nodes.membership import Membership, Node
 from holdfast.coordination.parts import JobParts, JobState
 from holdfast.coordination.progress.mending import missing_events

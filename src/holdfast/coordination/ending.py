@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.inputs import EndJob
+from holdfast.coordination.instructions import EndJob
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn

@@ -5,12 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 
 from holdfast.coordination.closing import Closing
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.ending import Ending
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.rebalancing import Rebalancing
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
-from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.failures import Failures
 from holdfast.coordination.nodes.membership import Membership

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.coordination.inputs import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
+from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.protocol.events import AnyEvent, Event
 from holdfast.protocol.messages.agent import CoordinatorMessage, ToWorker

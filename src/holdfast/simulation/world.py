@@ -9,8 +9,8 @@ from random import Random
 from typing import Any, Protocol
 
 from holdfast.coordination.agent.machine import AgentMachine
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan

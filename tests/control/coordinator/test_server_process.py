@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.registry import live_jobs
 from holdfast.control.store.choose import open_store
-from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import BadInputError
 from holdfast.protocol.events import CoordinatorRestarted, JobFinished, JobStarted, NodeJoined, name_of
 from holdfast.protocol.messages.agent import EndNode, ToWorker, Welcome

@@ -9,19 +9,8 @@ import pytest
 
 from holdfast.control.coordinator.shell import RecordKeeper, Shell, SupersededError
 from holdfast.control.store.memory import MemoryStore
-from holdfast.coordination.inputs import (
-    Close,
-    Disconnected,
-    Emit,
-    EndJob,
-    Input,
-    Instruction,
-    Persist,
-    PlanExperts,
-    Received,
-    Send,
-    Tick,
-)
+from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
+from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.errors import BadInputError
 from holdfast.observability.journal import Journal, JournalError
 from holdfast.observability.metrics import Metrics

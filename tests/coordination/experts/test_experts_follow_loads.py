@@ -8,7 +8,8 @@ import pytest
 from machinery import Job, applied, attach, commit, hello, w
 from test_loads import loads, moe_job, replicas
 
-from holdfast.coordination.inputs import PlanExperts, Planned
+from holdfast.coordination.inputs import Planned
+from holdfast.coordination.instructions import PlanExperts
 from holdfast.coordination.progress.costs import DEFAULT_BANDWIDTH, LEAST_PAUSE_S, MeasuredCosts
 from holdfast.coordination.progress.recovery_cost import Recovery
 from holdfast.planning import Shortage

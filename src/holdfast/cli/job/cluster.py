@@ -38,7 +38,7 @@ from holdfast.control.launch.settings import (
 )
 from holdfast.control.registry import JobEntry, check_name, find_job, registry_directory
 from holdfast.coordination.agent.machine import TAIL_FAILED
-from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import EXIT_FAILED, BadInputError
 from holdfast.protocol.names import RACK_PATTERN
 

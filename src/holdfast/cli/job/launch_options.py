@@ -15,7 +15,7 @@ import typer
 from holdfast.control.agent.zygote import PRELOAD
 from holdfast.control.launch.settings import LaunchSettings
 from holdfast.control.registry import registry_directory
-from holdfast.coordination.inputs import RECONFIGURE, RESTART
+from holdfast.coordination.config import RECONFIGURE, RESTART
 
 Script = Annotated[Path, typer.Argument(help="The training script.", metavar="SCRIPT")]
 ScriptArgs = Annotated[list[str] | None, typer.Argument(help="Its arguments, passed on as they are.")]

@@ -30,7 +30,8 @@ from holdfast.control.coordinator.web import WebServer
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.store.choose import open_store
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import PlanExperts, Planned, Shutdown, Tick
+from holdfast.coordination.inputs import Planned, Shutdown, Tick
+from holdfast.coordination.instructions import PlanExperts
 from holdfast.counted_log import CountedLog
 from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, HoldfastError
 from holdfast.observability.journal import Journal

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.control.registry import check_name, check_token
-from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import BadInputError
 from holdfast.protocol.record import KnownCheckpoint
 

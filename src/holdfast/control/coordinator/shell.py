@@ -13,18 +13,8 @@ from typing import Protocol
 import msgspec
 
 from holdfast.control.store.interface import Store
-from holdfast.coordination.inputs import (
-    Close,
-    Disconnected,
-    Emit,
-    EndJob,
-    Input,
-    Instruction,
-    Persist,
-    PlanExperts,
-    Received,
-    Send,
-)
+from holdfast.coordination.inputs import Disconnected, Input, Received
+from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics

@@ -27,7 +27,7 @@ from holdfast.control.launch.standing import Standing
 from holdfast.control.processes import ChildProcess, ProcessHandle, end_all
 from holdfast.control.registry import live_jobs
 from holdfast.coordination.agent.machine import TAIL_FAILED
-from holdfast.coordination.inputs import CoordinatorConfig
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
 from holdfast.protocol.events import ReadEvent
 from holdfast.protocol.record import KnownCheckpoint

@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.control.agent.zygote import PRELOAD
 from holdfast.control.registry import check_name
 from holdfast.control.store.choose import check_store
-from holdfast.coordination.inputs import RECONFIGURE, RESTART
+from holdfast.coordination.config import RECONFIGURE, RESTART
 from holdfast.errors import BadInputError
 
 #: `planning.strategies` by name, without its imports

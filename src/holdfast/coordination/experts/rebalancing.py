@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.placing import counts_by_node
 from holdfast.coordination.generations.planner import placing
-from holdfast.coordination.inputs import CoordinatorConfig, PlanExperts, Planned
+from holdfast.coordination.inputs import Planned
+from holdfast.coordination.instructions import PlanExperts
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Migration, RebalanceDecision, Shortage, decide_rebalance, plan_transfers

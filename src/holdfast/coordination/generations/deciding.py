@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from holdfast.coordination.config import RESTART
 from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
 from holdfast.coordination.generations.finishing import left_alone
 from holdfast.coordination.generations.planner import first_assignment, held_experts, lacks_slots, lost_of, make_plan
-from holdfast.coordination.inputs import RESTART, Failure
+from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.suspects import Suspects
 from holdfast.coordination.parts import JobParts

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.placing import lost_experts, place
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
 from holdfast.coordination.generations.assignment import keep_held
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
-from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.static_experts import ep_size_of, usable
 from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.planner import make_plan, plan_with
-from holdfast.coordination.inputs import CoordinatorConfig
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage

@@ -5,20 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from holdfast.coordination.inputs import (
-    Close,
-    Disconnected,
-    Emit,
-    EndJob,
-    Input,
-    Instruction,
-    Persist,
-    PlanExperts,
-    Planned,
-    Received,
-    Send,
-    Tick,
-)
+from holdfast.coordination.inputs import Disconnected, Input, Planned, Received, Tick
+from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.simulation.durable import SupersededError
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.experts import FreeMoves

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.inputs import CoordinatorConfig, FailNode
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.inputs import FailNode
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.errors import BadInputError
 from holdfast.protocol.messages.agent import NodeFault, ToWorker

@@ -1,0 +1,63 @@
+"""What the coordinator's machine asks its shell to do, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.messages.agent import CoordinatorMessage
+from holdfast.protocol.plan import ExpertPlan
+from holdfast.protocol.record import Record
+
+if TYPE_CHECKING:
+    from holdfast.planning import Shortage  # its imports take half a second that no command needs
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Compare-and-swap the record; if another coordinator was there first, stop at once: nothing after this counts."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Append to the journal."""
+
+    event: AnyEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to an agent; a connection that is gone is no error (Disconnected follows)."""
+
+    connection: int
+    message: CoordinatorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close a connection after what was sent."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """The job is over; the coordinator ends once the agents are gone, a few seconds later at most."""
+
+    exit_code: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanExperts:
+    """Call `solve` beside everything else (it may take seconds) and feed what it returns as Planned, once."""
+
+    generation: int
+    solve: Callable[[], ExpertPlan | Shortage]
+
+
+Instruction = Persist | Emit | Send | Close | EndJob | PlanExperts
