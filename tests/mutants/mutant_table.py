@@ -32,6 +32,7 @@ EXPERTS = "coordination/experts/placing.py"
 SUSPECTS = "coordination/nodes/suspects.py"
 TURN = "coordination/turn.py"
 AGENT = "coordination/agent/machine.py"
+PLACE = "coordination/agent/place.py"
 
 MUTANTS = (
     # ---- the worker ----
@@ -490,7 +491,7 @@ MUTANTS = (
     ),
     Mutant(
         name="agent_forgets_reports",
-        file=AGENT,
+        file=PLACE,
         old="                if isinstance(kept, _GENERATION_BOUND) and kept.generation < message.generation:\n",
         new="                if isinstance(kept, _GENERATION_BOUND):\n",
         why="what is said of the generation that is entered, or of a later one, still counts",
@@ -512,42 +513,42 @@ MUTANTS = (
     Mutant(
         name="agent_passes_on_what_an_older_coordinator_says",
         file=AGENT,
-        old="        if self._welcome is None or slot is None or not self._accepts(order):\n",
-        new="        if self._welcome is None or slot is None:\n",
+        old="        if self._welcome is None or place is None or not self._accepts(order):\n",
+        new="        if self._welcome is None or place is None:\n",
         why="orders of an older term find no addressee",
     ),
     Mutant(
         name="agent_takes_workers_that_were_begun_for_fresh",
         file=AGENT,
-        old="            slot.keep(Begun(worker=slot.worker, generation=order.plan.generation))\n",
+        old="            place.keep(Begun(worker=place.worker, generation=order.plan.generation))\n",
         new="            pass\n",
         why="a worker whose listener gets no turn is in the generation all the same",
     ),
     Mutant(
         name="agent_tells_of_no_ends_again",
         file=AGENT,
-        old="        gone = [slot.down for slot in self._slots if slot.down is not None and not slot.down.left]\n",
+        old="        gone = [place.down for place in self._places if place.down is not None and not place.down.left]\n",
         new="        gone: list[WorkerDown] = []\n",
         why="a worker may end while there is no coordinator",
     ),
     Mutant(
         name="agent_keeps_what_the_dead_said",
         file=AGENT,
-        old='        slot.renew("")\n        # Only its end',
+        old='        place.renew("")\n        # Only its end',
         new="        # Only its end",
         why="what a worker said before its end would look like a worker come back",
     ),
     Mutant(
         name="agent_lets_stopped_workers_be",
         file=AGENT,
-        old="            elif now - slot.stopped_since > lease_s:\n",
+        old="            elif now - place.stopped_since > lease_s:\n",
         new="            elif False:\n",
         why="a worker that is stopped for a lease is a failure that only its agent can see",
     ),
     Mutant(
         name="agent_comes_back_as_it_was",
         file=AGENT,
-        old="        fresh = [self._fill(slot, index) for index, slot in enumerate(self._slots)]\n",
+        old="        fresh = [self._fill(place, index) for index, place in enumerate(self._places)]\n",
         new="        fresh = list[AgentInstruction]()\n",
         why="who was expelled comes back with new workers",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 AGENT = "coordination/agent/machine.py"
+PLACE = "coordination/agent/place.py"
 
 AGENT_MUTANTS = (
     Mutant(
@@ -16,21 +17,21 @@ AGENT_MUTANTS = (
     ),
     Mutant(
         name="agent_tells_of_an_end_for_ever",
-        file=AGENT,
+        file=PLACE,
         old="        if isinstance(message, Attach):\n            self.down = None\n",
         new="",
         why="an end is told until the next worker has attached, not after",
     ),
     Mutant(
         name="agent_gives_up_too_early",
-        file=AGENT,
+        file=PLACE,
         old="        return len(self._times) > MAX_DEATHS\n",
         new="        return len(self._times) >= MAX_DEATHS\n",
         why="bad luck is no bad machine",
     ),
     Mutant(
         name="agent_never_gives_up",
-        file=AGENT,
+        file=PLACE,
         old="        if committed > self._committed:\n",
         new="        if committed >= self._committed:\n",
         why="deaths without a committed step in between are a bad machine's",
@@ -38,34 +39,34 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_undoes_what_counts",
         file=AGENT,
-        old="            if slot.top_generation < generation:\n",
+        old="            if place.top_generation < generation:\n",
         new="            if True:\n",
         why="what was applied in the generation that is entered counts",
     ),
     Mutant(
         name="agent_keeps_what_one_applied_alone",
         file=AGENT,
-        old="        self._steps.undo_after(max(other.top for other in self._slots))\n",
+        old="        self._steps.undo_after(max(other.top for other in self._places))\n",
         new="        pass\n",
         why="a step that died with its worker may be done again, with another v",
     ),
     Mutant(
         name="agent_ends_scripts_that_are_done",
         file=AGENT,
-        old="                if message.exit_code == EXIT_DONE and all(slot.done for slot in self._slots):\n",
+        old="                if message.exit_code == EXIT_DONE and all(place.done for place in self._places):\n",
         new="                if False:\n",
         why="a script that is done may have more to do",
     ),
     Mutant(
         name="agent_leaves_with_the_first",
         file=AGENT,
-        old="        if not all(slot.ended for slot in self._slots):\n",
+        old="        if not all(place.ended for place in self._places):\n",
         new="        if False:\n",
         why="a node ends with its last worker",
     ),
     Mutant(
         name="agent_keeps_the_end_of_a_loop",
-        file=AGENT,
+        file=PLACE,
         old="_GENERATION_BOUND = (Prepared, Report, Fault, Finished)\n",
         new="_GENERATION_BOUND = (Prepared, Report, Fault)\n",
         why="a loop that had ended goes on after a roll-back",
@@ -73,9 +74,9 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_takes_another_ones_word",
         file=AGENT,
-        old="        if slot is None or self.over is not None:\n            return []\n"
+        old="        if place is None or self.over is not None:\n            return []\n"
         "        if isinstance(message, Entered):\n",
-        new="        slot = slot or self._slots[0]\n        if self.over is not None:\n            return []\n"
+        new="        place = place or self._places[0]\n        if self.over is not None:\n            return []\n"
         "        if isinstance(message, Entered):\n",
         why="who was replaced is not heard any more",
     ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordination.agent.machine import AgentInstruction, AgentMachine
+from holdfast.coordination.agent.instructions import AgentInstruction
+from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.instructions import Instruction
 from holdfast.errors import EXIT_DONE

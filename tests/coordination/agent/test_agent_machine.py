@@ -9,20 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.agent.machine import (
-    TAIL_FAILED,
+from holdfast.coordination.agent.instructions import (
     AgentInstruction,
-    AgentMachine,
-    DeathCount,
     EndAgent,
     KillHung,
-    NodeIdentity,
     Pass,
     Reconnect,
     Replay,
     Say,
     StartWorker,
 )
+from holdfast.coordination.agent.machine import TAIL_FAILED, AgentMachine, NodeIdentity
+from holdfast.coordination.agent.place import DeathCount
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg

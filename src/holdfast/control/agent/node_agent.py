@@ -20,18 +20,17 @@ from holdfast.control.agent.channel import ChannelRefusedError, CoordinatorChann
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.workforce import Workforce
 from holdfast.control.processes import die_with_parent
-from holdfast.coordination.agent.machine import (
+from holdfast.coordination.agent.instructions import (
     AgentInstruction,
-    AgentMachine,
     EndAgent,
     KillHung,
-    NodeIdentity,
     Pass,
     Reconnect,
     Replay,
     Say,
     StartWorker,
 )
+from holdfast.coordination.agent.machine import AgentMachine, NodeIdentity
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
 from holdfast.protocol.messages.worker import WorkerMessage

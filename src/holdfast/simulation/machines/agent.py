@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from holdfast.coordination.agent import machine as am
+from holdfast.coordination.agent import instructions as ask
+from holdfast.coordination.agent.machine import NodeIdentity
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.machines.worker import SimWorker, WorkerSurroundings
@@ -29,7 +30,7 @@ class SimAgent(Process):
         self.exit_code: int | None = None
         self._cluster = cluster
         self._world = world = cluster.world
-        node = am.NodeIdentity(
+        node = NodeIdentity(
             job="sim",
             node=name,
             workers=world.plan.workers_per_node,
@@ -77,23 +78,23 @@ class SimAgent(Process):
         self._obey(self.machine.tick(self._now, stopped))
         self._world.timeline.after(self.machine.watch_s, self.deliver, self._tick)
 
-    def _obey(self, instructions: Iterable[am.AgentInstruction]) -> None:
+    def _obey(self, instructions: Iterable[ask.AgentInstruction]) -> None:
         """Carry out what the machine asks for."""
         for instruction in instructions:
             match instruction:
-                case am.Say(message):
+                case ask.Say(message):
                     self._send(message)
-                case am.Replay(messages):
+                case ask.Replay(messages):
                     self._send(*messages)
-                case am.Pass(message):
+                case ask.Pass(message):
                     self._pass_on(message)
-                case am.StartWorker(name):
+                case ask.StartWorker(name):
                     self._replace(name)
-                case am.KillHung(name):
+                case ask.KillHung(name):
                     self._kill_hung(name)
-                case am.Reconnect():
+                case ask.Reconnect():
                     self.reconnect_to_new()
-                case am.EndAgent(exit_code):
+                case ask.EndAgent(exit_code):
                     self.exit_code = exit_code
                     self.kill(seen=True)
 

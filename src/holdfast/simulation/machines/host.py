@@ -17,6 +17,9 @@ class WorkerHost(Peer, Protocol):
     node: str
     world: World
     checker: Checker
+    #: what the training thread is about, "" for nothing; and whether it hangs
+    busy: str
+    hung: bool
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 

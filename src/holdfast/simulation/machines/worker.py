@@ -1,6 +1,6 @@
 """One worker process: a training thread and a listener around `WorkerMachine`, with a fake model.
 
-The training thread does one thing at a time (`_busy`); a Halt makes it leave collectives and transfers, never a
+The training thread does one thing at a time (`busy`); a Halt makes it leave collectives and transfers, never a
 micro-batch or an apply. Whatever is half done is garbage: a value that no other process has.
 """
 
@@ -18,6 +18,7 @@ from holdfast.simulation.collectives import Group, Operation
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.building import Builder
+from holdfast.simulation.machines.entering import Entrance
 from holdfast.simulation.machines.experts import StoredExperts, shape_of
 from holdfast.simulation.machines.moving import Mover
 from holdfast.simulation.machines.saving import Saver
@@ -64,7 +65,6 @@ class SimWorker(Process):
         holding = Holding(shape) if shape else None
         self._mover = Mover(self, self.experts, holding) if self.experts and holding else None
         self.machine = parts.worker(worker, micro_batches=plan.micro_batches, holding=holding)
-        self._left_move = 0
         #: generation and step of the gradients at hand
         self._attempt = (0, 0)
         #: the model's state; garbage while it is being written
@@ -82,9 +82,11 @@ class SimWorker(Process):
         self._troubles = self.world.troubles(agent.name)
         #: the boundary that was reached last
         self.at = "starting"
-        self._busy = ""
+        #: what the training thread is about
+        self.busy = ""
         self._builder = Builder(self)
         self._saver = Saver(self)
+        self._entrance = Entrance(self, self._builder, self.pusher, self._saver, self._mover)
 
     # ---- life ----
 
@@ -184,18 +186,18 @@ class SimWorker(Process):
         self.pusher.abort()
         self.receipt = None
         operation = self.operation
-        if self._busy in ("reduce", "move") and operation is not None:
-            self.operation, self._busy = None, ""
+        if self.busy in ("reduce", "move") and operation is not None:
+            self.operation, self.busy = None, ""
             self._group().abandon(self, operation)
-        elif self._busy == "vote" and operation is not None:
+        elif self.busy == "vote" and operation is not None:
             self.world.after("abandon", self, self._leave_vote, operation)
-        elif self._busy in ("load", "pause", "save"):
-            self._busy = ""
+        elif self.busy in ("load", "pause", "save"):
+            self.busy = ""
 
     def _leave_vote(self, operation: Operation) -> None:
-        if self.operation is not operation or self._busy != "vote":
+        if self.operation is not operation or self.busy != "vote":
             return
-        self.operation, self._busy = None, ""
+        self.operation, self.busy = None, ""
         value = operation.value if self.world.rng.random() < 0.5 else None
         self._group().abandon(self, operation)
         if value is not None:
@@ -214,7 +216,7 @@ class SimWorker(Process):
 
     def advance(self) -> None:
         """Do what is to be done now, if the thread is free."""
-        if not self.alive or self.hung or self._busy:
+        if not self.alive or self.hung or self.busy:
             return
         machine = self.machine
         task = machine.task
@@ -222,7 +224,7 @@ class SimWorker(Process):
             case tasks.Forward():
                 self._apply()
             case tasks.Load() | tasks.Move() | tasks.Receive() | tasks.Enter():
-                self._enter(task)
+                self._entrance.enter(task)
             case tasks.Compute():
                 self._compute(task)
             case tasks.Finish():
@@ -233,62 +235,6 @@ class SimWorker(Process):
             case _:
                 if machine.phase is Phase.PASSED and not machine.frozen:
                     self._apply()
-
-    def _enter(self, task: tasks.Load | tasks.Move | tasks.Receive | tasks.Enter) -> None:
-        generation = task.plan.generation
-        if isinstance(task, tasks.Move | tasks.Enter):
-            self.pusher.begin(generation, task.send_to)
-        if not self._builder.stands(generation):
-            return
-        match task:
-            case tasks.Load():
-                self._busy = "load"
-                self.world.after("load", self, self._loaded, task)
-            case tasks.Move() if self._mover and self._left_move != generation and not self.boundary("entering"):
-                self._mover.move(task.plan)
-            case tasks.Receive():
-                self._receive(generation)
-            case tasks.Enter() if self.experts is not None or not self.boundary("entering"):
-                self._entered()
-            case _:
-                pass
-
-    def _entered(self) -> None:
-        receipt, self.receipt = self.receipt, None
-        spent = {"received_bytes": 1, "transfer_s": 0.01} if receipt is not None else {}
-        self.obey(self.machine.entered(**spent))
-        if not self.boundary("entered"):
-            self.advance()
-
-    def _receive(self, generation: int) -> None:
-        receipt = self.receipt
-        if receipt is None or receipt.generation != generation:
-            return
-        if self.machine.received(generation, receipt.passed, receipt.step):
-            self.state, self.whole = receipt.state, True
-            self.checker.holds(self)
-            self.advance()
-
-    def _loaded(self, task: tasks.Load) -> None:
-        if self._busy != "load" or self.hung:
-            return
-        self._busy = ""
-        plan = task.plan
-        file = self.world.checkpoints.files.get(task.checkpoint)
-        if file is None or file.damaged:
-            self._busy = "waiting for the verdict on a damaged checkpoint"
-            self.tell(
-                msg.CheckpointDamaged(worker=self.id, generation=plan.generation, name=task.checkpoint, why="cut short")
-            )
-            self._busy = "load"  # nothing but a Halt ends this
-            return
-        if self.machine.loaded(plan.generation, file.step):
-            self.state, self.whole = file.state, True
-            if self._mover is not None:
-                self._mover.load(file.step)
-            self._saver.loaded(file.step)
-            self.checker.holds(self)
-        self.advance()
 
     def _compute(self, task: tasks.Compute) -> None:
         machine = self.machine
@@ -306,7 +252,7 @@ class SimWorker(Process):
             if machine.computed():
                 self._reduce()
         elif machine.computing(todo):
-            self._busy = "compute"
+            self.busy = "compute"
             value = training.gradient(self.state, task.step, todo)
             self.world.after("micro_batch", self, self._computed, todo, value)
             self.boundary("computing")
@@ -321,7 +267,7 @@ class SimWorker(Process):
     def _computed(self, micro_batch: int, value: int) -> None:
         if self.hung:
             return
-        self._busy = ""
+        self.busy = ""
         self.gradients[micro_batch] = value
         self.advance()
 
@@ -339,7 +285,7 @@ class SimWorker(Process):
 
     def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
         self.checker.issues(self, kind)
-        self._busy = kind
+        self.busy = kind
         self.operation = None
         of_step = self.machine.step if step is None else step
         operation = self.operation = self._group().issue(self, kind, of_step, payload, combine)
@@ -356,15 +302,15 @@ class SimWorker(Process):
         if operation is not self.operation or self.hung:
             return
         self.operation = None
-        if self._busy == "reduce":
-            self._busy = ""
+        if self.busy == "reduce":
+            self.busy = ""
             if self.machine.reduced():
                 self.reduced = value
-                self._busy = "pause"
+                self.busy = "pause"
                 if not self.boundary("reduced"):
                     self.world.after("pause", self, self._vote)
             return
-        kind, self._busy = self._busy, ""
+        kind, self.busy = self.busy, ""
         if kind == "move":
             assert self.machine.plan is not None
             assert self._mover is not None
@@ -379,9 +325,9 @@ class SimWorker(Process):
         """A collective ended with an error."""
         if operation is not self.operation or self.hung:
             return
-        kind, self.operation, self._busy = self._busy, None, ""
+        kind, self.operation, self.busy = self.busy, None, ""
         if kind == "move":
-            self._left_move = self.machine.generation
+            self._entrance.leave_move(self.machine.generation)
         if kind == "vote":
             self.obey(self.machine.vote_abandoned())
         why = f"{kind}: {'it has taken too long' if timed_out else 'a peer is gone'}"
@@ -391,9 +337,9 @@ class SimWorker(Process):
         self.advance()
 
     def _vote(self) -> None:
-        if self._busy != "pause" or self.hung:
+        if self.busy != "pause" or self.hung:
             return
-        self._busy = ""
+        self.busy = ""
         machine = self.machine
         assert self.reduced is not None
         if not machine.voting():
@@ -406,7 +352,7 @@ class SimWorker(Process):
     def _apply(self) -> None:
         if self.pusher.active or not self.machine.begin_apply():
             return
-        self._busy = "apply"
+        self.busy = "apply"
         commit = self.machine.passed.commit if self.machine.passed else None
         before, self.whole = self.state, False
         self.state = self.world.garbage()
@@ -419,7 +365,7 @@ class SimWorker(Process):
         if self.raise_next:
             self.raised()
             return
-        self._busy = ""
+        self.busy = ""
         reduced = self.reduced
         if reduced is None or commit is None:
             reduced = training.Reduced((self.world.garbage(),), self.world.garbage())
@@ -450,14 +396,14 @@ class SimWorker(Process):
         assert plan is not None
         if self.boundary("finishing"):
             return
-        self._busy = "save"
+        self.busy = "save"
         self._saver.save(plan, self.machine.applied or 0, self.state)
         self.saved()
 
     def saved(self) -> None:
         """Something that was being written, or waited for an answer, is settled: perhaps that was the last of it."""
-        if self._busy == "save" and self._saver.idle:
-            self._busy = ""
+        if self.busy == "save" and self._saver.idle:
+            self.busy = ""
             self.obey(self.machine.finish())
 
     def boundary(self, name: str) -> bool:

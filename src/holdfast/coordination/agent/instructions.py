@@ -1,0 +1,63 @@
+"""What an agent's machine asks of its shell, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast.protocol.messages.agent import AgentMessage, ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send to the coordinator on the connection that stands."""
+
+    message: AgentMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Send these as there is room for them, and before all that is said from now on."""
+
+    messages: Iterator[AgentMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Hand an order to its worker; one that is gone is no error."""
+
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Fill the place of this worker with a new process; one that is there is killed, its end is of no interest."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillHung:
+    """Kill this worker's process: it has been stopped for longer than a lease. Its end is to be told as a hang."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Give the connection up and look for the coordinator again. `blame`: somebody did something wrong."""
+
+    why: str
+    blame: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EndAgent:
+    """End the workers that are left, then the agent. `alone`: nobody else says why."""
+
+    exit_code: int
+    why: str = ""
+    alone: bool = False
+
+
+AgentInstruction = Say | Replay | Pass | StartWorker | KillHung | Reconnect | EndAgent

@@ -1,0 +1,102 @@
+"""One worker's place on a node: who fills it, what is kept of that worker, how often one has died there."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.messages.worker import (
+    Applied,
+    Attach,
+    Begun,
+    CheckpointKept,
+    CheckpointWritten,
+    Entered,
+    Fault,
+    Finished,
+    Loads,
+    Prepared,
+    Report,
+    ScriptFailed,
+    WorkerMessage,
+)
+
+MAX_DEATHS = 3
+DEATHS_WITHIN_S = 300.0
+
+#: Of these kinds only the latest is kept. The replay of a node: what its workers are, what they applied, where they
+#: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
+LIFE = (Attach, Begun, Entered)
+STAND = (Prepared, Report, Fault, Finished, CheckpointWritten, CheckpointKept, Loads, ScriptFailed)
+#: what a newer generation makes worthless
+_GENERATION_BOUND = (Prepared, Report, Fault, Finished)
+
+
+class DeathCount:
+    """Counts the deaths in one worker's place, to tell a bad machine from bad luck."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque()
+        self._committed = 0
+
+    def died(self, now: float, committed: int) -> bool:
+        """Count a death; True: too many without a committed step in between, the node must go."""
+        if committed > self._committed:
+            self._times.clear()
+        self._committed = committed
+        self._times.append(now)
+        while self._times[0] < now - DEATHS_WITHIN_S:
+            self._times.popleft()
+        return len(self._times) > MAX_DEATHS
+
+
+@dataclass(slots=True)
+class WorkerPlace:
+    """One worker's place on the node; what is kept of the worker that fills it now."""
+
+    worker: str = ""
+    latest: dict[type, WorkerMessage] = field(default_factory=dict[type, WorkerMessage])
+    #: the newest step that it has applied, and in which generation
+    top: int = 0
+    top_generation: int = 0
+    #: how the worker before this one ended, until this one attaches; or how this one did, that left its loop
+    down: WorkerDown | None = None
+    #: the worker was told that the job is done
+    done: bool = False
+    #: its process has ended, and no other follows
+    ended: bool = False
+    stopped_since: float | None = None
+    deaths: DeathCount = field(default_factory=DeathCount)
+
+    def renew(self, worker: str) -> None:
+        """Make the place for another worker."""
+        self.worker = worker
+        self.latest.clear()
+        self.top = self.top_generation = 0
+        self.done = self.ended = False
+        self.stopped_since = None
+
+    def keep(self, message: WorkerMessage) -> None:
+        """Remember what its worker says."""
+        if isinstance(message, Applied):
+            self.top, self.top_generation = max(self.top, message.step), message.generation
+        elif isinstance(message, LIFE + STAND):
+            self.latest[type(message)] = message
+        if isinstance(message, Attach):
+            self.down = None
+        if isinstance(message, Entered):
+            for kind in _GENERATION_BOUND:
+                kept = self.latest.get(kind)
+                if isinstance(kept, _GENERATION_BOUND) and kept.generation < message.generation:
+                    del self.latest[kind]
+
+    @property
+    def applied(self) -> int:
+        """The newest step whose state its worker has."""
+        entered = self.latest.get(Entered)
+        return max(self.top, entered.applied if isinstance(entered, Entered) else 0)
+
+    def kept(self, kinds: tuple[type, ...]) -> list[WorkerMessage]:
+        """Return what is kept of some kinds, in their order."""
+        return [self.latest[kind] for kind in kinds if kind in self.latest]
