@@ -10,8 +10,7 @@ from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
 from holdfast.runtime.groups.communicator import PeerLostError
-from holdfast.runtime.session.resources import Generations
-from holdfast.runtime.session.state_exchange import Shared
+from holdfast.runtime.session.resources import Generations, Shared
 
 ME, PEER = "a/0/a", "b/0/b"
 
@@ -29,7 +28,7 @@ def told_of(error: Exception | str, port: int) -> msg.Fault:
     )
     generations = Generations(lambda generation, key, value: None)
     shared = Shared(
-        changed=threading.Condition(threading.RLock()), machine=machine, generations=generations, carry_out=told.extend
+        changed=threading.Condition(threading.RLock()), machine=machine, resources=generations, carry_out=told.extend
     )
     shared.lost(1, error)
     (tell,) = told

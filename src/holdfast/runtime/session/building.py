@@ -1,4 +1,4 @@
-"""From a plan to the group of its members, in a thread beside training."""
+"""From a plan to the groups of its members, in a thread beside training."""
 
 from __future__ import annotations
 
@@ -6,51 +6,60 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable
 
 import torch
 
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.groups.choose import build_communicator
-from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
 from holdfast.runtime.groups.graveyard import Graveyard
-from holdfast.runtime.session.resources import Resources
-from holdfast.runtime.session.state_exchange import Shared
+from holdfast.runtime.session.resources import Groups, Resources, Shared
 
 logger = logging.getLogger(__name__)
 
-#: Builds the group of a plan at a rank; blocks; raises HaltedError or PeerLostError.
-GroupBuilder = Callable[[GenerationPlan, int, Resources], Communicator]
 
+class GroupBuilder:
+    """Builds the groups of one worker, and keeps those that are given up until their operations have ended."""
 
-def group_builder(device: torch.device, host: str, graveyard: Graveyard) -> GroupBuilder:
-    """Return what builds the groups of a worker on a device, reached at an address."""
+    def __init__(self, device: torch.device, host: str) -> None:
+        """Build groups on a device, reached at an address."""
+        self._device = device
+        self._host = host
+        self._graveyard = Graveyard()
 
-    def build(plan: GenerationPlan, rank: int, resources: Resources) -> Communicator:
-        return build_communicator(
-            device,
+    def build(self, plan: GenerationPlan, rank: int, resources: Resources) -> Groups:
+        """Build the groups of a plan at a rank; blocks.
+
+        Raises:
+            HaltedError, PeerLostError: the generation was halted, or a member does not come.
+        """
+        world = build_communicator(
+            self._device,
             resources.board,
             rank,
             len(plan.members),
             generation=plan.generation,
-            graveyard=graveyard,
-            host=host,
+            graveyard=self._graveyard,
+            host=self._host,
             halt=resources.halt,
         )
+        return Groups(world=world, domain=world)
 
-    return build
+    def close(self, timeout_s: float) -> None:
+        """Wait for what was given up, so many seconds at most."""
+        self._graveyard.close(timeout_s)
 
 
 class GroupBuilding:
     """Builds the groups that a session's machine asks for, each in a thread of its own."""
 
-    def __init__(self, shared: Shared, build: GroupBuilder) -> None:
+    def __init__(self, shared: Shared, builder: GroupBuilder) -> None:
         self._shared = shared
-        self._build = build
+        self._builder = builder
 
     def start(self, plan: GenerationPlan) -> None:
-        """Begin to build the group of a plan; the lock is held."""
-        resources = self._shared.generations.of(plan.generation)
+        """Begin to build the groups of a plan; the lock is held."""
+        resources = self._shared.resources.of(plan.generation)
         rank = plan.rank(self._shared.machine.worker)
         if resources is None or rank is None:
             return
@@ -60,20 +69,20 @@ class GroupBuilding:
 
     def _run(self, plan: GenerationPlan, rank: int, resources: Resources) -> None:
         try:
-            communicator = self._build(plan, rank, resources)
+            groups = self._builder.build(plan, rank, resources)
         except HaltedError:
             return
         except PeerLostError as error:
             self._shared.lost(resources.generation, error)
             return
         except BaseException:  # noqa: BLE001
-            # Nobody would ever learn of it in this thread: the worker would wait for its group for ever.
+            # Nobody would ever learn of it in this thread: the worker would wait for its groups for ever.
             traceback.print_exc()
             os._exit(1)
         with self._shared.changed:
             if resources.dropped:
-                communicator.retire()
+                groups.retire()
                 return
-            resources.communicator = communicator
+            resources.groups = groups
             self._shared.carry_out(self._shared.machine.prepared(plan.generation))
             self._shared.changed.notify_all()

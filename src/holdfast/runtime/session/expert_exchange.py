@@ -6,17 +6,15 @@ import logging
 
 from holdfast.clock import Clock
 from holdfast.coordination.experts.loads import encode_loads
-from holdfast.coordination.worker.tasks import Tell
 from holdfast.protocol.messages.worker import MAX_LOADS, Loads
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, ExpertRows
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.migrate import CorruptExpertError
-from holdfast.runtime.session.resources import Resources
-from holdfast.runtime.session.state_exchange import Shared
+from holdfast.runtime.session.resources import Groups, Resources, Shared
 from holdfast.runtime.state.state import TrainingState
 
 logger = logging.getLogger(__name__)
@@ -32,7 +30,7 @@ class ExpertExchange:
         self._faults = faults
         self._clock = clock
 
-    def move(self, resources: Resources, plan: GenerationPlan, comm: Communicator) -> bool:
+    def move(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> bool:
         """Bring the experts here that this worker is to host; False where the generation is over, or has to end.
 
         Raises:
@@ -45,16 +43,17 @@ class ExpertExchange:
         if change is None or plan.experts is None:
             return False
         started = self._clock.monotonic()
-        moving = (
-            FaultingCommunicator(comm, self._faults, step, "moving") if self._faults.armed("moving", step) else comm
-        )
+        domain = groups.domain
+        moving = domain
+        if self._faults.armed("moving", step):
+            moving = FaultingCommunicator(domain, self._faults, step, "moving")
         try:
-            resources.moved_bytes = self._experts.take_up(comm, plan.experts, change, moving=moving)
+            resources.moved_bytes = self._experts.take_up(domain, plan.experts, change, moving=moving)
         except HaltedError:
-            comm.retire()
+            groups.retire()
             return False
         except (PeerLostError, CorruptExpertError) as error:
-            comm.retire()
+            groups.retire()
             self._shared.lost(resources.generation, error)
             return False
         if change.bring:
@@ -64,7 +63,7 @@ class ExpertExchange:
             return machine.moved(resources.generation)
 
     def after_step(
-        self, comm: Communicator, saver: CheckpointSaver | None, *, step: int, origin: tuple[int, int], verify: bool
+        self, groups: Groups, saver: CheckpointSaver | None, *, step: int, origin: tuple[int, int], verify: bool
     ) -> None:
         """Compare all copies if asked to; if a checkpoint is due, bring the experts to rank 0, which saves them.
 
@@ -76,31 +75,30 @@ class ExpertExchange:
         """
         try:
             if verify:
-                self._experts.verify(comm)
+                self._experts.verify(groups.domain)
         except (HaltedError, PeerLostError) as error:
-            self._broken_off(comm, origin[1], error)
+            self._broken_off(groups, origin[1], error)
             return
         if saver is not None and saver.due(step):
-            self.save(comm, saver, step=step, origin=origin, wanted=comm.rank == 0 and saver.free(step))
+            wanted = groups.world.rank == 0 and saver.free(step)
+            self.save(groups, saver, step=step, origin=origin, wanted=wanted)
 
-    def save(
-        self, comm: Communicator, saver: CheckpointSaver, *, step: int, origin: tuple[int, int], wanted: bool
-    ) -> None:
+    def save(self, groups: Groups, saver: CheckpointSaver, *, step: int, origin: tuple[int, int], wanted: bool) -> None:
         """Bring the experts to rank 0, on all ranks; it saves them.
 
         Args:
             wanted: rank 0 can save them now; what the others say does not count.
         """
         try:
-            rows = self._experts.gather(comm, wanted=wanted)
+            rows = self._experts.gather(groups.domain, wanted=wanted)
         except (HaltedError, PeerLostError) as error:
-            self._broken_off(comm, origin[1], error)
+            self._broken_off(groups, origin[1], error)
             return
         if rows is not None:
             saver.save(self._state, step, origin, ExpertRows(specs=self._experts.specs(), rows=rows))
 
-    def _broken_off(self, comm: Communicator, generation: int, error: Exception) -> None:
-        comm.retire()  # (where it was halted: the step is applied, and what comes next finds the generation over)
+    def _broken_off(self, groups: Groups, generation: int, error: Exception) -> None:
+        groups.retire()  # (where they were halted: the step is applied, and what comes next finds the generation over)
         if isinstance(error, PeerLostError):
             self._shared.lost(generation, error)
 
@@ -112,21 +110,19 @@ class ExpertExchange:
         loads = self._experts.loads
         if step % self._experts.report_every or loads.size > MAX_LOADS:
             return
-        worker = self._shared.machine.worker
         report = Loads(
-            worker=worker,
+            worker=self._shared.machine.worker,
             generation=generation,
             step=step,
             tokens=encode_loads(loads),
             expert_bytes=self._experts.expert_bytes,
             token_s=self._experts.token_s,
         )
-        with self._shared.changed:
-            self._shared.carry_out([Tell(report)])
+        self._shared.tell(report)
 
     def _void(self, resources: Resources, error: Exception) -> None:
         """An exchange of tokens was broken off in the user's forward or backward pass."""
-        if resources.communicator is not None:
-            resources.communicator.retire()
+        if resources.groups is not None:
+            resources.groups.retire()
         if isinstance(error, PeerLostError):
             self._shared.lost(resources.generation, error)

@@ -24,12 +24,11 @@ from holdfast.runtime.data.sampling import MicroBatchLoader
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.workload import Workload
-from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.moe.holding.job_experts import experts_of
 from holdfast.runtime.moe.layer.emulation import Emulation
 from holdfast.runtime.moe.layer.moe_layer import expert_parameters, moe_layers
-from holdfast.runtime.session.building import group_builder
-from holdfast.runtime.session.session import Link, Session
+from holdfast.runtime.session.building import GroupBuilder
+from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
 from holdfast.runtime.state.state import Manifest, TrainingState
@@ -169,7 +168,7 @@ class Job:
             if compute.step > count:
                 session.finish()
             else:
-                self._step = step = Step(session, compute, generation)
+                self._step = step = Step(session.attempt(compute, generation), session.settle)
                 yield step
                 step.left()
         self._ended = True
@@ -196,34 +195,32 @@ class Job:
     def _open(self, workload: Workload, config: dict[str, str]) -> Session:
         settings = self._settings
         directory = Path(self._checkpoint_dir).absolute() if self._checkpoint_dir else None
-        worker = settings.worker if settings else _ALONE
+        identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
+        if settings:
+            identity = Identity(worker=settings.worker, host=settings.host, slots=settings.slots)
         agent: WorkerLink | None = WorkerLink(settings.socket) if settings else None
         link: Link = agent if agent is not None else SoloLink(directory)
         saver = None
         if directory is not None:
             saver = CheckpointSaver(
                 directory=directory,
-                worker=worker,
+                worker=identity.worker,
                 every=self._checkpoint_every,
                 tell=link.send,
                 samples=Samples.of(workload.loader.order),
             )
-        graveyard = Graveyard()
-        host = settings.host if settings else "127.0.0.1"
         session = Session(
-            worker=worker,
+            identity,
             link=link,
             workload=workload,
-            build=group_builder(self.device, host, graveyard),
-            graveyard=graveyard,
+            groups=GroupBuilder(self.device, identity.host),
             faults=Faults(lambda: agent.agent_pid if agent is not None else None),
             clock=SystemClock(),
             saver=saver,
-            inbox_host=settings.host if settings else None,
             verify_state=settings.verify_state if settings else False,
             after_apply=self._applied if self._after_apply else None,
         )
-        session.attach(config=config, host=host, slots=settings.slots if settings else 1)
+        session.attach(config)
         return session
 
     def _config(self, state: Manifest, numbers: dict[str, Any]) -> dict[str, str]:

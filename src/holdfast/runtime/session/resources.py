@@ -1,22 +1,50 @@
-"""What a worker has for each generation: a rendezvous board, a halt, a group, transfers."""
+"""What a worker has for each generation: a rendezvous board, a halt, groups, transfers; and what its threads share."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
+from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.groups.communicator import Communicator, PeerLostError
+from holdfast.runtime.groups.reach import CONNECT_S, unreachable
 from holdfast.runtime.groups.rendezvous import Board
 
 if TYPE_CHECKING:
     from holdfast.runtime.state.receive import Receipt
     from holdfast.runtime.state.transfer import Push
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 #: Generations that may be known at once: the one in use, one pending, and keys that came before their plan.
 MAX_GENERATIONS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Groups:
+    """The groups that a worker is in, of one generation.
+
+    world: all members. The commit operation runs here, and nothing else.
+    domain: the members of this worker's role. Gradients, tokens and experts travel here. With one role it is the world,
+        the same object.
+    """
+
+    world: Communicator
+    domain: Communicator
+
+    def retire(self, *, sever: bool = True) -> None:
+        """Give all of them up, as `Communicator.retire`."""
+        for group in dict.fromkeys((self.world, self.domain)):
+            group.retire(sever=sever)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,7 +55,7 @@ class Resources:
     board: Board
     halt: threading.Event = field(default_factory=threading.Event)
     plan: GenerationPlan | None = None
-    communicator: Communicator | None = None
+    groups: Groups | None = None
     dropped: bool = False
     push: Push | None = None
     receipt: Receipt | None = None
@@ -44,12 +72,12 @@ class Resources:
             self.receipt.abort()
 
     def leave(self) -> None:
-        """Give the group up, for good; called by the thread that used it, or where none ever did."""
+        """Give the groups up, for good; called by the thread that used them, or where none ever did."""
         self.dropped = True
         halted = self.halt.is_set()
-        if self.communicator is not None:
-            self.communicator.retire(sever=halted)
-        # After a swap, peers may still be in the last operation: the group is not severed then.
+        if self.groups is not None:
+            self.groups.retire(sever=halted)
+        # After a swap, peers may still be in the last operation: the groups are not severed then.
         self.interrupt()
 
 
@@ -111,3 +139,55 @@ class Generations:
         planless = [resources for resources in self.all() if resources.plan is None]
         if len(self._generations) > MAX_GENERATIONS and planless:
             self.drop(planless[0].generation)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """What a session's parts share: the machine and each generation's resources, guarded by `changed`."""
+
+    changed: threading.Condition
+    machine: WorkerMachine
+    resources: Generations
+    carry_out: Callable[[list[WorkerInstruction]], None]
+
+    def left(self, generation: int) -> bool:
+        """Return whether a generation is over for this worker; the lock is held."""
+        return self.machine.frozen or self.machine.generation != generation
+
+    def lost(self, generation: int, error: Exception | str) -> None:
+        """Something of a generation failed: tell, and where its time was up, whom no connection can be made to."""
+        logger.info("generation %d: %s", generation, error)
+        timed_out = isinstance(error, PeerLostError) and error.timed_out
+        with self.changed:
+            looking = timed_out and self.machine.waited_in_vain(generation)
+            plan = self.machine.generations.plan_of(generation) if looking else None
+        cut_off: tuple[str, ...] = ()
+        if plan is not None:
+            until = time.monotonic() + CONNECT_S
+            cut_off = unreachable(plan, self.machine.worker)
+            with self.changed:
+                # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
+                self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())
+        with self.changed:
+            self.carry_out(self.machine.fault(generation, str(error), timed_out=timed_out, unreachable=cut_off))
+
+    def tell(self, message: WorkerMessage) -> None:
+        """Send something to the coordinator."""
+        with self.changed:
+            self.carry_out([Tell(message)])
+
+    def notify(self) -> None:
+        """Let all threads look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait_for(self, generation: int, ready: Callable[[], T | None]) -> T | None:
+        """Wait until something is there, or the generation is over (None)."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.left(generation) or ready())
+            return None if self.left(generation) else ready()
+
+    def cross(self, generation: int, boundary: Callable[[WorkerMachine], bool]) -> bool:
+        """Cross a boundary of the machine; False where the generation is over or the machine frozen."""
+        with self.changed:
+            return not self.left(generation) and boundary(self.machine)

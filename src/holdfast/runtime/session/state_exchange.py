@@ -2,60 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.coordination.worker.tasks import Enter, Move, WorkerInstruction
+from holdfast.coordination.worker.tasks import Enter, Move
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.groups.communicator import PeerLostError
-from holdfast.runtime.groups.reach import CONNECT_S, unreachable
-from holdfast.runtime.session.resources import Generations, Resources
+from holdfast.runtime.session.resources import Resources, Shared
 from holdfast.runtime.state.receive import Receipt, StateInbox
 from holdfast.runtime.state.state import TrainingState
 from holdfast.runtime.state.transfer import Push
 from holdfast.runtime.state.wire import Ticket
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shared:
-    """What a session's parts share: the machine and the generations, guarded by `changed`."""
-
-    changed: threading.Condition
-    machine: WorkerMachine
-    generations: Generations
-    carry_out: Callable[[list[WorkerInstruction]], None]
-
-    def left(self, generation: int) -> bool:
-        """Return whether a generation is over for this worker; the lock is held."""
-        return self.machine.frozen or self.machine.generation != generation
-
-    def lost(self, generation: int, error: Exception | str) -> None:
-        """Something of a generation failed: tell, and where its time was up, whom no connection can be made to."""
-        logger.info("generation %d: %s", generation, error)
-        timed_out = isinstance(error, PeerLostError) and error.timed_out
-        with self.changed:
-            looking = timed_out and self.machine.waited_in_vain(generation)
-            plan = self.machine.generations.plan_of(generation) if looking else None
-        cut_off: tuple[str, ...] = ()
-        if plan is not None:
-            until = time.monotonic() + CONNECT_S
-            cut_off = unreachable(plan, self.machine.worker)
-            with self.changed:
-                # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
-                self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())
-        with self.changed:
-            self.carry_out(self.machine.fault(generation, str(error), timed_out=timed_out, unreachable=cut_off))
-
-    def notify(self) -> None:
-        """Let all threads look again."""
-        with self.changed:
-            self.changed.notify_all()
 
 
 class StateExchange:
@@ -137,7 +90,7 @@ class StateExchange:
         with self._shared.changed:
             if not machine.pushed(generation):
                 return None
-            resources = self._shared.generations.of(generation)
+            resources = self._shared.resources.of(generation)
             if resources is None or resources.halt.is_set():
                 return None
             if resources.receipt is None:

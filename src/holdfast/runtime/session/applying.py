@@ -1,0 +1,151 @@
+"""What a step that has passed leads to: the state changes, which is told, and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from holdfast.coordination.worker.tasks import Compute, Finish
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.plan import Passed, Phase
+from holdfast.runtime.checkpoints.saver import CheckpointSaver
+from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.session.expert_exchange import ExpertExchange
+from holdfast.runtime.session.resources import Groups, Shared
+from holdfast.runtime.state.hashing import state_hash
+
+#: What is done about an exception of `after_apply` at a step, in a generation, at this worker's rank in it.
+GiveUp = Callable[[int, int, int, Exception | SystemExit], NoReturn]
+
+
+class Applying:
+    """Carries out steps that have passed; for the training thread."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        workload: Workload,
+        faults: Faults,
+        *,
+        experts: ExpertExchange | None,
+        saver: CheckpointSaver | None,
+        after_apply: Callable[[int, Commit], None] | None,
+        give_up: GiveUp,
+        verify_state: bool,
+    ) -> None:
+        """Carry out none yet; the arguments are those of the session.
+
+        Args:
+            give_up: called where `after_apply` has raised: the step is applied, and not saved yet.
+        """
+        #: the step that was applied here last; None where the state here has come another way since
+        self.last: Passed | None = None
+        self._shared = shared
+        self._workload = workload
+        self._faults = faults
+        self._experts = experts
+        self._saver = saver
+        self._after_apply = after_apply
+        self._give_up = give_up
+        self._verify_state = verify_state
+
+    def apply(self, generation: int, step: int, commit: Commit) -> bool:
+        """Carry a passed step out; False where a Stop was faster: the decision will say what becomes of it.
+
+        Raises:
+            Exception: whatever the optimizer raised: the state is void then, and the process has to end.
+                Or what `after_apply` raised: the step is applied and saved, and the job ends.
+        """
+        machine = self._shared.machine
+        self._await_push(generation)
+        with self._shared.changed:
+            # A Begin may have come since: only the generation that this call belongs to may go on.
+            if machine.generation != generation or not machine.begin_apply():
+                return False
+            plan = machine.plan
+            assert plan is not None
+            resources, origin = self._shared.resources.of(generation), (plan.term, generation)
+        self._workload.apply(commit)
+        self._faults.at("applying", step)
+        failure = self._run_after_apply(step, commit)
+        self._workload.state.watch.note()
+        digest = state_hash(self._workload.state.capture()) if self._verify_state else ""
+        with self._shared.changed:
+            rank = machine.generations.rank
+            forward = machine.phase is Phase.FORWARD
+            self._shared.carry_out(machine.applied_step(digest))
+            self.last = Passed(step=step, commit=commit)
+        if failure is not None:
+            self._give_up(step, generation, rank, failure)
+        groups = resources.groups if resources is not None and not forward else None
+        self._tell_and_save(step, origin, rank, groups)
+        return True
+
+    def forget(self) -> None:
+        """The state is replaced by another that was not applied here."""
+        self.last = None
+
+    def _run_after_apply(self, step: int, commit: Commit) -> Exception | SystemExit | None:
+        """Run the script's part of a step; return what it raised: model and optimizer are whole all the same."""
+        if self._after_apply is None:
+            return None
+        try:
+            self._after_apply(step, commit)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (what a script raises: again, once all is saved)
+            return error
+        return None
+
+    def _tell_and_save(self, step: int, origin: tuple[int, int], rank: int, groups: Groups | None) -> None:
+        """Tell the loads and save, where it is time to; with experts all ranks do so together.
+
+        Args:
+            groups: None where not all ranks are here: in FORWARD each applies the step for itself.
+        """
+        if self._experts is None:
+            if self._saver is not None and rank == 0:
+                self._saver.offer(self._workload.state, step, origin)
+            return
+        if rank == 0:
+            self._experts.tell_loads(step=step, generation=origin[1])
+        if groups is not None:
+            self._experts.after_step(groups, self._saver, step=step, origin=origin, verify=self._verify_state)
+
+    def finish(self) -> None:
+        """Loop or job want no further step: what they have led to is saved, unless it is already."""
+        shared, saver, machine = self._shared, self._saver, self._shared.machine
+        with shared.changed:
+            generation = machine.generation
+        if saver is not None:
+            self._save_last(saver, generation)
+        with shared.changed:
+            if saver is not None:
+                # Otherwise the job could end between a checkpoint's writing and its acceptance.
+                shared.changed.wait_for(lambda: shared.left(generation) or saver.idle)
+            if not shared.left(generation) and isinstance(machine.task, Compute | Finish):
+                shared.carry_out(machine.finish())
+
+    def _save_last(self, saver: CheckpointSaver, generation: int) -> None:
+        machine = self._shared.machine
+        with self._shared.changed:
+            resources = self._shared.resources.of(generation)
+            if self._shared.left(generation) or machine.plan is None or not machine.applied:
+                return
+            step, rank, origin = machine.applied, machine.generations.rank, (machine.plan.term, generation)
+        self._workload.state.watch.check()
+        wanted = rank == 0 and saver.newest != step
+        if wanted:
+            saver.await_free()
+        if self._experts is None:
+            if wanted:
+                saver.save(self._workload.state, step, origin)
+        elif resources is not None and resources.groups is not None:
+            self._experts.save(resources.groups, saver, step=step, origin=origin, wanted=wanted)
+
+    def _await_push(self, generation: int) -> None:
+        """Wait until what others are sent of the state is on its way: it must not change under their feet."""
+        with self._shared.changed:
+            resources = self._shared.resources.of(generation)
+        if resources is not None and resources.push is not None:
+            push = resources.push
+            self._shared.wait_for(generation, lambda: push.sent)

@@ -1,0 +1,168 @@
+"""What goes on inside one attempt at one step: gradients, the surplus rounds, the reduction, the vote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from holdfast.coordination.worker.tasks import Compute
+from holdfast.protocol.commit import Commit
+from holdfast.runtime.faults.dying_group import FaultingCommunicator
+from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.groups import commit as commit_operation
+from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
+from holdfast.runtime.session.resources import Groups, Shared
+
+#: Carries a passed step out: generation, step, v; False where a Stop was faster.
+Apply = Callable[[int, int, Commit], bool]
+
+
+class Attempt:
+    """One attempt at one step, in one generation; for the training thread."""
+
+    def __init__(
+        self, shared: Shared, workload: Workload, faults: Faults, apply: Apply, compute: Compute, generation: int
+    ) -> None:
+        """Start the step from nothing, or go on from the micro-batches that are summed up already."""
+        self.step = compute.step
+        #: all rounds of the step were gone through
+        self.complete = False
+        self._shared = shared
+        self._workload = workload
+        self._faults = faults
+        self._apply = apply
+        self._compute = compute
+        self._generation = generation
+        workload.begin(compute.step, compute.held)
+
+    @property
+    def undone(self) -> bool:
+        """True where what is computed here is of no use any more."""
+        with self._shared.changed:
+            return self._broken_off or self._shared.left(self._generation)
+
+    def micro_batches(self) -> Iterator[int]:
+        """Yield the micro-batches that are to be computed, each as it begins; then take part in the surplus rounds."""
+        for micro_batch in self._compute.micro_batches:
+            if micro_batch in self._compute.held:
+                continue
+            self._faults.at("compute", self.step)
+            if not self._shared.cross(self._generation, lambda machine, m=micro_batch: machine.computing(m)):
+                return
+            # From here on the coordinator may count on this micro-batch: it is finished whatever happens meanwhile.
+            yield micro_batch
+            if self._broken_off:
+                return
+        self.complete = self._serve()
+
+    def load(self, micro_batch: int) -> Any:
+        """Seed everything for a micro-batch, and fetch it."""
+        return self._workload.load(micro_batch)
+
+    def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
+        """Add a micro-batch's gradients."""
+        self._workload.backward(loss, micro_batch)
+
+    def check_extra(self) -> None:
+        """Look whether an `extra` was changed outside of its apply.
+
+        Raises:
+            BadInputError: it was.
+        """
+        self._workload.state.watch.check()
+
+    def commit(self) -> bool:
+        """Reduce, agree, and apply; False where what becomes of the step is decided elsewhere.
+
+        Raises:
+            Exception: whatever the optimizer or `after_apply` raised.
+        """
+        with self._shared.changed:
+            resources = self._shared.resources.of(self._generation)
+            groups = resources.groups if resources is not None else None
+        if groups is None or not self._shared.cross(self._generation, lambda machine: machine.computed()):
+            return False
+        try:
+            v = self._reduce_and_vote(groups)
+        except (HaltedError, PeerLostError) as error:
+            groups.retire()
+            if isinstance(error, PeerLostError):
+                self._shared.lost(self._generation, error)
+            return False
+        if v is None:
+            return False
+        expected = self._workload.loader.order.global_batch
+        if v.samples != expected:
+            raise RuntimeError(f"broken invariant: step {self.step} passed with {v.samples} samples, not {expected}")
+        self._faults.at("passed", self.step)
+        return self._apply(self._generation, self.step, v)
+
+    @property
+    def _broken_off(self) -> bool:
+        """True where an exchange of tokens was broken off: what is computed here is of no use."""
+        experts = self._workload.experts
+        return experts is not None and experts.void is not None
+
+    def _serve(self) -> bool:
+        """Take part in the rounds that other ranks have and this one has not; False where one was broken off."""
+        experts, share = self._workload.experts, self._compute.micro_batches
+        if experts is None:
+            return True
+        with self._shared.changed:
+            world = self._shared.machine.generations.world
+        for number in range(len(share), -(-self._workload.micro_batches // world)):
+            if self.undone:
+                return False
+            experts.serve(self.step, number)
+            if self._broken_off:
+                return False
+        return True
+
+    def _reduce_and_vote(self, groups: Groups) -> Commit | None:
+        """Return v; None where a Stop froze this worker before its vote.
+
+        Raises:
+            HaltedError, PeerLostError: left in the middle.
+        """
+        domain = groups.domain
+        if self._faults.armed("reducing", self.step):
+            domain = FaultingCommunicator(domain, self._faults, self.step, "reducing")
+        reduced = self._workload.reduce(domain)
+        if not self._shared.cross(self._generation, lambda machine: machine.reduced()):
+            return None
+        self._faults.at("ready", self.step)
+        with self._shared.changed:
+            machine = self._shared.machine
+            if self._shared.left(self._generation) or not machine.voting():
+                return None
+            flags = machine.generations.flags
+        part = Commit(
+            grad_square=reduced.grad_square,
+            loss_sum=self._workload.sums.loss,
+            samples=self._workload.sums.samples,
+            nonfinite=reduced.nonfinite,
+            flags=flags,
+        )
+        return self._agree(groups, part)
+
+    def _agree(self, groups: Groups, part: Commit) -> Commit:
+        """Issue the commit operation, and return v.
+
+        Raises:
+            HaltedError, PeerLostError: it was left; the machine knows.
+        """
+        machine = self._shared.machine
+        try:
+            pending = commit_operation.start_commit(groups.world, part)
+            self._faults.at("voted", self.step)
+            v = commit_operation.finish(pending)
+        except (HaltedError, PeerLostError):
+            with self._shared.changed:
+                self._shared.carry_out(machine.vote_abandoned())
+            raise
+        with self._shared.changed:
+            self._shared.carry_out(machine.vote_passed(v))
+        return v

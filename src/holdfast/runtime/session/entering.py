@@ -1,0 +1,144 @@
+"""From Begin, or from a passed swap, to the first step of a generation: the training thread's part of it.
+
+What is to be done, and in which order, is for the worker's machine to say (coordination.worker.tasks); the order and
+why it is so stand in docs/protocol.md, Entering.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, Receive
+from holdfast.protocol.messages.worker import CheckpointDamaged
+from holdfast.protocol.plan import GenerationPlan
+from holdfast.runtime.checkpoints.saver import CheckpointSaver, DamagedCheckpointError, load_experts
+from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.session.applying import Applying
+from holdfast.runtime.session.expert_exchange import ExpertExchange
+from holdfast.runtime.session.resources import Groups, Resources, Shared
+from holdfast.runtime.session.state_exchange import StateExchange
+from holdfast.runtime.state.state import StateMismatchError
+
+logger = logging.getLogger(__name__)
+
+
+class Entrance:
+    """Carries out the tasks that lead into a generation; for the training thread."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        workload: Workload,
+        faults: Faults,
+        *,
+        applying: Applying,
+        exchange: StateExchange,
+        experts: ExpertExchange | None,
+        saver: CheckpointSaver | None,
+    ) -> None:
+        """Be outside; the arguments are those of the session, and its parts."""
+        self._shared = shared
+        self._workload = workload
+        self._faults = faults
+        self._applying = applying
+        self._exchange = exchange
+        self._experts = experts
+        self._saver = saver
+
+    def take_up(self, task: Entering) -> None:
+        """Do the next part of entering that can be done; the machine is asked again after each."""
+        generation = task.plan.generation
+        with self._shared.changed:
+            self._shared.resources.leave_before(generation)
+            resources = self._shared.resources.of(generation)
+        if resources is None:
+            return
+        if isinstance(task, Forward):
+            self._faults.at("forward", task.step)
+            self._applying.apply(generation, task.step, task.commit)
+            return
+        if isinstance(task, Move | Enter):
+            self._exchange.start_push(resources, task)
+        groups = self._shared.wait_for(generation, lambda: resources.groups)
+        if groups is None:
+            return
+        match task:
+            case Load():
+                self._load(task.plan, task.checkpoint)
+            case Move():
+                self._move(resources, task.plan, groups)
+            case Receive():
+                self._receive(resources)
+            case Enter():
+                self._enter(resources)
+
+    def _load(self, plan: GenerationPlan, name: str) -> None:
+        generation, experts, worker = plan.generation, self._workload.experts, self._shared.machine.worker
+        if self._saver is None:
+            raise RuntimeError(f"checkpoint {name!r} is to be loaded, but this worker has no checkpoint directory")
+        with self._shared.changed:
+            over = self._shared.left(generation)
+        if over or not self._exchange.quiet():
+            return
+        try:
+            step = self._saver.load(name, self._workload.state, first=plan.rank(worker) == 0)
+            if experts is not None and plan.experts is not None:
+                wanted = experts.wanted_of(plan.experts, plan.rank(worker) or 0)
+                load_experts(self._saver.directory, name, experts, wanted)
+        except DamagedCheckpointError as error:
+            self._damaged(generation, name, str(error))
+            return
+        self._saver.abandon()
+        self._saver.newest = step
+        with self._shared.changed:
+            self._applying.forget()
+            self._exchange.settle()
+            self._shared.machine.loaded(generation, step)
+
+    def _damaged(self, generation: int, name: str, why: str) -> None:
+        logger.warning("checkpoint %s cannot be read: %s", name, why)
+        worker = self._shared.machine.worker
+        damaged = CheckpointDamaged(worker=worker, generation=generation, name=name, why=why[:1024])
+        with self._shared.changed:
+            if not self._shared.left(generation):
+                self._shared.tell(damaged)
+        self._wait_for_the_end(generation)
+
+    def _move(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> None:
+        if self._experts is None:
+            raise RuntimeError("experts are to move, but this model has none")
+        if not self._experts.move(resources, plan, groups):
+            self._wait_for_the_end(resources.generation)
+
+    def _receive(self, resources: Resources) -> None:
+        generation = resources.generation
+        receipt = self._shared.wait_for(
+            generation, lambda: resources.receipt if resources.receipt and resources.receipt.ended else None
+        )
+        if receipt is None:
+            return
+        try:
+            header = receipt.result()
+            self._workload.state.adopt(header.manifest, receipt.tensors)
+        except (StateMismatchError, ConnectionError) as error:
+            self._shared.lost(generation, f"state from {receipt.sender} is refused: {error}")
+            self._wait_for_the_end(generation)
+            return
+        with self._shared.changed:
+            self._applying.forget()
+            if self._shared.machine.received(generation, header.passed, header.step):
+                self._exchange.settle()
+
+    def _enter(self, resources: Resources) -> None:
+        receipt = resources.receipt
+        bytes_, seconds = resources.moved_bytes, resources.moving_s
+        if receipt is not None:
+            bytes_, seconds = bytes_ + receipt.nbytes, seconds + receipt.seconds
+        with self._shared.changed:
+            if not self._shared.left(resources.generation):
+                self._shared.carry_out(self._shared.machine.entered(received_bytes=bytes_, transfer_s=seconds))
+
+    def _wait_for_the_end(self, generation: int) -> None:
+        """Nothing more can be done in a generation: the coordinator knows, and will say Stop."""
+        self._shared.wait_for(generation, lambda: None)
