@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.errors import BadInputError, HoldfastError, JobFailedError
+from holdfast.errors import BadInputError, HoldfastError, JobFailedError, StepUseError, UnreachableError
 
 if TYPE_CHECKING:
     from holdfast.runtime.moe.layer.moe_layer import MoE
     from holdfast.runtime.session.job import Job, init
     from holdfast.runtime.session.step import Step
 
-__all__ = ["BadInputError", "HoldfastError", "Job", "JobFailedError", "MoE", "Step", "init"]
+__all__ = [
+    "BadInputError",
+    "HoldfastError",
+    "Job",
+    "JobFailedError",
+    "MoE",
+    "Step",
+    "StepUseError",
+    "UnreachableError",
+    "init",
+]
 
 _HOMES = {
     "Job": "holdfast.runtime.session.job",

@@ -5,7 +5,19 @@ from __future__ import annotations
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+#: nobody answers; there is no such job, or no such node
+EXIT_UNREACHABLE = 3
+#: what was asked for cannot be done as things stand now
+EXIT_REFUSED = 4
+#: a mistake of ours, or a machine that fails
+EXIT_OUR_FAULT = 70
+#: ended from outside: a request, a time limit, SIGTERM
+EXIT_ENDED = 75
+#: Ctrl-C
 EXIT_INTERRUPTED = 130
+
+#: what a job's process ends with after these signals, by name
+EXIT_AFTER_SIGNAL = {"SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_ENDED}
 
 
 class HoldfastError(Exception):
@@ -22,6 +34,18 @@ class BadInputError(HoldfastError, ValueError):
 
 class StepUseError(BadInputError):
     """The training loop does not use a step as it has to be used; the message says how."""
+
+
+class UnreachableError(HoldfastError):
+    """Nobody answers, or there is no such job or node; the message says where it was looked for."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+class RefusedError(HoldfastError):
+    """What was asked for makes sense, but not as things stand now; the message says why."""
+
+    exit_code = EXIT_REFUSED
 
 
 class JobFailedError(HoldfastError):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.registry import JobEntry, find_job, live_jobs, register, registry_directory, unregister
-from holdfast.errors import BadInputError
+from holdfast.errors import BadInputError, UnreachableError
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_registered_job_is_found(directory: Path) -> None:
 
 
 def test_none_is_an_error(directory: Path) -> None:
-    with pytest.raises(BadInputError, match="no job runs"):
+    with pytest.raises(UnreachableError, match="no job runs"):
         find_job(directory)
 
 

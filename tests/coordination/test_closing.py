@@ -86,8 +86,8 @@ def test_being_asked_again_changes_nothing_and_without_saving_ends_at_once() -> 
     all_report(job, 4)
     job.feed(CTRL_C, after=1.0)
     assert job.kinds == []
-    job.feed(Shutdown(143, "SIGTERM"))
-    assert job.machine.over == EndJob(143, "SIGTERM")
+    job.feed(Shutdown(75, "SIGTERM"))
+    assert job.machine.over == EndJob(75, "SIGTERM")
 
 
 @pytest.mark.parametrize("reported", [True, False])
@@ -283,7 +283,7 @@ def test_the_first_cause_stands_whoever_fails_or_wants_the_end_afterwards() -> N
     all_save(job, 4)
     assert job.machine.over == EndJob(EXIT_FAILED, RAISED)
     at_once = failed_job()
-    at_once.feed(Shutdown(143, "SIGTERM"))
+    at_once.feed(Shutdown(75, "SIGTERM"))
     assert at_once.machine.over == EndJob(EXIT_FAILED, RAISED)
 
 

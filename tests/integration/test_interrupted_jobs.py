@@ -12,7 +12,7 @@ from holdfast.protocol.events import CheckpointSaved, JobFinished, RolledBack, S
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "options"), [(signal.SIGINT, 130, ()), (signal.SIGTERM, 143, ("--on-failure", "restart"))]
+    ("number", "code", "options"), [(signal.SIGINT, 130, ()), (signal.SIGTERM, 75, ("--on-failure", "restart"))]
 )
 def test_an_interrupted_job_goes_on_where_it_was(
     start_job: StartJob, tmp_path: Path, number: int, code: int, options: tuple[str, ...]

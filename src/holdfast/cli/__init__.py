@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Any
 
 import typer
@@ -10,7 +11,7 @@ from typer.core import TyperGroup
 
 from holdfast.cli.experts import place
 from holdfast.cli.job import cluster, inspect, replay, report, run
-from holdfast.errors import HoldfastError
+from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
 
 
 class Commands(TyperGroup):
@@ -57,3 +58,9 @@ def main() -> None:
     except HoldfastError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            raise
+        traceback.print_exc()
+        print("holdfast: this is a mistake of ours: please report it with the lines above", file=sys.stderr)
+        raise SystemExit(EXIT_OUR_FAULT) from None

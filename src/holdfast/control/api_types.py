@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from holdfast.errors import EXIT_INTERRUPTED
+from holdfast.errors import EXIT_ENDED
 
 MAX_BODY_BYTES = 65536
 MAX_WAIT_S = 60.0
@@ -28,7 +28,7 @@ class FailRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /shutdown."""
 
-    exit_code: Annotated[int, Meta(ge=0, le=255)] = EXIT_INTERRUPTED
+    exit_code: Annotated[int, Meta(ge=0, le=255)] = EXIT_ENDED
     why: Annotated[str, Meta(max_length=1000)] = "shut down on request"
     save: bool = False
 

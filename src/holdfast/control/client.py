@@ -15,17 +15,15 @@ import msgspec
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.api_types import END_HEADER, FailRequest, NodesRequest, ShutdownRequest
 from holdfast.control.registry import JobEntry
-from holdfast.errors import BadInputError, HoldfastError
+from holdfast.errors import BadInputError, HoldfastError, RefusedError, UnreachableError
 from holdfast.observability.event_lines import decode_event
 from holdfast.protocol.events import ReadEvent
 
 _URL = re.compile(r"https?://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
 _POLL_S = 20.0
 _RETRY_PAUSE_S = 0.2
-
-
-class UnreachableError(HoldfastError):
-    """No coordinator answers."""
+#: what an answer's status means; every other one is bad input
+_REFUSALS: dict[int, type[HoldfastError]] = {404: UnreachableError, 409: RefusedError, 503: RefusedError}
 
 
 class UntrustedError(HoldfastError):
@@ -41,8 +39,8 @@ class _Numbered(msgspec.Struct):
 class CoordinatorClient:
     """Speaks with one coordinator; use as a context manager.
 
-    Every method raises BadInputError for what the coordinator refuses, UnreachableError where none answers,
-    UntrustedError where TLS fails.
+    Every method raises BadInputError for what is wrong, RefusedError for what cannot be done now, UnreachableError
+    where no coordinator answers or it knows no such node, UntrustedError where TLS fails.
     """
 
     def __init__(self, job: JobEntry, *, timeout_s: float = 10.0, clock: Clock | None = None) -> None:
@@ -141,7 +139,8 @@ class CoordinatorClient:
             raise UnreachableError(f"no coordinator answers at {self._job.url}: {error}") from None
         if answer.is_success:
             return answer
-        raise BadInputError(f"the coordinator at {self._job.url} refuses: {_reason(answer)}")
+        refusal = _REFUSALS.get(answer.status_code, BadInputError)
+        raise refusal(f"the coordinator at {self._job.url} refuses: {_reason(answer)}")
 
 
 def _is_tls_failure(error: BaseException | None) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import BadInputError
+from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.names import NAME_PATTERN
 
 
@@ -109,7 +109,8 @@ def find_job(directory: Path, coordinator: str | None = None, token: str | None 
         token: for a URL that is not registered here.
 
     Raises:
-        BadInputError: there is none, or several, or no token for the URL, or one that cannot be sent.
+        BadInputError: there are several, or no token for the URL, or one that cannot be sent.
+        UnreachableError: there is none.
     """
     jobs = live_jobs(directory)
     if coordinator is not None:
@@ -122,7 +123,7 @@ def find_job(directory: Path, coordinator: str | None = None, token: str | None 
         check_token(token)
         return JobEntry(url=url, token=token, job="", pid=0, cafile=cafile)
     if not jobs:
-        raise BadInputError("no job runs on this machine: start one with `holdfast run`, or give --coordinator URL")
+        raise UnreachableError("no job runs on this machine: start one with `holdfast run`, or give --coordinator URL")
     if len(jobs) > 1:
         urls = ", ".join(f"{entry.url} ({entry.job})" for entry in jobs)
         raise BadInputError(f"{len(jobs)} jobs run on this machine: choose one with --coordinator: {urls}")

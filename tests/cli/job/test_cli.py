@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from holdfast.cli import app
+from holdfast.cli import app, main
 from holdfast.control.launch.settings import STRATEGIES
 from holdfast.observability.event_lines import read_events
 from holdfast.planning import strategies
@@ -174,11 +174,6 @@ def busy_port() -> Iterator[int]:
         (["agent", "--node", "n\n", "--", "SCRIPT"], "--node is 'n\\n'"),
         (["coordinator", "--job", "a b"], "the job's name is 'a b'"),
         (["status", "--coordinator", "http://127.0.0.1:1", "--token", "wörd"], "the token must be"),
-        (["agent", "--", "SCRIPT"], "no job runs on this machine"),
-        (["status"], "no job runs on this machine"),
-        (["events"], "no job runs on this machine"),
-        (["add-node"], "no job runs on this machine"),
-        (["fail", "node-0", "--how", "kill"], "no job runs on this machine"),
         (["status", "--coordinator", "http://127.0.0.1:9"], "--token"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -198,9 +193,19 @@ def test_bad_input_is_one_clear_line_and_touches_nothing(
     assert sorted(path for path in tmp_path.rglob("*") if "xdg/holdfast" not in str(path)) == before
 
 
+@pytest.mark.parametrize(
+    "words", [["agent", "--", str(TRAINING)], ["status"], ["events"], ["add-node"], ["fail", "node-0", "--how", "kill"]]
+)
+def test_where_no_job_runs_that_is_said(words: list[str], environment: dict[str, str]) -> None:
+    result = holdfast(environment, *words)
+    assert result.returncode == 3
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("holdfast: no job runs on this machine")
+
+
 def test_a_missing_coordinator_is_told(environment: dict[str, str]) -> None:
     result = holdfast(environment, "status", "--coordinator", "http://127.0.0.1:9", "--token", "t")
-    assert result.returncode == 1
+    assert result.returncode == 3
     assert "no coordinator answers at http://127.0.0.1:9" in result.stderr
 
 
@@ -223,7 +228,7 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
         assert holdfast(environment, "events", "--after", "1").stdout.count("joined") == 2
 
         refused = holdfast(environment, "fail", "node-9", "--how", "kill")
-        assert refused.returncode == 2
+        assert refused.returncode == 3
         assert "node-9" in refused.stderr
         assert holdfast(environment, "fail", "node-1", "--how", "kill").returncode == 0
         job.wait(FailureDetected, node="node-1")
@@ -256,6 +261,19 @@ def test_two_jobs_must_be_told_apart_and_faults_be_allowed(environment: dict[str
         refused = holdfast(environment, "fail", "node-0", "--how", "kill", "--coordinator", urls[0])
         assert refused.returncode == 2
         assert "--allow-faults" in refused.stderr
+
+
+def test_a_mistake_of_ours_has_its_own_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise AssertionError("nobody thought of this")
+
+    monkeypatch.setattr("holdfast.cli.app", broken)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 70
+    assert "AssertionError: nobody thought of this" in capsys.readouterr().err
 
 
 def test_arguments_reach_the_script_untouched(environment: dict[str, str], tmp_path: Path) -> None:

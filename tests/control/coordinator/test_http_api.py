@@ -12,9 +12,9 @@ import httpx
 import pytest
 from server_bench import PATIENCE_S, CoordinatorProcess, attach, hear, hello, make_certificate, say
 
-from holdfast.control.client import CoordinatorClient, UnreachableError
+from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import JobEntry
-from holdfast.errors import BadInputError, HoldfastError
+from holdfast.errors import BadInputError, HoldfastError, RefusedError, UnreachableError
 from holdfast.protocol.events import JobStarted, NodeJoined, NodeLeft, name_of
 from holdfast.protocol.messages.agent import NodeFault, Welcome
 
@@ -95,7 +95,7 @@ def test_a_fault_reaches_the_agent(coordinator: CoordinatorProcess) -> None:
 
 def test_what_cannot_be_done_is_said(coordinator: CoordinatorProcess) -> None:
     with coordinator.client() as client:
-        with pytest.raises(BadInputError, match="no node 'ghost'"):
+        with pytest.raises(UnreachableError, match="no node 'ghost'"):
             client.fail("ghost", "kill")
         with pytest.raises(BadInputError, match="tickle"):
             client.fail("n0", "tickle")
@@ -103,7 +103,7 @@ def test_what_cannot_be_done_is_said(coordinator: CoordinatorProcess) -> None:
             client.fail("n0", "hold")
         with pytest.raises(BadInputError, match="malformed"):
             client.fail("n0", "kill", worker=-1)
-        with pytest.raises(BadInputError, match="holdfast agent"):
+        with pytest.raises(RefusedError, match="holdfast agent"):
             client.add_node()
         assert client.status()["job"] == "j"
 
@@ -232,7 +232,7 @@ def test_who_asks_nobody_is_told_so() -> None:
         with pytest.raises(UnreachableError, match=r"no coordinator answers at http://127.0.0.1:1") as caught:
             client.status()
         assert isinstance(caught.value, HoldfastError)
-        assert caught.value.exit_code == 1
+        assert caught.value.exit_code == 3
         with pytest.raises(UnreachableError):
             list(client.events(follow=True, patience_s=0.0))
 

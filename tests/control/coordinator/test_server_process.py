@@ -186,7 +186,7 @@ def test_it_speaks_ipv6(tmp_path: Path) -> None:
         assert client.status()["job"] == "j"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_job_in_order(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with CoordinatorProcess(tmp_path, registry=tmp_path / "registry") as coordinator, coordinator.agent() as agent:
         assert [entry.pid for entry in live_jobs(tmp_path / "registry")] == [coordinator.process.pid]
@@ -227,7 +227,7 @@ def test_a_signal_has_the_job_saved_and_a_second_one_ends_it(tmp_path: Path) -> 
         coordinator.process.send_signal(signal.SIGTERM)
         assert isinstance(hear(agent), EndNode)
         agent.close()
-        assert coordinator.wait() == 143
+        assert coordinator.wait() == 75
 
 
 def test_a_launcher_ends_its_coordinator_at_once(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_killed_coordinator_is_replaced_at_the_same_address(world: World) -> N
     world.check_nothing_is_left()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_ends_everything(world: World, number: int, code: int) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "3")) as job:
         job.wait(StepCommitted, step=3)

@@ -27,7 +27,7 @@ from holdfast.cli.job.launch_options import (
 from holdfast.cli.job.run import warn
 from holdfast.control.agent.node_agent import run_agent
 from holdfast.control.agent.settings import AgentSettings
-from holdfast.control.client import CoordinatorClient, UnreachableError
+from holdfast.control.client import CoordinatorClient
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.launch.known_checkpoints import intact_checkpoints
 from holdfast.control.launch.settings import (
@@ -39,7 +39,7 @@ from holdfast.control.launch.settings import (
 from holdfast.control.registry import JobEntry, check_name, find_job, registry_directory
 from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.errors import EXIT_FAILED, BadInputError
+from holdfast.errors import EXIT_FAILED, BadInputError, UnreachableError
 from holdfast.protocol.names import RACK_PATTERN
 
 Token = Annotated[

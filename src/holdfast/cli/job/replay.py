@@ -19,7 +19,7 @@ from holdfast.cli.job.run import OnEvent, run_shown, say, show_tails, tell_failu
 from holdfast.clock import SystemClock
 from holdfast.control.launch.launcher import launch
 from holdfast.control.launch.settings import LaunchSettings
-from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED, BadInputError
+from holdfast.errors import EXIT_DONE, EXIT_ENDED, EXIT_INTERRUPTED, BadInputError
 from holdfast.observability.replay_summary import ReplaySummary, summarise_replay
 from holdfast.protocol.events import ReadEvent
 
@@ -122,7 +122,7 @@ def replay(
 def _outcome(code: int, *, over: bool) -> str:
     if code == EXIT_DONE:
         return "trace over" if over else "job done"
-    return "interrupted" if code == EXIT_INTERRUPTED else "job failed"
+    return "interrupted" if code in (EXIT_ENDED, EXIT_INTERRUPTED) else "job failed"
 
 
 def read_window(trace: Path, begin: float, until: float | None) -> Window:

@@ -20,7 +20,7 @@ from holdfast.cli.job.live import LiveProgress
 from holdfast.cli.job.progress import PlainProgress
 from holdfast.control.launch.launcher import launch
 from holdfast.control.launch.settings import LaunchSettings
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol.events import ReadEvent
 
 _TAIL_LINES = 20
@@ -103,7 +103,7 @@ def worker_logs(settings: LaunchSettings) -> Iterator[LaunchSettings]:
 
 def show_tails(settings: LaunchSettings, code: int) -> None:
     """Show the ends of the workers' files where the job did not end well."""
-    if code not in (EXIT_DONE, EXIT_INTERRUPTED) and settings.log_folder is not None:
+    if code not in (EXIT_DONE, EXIT_ENDED, EXIT_INTERRUPTED) and settings.log_folder is not None:
         for log in sorted(settings.log_folder.glob("*.log")):
             _tail(log)
 

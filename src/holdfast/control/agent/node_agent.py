@@ -31,7 +31,7 @@ from holdfast.coordination.agent.instructions import (
     StartWorker,
 )
 from holdfast.coordination.agent.machine import AgentMachine, NodeIdentity
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
+from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
 from holdfast.protocol.messages.worker import WorkerMessage
 
@@ -202,8 +202,8 @@ async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]
     """Run an agent until its node's part in the job has ended; SIGTERM and SIGINT end it and its workers."""
     agent = Agent(settings, clock)
     loop = asyncio.get_running_loop()
-    for number, code in ((signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, 128 + signal.SIGTERM)):
-        loop.add_signal_handler(number, partial(agent.end, code, f"ended by {number.name}"))
+    for name, code in EXIT_AFTER_SIGNAL.items():
+        loop.add_signal_handler(signal.Signals[name], partial(agent.end, code, f"ended by {name}"))
     code = await agent.run()
     end = agent.machine.over
     if end is not None and end.why and (end.alone or not settings.quiet):

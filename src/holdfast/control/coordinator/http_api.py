@@ -30,7 +30,7 @@ from holdfast.control.coordinator.doorkeeper import Address
 from holdfast.control.coordinator.shell import MALFORMED, Shell
 from holdfast.coordination.inputs import FailNode, Shutdown
 from holdfast.counted_log import CountedLog
-from holdfast.errors import BadInputError
+from holdfast.errors import BadInputError, UnreachableError
 from holdfast.observability.metrics import CONTENT_TYPE
 
 T = TypeVar("T")
@@ -242,7 +242,7 @@ def build_app(api: HttpApi, agents: AgentChannel, gate: Gate) -> ASGIApp:
     """Return the whole application of a coordinator."""
     app = Starlette(
         routes=[*api.routes(), WebSocketRoute("/agent", agents.serve)],
-        exception_handlers={BadInputError: _bad_input, CrowdedError: _crowded},
+        exception_handlers={BadInputError: _bad_input, UnreachableError: _nowhere, CrowdedError: _crowded},
     )
     return TokenGate(app, gate)
 
@@ -253,6 +253,10 @@ class CrowdedError(Exception):
 
 async def _crowded(request: Request, error: Exception) -> Response:
     return _error(503, str(error))
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    return _error(404, str(error))
 
 
 async def _bad_input(request: Request, error: Exception) -> Response:

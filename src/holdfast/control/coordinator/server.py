@@ -33,7 +33,7 @@ from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Planned, Shutdown, Tick
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.counted_log import CountedLog
-from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, HoldfastError
+from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_FAILED, BadInputError, HoldfastError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import FileJournal
 from holdfast.observability.metrics import Metrics
@@ -282,10 +282,9 @@ class _Server:
         """End the job, saved at the first signal; a launcher has had it saved by the time it ends its coordinator."""
         self._signals += 1
         save = self._signals == 1 and not self._settings.launched
-        exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number
         if save and self._coordinator.record.saves:
             _log.info("job %s is saved, then it ends; another signal ends it at once", self._settings.job)
-        self._shell.feed(Shutdown(exit_code=exit_code, why=f"the coordinator was ended by {number.name}", save=save))
+        self._shell.feed(Shutdown(EXIT_AFTER_SIGNAL[number.name], f"the coordinator was ended by {number.name}", save))
 
     async def _serve(self) -> None:
         """Serve agents, people and tools until the web server is stopped."""

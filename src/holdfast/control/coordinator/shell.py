@@ -15,7 +15,7 @@ import msgspec
 from holdfast.control.store.interface import Store
 from holdfast.coordination.inputs import Disconnected, Input, Received
 from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
-from holdfast.errors import BadInputError, HoldfastError
+from holdfast.errors import BadInputError, HoldfastError, UnreachableError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.messages.agent import Hello
@@ -143,7 +143,7 @@ class Shell:
         """Handle one input and carry out all that follows from it; once stopped, nothing.
 
         Raises:
-            BadInputError: the machine refuses a user's request; nothing has happened.
+            BadInputError, UnreachableError: the machine refuses a user's request; nothing has happened.
             SupersededError: another coordinator leads; nothing of this input was said to anybody.
             JournalError, StoreError: the disk fails us.
         """
@@ -151,7 +151,7 @@ class Shell:
             return
         try:
             self._execute(self.machine.handle(event, self._now()))
-        except BadInputError:
+        except (BadInputError, UnreachableError):
             raise
         except BaseException as error:
             # Whatever it was, the machine may now believe what nobody was told: another coordinator must begin anew.

@@ -20,10 +20,7 @@ import msgspec
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.processes import ChildProcess, die_with_parent
-from holdfast.errors import HoldfastError
-
-#: a coordinator that ends so has failed by a mistake of ours, or of its machine: another may go on
-EXIT_CRASHED = 70
+from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
 
 
 class CoordinatorOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -83,7 +80,7 @@ def main() -> int:
         if isinstance(error, SystemExit):
             raise
         traceback.print_exc()
-        return EXIT_CRASHED
+        return EXIT_OUR_FAULT  # of a coordinator: another may go on
 
 
 def _say(line: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.zygote_client import start_zygote
 from holdfast.control.coordinator.settings import ServerSettings
-from holdfast.control.launch.children import EXIT_CRASHED, AgentOrder, CoordinatorOrder, spawn
+from holdfast.control.launch.children import AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.launch.follow import Follower
 from holdfast.control.launch.known_checkpoints import intact_checkpoints
 from holdfast.control.launch.settings import LaunchSettings, script_digest
@@ -28,7 +28,7 @@ from holdfast.control.processes import ChildProcess, ProcessHandle, end_all
 from holdfast.control.registry import live_jobs
 from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInputError
+from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_DONE, EXIT_FAILED, EXIT_OUR_FAULT, BadInputError
 from holdfast.protocol.events import ReadEvent
 from holdfast.protocol.record import KnownCheckpoint
 
@@ -284,7 +284,7 @@ class Launcher:
             code = await self._coordinator.wait()
             if self._over.done():
                 return
-            if code >= 0 and code != EXIT_CRASHED:
+            if code >= 0 and code != EXIT_OUR_FAULT:
                 self._over.set_result(code)
                 return
             now = loop.time()
@@ -395,7 +395,7 @@ async def launch(
     with reserved_port(settings.port) as port, job_folders(settings) as (folder, sockets):
         launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director)
         loop = asyncio.get_running_loop()
-        codes = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: 128 + signal.SIGTERM}
+        codes = {signal.Signals[name]: code for name, code in EXIT_AFTER_SIGNAL.items()}
         for number, code in codes.items():
             loop.add_signal_handler(number, launcher.interrupt, code)
         try:
