@@ -172,8 +172,10 @@ def test_checkpoints_are_accepted_and_outlive_all_workers(tmp_path: Path, undist
         last = {event.step: event.loss for event in cluster.of(ev.StepCommitted)}
         assert last == pytest.approx(undisturbed, rel=1e-9)
         folder = tmp_path / "checkpoints"
-        # Its writer removes the last ones that are superseded while it ends.
-        cluster.wait("the others' removal", lambda: len(checkpoint_dir.find_checkpoints(folder)) <= KEPT)
+        # Its writer removes the last ones that are superseded while it ends. (That of step 6 stays for good where its
+        # writer died between its renaming and the word about it: nobody knows of it.)
+        left = KEPT + (back == 3)
+        cluster.wait("the others' removal", lambda: len(checkpoint_dir.find_checkpoints(folder)) <= left)
         assert checkpoint_dir.find_checkpoints(folder)[-1].step == STEPS
         assert not list((tmp_path / "checkpoints").glob(".writing-*"))
 
