@@ -59,7 +59,7 @@ def report(bench: Bench) -> int:
     steps = bench.job.all(StepCommitted)
     lost_experts = len(bench.job.all(RolledBack)) + len(bench.job.all(JobFailed))
     wrong = bench.losses()
-    print(f"\nworlds {' '.join(str(generation.world) for generation in generations)}, {len(steps)} steps")
+    print(f"\nworlds {' '.join(str(generation.world_size) for generation in generations)}, {len(steps)} steps")
     given = [str(generation.fault_threshold.given) for generation in generations if generation.fault_threshold]
     print(f"copies of each expert at least: {' '.join(given)}")
     print(f"experts moved: {' '.join(str(generation.expert_moves) for generation in generations)}")

@@ -27,8 +27,8 @@ from holdfast.protocol.events import (
     FailureDetected,
     GenerationStarted,
     JobStarted,
-    NodeJoined,
     NodeLeft,
+    NodesJoined,
     Recovered,
     RolledBack,
     StepCommitted,
@@ -110,7 +110,7 @@ class ManualJob(EventLog):
 
 def coordinator_killed(job: ManualJob, wrong: list[str]) -> None:
     """SIGKILL the coordinator; its successor comes 10 s later."""
-    before = [e.seconds for e in job.all(StepCommitted)[3:]]
+    before = [e.step_s for e in job.all(StepCommitted)[3:]]
     median = statistics.median(before)
     since = len(job.events)
     at = time.time()
@@ -120,7 +120,7 @@ def coordinator_killed(job: ManualJob, wrong: list[str]) -> None:
     back = job.wait(CoordinatorRestarted, since=since, timeout=60)
     job.wait(StepCommitted, lambda e: e.time > back.time + 1, since=since)
     away = [e for e in job.all(StepCommitted) if at <= e.time <= back.time]
-    slowest = max(e.seconds for e in away)
+    slowest = max(e.step_s for e in away)
     print(
         f"coordinator away for {back.time - at:.1f} s: {len(away)} steps meanwhile, slowest {slowest * 1e3:.0f} ms, "
         f"median before {median * 1e3:.0f} ms ({slowest / median:.2f}x)"
@@ -140,7 +140,7 @@ def node_paused(job: ManualJob, wrong: list[str]) -> None:
     recovered = job.wait(Recovered, since=since)
     woken = len(job.events)
     job.signal_node(victim, signal.SIGCONT)
-    back = job.wait(NodeJoined, node=victim, since=woken)
+    back = job.wait(NodesJoined, lambda e: victim in e.names, since=woken)
     generation = job.wait(GenerationStarted, lambda e: victim in e.members, since=woken)
     print(
         f"node paused: expelled after {failure.time - at:.1f} s ({failure.kind}), "

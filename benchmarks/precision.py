@@ -97,7 +97,7 @@ def run(script: Path, args: list[str], steps: int, *, faults: int, seed: int) ->
             if number:  # one after the other, and never one of two: those have no room for two copies of each expert,
                 # nor one of three while the third is only about to get them
                 place = job.events.index(job.wait(Recovered, since=since))
-                job.wait(StepCommitted, lambda e: e.world > 2, since=place)
+                job.wait(StepCommitted, lambda e: e.world_size > 2, since=place)
             since = len(job.events)
             job.signal_node(rng.choice(job.nodes()))
             if number % 2:
@@ -107,7 +107,7 @@ def run(script: Path, args: list[str], steps: int, *, faults: int, seed: int) ->
         if code != 0:
             raise SystemExit(f"the job ended with {code}:\n{job.story()}")
         committed = job.all(StepCommitted)
-        return [math.nan if e.loss is None else e.loss for e in committed], sorted({e.world for e in committed})
+        return [math.nan if e.loss is None else e.loss for e in committed], sorted({e.world_size for e in committed})
 
 
 if __name__ == "__main__":

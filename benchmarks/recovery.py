@@ -20,7 +20,7 @@ from pathlib import Path
 
 from standstill import Watch
 
-from holdfast.protocol.events import FailureDetected, GenerationStarted, NodeJoined, RolledBack, StepCommitted
+from holdfast.protocol.events import FailureDetected, GenerationStarted, NodesJoined, RolledBack, StepCommitted
 from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,12 +183,12 @@ class Bench:
     def add_node(self) -> None:
         since = len(self.job.events)
         self.job.call("add-node")
-        joined = self.job.wait(NodeJoined, since=since)
-        node = joined.node
+        joined = self.job.wait(NodesJoined, since=since)
+        node = joined.names[0]
         generation = self.job.wait(GenerationStarted, lambda e: node in e.members, since=since)
         self.settle(since=self.job.events.index(generation), steps=2)
         steps = [e for e in self.job.events[self.job.events.index(joined) :] if isinstance(e, StepCommitted)]
-        self.stalls.append(max(e.seconds for e in steps) - self.median_step())
+        self.stalls.append(max(e.step_s for e in steps) - self.median_step())
         if self.stalls[-1] > LONG_STALL_S:
             still = self.watch.gaps(since=joined.time)
             print(f"{node} held the others up for {self.stalls[-1]:.3f} s; the machine stood still for {still} s")
@@ -201,7 +201,7 @@ class Bench:
 
     def median_step(self) -> float:
         """The median seconds of all steps so far; disturbed ones are too few to matter."""
-        steps = [e.seconds for e in self.job.all(StepCommitted)[3:]]
+        steps = [e.step_s for e in self.job.all(StepCommitted)[3:]]
         return statistics.median(steps)
 
     def _last_step(self) -> int:

@@ -38,8 +38,8 @@ from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import (
     FailureDetected,
     GenerationStarted,
-    NodeJoined,
     NodeLeft,
+    NodesJoined,
     ReadEvent,
     Recovered,
     RolledBack,
@@ -119,13 +119,13 @@ def account(events: Sequence[ReadEvent], until: float) -> Lived:
         idle=idle,
         busy=max(total - idle - down, 1e-9),
         down_s=sum(seconds for _, seconds in lost),
-        restarts=sum(isinstance(e, Recovered) and e.action in ("restart", "rollback") for e in events),
+        restarts=sum(isinstance(e, Recovered) and e.action in ("restart_all", "rollback") for e in events),
     )
 
 
 def _world(events: Sequence[ReadEvent], at: float) -> int:
     """Return how many nodes were in the world at a time; the others are counted as idle."""
-    return next(e.world for e in reversed(events) if e.time <= at and isinstance(e, GenerationStarted))
+    return next(e.world_size for e in reversed(events) if e.time <= at and isinstance(e, GenerationStarted))
 
 
 def _node_seconds(events: Sequence[ReadEvent], begin: float, until: float) -> tuple[float, float]:
@@ -138,8 +138,9 @@ def _node_seconds(events: Sequence[ReadEvent], begin: float, until: float) -> tu
         span = max(0.0, time - last)
         total, idle = total + span * present, idle + span * max(0, present - world)
         last = max(last, time)
-        present += isinstance(event, NodeJoined) - isinstance(event, NodeLeft)
-        world = event.world if isinstance(event, GenerationStarted) else world
+        present += len(event.nodes) if isinstance(event, NodesJoined) else 0
+        present -= isinstance(event, NodeLeft)
+        world = event.world_size if isinstance(event, GenerationStarted) else world
     return total, idle
 
 
@@ -197,7 +198,7 @@ class Bench:
             summary: dict[str, Any] = json.loads(done.stdout)
             read = read_events(events)
         first = next(event.time for event in read if isinstance(event, StepCommitted))
-        return [event for event in read if event.time <= first + summary["seconds"]]
+        return [event for event in read if event.time <= first + summary["elapsed_s"]]
 
     def compare(self, name: str, trace: Path, speed: float, window: Sequence[str] = ()) -> None:
         """Run all policies through one trace, and print what came out."""

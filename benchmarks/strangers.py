@@ -29,7 +29,7 @@ from pathlib import Path
 from holdfast.control.agent.channel import open_channel
 from holdfast.control.launch.settings import script_digest
 from holdfast.control.registry import JobEntry, find_job, registry_directory
-from holdfast.protocol.events import NodeJoined, StepCommitted
+from holdfast.protocol.events import NodesJoined, StepCommitted
 from holdfast.protocol.messages.agent import CoordinatorMessage, Hello, Welcome
 from holdfast.protocol.names import PROTOCOL
 from holdfast.testing.local_job import LocalJob
@@ -232,7 +232,7 @@ def join(job: LocalJob) -> float:
     began = time.time()
     with job.client() as client:
         client.add_node()
-    return float(job.wait(NodeJoined, since=since).time) - began
+    return float(job.wait(NodesJoined, since=since).time) - began
 
 
 # ---- figures ----
@@ -241,7 +241,7 @@ def join(job: LocalJob) -> float:
 def steps_in(job: LocalJob, spans: Sequence[tuple[float, float]]) -> list[float]:
     """Return the seconds of the steps that lie within the periods."""
     committed = job.all(StepCommitted)
-    return [e.seconds for e in committed if any(a <= e.time - e.seconds and e.time <= b for a, b in spans)]
+    return [e.step_s for e in committed if any(a <= e.time - e.step_s and e.time <= b for a, b in spans)]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

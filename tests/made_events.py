@@ -6,11 +6,20 @@ from typing import Any, get_args
 
 import msgspec
 
-from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.events import AnyEvent, JoinedNode, NodesJoined
 
 #: all kinds of events by the name that they have in JSON, from the union itself
 KINDS: dict[str, type[AnyEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
-_BLANK = {float: 0.0, int: 0, str: "", bool: False, tuple[int, ...]: (), tuple[str, ...]: (), float | None: None}
+_BLANK = {
+    float: 0.0,
+    int: 0,
+    str: "",
+    bool: False,
+    tuple[int, ...]: (),
+    tuple[str, ...]: (),
+    float | None: None,
+    tuple[JoinedNode, ...]: (JoinedNode(node="", agent_pid=0, worker_pids=()),),
+}
 
 
 def made(name: str, time: float = 0.0, /, **fields: Any) -> AnyEvent:
@@ -18,3 +27,12 @@ def made(name: str, time: float = 0.0, /, **fields: Any) -> AnyEvent:
     kind = KINDS[name]
     blank = {field.name: _BLANK[field.type] for field in msgspec.structs.fields(kind) if field.required}
     return kind(**{**blank, "time": time, **fields})
+
+
+def joined(
+    node: str, at: float = 0.0, /, *, agent_pid: int = 0, worker_pids: tuple[int, ...] = (), **fields: Any
+) -> NodesJoined:
+    """Return `nodes_joined` of one node."""
+    who = JoinedNode(node=node, agent_pid=agent_pid, worker_pids=worker_pids)
+    blank = {"time": at, "job": "", "term": 0, "generation": 0}
+    return NodesJoined(nodes=(who,), **{**blank, **fields})

@@ -29,10 +29,10 @@ def test_the_job_starts_when_all_nodes_are_there() -> None:
     assert job.kinds == ["persist", "JobStarted"]
     job.connect(hello("n0"))
     job.say(attach(w("n0")))
-    assert job.kinds == ["persist", "NodeJoined"]
+    assert job.kinds == ["persist", "NodesJoined"]
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
-    assert job.kinds == ["persist", "NodeJoined", "GenerationStarted", "Begin", "Begin"]
+    assert job.kinds == ["persist", "NodesJoined", "GenerationStarted", "Begin", "Begin"]
     begin = job.orders(msg.Begin)[w("n1")]
     assert begin.decision == msg.Decision(kind=DecisionKind.START, applied=0)
     assert begin.plan.workers == (w("n0"), w("n1"))
@@ -184,7 +184,7 @@ def joining() -> Job:
     job = Job().start()
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
-    assert job.kinds == ["persist", "NodeJoined", *["Prepare"] * 4]
+    assert job.kinds == ["persist", "NodesJoined", *["Prepare"] * 4]
     return job
 
 
@@ -275,7 +275,7 @@ def test_a_node_that_is_back_before_the_decision_is_asked_like_the_others() -> N
     job = Job().start()
     job.lose("n2")
     job.connect(hello("n2", (attach(w("n2")), msg.Begun(worker=w("n2"), generation=1)), term=1))
-    assert job.kinds == ["NodeJoined", "Welcome", "Stop"]
+    assert job.kinds == ["NodesJoined", "Welcome", "Stop"]
     job.report("n0", 0)
     job.report("n1", 0)
     assert not job.orders(msg.Begin)
@@ -395,7 +395,7 @@ def test_a_finished_job_stays_finished_whoever_starts_a_coordinator_on_its_store
     job.step(1)
     job.say(msg.Finished(worker=w("n0"), generation=1, step=1))
     job.boot()
-    assert job.machine.state == "done"
+    assert job.machine.state == "finished"
     assert job.kinds == ["persist", "CoordinatorRestarted", "end"]
 
 
@@ -777,7 +777,7 @@ def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time
             job.say(msg.Entered(worker=w(node), generation=generation, applied=1))
     assert asked == [3.0, 5.0, 9.0]
     finish(job, "n0", "n1", "n2")
-    assert job.machine.record.outcome == "done"
+    assert job.machine.record.outcome == "finished"
 
 
 def leave(job: Job, *nodes: str) -> None:
@@ -919,4 +919,4 @@ def test_steps_that_were_applied_while_nobody_listened_have_the_times_of_then_wh
         after.connect(msgspec.structs.replace(hello(node, said[node], term=1), clock=clock, kept=(*said[node], page)))
     committed = [event for event in after.events if isinstance(event, ev.StepCommitted)]
     assert [event.time - after.now for event in committed[-3:]] == [-2.0, -1.0, 0.0]
-    assert [event.seconds for event in committed[-2:]] == [1.0, 1.0]
+    assert [event.step_s for event in committed[-2:]] == [1.0, 1.0]

@@ -24,7 +24,7 @@ def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: 
     options = ("--static-experts", "--emulate-compute", "0.0005")
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=5, options=options, script=TINY_MOE)
     started = job.wait(GenerationStarted)
-    assert started.world == 4  # 8 experts, 6 slots a node: 2 nodes hold one replica of each
+    assert started.world_size == 4  # 8 experts, 6 slots a node: 2 nodes hold one replica of each
     job.wait(StepCommitted, step=3)
     status = json.loads(job.call("status", "--json"))
     idle = [node["node"] for node in status["nodes"] if node["workers"][0]["rank"] is None]
@@ -32,9 +32,9 @@ def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: 
     assert {len(held) for layer in status["experts"]["layers"] for held in layer.values()} == {4}
     job.signal_node(started.members[0])
     again = job.wait(GenerationStarted, reason="failure")
-    assert again.world == 4
+    assert again.world_size == 4
     assert idle[0] in again.members
-    assert job.wait(Recovered).state_source == "replica"
+    assert job.wait(Recovered).state_source == "live"
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=6)
 
@@ -50,15 +50,15 @@ def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: Sta
     assert back.to_step == 4
     assert back.why == "all workers were started again"
     recovered = job.wait(Recovered)
-    assert (recovered.action, recovered.state_source) == ("restart", "checkpoint")
+    assert (recovered.action, recovered.state_source) == ("restart_all", "checkpoint")
     assert recovered.redo_s > 0
     again = job.wait(GenerationStarted, reason="rollback")
-    assert again.world == 2
+    assert again.world_size == 2
     goes_on_until_interrupted(job, 6)
     check_losses(job, script=TINY_MOE, least=10)
     assert len({pid for event in job.all(WorkersChanged) for pid in event.worker_pids}) >= 2
     assert "EMULATED: 0.0002 s per token" in job.output()
-    assert make_report(read_events(job.events_file)).emulate_compute == 0.0002
+    assert make_report(read_events(job.events_file)).emulated_token_s == 0.0002
 
 
 @pytest.mark.parametrize(

@@ -110,4 +110,4 @@ def test_a_worker_with_another_configuration_is_refused_and_the_job_goes_on(star
     assert done.returncode == 2, done.stdout + done.stderr
     assert "differ" in done.stderr
     goes_on_until_interrupted(job)
-    assert {e.world for e in job.all(StepCommitted)} == {2}
+    assert {e.world_size for e in job.all(StepCommitted)} == {2}

@@ -18,7 +18,7 @@ from holdfast.protocol.events import (
     FaultThreshold,
     GenerationStarted,
     JobFailed,
-    NodeJoined,
+    NodesJoined,
     Recovered,
     RolledBack,
     StepCommitted,
@@ -39,10 +39,10 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
     job.signal_node(first)
     shrunk = job.wait(Recovered, action="shrink")
     assert shrunk.experts_moved > 0
-    assert shrunk.bytes_moved > 0
+    assert shrunk.moved_bytes > 0
     since = len(job.events)
     job.call("add-node", "--count", "2")
-    job.wait(GenerationStarted, reason="join", world=5, since=since)
+    job.wait(GenerationStarted, reason="join", world_size=5, since=since)
     job.wait(Recovered, action="grow", since=since)
     since = len(job.events)
     job.signal_node(second)
@@ -63,9 +63,9 @@ def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
         job.wait(Recovered, since=since)
         goes_on(job)
     since = len(job.events)
-    assert job.wait(GenerationStarted, world=1).fault_threshold == FaultThreshold(asked=2, given=1)
+    assert job.wait(GenerationStarted, world_size=1).fault_threshold == FaultThreshold(asked=2, given=1)
     job.call("add-node", "--count", "2")
-    job.wait(GenerationStarted, reason="join", world=3, since=since)
+    job.wait(GenerationStarted, reason="join", world_size=3, since=since)
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=14)
     assert not job.all(RolledBack)
@@ -85,7 +85,7 @@ def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None
         job.wait(FailureDetected, node=victim, since=since)
         job.wait(Recovered, action="shrink", since=since)
         job.call("add-node")
-        job.wait(GenerationStarted, reason="join", world=4, since=since)
+        job.wait(GenerationStarted, reason="join", world_size=4, since=since)
         job.wait(Recovered, action="grow", since=since)
     goes_on_until_interrupted(job)
     assert len(job.all(FailureDetected)) == 3
@@ -158,7 +158,7 @@ def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: 
     job.wait(Recovered, action="shrink")
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=8)
-    assert {event.world for event in job.all(StepCommitted)} == {8, 6}
+    assert {event.world_size for event in job.all(StepCommitted)} == {8, 6}
 
 
 def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_path: Path) -> None:
@@ -167,15 +167,15 @@ def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_pa
     job = start_job(*args, nodes=1, options=("--workers-per-node", "2", "--slots", "8"), script=TINY_MOE)
     job.wait(StepCommitted, step=4)
     with second_agent(job, "--workers", "1", "--slots", "8", str(TINY_MOE), *args):
-        job.wait(NodeJoined, node="other")
+        job.wait(NodesJoined, lambda e: "other" in e.names)
         (tmp_path / "go").touch()
-        generation = job.wait(GenerationStarted, reason="join", world=3)
+        generation = job.wait(GenerationStarted, reason="join", world_size=3)
         assert generation.fault_threshold == FaultThreshold(asked=2, given=2)
-        job.wait(StepCommitted, world=3)
+        job.wait(StepCommitted, world_size=3)
         job.signal_node("other")
         assert job.wait_exit() == 0
     check_losses(job, script=TINY_MOE, least=25)
-    assert {event.world for event in job.all(StepCommitted)} == {2, 3}
+    assert {event.world_size for event in job.all(StepCommitted)} == {2, 3}
     assert not job.all(RolledBack)
 
 

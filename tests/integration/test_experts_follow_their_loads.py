@@ -30,7 +30,7 @@ def start(start_job: StartJob, gate: Path, *steps: str) -> LocalJob:
     """Start a job that waits before steps 1, 11, 21, ... until it is let `through`."""
     args = (*steps, *ARGS, "--step-seconds", "0.3", "--gates", str(gate))
     job = start_job(*args, nodes=4, options=OPTIONS, script=TINY_MOE)
-    job.wait(GenerationStarted, world=4)
+    job.wait(GenerationStarted, world_size=4)
     return job
 
 
@@ -55,10 +55,10 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     assert decided.step < 11, "long before the first multiple, once there are loads"
     assert decided.gain_s > decided.cost_s > 0
     started = job.wait(GenerationStarted, reason="rebalance")
-    assert (started.world, started.expert_moves) == (4, decided.moves)
+    assert (started.world_size, started.expert_moves) == (4, decided.moves)
     assert started.fault_threshold == FaultThreshold(asked=2, given=2)
     rebalanced = job.wait(Rebalanced)
-    assert rebalanced.bytes_moved > 0
+    assert rebalanced.moved_bytes > 0
     assert replicas_of_expert_0(job)[1] > before[1]
     through(gate, 21, 31)
     later = job.wait(RebalanceDecided, since=job.events.index(rebalanced))

@@ -14,7 +14,7 @@ from job_cases import FOREVER, TINY, StartJob, goes_on
 from namespaces import Network, joined
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.protocol.events import FailureDetected, GenerationStarted, NodeJoined, RolledBack, StepCommitted
+from holdfast.protocol.events import FailureDetected, GenerationStarted, NodesJoined, RolledBack, StepCommitted
 from holdfast.protocol.failures import FailureKind
 from holdfast.testing.local_job import EventLog
 
@@ -77,9 +77,9 @@ def test_two_nodes_that_are_cut_off_from_each_other_are_never_put_together_again
         before = [event for event in job.all(StepCommitted) if event.time < failure.time][-1]
         again = job.wait(StepCommitted, step=before.step + 1)
         assert again.time - before.time < WITHIN_S
-        assert again.world == 2
+        assert again.world_size == 2
         # The one that was left out comes back with fresh workers, and no group can be built with it.
-        job.wait(NodeJoined, node=failure.node, since=cut)
+        job.wait(NodesJoined, lambda e: failure.node in e.names, since=cut)
         job.wait(StepCommitted, step=again.step + 100)
         generations = [set(event.members) for event in job.events[cut:] if isinstance(event, GenerationStarted)]
         assert generations == [{"node-0", "node-1", "node-2"} - {failure.node}], job.story()

@@ -9,7 +9,7 @@ from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_un
 from holdfast.protocol.events import (
     FailureDetected,
     GenerationStarted,
-    NodeJoined,
+    NodesJoined,
     Recovered,
     RolledBack,
     StepCommitted,
@@ -25,12 +25,12 @@ def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob)
     job.wait(GenerationStarted, reason="failure")
     job.wait(Recovered, action="shrink")
     job.call("add-node", "--count", "2")
-    job.wait(GenerationStarted, reason="join", world=4)
+    job.wait(GenerationStarted, reason="join", world_size=4)
     job.signal_node(second)
     assert job.wait_exit() == 0
     assert not job.all(WorkersChanged), "survivors go on in the same processes"
     check_losses(job, script=TINY, least=60)
-    assert {event.world for event in job.all(StepCommitted)} >= {2, 3}
+    assert {event.world_size for event in job.all(StepCommitted)} >= {2, 3}
     assert not job.all(RolledBack)
     assert {e.node for e in job.all(FailureDetected)} == {first, second}
 
@@ -60,7 +60,7 @@ def test_two_nodes_at_once_and_one_while_recovering(start_job: StartJob) -> None
     job.signal_node(nodes[3])
     job.wait(FailureDetected)
     job.signal_node(nodes[1])
-    job.wait(GenerationStarted, world=2)
+    job.wait(GenerationStarted, world_size=2)
     assert job.wait_exit() == 0
     assert len(job.all(StepCommitted)) == 50
 
@@ -93,9 +93,9 @@ def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: St
     job.wait(Recovered, since=since)
     woken = len(job.events)
     job.signal_node(victim, signal.SIGCONT)
-    job.wait(NodeJoined, node=victim, since=woken)
+    job.wait(NodesJoined, lambda e: victim in e.names, since=woken)
     assert job.pids(victim)[1] != old
-    job.wait(GenerationStarted, reason="join", world=3, since=woken)
+    job.wait(GenerationStarted, reason="join", world_size=3, since=woken)
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY, least=11)
 
@@ -105,6 +105,7 @@ def test_arrivals_within_the_join_window_are_taken_in_together(start_job: StartJ
     job.wait(StepCommitted, step=2)
     for node in ("node-1", "node-2"):
         job.call("add-node")
-        job.wait(NodeJoined, node=node)  # the second comes well after the first, and within the window
+        # (the second comes well after the first, and within the window)
+        job.wait(NodesJoined, lambda e, node=node: node in e.names)
     job.wait(GenerationStarted, reason="join")
-    assert [event.world for event in job.all(GenerationStarted)] == [1, 3]
+    assert [event.world_size for event in job.all(GenerationStarted)] == [1, 3]

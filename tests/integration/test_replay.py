@@ -10,7 +10,7 @@ import job_cases
 import pytest
 from job_cases import TINY, TINY_MOE, check_journal, check_losses
 
-from holdfast.protocol.events import JobFailed, JobWaiting, NodeJoined, NodeLeft, Recovered, RolledBack, StepCommitted
+from holdfast.protocol.events import JobFailed, JobWaiting, NodeLeft, NodesJoined, Recovered, RolledBack, StepCommitted
 from holdfast.testing.local_job import LocalJob
 
 
@@ -46,11 +46,11 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     assert list(lost) in (["c", "a", "d", "b"], ["c", "d", "a", "b"])
     for node, second in (("c", 1), ("a", 3), ("d", 3), ("b", 4)):
         assert second - 0.1 < lost[node] < second + 10, job.story()  # (never early; late on a busy machine)
-    joined = [event.node for event in job.all(NodeJoined)]
+    joined = [node for event in job.all(NodesJoined) for node in event.names]
     assert sorted(joined[:4]) == ["a", "b", "c", "d"]
     assert joined[4:] == ["a", "e"]
     assert job.all(RolledBack)
-    waits = [(event.nodes, event.slots) for event in job.all(JobWaiting)]
+    waits = [(event.nodes, event.expert_slots) for event in job.all(JobWaiting)]
     assert waits in ([(1, 2), (2, 6), (1, 2)], [(1, 2), (2, 6)]), "(the two that come back may come together)"
     assert "waiting for 2 nodes with 6 more expert slots: no node is left" in job.output()
     assert {event.state_source for event in job.all(Recovered)} >= {"checkpoint"}
@@ -67,7 +67,7 @@ def test_the_replay_ends_with_the_trace_and_sums_up(tmp_path: Path) -> None:
     output = job.output()
     summary = json.loads(output[output.index("{") :])
     assert summary["outcome"] == "trace over"
-    assert summary["seconds"] == pytest.approx(4.0)
+    assert summary["elapsed_s"] == pytest.approx(4.0)
     assert summary["nodes_lost"] == 1
     assert summary["recoveries"] == {"shrink": 1}
     assert summary["samples"] == 24 * summary["steps"] > 0

@@ -54,7 +54,7 @@ def test_an_event_of_a_newer_version_keeps_all_that_it_carries() -> None:
 
 def test_fields_that_came_later_are_blank_in_an_older_event() -> None:
     line = '{"event":"step_committed","time":1,"job":"j","term":1,"generation":1,"seq":9,"step":1,"loss":2,"samples":8,'
-    event = decode_event(line + '"world":2,"seconds":0.5}')
+    event = decode_event(line + '"world_size":2,"step_s":0.5}')
     assert isinstance(event, StepCommitted)
     assert not event.skipped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -9,17 +10,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol import events as ev
+from made_events import joined
+from places import ROOT
 
 
 def _values(metrics: Metrics) -> dict[str, float]:
     families = text_string_to_metric_families(metrics.exposition().decode())
     return {
         "/".join(
-            [sample.name, *(value for label, value in sample.labels.items() if label not in ("job", "le"))]
+            [sample.name, *(value for label, value in sample.labels.items() if label not in ("job_name", "le"))]
         ): sample.value
         for family in families
         for sample in family.samples
-        if sample.labels["job"] == "j" and "_bucket" not in sample.name
+        if sample.labels["job_name"] == "j" and "_bucket" not in sample.name
     }
 
 
@@ -29,26 +32,33 @@ def _stamp(seq: int, generation: int) -> dict[str, Any]:
 
 def test_they_follow_the_events() -> None:
     metrics = Metrics("j")
-    metrics.observe(ev.GenerationStarted(**_stamp(1, 1), members=("a", "b"), world=4, reason="start"))
+    metrics.observe(ev.GenerationStarted(**_stamp(1, 1), members=("a", "b"), world_size=4, reason="start"))
     for step in (1, 2):
         metrics.observe(
-            ev.StepCommitted(**_stamp(step + 1, 1), step=step, loss=2.0 / step, samples=32, world=4, seconds=0.25)
+            ev.StepCommitted(**_stamp(step + 1, 1), step=step, loss=2.0 / step, samples=32, world_size=4, step_s=0.25)
         )
-    metrics.observe(ev.FailureDetected(**_stamp(4, 1), node="a", kind="hang", after_s=1.0))
-    metrics.observe(ev.GenerationStarted(**_stamp(5, 2), members=("b",), world=2, reason="failure"))
+    metrics.observe(
+        ev.FailureDetected(**_stamp(4, 1), node="a", kind="hang", detector="timeout", severity=1, after_s=1.0)
+    )
+    metrics.observe(ev.GenerationStarted(**_stamp(5, 2), members=("b",), world_size=2, reason="failure"))
     metrics.observe(
         ev.Recovered(
             **_stamp(6, 2),
             action="shrink",
-            state_source="none",
-            bytes_moved=0,
+            state_source="live",
+            moved_bytes=7,
             detect_s=0.0,
+            decide_s=0.0,
             regroup_s=0.0,
             transfer_s=0.0,
             redo_s=0.0,
             down_s=0.5,
         )
     )
+    metrics.observe(ev.NodeLeft(**_stamp(7, 2), node="a", reason="failed"))
+    metrics.observe(joined("c", **_stamp(8, 2)))
+    metrics.observe(ev.Rebalanced(**_stamp(9, 2), step=2, moved_bytes=5, experts_moved=1, transfer_s=0.0, down_s=0.1))
+    metrics.observe(ev.CheckpointSaved(**{**_stamp(10, 2), "time": 90.5}, step=2, save_s=0.1, saved_bytes=9))
     metrics.connected(3)
     metrics.refused()
     values = _values(metrics)
@@ -56,20 +66,30 @@ def test_they_follow_the_events() -> None:
         "holdfast_step": 2,
         "holdfast_loss": 1.0,
         "holdfast_world_size": 2,
-        "holdfast_member_nodes": 1,
+        "holdfast_nodes/training": 1,
+        "holdfast_nodes/waiting": 1,
         "holdfast_term": 3,
         "holdfast_generation": 2,
         "holdfast_agent_connections": 3,
         "holdfast_steps_committed_total": 2,
         "holdfast_samples_committed_total": 64,
         "holdfast_messages_refused_total": 1,
-        "holdfast_failures_total/hang": 1,
-        "holdfast_recoveries_total/shrink": 1,
-        "holdfast_step_seconds_count": 2,
-        "holdfast_step_seconds_sum": 0.5,
+        "holdfast_failures_total/hang/1": 1,
+        "holdfast_recoveries_total/shrink/live": 1,
+        "holdfast_step_duration_seconds_count": 2,
+        "holdfast_step_duration_seconds_sum": 0.5,
         "holdfast_recovery_down_seconds_sum": 0.5,
+        "holdfast_moved_bytes_total/recovery": 7,
+        "holdfast_moved_bytes_total/rebalance": 5,
+        "holdfast_last_checkpoint_timestamp_seconds": 90.5,
     }
     assert {name: values.get(name) for name in expected} == expected
+
+
+def test_the_page_names_all_of_them_and_no_other() -> None:
+    page = (ROOT / "docs" / "events.md").read_text()
+    told = set(re.findall(r"`(holdfast_\w+?)(?:_total)?(?:\{[\w,]+\})?`", page))
+    assert told == {family.name for family in Metrics("j").registry.collect()}
 
 
 def test_the_global_registry_is_left_alone() -> None:
@@ -77,4 +97,4 @@ def test_the_global_registry_is_left_alone() -> None:
     metrics.refused()
     assert _values(metrics)["holdfast_messages_refused_total"] == 1
     assert "holdfast_messages_refused_total" not in _values(other)
-    assert REGISTRY.get_sample_value("holdfast_messages_refused_total", {"job": "j"}) is None
+    assert REGISTRY.get_sample_value("holdfast_messages_refused_total", {"job_name": "j"}) is None

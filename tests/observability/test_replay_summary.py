@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.observability.replay_summary import summarise_replay, without_nodes
 from holdfast.protocol.events import AnyEvent
-from made_events import made
+from made_events import joined, made
 
 
 def step(time: float, number: int) -> AnyEvent:
@@ -15,7 +15,7 @@ def step(time: float, number: int) -> AnyEvent:
 
 
 def node(time: float, name: str, *, joins: bool) -> AnyEvent:
-    return made("node_joined", time, node=name) if joins else made("node_left", time, node=name, reason="failed")
+    return joined(name, time) if joins else made("node_left", time, node=name, reason="failed")
 
 
 def test_what_comes_after_the_end_and_what_was_undone_do_not_count() -> None:
@@ -23,7 +23,7 @@ def test_what_comes_after_the_end_and_what_was_undone_do_not_count() -> None:
     events += [node(5.0, "b", joins=True), made("rolled_back", 5.0, to_step=2), step(6.0, 3)]
     events += [made("recovered", 6.0, action="rollback", down_s=2.5), step(11.5, 4)]
     summary = summarise_replay(events, 11.0, outcome="trace over")
-    assert (summary.seconds, summary.steps, summary.samples, summary.undone_steps) == (10.0, 3, 30, 1)
+    assert (summary.elapsed_s, summary.steps, summary.samples, summary.undone_steps) == (10.0, 3, 30, 1)
     assert summary.samples_per_s == 2.0
     assert summary.without_nodes_s == 1.5
     assert (summary.nodes_joined, summary.nodes_lost) == (2, 1)
@@ -34,14 +34,14 @@ def test_what_comes_after_the_end_and_what_was_undone_do_not_count() -> None:
 def test_a_job_that_is_done_first_ends_the_replay() -> None:
     done = made("job_finished", 2.0)
     summary = summarise_replay([step(1.0, 1), step(2.0, 2), done], 100.0, outcome="job done")
-    assert summary.seconds == 1.0
+    assert summary.elapsed_s == 1.0
 
 
 def test_a_replay_that_never_began_is_summed_up_too() -> None:
     failed = made("job_failed", 2.0)
     for events in ([], [failed]):
         summary = summarise_replay(events, None, outcome="job failed")
-        assert (summary.steps, summary.seconds, summary.samples_per_s, summary.final_loss) == (0, 0.0, 0.0, None)
+        assert (summary.steps, summary.elapsed_s, summary.samples_per_s, summary.final_loss) == (0, 0.0, 0.0, None)
 
 
 @settings(derandomize=True, deadline=None)

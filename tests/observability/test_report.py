@@ -11,19 +11,17 @@ from holdfast.cli.job.progress import stamped
 from holdfast.cli.job.report_plot import plot_events
 from holdfast.observability.report import committed_steps, make_report
 from holdfast.protocol.events import AnyEvent
-from made_events import made
+from made_events import joined, made
 
 
 def step(number: int, time: float, **fields: Any) -> AnyEvent:
-    return made(
-        "step_committed", time, **{"step": number, "loss": 1.0 / number, "samples": 8, "seconds": 1.0, **fields}
-    )
+    return made("step_committed", time, **{"step": number, "loss": 1.0 / number, "samples": 8, "step_s": 1.0, **fields})
 
 
 def test_adds_up_steps_and_recoveries() -> None:
     events = [
         made("job_started", job="j"),
-        made("node_joined", 0.5, node="a"),
+        joined("a", 0.5),
         made("generation_started", 0.5, reason="start"),
         *[step(number, float(number)) for number in range(1, 5)],
         made("failure_detected", 4.25, node="b"),
@@ -33,7 +31,7 @@ def test_adds_up_steps_and_recoveries() -> None:
     ]
     report = make_report(events)
     assert (report.job, report.outcome, report.steps, report.samples, report.gaps) == ("j", "finished", 5, 40, 0)
-    assert report.seconds == 6.0
+    assert report.elapsed_s == 6.0
     assert report.median_step_s == 1.0
     assert report.productive == pytest.approx(4 / 4.5)
     (recovery,) = report.recoveries
@@ -50,7 +48,7 @@ def test_counts_skipped_steps_rebalances_and_waits() -> None:
         made("job_waiting", 4.0),
         made("generation_started", 7.0, reason="join"),
         made("job_waiting", 8.0),
-        made("node_joined", 8.5, node="a"),
+        joined("a", 8.5),
     ]
     report = make_report(events)
     assert (report.skipped, report.rebalances, report.waiting_s) == (1, 1, 4.5)

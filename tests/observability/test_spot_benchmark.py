@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from holdfast.protocol.events import ReadEvent
-from made_events import made
+from made_events import joined, made
 from places import BENCHMARKS
 
 FILE = BENCHMARKS / "spot.py"
@@ -29,11 +29,11 @@ def spot() -> ModuleType:
 
 def events(*steps: tuple[float, int], restart: bool) -> list[ReadEvent]:
     """Two nodes of which one is idle from the failure on."""
-    out: list[ReadEvent] = [made("node_joined", node=name) for name in ("a", "b", "c")]
-    out.append(made("generation_started", world=3))
+    out: list[ReadEvent] = [joined(name) for name in ("a", "b", "c")]
+    out.append(made("generation_started", world_size=3))
     out += [made("step_committed", time, step=step, samples=10) for time, step in steps]
     out += [made("failure_detected", 4.5, node="c"), made("node_left", 4.5, node="c")]
-    out.append(made("generation_started", 4.5, world=1 if restart else 2))
+    out.append(made("generation_started", 4.5, world_size=1 if restart else 2))
     if restart:
         out.append(made("rolled_back", 4.5, to_step=2))
     return sorted(out, key=lambda event: event.time)

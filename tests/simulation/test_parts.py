@@ -152,7 +152,8 @@ def test_a_power_cut_takes_what_is_not_on_disk_and_nothing_else() -> None:
         journal = MemoryJournal()
         for seq in range(1, 6):
             journal.append(
-                ev.JobWaiting(time=0.0, job="j", term=1, generation=0, seq=seq, nodes=1, slots=0, why=""), seq - 1
+                ev.JobWaiting(time=0.0, job="j", term=1, generation=0, seq=seq, nodes=1, expert_slots=0, why=""),
+                seq - 1,
             )
             if seq == 3:
                 journal.sync()

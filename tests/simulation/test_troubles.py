@@ -161,4 +161,4 @@ def test_too_few_slots_make_those_who_are_left_wait() -> None:
     back = Fault(kind=FaultKind.RETURN, time=1.6, target=0)
     cluster = run(kill, back, nodes=2, start_nodes=2, steps=20, checkpoint_every=1, experts=4, slots=2)
     (waiting,) = events(cluster, ev.JobWaiting)
-    assert (waiting.nodes, waiting.slots) == (1, 2)
+    assert (waiting.nodes, waiting.expert_slots) == (1, 2)

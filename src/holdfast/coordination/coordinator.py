@@ -72,7 +72,9 @@ class Coordinator:
 
     @property
     def state(self) -> str:
-        """What users are told: waiting, running, recovering, or the outcome."""
+        """What users are told: waiting, running, recovering, stopping, finished, stopped or failed."""
+        if self.over is None and self.parts.closing.under_way:
+            return "stopping"
         return self.record.outcome or self.parts.state
 
     def start(self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> list[Instruction]:
@@ -92,7 +94,7 @@ class Coordinator:
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
             turn.change(checkpoints=tuple(checkpoints), term=term)
         if first:
-            turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, emulate_compute=self.config.emulate_compute)
+            turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, emulated_token_s=self.config.emulate_compute)
         else:
             turn.emit(ev.CoordinatorRestarted, url=url, coordinator_pid=pid)
         self.parts.absences.expect(map(node_of, turn.planned))

@@ -22,18 +22,19 @@ class Ending:
     @property
     def farewell(self) -> str:
         """Why a node leaves once the job is over."""
-        return {"done": "finished", "failed": "failed"}.get(self._turn.record.outcome, "drained")
+        return self._turn.record.outcome or "drained"
 
     def taken_over(self) -> None:
         """The coordinator before this one wrote an outcome, and died before everybody knew."""
         outcome = self._turn.record.outcome
-        self._end(EXIT_DONE if outcome == "done" else EXIT_FAILED, f"the job is {outcome}")
+        self._end(EXIT_DONE if outcome == "finished" else EXIT_FAILED, f"the job is {outcome}")
 
     def done(self, progress: Progress) -> None:
         """Every member has finished."""
         turn = self._turn
-        turn.change(outcome="done")
-        turn.emit(JobFinished, steps=progress.ledger.committed, samples=progress.samples, final_loss=progress.loss)
+        turn.change(outcome="finished")
+        steps, samples, loss = progress.ledger.committed, progress.samples, progress.loss
+        turn.emit(JobFinished, reason="completed", steps=steps, samples=samples, final_loss=loss)
         for node in turn.members.nodes.values():
             if not node.workers:  # still starting: nobody there whom JobDone would let go
                 turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why="the job is done"))

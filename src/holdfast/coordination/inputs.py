@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import AgentMessage
-from holdfast.protocol.plan import ExpertPlan
+from holdfast.protocol.plan import ExpertPlan, Phase
 
 if TYPE_CHECKING:
     from holdfast.planning import Shortage  # its imports take half a second that no command needs
@@ -37,7 +37,7 @@ class Tick:
 class Failure:
     """What failed, whoever saw it: a node, or (`worker` given) one process of it, which has ended.
 
-    `since`: the last sign of life, unix seconds.
+    `since`: the last sign of life, unix seconds. `step`, `phase`: where it stood; None: not known.
     """
 
     kind: FailureKind
@@ -45,6 +45,8 @@ class Failure:
     since: float
     worker: str = ""
     detail: str = ""
+    step: int | None = None
+    phase: Phase | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ class JobState(StrEnum):
 
     WAITING = "waiting"  # no generation is in force
     RUNNING = "running"  # one is, perhaps with a pending one beside it
-    STOPPING = "recovering"  # one is broken: reports are awaited
-    OVER = "over"
+    RECOVERING = "recovering"  # one is broken: reports are awaited
+    OVER = "stopped"  # for good, or to be taken up again
 
 
 class JobParts:
@@ -66,5 +66,5 @@ class JobParts:
         if self.ending.over is not None:
             return JobState.OVER
         if self.stopping.stop is not None:
-            return JobState.STOPPING
+            return JobState.RECOVERING
         return JobState.RUNNING if self.turn.record.plan else JobState.WAITING

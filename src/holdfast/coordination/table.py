@@ -11,9 +11,9 @@ Handler = Callable[..., None]
 Row = Mapping[JobState, Handler]
 
 
-def row(waiting: Handler, running: Handler, stopping: Handler, over: Handler) -> Row:
+def row(waiting: Handler, running: Handler, recovering: Handler, over: Handler) -> Row:
     """Return the handlers of one kind of input, by the state that it finds the job in."""
-    return dict(zip(JobState, (waiting, running, stopping, over), strict=True))
+    return dict(zip(JobState, (waiting, running, recovering, over), strict=True))
 
 
 def always(handler: Handler) -> Row:

@@ -14,10 +14,10 @@ from holdfast.protocol.events import JobWaiting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What is missing at least: nodes, and (0 without experts) the slots per MoE layer that they must bring."""
+    """What is missing at least: nodes, and (0 without experts) the expert slots per MoE layer that they must bring."""
 
     nodes: int
-    slots: int
+    expert_slots: int
     why: str = field(compare=False)
 
 
@@ -33,7 +33,7 @@ class Waiting:
         # Those that are about to come with fresh workers were not lost, and what they bring is known.
         need = None if self._parts.absences.renewing else self._need()
         if need is not None and need != self.need:
-            self._parts.turn.emit(JobWaiting, nodes=need.nodes, slots=need.slots, why=need.why)
+            self._parts.turn.emit(JobWaiting, nodes=need.nodes, expert_slots=need.expert_slots, why=need.why)
         self.need = need
 
     def _need(self) -> Need | None:
@@ -44,7 +44,7 @@ class Waiting:
         if record.generation == 0:
             here = sum(node.complete for node in members.nodes.values())
             # (that nodes are still to come at the begin is worth no word, unless one came in vain)
-            return Need(nodes=config.start_nodes - here, slots=0, why=parts.misfit) if parts.misfit else None
+            return Need(nodes=config.start_nodes - here, expert_slots=0, why=parts.misfit) if parts.misfit else None
         # Of those that may still come back it is their part of the state that the job waits for.
         broken = parts.stopping.stop is not None and not parts.stopping.awaited(parts.absences.promised)
         if record.plan is not None and not (broken and lacks_slots(turn, config)):
@@ -59,14 +59,14 @@ def _missing_statically(turn: Turn, ep_size: int) -> Need | None:
     size, nodes = ep_size_of(turn.record.experts, ep_size), len(turn.members.nodes)
     if isinstance(size, Shortage) or nodes >= size:
         return None
-    return Need(nodes=size - nodes, slots=0, why=f"one replica of all experts takes {size} nodes")
+    return Need(nodes=size - nodes, expert_slots=0, why=f"one replica of all experts takes {size} nodes")
 
 
 def _missing(turn: Turn, why: str) -> Need | None:
     """Return what is missing beyond the nodes that are here; their workers may still be starting."""
     shape, nodes = turn.record.experts, turn.members.nodes.values()
     if shape is None:
-        return None if nodes else Need(nodes=1, slots=0, why=why)
+        return None if nodes else Need(nodes=1, expert_slots=0, why=why)
     slots = 0
     for node in nodes:
         known = [info.attach.experts.slots for info in node.workers.values() if info.attach.experts is not None]
@@ -74,4 +74,4 @@ def _missing(turn: Turn, why: str) -> Need | None:
     if slots >= shape.experts:
         return None
     missing = shape.experts - slots
-    return Need(nodes=-(-missing // shape.slots), slots=missing, why=why)
+    return Need(nodes=-(-missing // shape.slots), expert_slots=missing, why=why)

@@ -6,20 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.observability.report import committed_steps
-from holdfast.protocol.events import JobFailed, JobFinished, NodeJoined, NodeLeft, ReadEvent, Recovered, StepCommitted
+from holdfast.protocol.events import JobFailed, JobFinished, NodeLeft, NodesJoined, ReadEvent, Recovered, StepCommitted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplaySummary:
     """Times in seconds of this machine, not of the trace; what came after the trace's end does not count.
 
-    seconds: from the first committed step to the trace's end, or to the job's where that came first. steps, samples:
+    elapsed_s: from the first committed step to the trace's end, or to the job's where that came first. steps, samples:
     committed up to then, the first step's included; those that a roll-back undid are `undone_steps`. samples_per_s:
-    over `seconds`, without the first step. down_s: of all recoveries together. without_nodes_s: nobody was there.
+    over `elapsed_s`, without the first step. down_s: of all recoveries together. without_nodes_s: nobody was there.
     """
 
     outcome: str
-    seconds: float
+    elapsed_s: float
     steps: int
     samples: int
     samples_per_s: float
@@ -51,13 +51,13 @@ def summarise_replay(events: Sequence[ReadEvent], ends: float | None, *, outcome
     after_first = samples - ever[0].samples if steps and steps[0] is ever[0] else samples
     return ReplaySummary(
         outcome=outcome,
-        seconds=until - begin,
+        elapsed_s=until - begin,
         steps=len(steps),
         samples=samples,
         samples_per_s=after_first / (until - begin) if until > begin else 0.0,
         undone_steps=len(ever) - len(steps),
         final_loss=steps[-1].loss if steps else None,
-        nodes_joined=sum(isinstance(event, NodeJoined) for event in counted),
+        nodes_joined=sum(len(event.nodes) for event in counted if isinstance(event, NodesJoined)),
         nodes_lost=sum(isinstance(event, NodeLeft) and event.reason == "failed" for event in counted),
         recoveries=_count(event.action for event in recoveries),
         down_s=sum(event.down_s for event in recoveries),
@@ -71,11 +71,11 @@ def without_nodes(events: Iterable[ReadEvent], begin: float, end: float) -> floa
     empty_since: float | None = None
     total = 0.0
     for event in events:
-        if isinstance(event, NodeJoined):
+        if isinstance(event, NodesJoined):
             if empty_since is not None:
                 total += max(0.0, event.time - max(begin, empty_since))
             empty_since = None
-            present.add(event.node)
+            present.update(event.names)
         elif isinstance(event, NodeLeft) and event.node in present:
             present.remove(event.node)
             if not present:

@@ -13,7 +13,7 @@ from holdfast.protocol.events import (
     JobFinished,
     JobStarted,
     JobWaiting,
-    NodeJoined,
+    NodesJoined,
     ReadEvent,
     Rebalanced,
     Recovered,
@@ -31,7 +31,7 @@ class Recovery:
     action: str
     nodes: tuple[str, ...]
     state_source: str
-    bytes_moved: int
+    moved_bytes: int
     experts_moved: int
     down_s: float
     extra_s: float
@@ -41,13 +41,13 @@ class Recovery:
 class Report:
     """A job in figures; times in seconds. `gaps`: steps that are missing or doubled, which must be none.
 
-    `emulate_compute`: seconds per token that expert computation was made to take, 0 where nothing was emulated.
+    `emulated_token_s`: seconds per token that expert computation was made to take, 0 where nothing was emulated.
     """
 
     job: str
     outcome: str
     started: float
-    seconds: float
+    elapsed_s: float
     steps: int
     samples: int
     first_loss: float | None
@@ -63,7 +63,7 @@ class Report:
     rebalances: int = 0
     #: how long too few nodes were there
     waiting_s: float = 0.0
-    emulate_compute: float = 0.0
+    emulated_token_s: float = 0.0
 
 
 def committed_steps(events: Iterable[ReadEvent]) -> list[StepCommitted]:
@@ -81,7 +81,7 @@ def make_report(events: Sequence[ReadEvent]) -> Report:
     """Add up a job's events."""
     steps = committed_steps(events)
     first = events[0]
-    usual = statistics.median([step.seconds for step in steps[1:]]) if len(steps) > 1 else 0.0
+    usual = statistics.median([step.step_s for step in steps[1:]]) if len(steps) > 1 else 0.0
     training = steps[-1].time - steps[0].time if steps else 0.0
     outcomes = [name_of(event) for event in events if isinstance(event, JobFinished | JobFailed)]
     numbers = [step.step for step in steps]
@@ -89,7 +89,7 @@ def make_report(events: Sequence[ReadEvent]) -> Report:
         job=first.job,
         outcome=outcomes[-1].removeprefix("job_") if outcomes else "running",
         started=first.time,
-        seconds=events[-1].time - first.time,
+        elapsed_s=events[-1].time - first.time,
         steps=len(steps),
         samples=sum(step.samples for step in steps),
         first_loss=steps[0].loss if steps else None,
@@ -100,7 +100,7 @@ def make_report(events: Sequence[ReadEvent]) -> Report:
         skipped=sum(step.skipped for step in steps),
         rebalances=sum(isinstance(event, Rebalanced) for event in events),
         waiting_s=_waiting_s(events),
-        emulate_compute=first.emulate_compute if isinstance(first, JobStarted) else 0.0,
+        emulated_token_s=first.emulated_token_s if isinstance(first, JobStarted) else 0.0,
         gaps=sum(number != place for place, number in enumerate(numbers, numbers[0] if numbers else 1)),
     )
 
@@ -121,8 +121,10 @@ def _recoveries(events: Sequence[ReadEvent], usual: float) -> list[Recovery]:
     involved: list[str] = []
     for event in events:
         match event:
-            case FailureDetected() | NodeJoined():
+            case FailureDetected():
                 involved.append(event.node)
+            case NodesJoined():
+                involved += event.names
             case GenerationStarted(reason="start"):
                 involved = []
             case Recovered():
@@ -139,7 +141,7 @@ def _recovery(event: Recovered, involved: list[str], usual: float) -> Recovery:
         action=event.action,
         nodes=tuple(dict.fromkeys(involved)),
         state_source=event.state_source,
-        bytes_moved=event.bytes_moved,
+        moved_bytes=event.moved_bytes,
         experts_moved=event.experts_moved,
         down_s=event.down_s,
         extra_s=event.down_s - usual,

@@ -9,6 +9,9 @@ from typing import Any, get_args
 
 import msgspec
 
+#: Of what events are called and carry. 2: the names of today; files of 1 cannot be read.
+FORMAT = 2
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """What all events carry."""
@@ -21,14 +24,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="job_started"):
-    """The job exists; always the first event.
+    """The job exists; always the first event. `format`: of these events.
 
-    `emulate_compute`: seconds per token that expert computation is made to take (an emulated accelerator), 0 for none.
+    `emulated_token_s`: seconds per token that expert computation is made to take (an emulated accelerator), 0 for none.
     """
 
     url: str
     coordinator_pid: int
-    emulate_compute: float = 0.0
+    format: int = FORMAT
+    emulated_token_s: float = 0.0
 
 
 class CoordinatorRestarted(Event, frozen=True, kw_only=True, tag_field="event", tag="coordinator_restarted"):
@@ -38,12 +42,23 @@ class CoordinatorRestarted(Event, frozen=True, kw_only=True, tag_field="event", 
     coordinator_pid: int
 
 
-class NodeJoined(Event, frozen=True, kw_only=True, tag_field="event", tag="node_joined"):
-    """All workers of a node run."""
+class JoinedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that has joined, and its processes; `worker_pids` by index on the node."""
 
     node: str
     agent_pid: int
     worker_pids: tuple[int, ...]
+
+
+class NodesJoined(Event, frozen=True, kw_only=True, tag_field="event", tag="nodes_joined"):
+    """All workers of these nodes run."""
+
+    nodes: tuple[JoinedNode, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes' names."""
+        return tuple(joined.node for joined in self.nodes)
 
 
 class WorkersChanged(Event, frozen=True, kw_only=True, tag_field="event", tag="workers_changed"):
@@ -68,7 +83,7 @@ class FaultThreshold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="generation_started"):
-    """`members` are node names, `world` counts workers.
+    """`members` are node names, `world_size` counts workers.
 
     `reason`: start, failure, join, rebalance, move, rollback, save (the last one of a job that is to end).
 
@@ -77,14 +92,14 @@ class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag
     """
 
     members: tuple[str, ...]
-    world: int
+    world_size: int
     reason: str
     expert_moves: int = 0
     fault_threshold: FaultThreshold | None = None
 
 
 class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="step_committed"):
-    """Every member applied the step; `time` is the last one's, `seconds` since the step before.
+    """Every member applied the step; `time` is the last one's, `step_s` since the step before.
 
     `skipped`: some gradient was not finite, so that the optimizer was left alone on every replica.
     `loss`: None for one that is not a number, or that nobody who is left knows.
@@ -93,44 +108,62 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     step: int
     loss: float | None
     samples: int
-    world: int
-    seconds: float
+    world_size: int
+    step_s: float
     skipped: bool = False
 
 
 class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="failure_detected"):
-    """`kind`: connection_lost, lease_expired, process_exit, exception, hang; `after_s` since the last sign of life."""
+    """`kind`: connection_lost, lease_expired, process_exit, exception, hang; `after_s` since the last sign of life.
+
+    `detector`: who saw it: node_health, process, exception, timeout (of a collective, or of a report).
+    `severity`: 1, the node is out; 2, a process starts again; 3, the same members try again.
+    `category`: its class where failures are classified, None where not.
+    `step`, `phase`, `micro_batch`: where the one that failed stood; None: not known.
+    """
 
     node: str
     kind: str
+    detector: str
+    severity: int
     after_s: float
+    category: str | None = None
+    step: int | None = None
+    phase: str | None = None
+    micro_batch: int | None = None
     detail: str = ""
 
 
 class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recovered"):
     """The first step after a failure or a join is committed.
 
-    `action`: shrink, grow, rollback, retry, restart; `state_source`: replica, peer_memory, checkpoint, none.
+    `action`: retry, shrink, grow, rollback, restart_all; `state_source`: live, checkpoint, none (nobody needed any).
+    Phases: detect, decide, regroup, redo, one after the other; transfer, of the member that took longest, beside them.
+    `micro_batches_kept`: gradients of the interrupted step that survivors kept; `micro_batches_redone`: those
+    that were computed, and are once more. None: no step was interrupted, or not known.
     `down_s` runs from the failure (else the last sign of life; for a join, the commit before it) to the first step
     committed after it; for a restart, to the first step that was not committed before it.
     """
 
     action: str
     state_source: str
-    bytes_moved: int
+    moved_bytes: int
     detect_s: float
+    decide_s: float
     regroup_s: float
     transfer_s: float
     redo_s: float
     down_s: float
     experts_moved: int = 0
+    micro_batches_kept: int | None = None
+    micro_batches_redone: int | None = None
 
 
 class JobWaiting(Event, frozen=True, kw_only=True, tag_field="event", tag="job_waiting"):
-    """Training stands still until at least `nodes` more come, with `slots` (0: any) for experts in each MoE layer."""
+    """Training stands still until at least `nodes` more come, with `expert_slots` (0: any) in each MoE layer."""
 
     nodes: int
-    slots: int
+    expert_slots: int
     why: str
 
 
@@ -156,7 +189,7 @@ class Rebalanced(Event, frozen=True, kw_only=True, tag_field="event", tag="rebal
     """
 
     step: int
-    bytes_moved: int
+    moved_bytes: int
     experts_moved: int
     transfer_s: float
     down_s: float
@@ -170,11 +203,11 @@ class RolledBack(Event, frozen=True, kw_only=True, tag_field="event", tag="rolle
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_saved"):
-    """A checkpoint on the decided lineage has its final name."""
+    """A checkpoint on the decided lineage has its final name; `save_s`: what writing it took."""
 
     step: int
-    seconds: float
-    bytes: int
+    save_s: float
+    saved_bytes: int
 
 
 class CheckpointRejected(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_rejected"):
@@ -204,8 +237,9 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="
 
 
 class JobFinished(Event, frozen=True, kw_only=True, tag_field="event", tag="job_finished"):
-    """Every member has finished."""
+    """Every member has finished. `reason`: completed."""
 
+    reason: str
     steps: int
     samples: int
     final_loss: float | None
@@ -220,7 +254,7 @@ class JobFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="job_fa
 AnyEvent = (
     JobStarted
     | CoordinatorRestarted
-    | NodeJoined
+    | NodesJoined
     | WorkersChanged
     | NodeLeft
     | GenerationStarted

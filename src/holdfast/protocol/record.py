@@ -13,7 +13,8 @@ from holdfast.protocol.position import Position
 
 #: Raised with every change after which a coordinator would misread what one of before wrote, or the other way round.
 #: 2: `position` and `passed` count; a record without them says nothing of where the job stands.
-SCHEMA = 2
+#: 3: events of format 2 in the outbox; the outcome is `finished`, not `done`.
+SCHEMA = 3
 
 
 class KnownCheckpoint(Struct, frozen=True, kw_only=True):
@@ -59,4 +60,4 @@ class Record(Struct, frozen=True, kw_only=True):
     passed: tuple[Passed, ...] = ()
     position: Position = Position()
     outbox: tuple[AnyEvent, ...] = ()
-    outcome: str = ""  # "", done, failed
+    outcome: str = ""  # "", finished, failed

@@ -19,7 +19,7 @@ from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import find_job, registry_directory
 from holdfast.errors import HoldfastError
 from holdfast.observability.event_lines import decode_event
-from holdfast.protocol.events import Event, GenerationStarted, JobStarted, NodeJoined, ReadEvent, WorkersChanged
+from holdfast.protocol.events import Event, GenerationStarted, JobStarted, NodesJoined, ReadEvent, WorkersChanged
 
 E = TypeVar("E", bound=Event)
 
@@ -98,9 +98,14 @@ class EventLog:
 
     def pids(self, node: str) -> tuple[int, tuple[int, ...]]:
         """Return the process ids of a node's agent and of its newest workers."""
-        joined = [event for event in self.all(NodeJoined) if event.node == node]
-        changes = [e for e in self.events if isinstance(e, NodeJoined | WorkersChanged) and e.node == node]
-        return joined[-1].agent_pid, changes[-1].worker_pids
+        agent, workers = 0, ()
+        for event in list(self.events):
+            for joined in event.nodes if isinstance(event, NodesJoined) else ():
+                if joined.node == node:
+                    agent, workers = joined.agent_pid, joined.worker_pids
+            if isinstance(event, WorkersChanged) and event.node == node:
+                workers = event.worker_pids
+        return agent, workers
 
     def nodes(self) -> tuple[str, ...]:
         """Return the members of the newest generation."""

@@ -12,7 +12,7 @@ from holdfast.cli.job.live import JobPicture, LiveProgress, render
 from holdfast.cli.job.progress import PlainProgress, describe
 from holdfast.observability.event_lines import decode_event
 from holdfast.protocol.events import ReadEvent
-from made_events import KINDS, made
+from made_events import KINDS, joined, made
 
 
 def event(name: str, /, time: float = 1000.0, **fields: Any) -> ReadEvent:
@@ -20,25 +20,26 @@ def event(name: str, /, time: float = 1000.0, **fields: Any) -> ReadEvent:
 
 
 def step(number: int, time: float = 1000.0, seconds: float = 0.5) -> ReadEvent:
-    return event("step_committed", time, step=number, loss=2.5, samples=32, world=4, seconds=seconds)
+    return event("step_committed", time, step=number, loss=2.5, samples=32, world_size=4, step_s=seconds)
 
 
 STORY = [
     event("job_started", url="http://127.0.0.1:1", coordinator_pid=9),
-    event("node_joined", node="node-0", agent_pid=10, worker_pids=(11,)),
-    event("node_joined", node="node-1", agent_pid=20, worker_pids=(21,)),
-    event("generation_started", members=("node-0", "node-1"), world=2, reason="start"),
+    joined("node-0", 0.0, agent_pid=10, worker_pids=(11,), job="j", term=1, generation=1, seq=1),
+    joined("node-1", 0.0, agent_pid=20, worker_pids=(21,), job="j", term=1, generation=1, seq=1),
+    event("generation_started", members=("node-0", "node-1"), world_size=2, reason="start"),
     step(1, seconds=0.0),
     step(2),
     event("failure_detected", node="node-1", kind="connection_lost", after_s=0.001, detail=""),
     event("node_left", node="node-1", reason="failed"),
-    event("generation_started", generation=2, members=("node-0",), world=1, reason="failure"),
+    event("generation_started", generation=2, members=("node-0",), world_size=1, reason="failure"),
     event(
         "recovered",
         action="shrink",
         state_source="none",
-        bytes_moved=0,
+        moved_bytes=0,
         detect_s=0.001,
+        decide_s=0.0,
         regroup_s=0.02,
         transfer_s=0.0,
         redo_s=0.03,
@@ -104,7 +105,10 @@ def test_the_live_view_takes_events_while_it_draws() -> None:
         (step(3, seconds=0.0), "step 3: loss 2.5000, - samples/s, 4 workers"),
         (STORY[9], "recovered by shrink, down 0.051 s (detect 0.001 s, regroup 0.020 s, redo 0.030 s)"),
         (event("node_left", node="n", reason="drained"), "n left: drained"),
-        (event("checkpoint_saved", step=5, seconds=0.25, bytes=2_000_000), "checkpoint of step 5: 2.0 MB in 0.25 s"),
+        (
+            event("checkpoint_saved", step=5, save_s=0.25, saved_bytes=2_000_000),
+            "checkpoint of step 5: 2.0 MB in 0.25 s",
+        ),
         (event("job_finished", steps=9, samples=288, final_loss=1.25), "done: 9 steps, 288 samples, loss 1.2500"),
     ],
 )

@@ -15,7 +15,7 @@ from server_bench import PATIENCE_S, CoordinatorProcess, attach, hear, hello, ma
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import JobEntry
 from holdfast.errors import BadInputError, HoldfastError, RefusedError, UnreachableError
-from holdfast.protocol.events import JobStarted, NodeJoined, NodeLeft, name_of
+from holdfast.protocol.events import JobStarted, NodeLeft, NodesJoined, name_of
 from holdfast.protocol.messages.agent import NodeFault, Welcome
 
 
@@ -37,7 +37,7 @@ def test_status_tells_who_is_there(coordinator: CoordinatorProcess) -> None:
         say(agent, hello("n0"))
         assert isinstance(hear(agent), Welcome)
         say(agent, attach("n0"))
-        coordinator.until_event(NodeJoined)
+        coordinator.until_event(NodesJoined)
         status = client.status()
     assert (status["job"], status["state"], status["term"], status["generation"], status["step"]) == (
         "j",
@@ -182,7 +182,7 @@ def test_metrics_are_open_on_loopback(shared: CoordinatorProcess) -> None:
     with httpx.Client(base_url=shared.entry.url, trust_env=False, timeout=PATIENCE_S) as client:
         answer = client.get("/metrics")
     assert answer.status_code == 200
-    assert 'holdfast_term{job="j"} 1.0' in answer.text
+    assert 'holdfast_term{job_name="j"} 1.0' in answer.text
 
 
 def test_metrics_need_the_token_elsewhere(tmp_path: Path) -> None:

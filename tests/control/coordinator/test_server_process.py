@@ -21,7 +21,7 @@ from holdfast.control.registry import live_jobs
 from holdfast.control.store.choose import open_store
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import BadInputError
-from holdfast.protocol.events import CoordinatorRestarted, JobFinished, JobStarted, NodeJoined, name_of
+from holdfast.protocol.events import CoordinatorRestarted, JobFinished, JobStarted, NodesJoined, name_of
 from holdfast.protocol.messages.agent import EndNode, ToWorker, Welcome
 from holdfast.protocol.messages.orders import Begin, JobDone, Order, Stop
 from holdfast.protocol.messages.worker import Entered, Finished
@@ -127,7 +127,7 @@ def test_a_journal_that_was_damaged_is_mended(tmp_path: Path, damage: str) -> No
     with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
         say(agent, hello("n0"))
         say(agent, attach("n0"))
-        first.until_event(NodeJoined)
+        first.until_event(NodesJoined)
         first.process.kill()
         first.wait()
     lines = path.read_bytes().splitlines(keepends=True)
@@ -140,9 +140,9 @@ def test_a_journal_that_was_damaged_is_mended(tmp_path: Path, damage: str) -> No
     with CoordinatorProcess(tmp_path, **settings) as second, second.client() as client:
         events = [(event["seq"], event["event"]) for event in map(msgspec.json.decode, path.read_bytes().splitlines())]
         assert client.status()["events"] == events[-1][0]
-    # (What the record's own transition said, `node_joined`, is in the record.)
+    # (What the record's own transition said, `nodes_joined`, is in the record.)
     first_event = "journal_repaired" if damage == "removed" else "job_started"
-    assert events == [(1, first_event), (2, "node_joined"), (3, "coordinator_restarted")]
+    assert events == [(1, first_event), (2, "nodes_joined"), (3, "coordinator_restarted")]
 
 
 def test_events_of_another_job_are_refused(tmp_path: Path, place: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
             say(agent, hello("n0"))
             say(agent, attach("n0"))
             hear(agent)
-            first.until_event(NodeJoined)
+            first.until_event(NodesJoined)
             first.process.kill()
             first.wait()
             with pytest.raises(ConnectionClosed):
@@ -276,7 +276,7 @@ def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
                 assert isinstance(welcome, Welcome)
                 assert welcome.term == 2
                 events = [(event.seq, name_of(event), event.term) for event in client.events()]
-    assert events == [(1, "job_started", 1), (2, "node_joined", 1), (3, "coordinator_restarted", 2)]
+    assert events == [(1, "job_started", 1), (2, "nodes_joined", 1), (3, "coordinator_restarted", 2)]
     lines = (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["seq"] for line in lines] == list(range(1, len(lines) + 1))
 
@@ -336,7 +336,7 @@ def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
                 assert isinstance(hear(second), Welcome)
     events = [line.split(b'"')[3] for line in (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()]
     assert events[:2] == [b"job_started", b"coordinator_restarted"]
-    assert b"node_joined" not in events
+    assert b"nodes_joined" not in events
 
 
 def test_nothing_is_left_open(tmp_path: Path) -> None:

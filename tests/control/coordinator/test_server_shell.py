@@ -24,7 +24,7 @@ HELLO = Hello(protocol=PROTOCOL, job="j", node="n", session="0" * 8, term=0, age
 
 def _event(seq: int) -> StepCommitted:
     return StepCommitted(
-        time=1.0, job="j", term=1, generation=1, seq=seq, step=seq, loss=1.0, samples=1, world=1, seconds=0.1
+        time=1.0, job="j", term=1, generation=1, seq=seq, step=seq, loss=1.0, samples=1, world_size=1, step_s=0.1
     )
 
 

@@ -17,7 +17,7 @@ from holdfast.protocol.events import (
     GenerationStarted,
     JobFinished,
     JobStarted,
-    NodeJoined,
+    NodesJoined,
     StepCommitted,
     WorkersChanged,
 )
@@ -108,7 +108,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(world: World) -> None:
         assert job.wait_exit() == 0
     steps = [event.step for event in job.all(StepCommitted)]
     assert steps == list(range(1, 13))
-    assert {event.node for event in job.all(NodeJoined)} == {"node-0", "node-1", "node-2"}
+    assert {node for event in job.all(NodesJoined) for node in event.names} == {"node-0", "node-1", "node-2"}
     assert job.all(JobFinished)[0].steps == 12
     output = job.output_file.read_text()
     assert "done: 12 steps" in output
@@ -229,15 +229,15 @@ def test_a_whole_node_can_be_made_to_fail(world: World, how: str, kind: str) -> 
         if how == "stop":
             since = len(job.events)
             os.kill(agent, signal.SIGCONT)  # it learns that it was expelled, and comes back with new workers
-            job.wait(NodeJoined, node="node-1", since=since)
+            job.wait(NodesJoined, lambda e: "node-1" in e.names, since=since)
 
 
 def test_nodes_can_be_added(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
         job.wait(StepCommitted, step=3)
         assert cli(world, "add-node", "--count", "2") == (0, "2 more nodes are on the way\n", "")
-        job.wait(NodeJoined, node="node-1")
-        job.wait(NodeJoined, node="node-2")
+        job.wait(NodesJoined, lambda e: "node-1" in e.names)
+        job.wait(NodesJoined, lambda e: "node-2" in e.names)
 
 
 def test_a_script_that_fails_fails_the_job(world: World) -> None:

@@ -12,7 +12,7 @@ from holdfast.control.launch.launcher import Launcher
 from holdfast.control.launch.trace_run import Replay
 from holdfast.control.processes import ProcessHandle
 from holdfast.planning.availability import parse_trace, window_of
-from made_events import made
+from made_events import joined, made
 
 TRACE = "seconds,event,node\n0,add,a\n0,add,b\n100,remove,b\n100,remove,a\n200,add,a\n200,add,c\n400,remove,c\n"
 SPEED = 1000.0
@@ -70,7 +70,7 @@ def test_events_of_an_earlier_run_are_not_this_replays() -> None:
 
     async def run() -> None:
         director = Replay(window_of(parse_trace(TRACE)), SPEED, since=100.0)
-        director.take(made("node_joined", 49.0, node="b", worker_pids=(os.getpid(),)))
+        director.take(joined("b", 49.0, worker_pids=(os.getpid(),)))
         director.take(STEP)
         assert director.started is None
         director.take(made("step_committed", 101.0))
@@ -86,8 +86,7 @@ def test_a_lost_node_takes_its_newest_workers_with_it() -> None:
         code = "import time; time.sleep(100)"
         workers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
         old, new = (worker.pid for worker in workers)
-        joined = made("node_joined", 40.0, node="a", worker_pids=(old,))
-        director.take(joined)
+        director.take(joined("a", 40.0, worker_pids=(old,)))
         director.take(made("workers_changed", 41.0, node="a", worker_pids=(new,)))
         director.take(STEP)
         open_before = len(os.listdir("/proc/self/fd"))

@@ -82,12 +82,12 @@ def test_replicas_follow_the_loads_at_a_step_boundary() -> None:
     assert (pending.sources, pending.experts.given if pending.experts else 0) == ({}, 2)
     swap(job, pending, 11)
     (started,) = [event for event in job.events if isinstance(event, ev.GenerationStarted) and event.generation == 2]
-    assert (started.reason, started.world, started.expert_moves) == ("rebalance", 4, decided.moves)
+    assert (started.reason, started.world_size, started.expert_moves) == ("rebalance", 4, decided.moves)
     for worker in pending.workers:
         job.say(msg.Entered(worker=worker, generation=2, applied=11, received_bytes=100, transfer_s=0.01))
     train(job, 12, 12, generation=2)
     (rebalanced,) = job.said(ev.Rebalanced)
-    assert (rebalanced.step, rebalanced.bytes_moved, rebalanced.experts_moved) == (12, 400, decided.moves)
+    assert (rebalanced.step, rebalanced.moved_bytes, rebalanced.experts_moved) == (12, 400, decided.moves)
     assert not [event for event in job.events if isinstance(event, ev.Recovered)]
 
 

@@ -104,7 +104,7 @@ def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
     assert begin[w("n0", "b")].decision == msg.Decision(kind=DecisionKind.ROLLBACK, applied=2, checkpoint="two")
     assert job.said(ev.RolledBack)[0].why == "all workers were started again"
     costs = _redo(job, ("n0", "n2"), generation=2, first=3, until=4)
-    assert (costs.action, costs.state_source) == ("restart", "checkpoint")
+    assert (costs.action, costs.state_source) == ("restart_all", "checkpoint")
 
 
 def test_without_a_checkpoint_yet_a_restart_begins_anew() -> None:

@@ -21,7 +21,7 @@ def come(job: Job, node: str, shape: ExpertShape | None = None, nonce: str = "a"
 
 
 def waits(job: Job) -> list[tuple[int, int]]:
-    return [(event.nodes, event.slots) for event in job.events if isinstance(event, ev.JobWaiting)]
+    return [(event.nodes, event.expert_slots) for event in job.events if isinstance(event, ev.JobWaiting)]
 
 
 def started(shape: ExpertShape | None, nodes: int = 2) -> Job:

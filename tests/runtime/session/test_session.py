@@ -44,7 +44,7 @@ def test_three_workers_train_like_one(tmp_path: Path, undisturbed: dict[int, flo
         cluster.wait_done()
         assert_whole(cluster, undisturbed)
         assert set(cluster.exit_codes().values()) == {0}
-        assert {event.world for event in cluster.of(ev.StepCommitted)} == {3}
+        assert {event.world_size for event in cluster.of(ev.StepCommitted)} == {3}
         assert cluster.over is not None
         assert cluster.over.exit_code == 0
 
@@ -64,7 +64,7 @@ def test_a_node_dies_in_a_phase(tmp_path: Path, undisturbed: dict[int, float], p
         cluster.wait_done()
         assert_whole(cluster, undisturbed)
         assert cluster.exit_codes() == {"n1": 0, "n2": -9, "n3": 0}
-        assert {event.step: event.world for event in cluster.of(ev.StepCommitted)}[STEPS] == 2
+        assert {event.step: event.world_size for event in cluster.of(ev.StepCommitted)}[STEPS] == 2
         assert [event.action for event in cluster.of(ev.Recovered)] == ["shrink"]
 
 
@@ -118,10 +118,10 @@ def test_a_joiner_gets_the_state_while_the_others_train(tmp_path: Path, undistur
         cluster.wait_done()
         assert_whole(cluster, undisturbed)
         grown = cluster.of(ev.Recovered)
-        assert [(event.action, event.state_source) for event in grown] == [("grow", "replica")]
-        assert grown[0].bytes_moved > 0
+        assert [(event.action, event.state_source) for event in grown] == [("grow", "live")]
+        assert grown[0].moved_bytes > 0
         assert set(cluster.exit_codes().values()) == {0}
-        assert cluster.of(ev.StepCommitted)[-1].world == 3
+        assert cluster.of(ev.StepCommitted)[-1].world_size == 3
 
 
 @pytest.mark.parametrize(("victim", "phase"), [("sender", "transfer"), ("n3", "receiving")])
@@ -225,4 +225,4 @@ def test_a_joiner_that_dies_before_it_is_in_leaves_no_trace(tmp_path: Path, undi
         cluster.go()
         cluster.wait_done()
         assert_whole(cluster, undisturbed)
-        assert {event.world for event in cluster.of(ev.StepCommitted)} == {2}
+        assert {event.world_size for event in cluster.of(ev.StepCommitted)} == {2}

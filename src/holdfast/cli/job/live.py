@@ -24,8 +24,8 @@ from holdfast.protocol.events import (
     JobFinished,
     JobStarted,
     JobWaiting,
-    NodeJoined,
     NodeLeft,
+    NodesJoined,
     ReadEvent,
     Recovered,
     RolledBack,
@@ -42,7 +42,7 @@ _COLOURS: dict[type[Event], str] = {
     NodeLeft: "yellow",
     Recovered: "bold green",
     JobFinished: "bold green",
-    NodeJoined: "cyan",
+    NodesJoined: "cyan",
     RolledBack: "yellow",
     JobWaiting: "bold yellow",
 }
@@ -77,7 +77,7 @@ class JobPicture:
     @property
     def samples_per_s(self) -> float:
         """Over the last steps; 0 where there are too few."""
-        seconds = sum(step.seconds for step in self.recent)
+        seconds = sum(step.step_s for step in self.recent)
         return sum(step.samples for step in self.recent) / seconds if seconds > 0 else 0.0
 
     def take(self, event: ReadEvent) -> None:
@@ -90,21 +90,23 @@ class JobPicture:
             case JobStarted() | CoordinatorRestarted():
                 self.job, self.url = event.job, event.url
             case GenerationStarted():
-                self.generation, self.world = event.generation, event.world
+                self.generation, self.world = event.generation, event.world_size
                 self._members(event.members)
             case JobFailed():
                 self.failure = event.why
-            case NodeJoined():
-                self.nodes[event.node] = NodeLine("joining", event.agent_pid, event.worker_pids, event.time)
+            case NodesJoined():
+                for joined in event.nodes:
+                    line = NodeLine("joining", joined.agent_pid, joined.worker_pids, event.time)
+                    self.nodes[joined.node] = line
             case WorkersChanged() | NodeLeft() | FailureDetected() if event.node in self.nodes:
                 self._changed(event, self.nodes[event.node])
             case _:
                 pass
 
     def _step(self, event: StepCommitted) -> None:
-        self.step, self.loss, self.world = event.step, event.loss, event.world
+        self.step, self.loss, self.world = event.step, event.loss, event.world_size
         self.samples += event.samples
-        if event.seconds > 0:
+        if event.step_s > 0:
             self.recent.append(event)
 
     def _members(self, members: Sequence[str]) -> None:

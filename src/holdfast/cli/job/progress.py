@@ -22,8 +22,12 @@ def _nodes(names: Sequence[str]) -> str:
 
 
 def _emulated(event: ev.JobStarted) -> str:
-    seconds = event.emulate_compute
+    seconds = event.emulated_token_s
     return f"; expert computation is EMULATED: {seconds:g} s per token" if seconds else ""
+
+
+def _joined(joined: ev.JoinedNode) -> str:
+    return f"{joined.node} joined, workers {', '.join(map(str, joined.worker_pids))}"
 
 
 def _failed(event: ev.FailureDetected) -> str:
@@ -32,25 +36,30 @@ def _failed(event: ev.FailureDetected) -> str:
 
 
 def _committed(event: StepCommitted) -> str:
-    rate = f"{event.samples / event.seconds:.1f}" if event.seconds > 0 else "-"
-    return f"step {event.step}: loss {loss_text(event.loss)}, {rate} samples/s, {event.world} workers"
+    rate = f"{event.samples / event.step_s:.1f}" if event.step_s > 0 else "-"
+    return f"step {event.step}: loss {loss_text(event.loss)}, {rate} samples/s, {event.world_size} workers"
 
 
 def _recovered(event: ev.Recovered) -> str:
     parts = {
         "detect": event.detect_s,
+        "decide": event.decide_s,
         "regroup": event.regroup_s,
         "transfer": event.transfer_s,
         "redo": event.redo_s,
     }
     taken = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in parts.items() if seconds)
-    moved = f", {event.bytes_moved / 1e6:.1f} MB moved" if event.bytes_moved else ""
+    moved = f", {event.moved_bytes / 1e6:.1f} MB moved" if event.moved_bytes else ""
     return f"recovered by {event.action}, down {event.down_s:.3f} s{f' ({taken})' if taken else ''}{moved}"
+
+
+def _saved(event: ev.CheckpointSaved) -> str:
+    return f"checkpoint of step {event.step}: {event.saved_bytes / 1e6:.1f} MB in {event.save_s:.2f} s"
 
 
 def _waiting(event: ev.JobWaiting) -> str:
     nodes = f"{event.nodes} node{'s' if event.nodes > 1 else ''}"
-    slots = f" with {event.slots} more expert slots" if event.slots else ""
+    slots = f" with {event.expert_slots} more expert slots" if event.expert_slots else ""
     return f"waiting for {nodes}{slots}: {event.why}"
 
 
@@ -62,12 +71,12 @@ _WORDS = dict(
     (
         _line(ev.JobStarted, lambda e: f"job {e.job} at {e.url}{_emulated(e)}"),
         _line(ev.CoordinatorRestarted, lambda e: f"coordinator restarted at {e.url}, term {e.term}"),
-        _line(ev.NodeJoined, lambda e: f"{e.node} joined, workers {', '.join(map(str, e.worker_pids))}"),
+        _line(ev.NodesJoined, lambda e: "; ".join(map(_joined, e.nodes))),
         _line(ev.WorkersChanged, lambda e: f"{e.node} has new workers {', '.join(map(str, e.worker_pids))}"),
         _line(ev.NodeLeft, lambda e: f"{e.node} left: {e.reason}"),
         _line(
             ev.GenerationStarted,
-            lambda e: f"generation {e.generation}: {e.world} workers on {_nodes(e.members)} ({e.reason})",
+            lambda e: f"generation {e.generation}: {e.world_size} workers on {_nodes(e.members)} ({e.reason})",
         ),
         _line(StepCommitted, _committed),
         _line(ev.FailureDetected, _failed),
@@ -76,9 +85,7 @@ _WORDS = dict(
         _line(ev.RebalanceDecided, lambda e: f"experts {'move' if e.adopted else 'stay'}: {e.why}"),
         _line(ev.Rebalanced, lambda e: f"{e.experts_moved} experts moved, {e.down_s:.3f} s from step to step"),
         _line(ev.RolledBack, lambda e: f"rolled back to step {e.to_step}: {e.why}"),
-        _line(
-            ev.CheckpointSaved, lambda e: f"checkpoint of step {e.step}: {e.bytes / 1e6:.1f} MB in {e.seconds:.2f} s"
-        ),
+        _line(ev.CheckpointSaved, _saved),
         _line(ev.CheckpointRejected, lambda e: f"checkpoint {e.name} cannot be used: {e.why}"),
         _line(
             ev.JournalRepaired,

@@ -160,8 +160,8 @@ def _run_for_json(settings: LaunchSettings, job: Any) -> int:
 
 def print_summary(summary: ReplaySummary, window: Window, speed: float) -> None:
     """Print the summary as people read it."""
-    lived = f"{min(window.seconds, summary.seconds * speed):.0f} of {window.seconds:.0f} s of the trace, {speed:g}x"
-    say(f"{summary.outcome} after {summary.seconds:.1f} s ({lived})")
+    lived = f"{min(window.seconds, summary.elapsed_s * speed):.0f} of {window.seconds:.0f} s of the trace, {speed:g}x"
+    say(f"{summary.outcome} after {summary.elapsed_s:.1f} s ({lived})")
     undone = f", {summary.undone_steps} more were undone by roll-backs" if summary.undone_steps else ""
     say(
         f"{summary.steps} steps, {summary.samples} samples ({summary.samples_per_s:.1f} a second){undone}, "

@@ -45,7 +45,7 @@ def print_report(summary: Report, console: Console) -> None:
     """Print the summary as people read it."""
     loss = f", loss {loss_text(summary.first_loss)} -> {loss_text(summary.final_loss)}"
     console.print(
-        f"[bold]{summary.job}[/]: {summary.outcome} after {summary.seconds:.1f} s; {summary.steps} steps, "
+        f"[bold]{summary.job}[/]: {summary.outcome} after {summary.elapsed_s:.1f} s; {summary.steps} steps, "
         f"{summary.samples} samples{loss}",
         highlight=False,
     )
@@ -66,7 +66,7 @@ def print_report(summary: Report, console: Console) -> None:
             recovery.action,
             ", ".join(recovery.nodes),
             recovery.state_source,
-            f"{recovery.bytes_moved / 1e6:.1f} MB" if recovery.bytes_moved else "-",
+            f"{recovery.moved_bytes / 1e6:.1f} MB" if recovery.moved_bytes else "-",
             f"{recovery.down_s:.3f} s",
             f"{recovery.extra_s:+.3f} s",
         )
@@ -75,8 +75,8 @@ def print_report(summary: Report, console: Console) -> None:
 
 def _notes(summary: Report) -> Iterator[str]:
     """Say what not every job has."""
-    if summary.emulate_compute:
-        yield f"expert computation was EMULATED: {summary.emulate_compute:g} s per token forward, twice that backward"
+    if summary.emulated_token_s:
+        yield f"expert computation was EMULATED: {summary.emulated_token_s:g} s per token forward, twice that backward"
     if summary.skipped:
         yield f"{summary.skipped} of the steps were skipped by the loss scale: some gradient was not finite"
     if summary.rebalances:

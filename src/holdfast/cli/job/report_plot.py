@@ -14,7 +14,7 @@ from holdfast.protocol.events import (
     FailureDetected,
     GenerationStarted,
     JobWaiting,
-    NodeJoined,
+    NodesJoined,
     ReadEvent,
     Rebalanced,
     RolledBack,
@@ -78,7 +78,7 @@ def _mark(top: Axes, bottom: Axes, events: Sequence[ReadEvent], start: float) ->
     height = 0
     for event in events:
         label, colour = _label(event)
-        if label is None or (isinstance(event, NodeJoined) and event.time <= begun):
+        if label is None or (isinstance(event, NodesJoined) and event.time <= begun):
             continue
         for axes in (top, bottom):
             axes.axvline(event.time - start, color=colour, linewidth=1.1, linestyle="--", alpha=0.8)
@@ -98,8 +98,8 @@ def _label(event: ReadEvent) -> tuple[str | None, str]:
     match event:
         case FailureDetected():
             return f"{event.node} lost", _LOST
-        case NodeJoined():
-            return f"{event.node} joins", _JOINED
+        case NodesJoined():
+            return f"{', '.join(event.names)} {'joins' if len(event.nodes) == 1 else 'join'}", _JOINED
         case RolledBack():
             return f"back to step {event.to_step}", _LOST
         case CoordinatorRestarted():

@@ -11,7 +11,7 @@ from holdfast.protocol.record import Record
 
 
 def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:
-    """Return the job's status as plain data; `state`: waiting, running, recovering, done, failed."""
+    """Return the job's status as plain data; `state` as `Coordinator.state` has it."""
     record, progress = coordinator.record, coordinator.parts.progress
     plan = record.plan
     step = coordinator.parts.ledger.committed
@@ -21,11 +21,11 @@ def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:
         "state": coordinator.state,
         "term": record.term,
         "generation": plan.generation if plan else 0,
-        "world": len(plan.members) if plan else 0,
+        "world_size": len(plan.members) if plan else 0,
         "step": step,
         "samples": progress.samples,
         "loss": progress.loss if step else None,
-        "waiting_for": f"{need.nodes} nodes, {need.slots} expert slots ({need.why})" if need is not None else "",
+        "waiting_for": f"{need.nodes} nodes, {need.expert_slots} expert slots ({need.why})" if need is not None else "",
         "nodes": [_node(coordinator, node, now) for node in coordinator.members.nodes.values()],
         "experts": _experts(record),
         "checkpoints": [{"step": known.step, "name": known.name} for known in record.checkpoints],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.protocol.events import CheckpointSaved, NodeJoined, NodeLeft, ReadEvent, RolledBack, StepCommitted
+from holdfast.protocol.events import CheckpointSaved, NodeLeft, NodesJoined, ReadEvent, RolledBack, StepCommitted
 from holdfast.protocol.record import KnownCheckpoint
 
 
@@ -25,8 +25,8 @@ class Standing:
     def take(self, event: ReadEvent) -> None:
         """Hear of an event of the job."""
         match event:
-            case NodeJoined():
-                self._agents[event.node] = event.agent_pid
+            case NodesJoined():
+                self._agents |= {joined.node: joined.agent_pid for joined in event.nodes}
             case NodeLeft():
                 self._agents.pop(event.node, None)
             case StepCommitted():

@@ -6,11 +6,12 @@ The trace's clock starts with the first committed step: until then the job has i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from holdfast.control.launch.launcher import Launcher
 from holdfast.control.processes import ProcessHandle
 from holdfast.planning.availability import NodeEvent, Window
-from holdfast.protocol.events import NodeJoined, ReadEvent, StepCommitted, WorkersChanged
+from holdfast.protocol.events import NodesJoined, ReadEvent, StepCommitted, WorkersChanged
 
 
 class Replay:
@@ -56,9 +57,11 @@ class Replay:
         if isinstance(event, StepCommitted) and self.started is None:
             self.started = event.time
             self._training.set()
-        elif isinstance(event, NodeJoined | WorkersChanged):
-            self._forget(event.node)
-            self._workers[event.node] = [ProcessHandle(pid) for pid in event.worker_pids]
+        elif isinstance(event, NodesJoined):
+            for joined in event.nodes:
+                self._note(joined.node, joined.worker_pids)
+        elif isinstance(event, WorkersChanged):
+            self._note(event.node, event.worker_pids)
 
     async def direct(self, launcher: Launcher) -> None:
         """Start and kill nodes when the trace says so; end the job with the window."""
@@ -86,6 +89,10 @@ class Replay:
         # A lost machine takes agent and workers with it; the agent first, so that it cannot tell of their ends.
         launcher.kill_node(event.node, also=self._workers.get(event.node, ()))
         self._forget(event.node)
+
+    def _note(self, node: str, worker_pids: Sequence[int]) -> None:
+        self._forget(node)
+        self._workers[node] = [ProcessHandle(pid) for pid in worker_pids]
 
     def _forget(self, node: str) -> None:
         for handle in self._workers.pop(node, ()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.events import FaultThreshold, GenerationStarted, NodeJoined, WorkersChanged
+from holdfast.protocol.events import FaultThreshold, GenerationStarted, JoinedNode, NodesJoined, WorkersChanged
 from holdfast.protocol.plan import GenerationPlan
 
 
@@ -14,7 +14,7 @@ def announce_generation(turn: Turn, plan: GenerationPlan, reason: str) -> None:
     turn.emit(
         GenerationStarted,
         members=tuple(dict.fromkeys(member.node for member in plan.members)),
-        world=len(plan.members),
+        world_size=len(plan.members),
         reason=reason,
         expert_moves=experts.moves if experts else 0,
         fault_threshold=FaultThreshold(asked=experts.asked, given=experts.given) if experts else None,
@@ -28,6 +28,6 @@ def announce_node(turn: Turn, node: Node, *, is_new: bool) -> None:
     known = bool(node.announced) or node.returning
     node.announced = node.pids
     if not known:
-        turn.emit(NodeJoined, node=node.name, agent_pid=node.agent_pid, worker_pids=node.pids)
+        turn.emit(NodesJoined, nodes=(JoinedNode(node=node.name, agent_pid=node.agent_pid, worker_pids=node.pids),))
     elif is_new:
         turn.emit(WorkersChanged, node=node.name, worker_pids=node.pids)

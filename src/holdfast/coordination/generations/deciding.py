@@ -10,10 +10,17 @@ from holdfast.coordination.config import RESTART
 from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
 from holdfast.coordination.generations.finishing import left_alone
-from holdfast.coordination.generations.planner import first_assignment, held_experts, lacks_slots, lost_of, make_plan
+from holdfast.coordination.generations.planner import (
+    first_assignment,
+    held_experts,
+    lacks_slots,
+    lost_of,
+    make_plan,
+    salvaged,
+)
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.admission import send_away_all
-from holdfast.coordination.nodes.suspects import Suspects
+from holdfast.coordination.nodes.suspects import Suspects, last_on
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.progress.announced import AT_ONCE
 from holdfast.errors import EXIT_BAD_INPUT
@@ -117,9 +124,12 @@ class Deciding:
         now, first = self._turn.now, next(iter(faults.values()))
         named = self._suspects.name(members, reports, faults, self._ledger.committed)
         if not named:
-            kind, node = FailureKind.CONNECTION_LOST, node_of(first.worker)
-            self._failures.tell(Failure(kind=kind, node=node, since=now, detail=first.detail))
-        hung = [Failure(kind=FailureKind.HANG, node=node, since=now, detail=why) for node, why in named.items()]
+            self._failures.retried(first, reports[first.worker])
+        hung: list[Failure] = []
+        for node, why in named.items():
+            last = last_on(node, reports.values())
+            kind = FailureKind.HANG
+            hung.append(Failure(kind=kind, node=node, since=now, detail=why, step=last.step, phase=last.phase))
         self._failures.take(*hung)
         return bool(named)
 
@@ -179,7 +189,7 @@ class Deciding:
         plan = msgspec.structs.replace(plan, last=self._closing.under_way)
         begin = Begin(plan=plan, decision=decision, assignment=first_assignment(record, plan, decision, reports))
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
-        self._progress.decided(plan, record.plan, decision)
+        self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports))
         lineage = plan.generation if anew else record.lineage
         turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, lineage=lineage)
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.

@@ -204,6 +204,24 @@ def first_assignment(
     return keep_held(record.micro_batches, held) if any(held) else ()
 
 
+def salvaged(
+    record: Record, plan: GenerationPlan, decision: Decision, reports: Mapping[str, Report]
+) -> tuple[int | None, int | None]:
+    """Return how many micro-batches of the interrupted step need not be computed again, and how many that were must.
+
+    None: no step was interrupted, or not known, like what the lost had done.
+    """
+    if decision.kind is DecisionKind.FORWARD:
+        return record.micro_batches, 0
+    if decision.kind is not DecisionKind.REDO:
+        return None, None
+    held = {worker: set(report.held) for worker, report in reports.items() if report.applied == decision.applied}
+    shares = zip(plan.workers, first_assignment(record, plan, decision, reports), strict=False)
+    kept = sum(len(mine) for worker, share in shares if (mine := held.get(worker, set())) <= set(share))
+    whole = record.plan is not None and held.keys() >= set(record.plan.workers) and record.experts is None
+    return kept, sum(map(len, held.values())) - kept if whole else None
+
+
 def _member(members: Membership, worker: str) -> Member:
     info = members.worker(worker)
     assert info is not None

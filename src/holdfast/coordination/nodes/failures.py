@@ -12,8 +12,10 @@ from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.events import FailureDetected, NodeLeft
-from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.messages.agent import Refused
+from holdfast.protocol.messages.worker import Fault, Report
+from holdfast.protocol.names import node_of
 
 
 class Failures:
@@ -56,11 +58,32 @@ class Failures:
         else:
             self._joining.void(suspects)
 
-    def tell(self, failure: Failure) -> None:
+    def retried(self, fault: Fault, report: Report) -> None:
+        """Collectives failed, and nothing says whose fault it was: the same members try again."""
+        failure = Failure(
+            kind=FailureKind.CONNECTION_LOST,
+            node=node_of(fault.worker),
+            since=self._turn.now,
+            detail=fault.detail,
+            step=report.step,
+            phase=report.phase,
+        )
+        self._tell(failure, Severity.RETRY, Detector.TIMEOUT if fault.timed_out else Detector.EXCEPTION)
+
+    def _tell(self, failure: Failure, severity: Severity, detector: Detector) -> None:
         """Announce a failure, and keep the one that explains the others."""
         turn = self._turn
-        after_s = max(0.0, turn.now - failure.since)
-        turn.emit(FailureDetected, node=failure.node, kind=failure.kind, after_s=after_s, detail=failure.detail)
+        turn.emit(
+            FailureDetected,
+            node=failure.node,
+            kind=failure.kind,
+            detector=detector,
+            severity=severity,
+            after_s=max(0.0, turn.now - failure.since),
+            step=failure.step,
+            phase=failure.phase,
+            detail=failure.detail,
+        )
         # What users' code raises explains the losses around it, and is explained by none of them.
         raised = failure.kind is FailureKind.EXCEPTION
         if not self._cause or (raised and not self._raised):
@@ -78,7 +101,7 @@ class Failures:
     def _out(self, failure: Failure) -> list[str]:
         """Expel what failed; return the workers that are gone with it."""
         turn = self._turn
-        self.tell(failure)
+        self._tell(failure, Severity.PROCESS if failure.worker else Severity.NODE, _detector(failure))
         if failure.worker:
             return [failure.worker]
         self._absences.lost(failure.node)
@@ -92,3 +115,14 @@ class Failures:
             turn.members.remove(node.name)
         turn.emit(NodeLeft, node=failure.node, reason="failed")
         return list(node.workers) if node is not None else turn.planned_on(failure.node)
+
+
+def _detector(failure: Failure) -> Detector:
+    """Return who saw a failure that takes something out of the job."""
+    match failure.kind:
+        case FailureKind.CONNECTION_LOST | FailureKind.LEASE_EXPIRED:
+            return Detector.NODE_HEALTH
+        case FailureKind.EXCEPTION:
+            return Detector.EXCEPTION
+        case _:
+            return Detector.PROCESS if failure.worker else Detector.TIMEOUT

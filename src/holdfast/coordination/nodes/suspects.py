@@ -9,7 +9,7 @@ Pure: the same evidence gives the same verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.protocol.messages.worker import Fault, Report
 from holdfast.protocol.names import node_of
@@ -55,9 +55,18 @@ class Suspects:
         return _laggards(workers, reports, faults) or _unreachable(workers, faults) or _last_resort(workers, faults)
 
 
+def last_on(node: str, reports: Iterable[Report]) -> Report:
+    """Return the report of that worker of a node that is furthest behind."""
+    return min((report for report in reports if node_of(report.worker) == node), key=_place)
+
+
+def _place(report: Report) -> tuple[int, int]:
+    return report.step, _ORDER.index(report.phase)
+
+
 def _laggards(workers: Sequence[str], reports: Mapping[str, Report], faults: Mapping[str, Fault]) -> dict[str, str]:
     """Name the nodes whose workers have not issued what the complainers waited for."""
-    places = {worker: (report.step, _ORDER.index(report.phase)) for worker, report in reports.items()}
+    places = {worker: _place(report) for worker, report in reports.items()}
     timed_out = [places[worker] for worker, fault in faults.items() if fault.timed_out and worker in places]
     if not timed_out:
         return {}

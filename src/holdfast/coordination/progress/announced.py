@@ -82,32 +82,38 @@ class Progress:
         """The recovery under way is a restart: it lasts until a step is committed that never was before."""
         recovery = self.recovery
         if recovery is not None:
-            recovery.action, recovery.restart = "restart", True
+            recovery.action, recovery.restart, recovery.decided = "restart_all", True, self._turn.now
             recovery.after_step = max(recovery.after_step, self.ledger.committed)
 
     def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
         """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
         since = self.committed_at or self._turn.now
-        self.recovery = Recovery(
-            failed=since, detected=since, action=action, source="replica", after_step=step, swap=True
-        )
+        self.recovery = Recovery(failed=since, detected=since, action=action, source="live", after_step=step, swap=True)
         self.recovery.experts_moved = plan.experts.moves if plan.experts else 0
 
-    def decided(self, plan: GenerationPlan, before: GenerationPlan | None, decision: Decision) -> None:
-        """The recovery under way leads to this plan."""
+    def decided(
+        self,
+        plan: GenerationPlan,
+        before: GenerationPlan | None,
+        decision: Decision,
+        salvaged: tuple[int | None, int | None],
+    ) -> None:
+        """The recovery under way leads to this plan; `salvaged`: micro-batches kept, and computed again."""
         recovery = self.recovery
         if recovery is None:
             return
+        recovery.micro_batches_kept, recovery.micro_batches_redone = salvaged
         recovery.experts_moved = plan.experts.moves if plan.experts else 0
         if recovery.restart:
             recovery.source = "checkpoint" if decision.kind is DecisionKind.ROLLBACK else "none"
             return
+        recovery.decided = self._turn.now
         recovery.after_step = decision.applied - (decision.kind is DecisionKind.FORWARD)
         workers = before.workers if before else ()
         if decision.kind is DecisionKind.ROLLBACK:
             recovery.action, recovery.source = "rollback", "checkpoint"
             return
-        recovery.source = "replica" if plan.sources else "none"
+        recovery.source = "live" if plan.sources else "none"
         if len(plan.members) > len(workers):
             recovery.action = "grow"
         elif set(plan.workers) == set(workers):
@@ -130,8 +136,8 @@ class Progress:
             step=done.step,
             loss=loss,
             samples=commit.samples,
-            world=done.world,
-            seconds=seconds,
+            world_size=done.world,
+            step_s=seconds,
             skipped=commit.nonfinite > 0,
         )
 
@@ -142,7 +148,7 @@ class Progress:
         self.costs.switched(recovery, self.committed_at)
         self.recovery, costs = None, recovery.costs(self.committed_at)
         if recovery.action == "rebalance":
-            told = {name: costs[name] for name in ("bytes_moved", "experts_moved", "transfer_s", "down_s")}
+            told = {name: costs[name] for name in ("moved_bytes", "experts_moved", "transfer_s", "down_s")}
             self._turn.emit(Rebalanced, step=done.step, **told)
         else:
             self._turn.emit(Recovered, **costs)

@@ -84,7 +84,7 @@ class CheckpointBook:
         superseded = (*record.superseded, *old)[-MAX_PRUNED:]
         turn.change(checkpoints=checkpoints, superseded=superseded)
         if known in checkpoints:
-            turn.emit(CheckpointSaved, step=message.step, seconds=message.seconds, bytes=message.bytes)
+            turn.emit(CheckpointSaved, step=message.step, save_s=message.seconds, saved_bytes=message.bytes)
         if superseded:
             self._prune(message.worker, superseded)
 

@@ -20,10 +20,14 @@ class Recovery:
     after_step: int = 0
     swap: bool = False
     restart: bool = False
+    #: 0 for a join: it was decided before its costs begin
+    decided: float = 0.0
     regrouped: float = 0.0
-    bytes_moved: int = 0
+    moved_bytes: int = 0
     transfer_s: float = 0.0
     experts_moved: int = 0
+    micro_batches_kept: int | None = None
+    micro_batches_redone: int | None = None
     #: that one member has received
     most_bytes: int = 0
 
@@ -34,20 +38,24 @@ class Recovery:
 
     def moved(self, received_bytes: int, transfer_s: float) -> None:
         """One member has received its state."""
-        self.bytes_moved += received_bytes
+        self.moved_bytes += received_bytes
         self.most_bytes = max(self.most_bytes, received_bytes)
         self.transfer_s = max(self.transfer_s, transfer_s)
 
-    def costs(self, committed: float) -> dict[str, float | int | str]:
+    def costs(self, committed: float) -> dict[str, float | int | str | None]:
         """Return the fields of the `recovered` event for a first commit at this time."""
+        decided = max(self.decided, self.detected)
         return {
             "action": self.action,
             "state_source": self.source,
-            "bytes_moved": self.bytes_moved,
+            "moved_bytes": self.moved_bytes,
             "experts_moved": self.experts_moved,
             "detect_s": max(0.0, self.detected - self.failed),
-            "regroup_s": max(0.0, self.regrouped - self.detected),
+            "decide_s": max(0.0, decided - self.detected),
+            "regroup_s": max(0.0, self.regrouped - decided),
             "transfer_s": self.transfer_s,
             "redo_s": max(0.0, committed - self.regrouped),
             "down_s": max(0.0, committed - self.failed),
+            "micro_batches_kept": self.micro_batches_kept,
+            "micro_batches_redone": self.micro_batches_redone,
         }

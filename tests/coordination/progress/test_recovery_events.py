@@ -1,0 +1,88 @@
+"""What is told of a failure and of the recovery from it: who saw it, what it took out, what it cost."""
+
+from __future__ import annotations
+
+import pytest
+from machinery import Job, w
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import Phase
+
+
+def _enter(job: Job, *nodes: str, generation: int, at: int) -> None:
+    for node in nodes:
+        job.say(msg.Entered(worker=w(node), generation=generation, applied=at))
+
+
+def _told(failure: ev.FailureDetected) -> tuple[str, str, int, int | None, str | None]:
+    return failure.node, failure.detector, failure.severity, failure.step, failure.phase
+
+
+def test_a_recoverys_phases_follow_one_another_and_what_survivors_have_computed_is_counted() -> None:
+    job = Job().start()
+    job.step(1)
+    job.now += 1.0
+    job.lose("n2")
+    (failure,) = job.said(ev.FailureDetected)
+    assert _told(failure) == ("n2", "node_health", 1, None, None)
+    job.now += 0.25
+    job.report("n0", 1, Phase.REDUCING, held=(0, 3))
+    job.now += 0.25
+    job.report("n1", 1, Phase.REDUCING, held=(1,))
+    job.now += 2.0
+    _enter(job, "n0", "n1", generation=2, at=1)
+    job.now += 4.0
+    job.step(2, "n0", "n1", generation=2)
+    (recovered,) = job.said(ev.Recovered)
+    assert (recovered.action, recovered.state_source) == ("shrink", "none")
+    phases = (recovered.detect_s, recovered.decide_s, recovered.regroup_s, recovered.redo_s)
+    assert phases == pytest.approx((0.0, 0.5, 2.0, 4.0))
+    assert recovered.down_s == pytest.approx(sum(phases))
+    assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (3, None), "n2's share is not known"
+
+
+def test_where_the_same_members_try_again_all_is_known() -> None:
+    job = Job().start()
+    job.step(1)
+    job.say(msg.Fault(worker=w("n1"), generation=1, detail="reset by peer"))
+    for node, held in (("n0", (0, 3)), ("n1", (1, 4)), ("n2", (0, 5))):
+        job.report(node, 1, Phase.REDUCING, held=held)
+    (failure,) = job.said(ev.FailureDetected)
+    assert _told(failure) == ("n1", "exception", 3, 2, "reducing")
+    _enter(job, "n0", "n1", "n2", generation=2, at=1)
+    job.step(2, generation=2)
+    (recovered,) = job.said(ev.Recovered)
+    assert recovered.action == "retry"
+    assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (4, 2), "n0 keeps the one that n2 has, too"
+
+
+def test_a_step_that_is_finished_from_what_is_there_computes_nothing_again() -> None:
+    job = Job().start()
+    job.lose("n2")
+    passed = msg.Passed(step=1, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
+    job.report("n0", 0, Phase.PASSED, passed=passed, ready=True, held=(0, 3))
+    job.report("n1", 0, Phase.ABANDONED, ready=True, held=(1, 4))
+    _enter(job, "n0", "n1", generation=2, at=1)
+    job.step(1, "n0", "n1", generation=2)
+    (recovered,) = [event for event in job.events if isinstance(event, ev.Recovered)]
+    assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (6, 0)
+
+
+def test_a_process_that_ends_starts_again() -> None:
+    job = Job().start()
+    job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
+    (failure,) = job.said(ev.FailureDetected)
+    assert _told(failure) == ("n1", "process", 2, None, None)
+
+
+def test_a_member_that_others_wait_for_is_told_with_the_place_where_it_stands() -> None:
+    job = Job().start()
+    job.step(1)
+    job.say(msg.Fault(worker=w("n0"), generation=1, detail="timed out", timed_out=True))
+    job.report("n0", 1, Phase.REDUCING)
+    job.report("n1", 1, Phase.COMPUTE)
+    job.report("n2", 1, Phase.REDUCING)
+    (failure,) = job.said(ev.FailureDetected)
+    assert _told(failure) == ("n1", "timeout", 1, 2, "compute")
