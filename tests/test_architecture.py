@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -198,6 +199,12 @@ def test_a_folder_is_neither_a_corridor_nor_one_file() -> None:
 def test_every_folder_says_what_it_is_for() -> None:
     for folder in {path.parent for path in files()}:
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{folder} does not"
+
+
+def test_the_map_of_the_house_names_no_file_that_is_not_there() -> None:
+    known = {f"/{path.relative_to(SOURCE)}" for path in files()} | {"/tests/test_architecture.py"}
+    for named in re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "house.md").read_text()):
+        assert any(path.endswith(f"/{named}") for path in known), named
 
 
 def test_the_map_of_the_house_names_every_folder() -> None:
