@@ -89,7 +89,7 @@ def test_loads_are_counted() -> None:
     layer = MoE(8, 16, 4, 2, seed=1, routing=RecordedRouting([[0, 2]]))
     layer(torch.randn(3, 8))
     layer(torch.randn(2, 8))
-    assert layer.binding.channel.state.loads[0].tolist() == [5, 0, 5, 0]
+    assert layer.binding.state.loads[0].tolist() == [5, 0, 5, 0]
 
 
 def test_dense_and_expert_parameters_are_told_apart() -> None:

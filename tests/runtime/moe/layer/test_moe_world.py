@@ -44,7 +44,7 @@ def one_step(seat: Seat, placements: list[Placement], micro_batches: int) -> lis
                 "idle_rows": max(_idle(layer) for layer in moe_layers(model)),
                 "dense": None if dense is None else dense.numpy(),
                 "gates": [None if gate is None else gate.numpy() for gate in gates],
-                "loads": [layer.binding.channel.state.loads[layer.binding.index] for layer in moe_layers(model)],
+                "loads": [layer.binding.state.loads[layer.binding.index] for layer in moe_layers(model)],
                 "void": state.void,
             }
         )
@@ -73,7 +73,7 @@ def reference(micro_batches: int) -> dict[str, Any]:
         "square": sum(float((grad**2).sum()) for grad in grads.values()),
         "dense": model.dense.weight.grad.numpy(),  # type: ignore[union-attr]
         "gates": [layer.gate.weight.grad.numpy() for layer in layers],  # type: ignore[union-attr]
-        "loads": [layer.binding.channel.state.loads[layer.binding.index] for layer in layers],
+        "loads": [layer.binding.state.loads[layer.binding.index] for layer in layers],
     }
 
 

@@ -42,12 +42,16 @@ class Emulation:
                 f"the emulated time per token is {self.seconds_per_token}: it must be 0 (no emulation) or more seconds"
             )
 
-    def run(self, compute: Callable[[torch.Tensor], torch.Tensor], tokens_AD: torch.Tensor) -> torch.Tensor:
-        """Compute, forward now and backward later, no faster than stated."""
+    def run(self, compute: Callable[..., torch.Tensor], tokens_AD: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        """Compute, forward now and backward later, no faster than stated.
+
+        Args:
+            compute: is given the tokens and `more`.
+        """
         started = self.now()
         watch = _Watch(self, self.seconds_per_token * BACKWARD_FACTOR * tokens_AD.shape[0])
         # The backward pass comes by behind the experts first.
-        out_AD = _AtBackward.apply(compute(_AtBackward.apply(tokens_AD, watch.stop)), watch.start)  # type: ignore[arg-type]
+        out_AD = _AtBackward.apply(compute(_AtBackward.apply(tokens_AD, watch.stop), *more), watch.start)  # type: ignore[arg-type]
         self.rest(started, self.seconds_per_token * tokens_AD.shape[0])
         return out_AD  # type: ignore[return-value]
 

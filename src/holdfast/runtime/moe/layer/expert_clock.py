@@ -35,22 +35,28 @@ class ExpertClock:
         """Seconds per token, forward and backward; 0 before anything was measured."""
         return (1.0 + BACKWARD_FACTOR) * self._seconds / self._tokens if self._tokens else 0.0
 
-    def run(self, compute: Callable[[torch.Tensor], torch.Tensor], tokens_AD: torch.Tensor) -> torch.Tensor:
-        """Compute, and note how long it took; without tokens it is no experts' work."""
+    def run(self, compute: Callable[..., torch.Tensor], tokens_AD: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        """Compute, and note how long it took; without tokens it is no experts' work.
+
+        Args:
+            compute: is given the tokens and `more`.
+        """
         if not tokens_AD.shape[0]:
-            return compute(tokens_AD)
+            return compute(tokens_AD, *more)
         if tokens_AD.device.type == "cuda":
-            return self._run_on_device(compute, tokens_AD)
+            return self._run_on_device(compute, tokens_AD, *more)
         started = self._now()
-        out_AD = compute(tokens_AD)
+        out_AD = compute(tokens_AD, *more)
         self._add(self._now() - started, tokens_AD.shape[0])
         return out_AD
 
-    def _run_on_device(self, compute: Callable[[torch.Tensor], torch.Tensor], tokens_AD: torch.Tensor) -> torch.Tensor:
+    def _run_on_device(
+        self, compute: Callable[..., torch.Tensor], tokens_AD: torch.Tensor, *more: torch.Tensor
+    ) -> torch.Tensor:
         """The host does not wait for the device: what has passed there is read at a later call."""
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
-        out_AD = compute(tokens_AD)
+        out_AD = compute(tokens_AD, *more)
         after.record()
         self._under_way.append((before, after, tokens_AD.shape[0]))
         while self._under_way and self._under_way[0][1].query():

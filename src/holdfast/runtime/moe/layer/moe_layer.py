@@ -40,6 +40,8 @@ class Binding:
     """The group that a layer works in, its place among the model's MoE layers, and who hosts what."""
 
     channel: Channel
+    #: What the layers of this worker know of the step under way, as the channel does.
+    state: StepState
     index: int
     #: R, replicas per expert and rank, `(E, N)`.
     replicas: IntArray
@@ -117,8 +119,10 @@ class MoE(nn.Module):
         self.experts = Experts(dim, hidden, experts, activation, seed=seed, layer=layer)
         #: The load-balancing loss of the last forward, a scalar; 0 without a coefficient.
         self.aux_loss = torch.zeros(())
+        state = StepState()
         self.binding = Binding(
-            channel=Channel(comm=LocalCommunicator(), state=StepState()),
+            channel=Channel(comm=LocalCommunicator(), state=state),
+            state=state,
             index=0,
             replicas=np.ones((experts, 1), dtype=np.int64),
             scheme=self.scheme,
@@ -146,14 +150,19 @@ class MoE(nn.Module):
             ValueError: the placement is not that of this group, or an expert that it says is not here.
         """
         replicas = replicas_of(placement, self.gate.experts)
-        if len(placement) != channel.comm.size:
-            raise ValueError(f"a placement over {len(placement)} ranks does not fit a group of {channel.comm.size}")
-        mine = tuple(sorted(set(placement[channel.comm.rank])))
+        if len(placement) != channel.size:
+            raise ValueError(f"a placement over {len(placement)} ranks does not fit a group of {channel.size}")
+        mine = tuple(sorted(set(placement[channel.rank])))
         # More may live here while a migration is under way: they are sent no tokens.
         if not set(mine) <= set(self.experts.hosted):
             raise ValueError(f"layer {index}: experts {self.experts.hosted} live here, the placement says {mine}")
         self.binding = Binding(
-            channel=channel, index=index, replicas=replicas, scheme=scheme or self.scheme, kernels=kernels
+            channel=channel,
+            state=channel.state,
+            index=index,
+            replicas=replicas,
+            scheme=scheme or self.scheme,
+            kernels=kernels,
         )
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -162,9 +171,8 @@ class MoE(nn.Module):
         Raises:
             BadInputError: not this layer's turn, or the ranks do not agree about dtype or gradients.
         """
-        state = self.binding.channel.state
-        if self.binding.channel.comm.size > 1:
-            state.enter(self.binding.index)
+        state = self.binding.state
+        self.binding.channel.enter(self.binding.index)
         tokens_TD = tokens.reshape(-1, tokens.shape[-1])
         chosen_TK = None
         if self.routing is not None:
@@ -183,8 +191,7 @@ class MoE(nn.Module):
         weight = self.experts.w1
         none_TD = weight.new_empty((0, self.experts.dim))
         none_TK = torch.empty((0, self.top_k), dtype=torch.int64, device=weight.device)
-        if self.binding.channel.comm.size > 1:
-            self.binding.channel.state.enter(self.binding.index)
+        self.binding.channel.enter(self.binding.index)
         served_TD = self._through_experts(none_TD, none_TK, none_TK.to(weight.dtype), None)
         return none_TD.requires_grad_() if served_TD is None else served_TD
 
@@ -196,7 +203,7 @@ class MoE(nn.Module):
         agreement = self._agree(torch.bincount(assigned_A, minlength=self.gate.experts), dtype)
         if agreement is None:
             return None
-        self.binding.channel.state.count(self.binding.index, agreement.loads)
+        self.binding.state.count(self.binding.index, agreement.loads)
         binding, experts = self.binding, self.experts
         kernels = binding.kernels or kernels_for(tokens_TD.device, agreement.dtype)
         movement = kernels.plan(
@@ -204,7 +211,7 @@ class MoE(nn.Module):
                 assigned_A=assigned_A,
                 tokens_EN=agreement.tokens_EN,
                 replicas=binding.replicas,
-                rank=binding.channel.comm.rank,
+                rank=binding.channel.rank,
                 row_experts=experts.row_experts,
                 scheme=binding.scheme,
             )
@@ -218,15 +225,17 @@ class MoE(nn.Module):
         return exchange.from_experts(done_AD, weights_TK, route, tokens_TD.dtype)
 
     def _compute(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-        def experts(rows_AD: torch.Tensor) -> torch.Tensor:
-            return self.experts(rows_AD, row_ends_R)
+        """Return what the experts make of their rows, `(A, D)`; what is void counts for nothing, and is not timed."""
+        if self.binding.state.void is not None:
+            return self.experts(tokens_AD, row_ends_R)
+        if self.clock is None:
+            return self._on_accelerator(tokens_AD, row_ends_R)
+        return self.clock.run(self._on_accelerator, tokens_AD, row_ends_R)
 
-        def accelerator(rows_AD: torch.Tensor) -> torch.Tensor:
-            return experts(rows_AD) if self.emulation is None else self.emulation.run(experts, rows_AD)
-
-        if self.binding.channel.state.void is not None:
-            return experts(tokens_AD)
-        return accelerator(tokens_AD) if self.clock is None else self.clock.run(accelerator, tokens_AD)
+    def _on_accelerator(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
+        if self.emulation is None:
+            return self.experts(tokens_AD, row_ends_R)
+        return self.emulation.run(self.experts, tokens_AD, row_ends_R)
 
     def _agree(self, counts_E: torch.Tensor, dtype: torch.dtype | None) -> _Agreement | None:
         """Gather the counts, with what must be the same on all ranks; None where the step is void."""

@@ -24,6 +24,25 @@ class Channel:
     comm: Communicator
     state: StepState
 
+    @property
+    def rank(self) -> int:
+        """This rank within the group."""
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self.comm.size
+
+    def enter(self, layer: int) -> None:
+        """A layer's forward begins.
+
+        Raises:
+            BadInputError: other ranks take part, and it is not this layer's turn.
+        """
+        if self.size > 1:
+            self.state.enter(layer)
+
     def all_gather(self, mine_X: torch.Tensor) -> torch.Tensor | None:
         """Return all ranks' `(X,)` tensors as `(N, X)`; None where the step is void."""
         gathered = mine_X.new_empty(self.comm.size * mine_X.numel())
