@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.control.store.choose import open_store
-from holdfast.control.store.interface import Store, StoreError
+from holdfast.control.store.interface import Entry, Listing, Store, StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.control.store.sqlite import SCHEMA_VERSION, SqliteStore
 from holdfast.errors import BadInputError
@@ -37,35 +39,95 @@ def test_create_then_change(store: Store) -> None:
     assert store.compare_and_swap("a", b"one", 0) == 1
     entry = store.get("a")
     assert entry is not None
-    assert (entry.value, entry.version) == (b"one", 1)
+    assert (entry.value, entry.revision) == (b"one", 1)
     assert store.compare_and_swap("a", b"two", 1) == 2
     entry = store.get("a")
     assert entry is not None
-    assert (entry.value, entry.version) == (b"two", 2)
+    assert (entry.value, entry.revision) == (b"two", 2)
 
 
 @pytest.mark.parametrize("expected", [0, 2, 7])
-def test_another_version_changes_nothing(store: Store, expected: int) -> None:
+def test_another_revision_changes_nothing(store: Store, expected: int) -> None:
     store.compare_and_swap("a", b"one", 0)
     assert store.compare_and_swap("a", b"other", expected) is None
     entry = store.get("a")
     assert entry is not None
-    assert (entry.value, entry.version) == (b"one", 1)
+    assert (entry.value, entry.revision) == (b"one", 1)
 
 
-def test_a_missing_key_has_no_version_to_expect(store: Store) -> None:
+def test_a_missing_key_has_no_revision_to_expect(store: Store) -> None:
     assert store.compare_and_swap("a", b"x", 1) is None
     assert store.get("a") is None
 
 
 def test_keys_are_apart_and_bytes_are_kept(store: Store) -> None:
     values = {"a": b"", "b": bytes(range(256)) * 4096, "ключ/./x": b"\x00\xff"}
-    for key, value in values.items():
-        assert store.compare_and_swap(key, value, 0) == 1
+    for revision, (key, value) in enumerate(values.items(), start=1):
+        assert store.compare_and_swap(key, value, 0) == revision
     for key, value in values.items():
         entry = store.get(key)
         assert entry is not None
         assert entry.value == value
+
+
+def test_a_listing_has_the_keys_under_a_prefix(store: Store) -> None:
+    assert store.list("") == Listing({}, 0)
+    for key in ("jobs/a/record", "jobs/b/record", "job", "pool/record", "jobs%"):
+        store.compare_and_swap(key, key.encode(), 0)
+    store.compare_and_swap("pool/record", b"new", 4)
+    listing = store.list("jobs/")
+    assert listing == Listing(
+        {"jobs/a/record": Entry(b"jobs/a/record", 1), "jobs/b/record": Entry(b"jobs/b/record", 2)}, 6
+    )
+    assert store.list("nothing").entries == {}
+
+
+def test_a_watch_sees_what_is_newer_than_a_listing(store: Store) -> None:
+    store.compare_and_swap("jobs/a", b"1", 0)
+    store.compare_and_swap("jobs/b", b"1", 0)
+    with contextlib.closing(store.watch("jobs/", store.list("jobs/").revision)) as watch:
+        assert watch.next(0.0) == {}
+        store.compare_and_swap("jobs/a", b"2", 1)
+        store.compare_and_swap("pool/a", b"1", 0)
+        store.compare_and_swap("jobs/a", b"3", 3)
+        assert watch.next(0.0) == {"jobs/a": Entry(b"3", 5)}
+        assert watch.next(0.0) == {}
+    with contextlib.closing(store.watch("jobs/", 0)) as watch:
+        assert watch.next(0.0) == {"jobs/a": Entry(b"3", 5), "jobs/b": Entry(b"1", 2)}
+
+
+def test_a_watch_of_a_store_that_is_not_there_yet_waits_for_it(store: Store) -> None:
+    with contextlib.closing(store.watch("a", 0)) as watch:
+        assert watch.next(0.0) == {}
+        store.compare_and_swap("a", b"1", 0)
+        assert watch.next(0.0) == {"a": Entry(b"1", 1)}
+
+
+def test_a_watch_wakes_for_a_change(store: Store) -> None:
+    with contextlib.closing(store.watch("a", 0)) as watch, ThreadPoolExecutor(1) as thread:
+        seen = thread.submit(watch.next, 60.0)
+        store.compare_and_swap("a", b"1", 0)
+        assert seen.result(timeout=60.0) == {"a": Entry(b"1", 1)}
+
+
+def test_a_watch_ends_with_its_store(store: Store) -> None:
+    watch = store.watch("", 0)
+    with ThreadPoolExecutor(1) as thread:
+        seen = thread.submit(watch.next, 60.0)
+        store.close()
+        with pytest.raises(StoreError, match="closed"):
+            seen.result(timeout=60.0)
+    watch.close()
+    watch.close()
+    with pytest.raises(StoreError, match="closed"):
+        watch.next(0.0)
+
+
+def test_another_thread_may_write(store: Store) -> None:
+    assert store.get("a") is None
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(store.compare_and_swap, "a", b"1", 0).result(timeout=60.0) == 1
+    assert store.get("a") == Entry(b"1", 1)
 
 
 def test_a_closed_store_says_so(store: Store) -> None:
@@ -75,6 +137,8 @@ def test_a_closed_store_says_so(store: Store) -> None:
         store.get("a")
     with pytest.raises(StoreError, match="closed"):
         store.compare_and_swap("a", b"", 0)
+    with pytest.raises(StoreError, match="closed"):
+        store.list("")
 
 
 _operations = st.lists(
@@ -91,21 +155,25 @@ def _sqlite(folder: Path) -> Store:
 @pytest.mark.parametrize("make", [lambda _: MemoryStore(), _sqlite], ids=["memory", "sqlite"])
 @given(operations=_operations)
 @settings(max_examples=40, deadline=None)
-def test_it_is_a_map_with_versions(
+def test_it_is_a_map_with_revisions(
     tmp_path_factory: pytest.TempPathFactory, make: Callable[[Path], Store], operations: list[tuple[str, bytes, int]]
 ) -> None:
     model: dict[str, tuple[bytes, int]] = {}
+    revision = 0
     store = make(tmp_path_factory.getbasetemp() / "model")
     try:
         for key, value, expected in operations:
-            version = model.get(key, (b"", 0))[1]
+            known = model.get(key, (b"", 0))[1]
             new = store.compare_and_swap(key, value, expected)
-            assert new == (expected + 1 if expected == version else None)
+            assert new == (revision + 1 if expected == known else None)
             if new is not None:
-                model[key] = (value, new)
+                model[key], revision = (value, new), new
         for key in "abc":
             entry = store.get(key)
-            assert (None if entry is None else (entry.value, entry.version)) == model.get(key)
+            assert (None if entry is None else (entry.value, entry.revision)) == model.get(key)
+        listing = store.list("")
+        assert {key: (entry.value, entry.revision) for key, entry in listing.entries.items()} == model
+        assert listing.revision == revision
     finally:
         store.close()
 
@@ -120,8 +188,8 @@ sys.stdin.readline()
 won = 0
 while won < int(sys.argv[2]):
     entry = store.get("counter")
-    value, version = (int(entry.value), entry.version) if entry else (0, 0)
-    if store.compare_and_swap("counter", str(value + 1).encode(), version) is not None:
+    value, revision = (int(entry.value), entry.revision) if entry else (0, 0)
+    if store.compare_and_swap("counter", str(value + 1).encode(), revision) is not None:
         won += 1
 store.close()
 """
@@ -145,7 +213,7 @@ def test_processes_that_race_lose_no_increment(tmp_path: Path) -> None:
     entry = store.get("counter")
     store.close()
     assert entry is not None
-    assert (int(entry.value), entry.version) == (3 * each, 3 * each)
+    assert (int(entry.value), entry.revision) == (3 * each, 3 * each)
 
 
 def test_what_was_written_outlives_a_kill(tmp_path: Path) -> None:

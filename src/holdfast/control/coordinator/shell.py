@@ -54,14 +54,14 @@ class Connection(Protocol):
 
 
 class RecordKeeper:
-    """The record of one job in the store, and the version that we know of it."""
+    """The record of one job in the store, and the revision of it that we know."""
 
     def __init__(self, store: Store, job: str) -> None:
         self._store = store
         self._key = f"jobs/{job}/record"
         self._encoder = msgspec.msgpack.Encoder()
         entry = store.get(self._key)
-        self._version = entry.version if entry else 0
+        self._revision = entry.revision if entry else 0
         self.record = _decode_record(entry.value, f"the store {store.url}") if entry else None
 
     def swap(self, record: Record) -> None:
@@ -70,10 +70,10 @@ class RecordKeeper:
         Raises:
             SupersededError: it is no longer the one that we wrote or read.
         """
-        version = self._store.compare_and_swap(self._key, self._encoder.encode(record), self._version)
-        if version is None:
+        revision = self._store.compare_and_swap(self._key, self._encoder.encode(record), self._revision)
+        if revision is None:
             raise SupersededError(f"the record {self._key} was changed by another coordinator")
-        self._version, self.record = version, record
+        self._revision, self.record = revision, record
 
 
 def _decode_record(value: bytes, where: str) -> Record:

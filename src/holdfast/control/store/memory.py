@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
-from holdfast.control.store.interface import Entry, Store, StoreError
+from holdfast.control.store.interface import Entry, Listing, Store, StoreError, Watch
 
 
 class MemoryStore(Store):
@@ -12,28 +13,68 @@ class MemoryStore(Store):
 
     def __init__(self) -> None:
         self.url = "memory:"
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._entries: dict[str, Entry] = {}
+        self._revision = 0
         self._closed = False
 
     def get(self, key: str) -> Entry | None:
-        with self._lock:
+        with self._changed:
             self._check()
             return self._entries.get(key)
 
-    def compare_and_swap(self, key: str, value: bytes, expected_version: int) -> int | None:
-        with self._lock:
+    def list(self, prefix: str) -> Listing:
+        with self._changed:
+            self._check()
+            return Listing(self._newer(prefix, 0), self._revision)
+
+    def watch(self, prefix: str, after: int) -> Watch:
+        return _MemoryWatch(self, prefix, after)
+
+    def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
+        with self._changed:
             self._check()
             known = self._entries.get(key)
-            if (known.version if known else 0) != expected_version:
+            if (known.revision if known else 0) != expected_revision:
                 return None
-            self._entries[key] = Entry(bytes(value), expected_version + 1)
-            return expected_version + 1
+            self._revision += 1
+            self._entries[key] = Entry(bytes(value), self._revision)
+            self._changed.notify_all()
+            return self._revision
 
     def close(self) -> None:
-        with self._lock:
+        with self._changed:
             self._closed = True
+            self._changed.notify_all()
+
+    def await_newer(self, prefix: str, after: int, timeout_s: float) -> Listing:
+        """Wait until something under a prefix is newer than a revision, so many seconds at most; return what is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._newer(prefix, after), timeout=timeout_s)
+            self._check()
+            return Listing(self._newer(prefix, after), self._revision)
+
+    def _newer(self, prefix: str, after: int) -> dict[str, Entry]:
+        return {k: entry for k, entry in self._entries.items() if k.startswith(prefix) and entry.revision > after}
 
     def _check(self) -> None:
         if self._closed:
             raise StoreError("the memory store is closed")
+
+
+class _MemoryWatch(Watch):
+    def __init__(self, store: MemoryStore, prefix: str, after: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._after = after
+        self._closed = False
+
+    def next(self, timeout_s: float) -> Mapping[str, Entry]:
+        if self._closed:
+            raise StoreError("the watch is closed")
+        found = self._store.await_newer(self._prefix, self._after, timeout_s)
+        self._after = found.revision
+        return found.entries
+
+    def close(self) -> None:
+        self._closed = True

@@ -10,23 +10,39 @@ import contextlib
 import os
 import sqlite3
 import struct
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from holdfast.control.store.interface import Entry, Store, StoreError
+from holdfast.control.store.interface import Entry, Listing, Store, StoreError, Watch
 from holdfast.errors import BadInputError
 from holdfast.observability.journal_file import sync_directory
 
 #: Raised with every change of the tables that an older holdfast could not read.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: "HFST", in the header of every store file of ours.
 APPLICATION_ID = 0x48465354
+
+Rows = list[tuple[Any, ...]]
 
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 
+#: A watch looks so often: other processes' writes wake nobody.
+LOOK_S = 0.05
+
+#: Each change takes the next revision of the whole store; nothing is ever removed, so the newest entry has the last.
+_NEXT = "(SELECT coalesce(max(revision), 0) + 1 FROM entries)"
+_CREATE = (
+    f"INSERT INTO entries (key, value, revision) VALUES (?, ?, {_NEXT}) ON CONFLICT (key) DO NOTHING RETURNING revision"
+)
+_REPLACE = f"UPDATE entries SET value = ?, revision = {_NEXT} WHERE key = ? AND revision = ? RETURNING revision"
+_NEWER = "SELECT key, value, revision FROM entries WHERE revision > ? AND substr(key, 1, length(?)) = ?"
+
 
 class SqliteStore(Store):
-    """A store in the SQLite file `path`; for one thread. Where there is none, the first write creates it.
+    """A store in the SQLite file `path`. Where there is none, the first write creates it.
 
     Raises:
         BadInputError: the file is of another schema, is no store of ours, or cannot be written; it is untouched.
@@ -50,34 +66,53 @@ class SqliteStore(Store):
             ) from None
 
     def get(self, key: str) -> Entry | None:
-        if self._connection is None and not self._closed and not self._path.exists():
-            return None
-        try:
-            row = self._opened().execute("SELECT value, version FROM entries WHERE key = ?", (key,)).fetchone()
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"the store {self._path} cannot be read: {error}") from error
-        return Entry(bytes(row[0]), int(row[1])) if row else None
+        rows = self._read("SELECT value, revision FROM entries WHERE key = ?", (key,))
+        return Entry(bytes(rows[0][0]), int(rows[0][1])) if rows else None
 
-    def compare_and_swap(self, key: str, value: bytes, expected_version: int) -> int | None:
-        new = expected_version + 1
+    def list(self, prefix: str) -> Listing:
+        # (one statement, one snapshot: the store's revision is that of its newest entry, whatever the key of that)
+        rows = self._read(f"{_NEWER} UNION ALL SELECT NULL, NULL, max(revision) FROM entries", (0, prefix, prefix))
+        entries = {str(key): Entry(bytes(value), int(revision)) for key, value, revision in rows if key is not None}
+        return Listing(entries, max((int(revision or 0) for *_, revision in rows), default=0))
+
+    def watch(self, prefix: str, after: int) -> Watch:
+        return _SqliteWatch(self, SqliteStore(self._path, busy_timeout_s=self._busy_timeout_s), prefix, after)
+
+    def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
         # One statement is one transaction in autocommit mode: SQLite takes the write lock before it looks.
-        if expected_version == 0:
-            statement = "INSERT INTO entries (key, value, version) VALUES (?, ?, ?) ON CONFLICT (key) DO NOTHING"
-            arguments: tuple[object, ...] = (key, value, new)
+        if expected_revision == 0:
+            statement, arguments = _CREATE, (key, value)
         else:
-            statement = "UPDATE entries SET value = ?, version = ? WHERE key = ? AND version = ?"
-            arguments = (value, new, key, expected_version)
+            statement, arguments = _REPLACE, (value, key, expected_revision)
         try:
-            cursor = self._opened().execute(statement, arguments)
+            rows = self._opened().execute(statement, arguments).fetchall()
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"the store {self._path} cannot be written: {error}") from error
-        return new if cursor.rowcount == 1 else None
+        return int(rows[0][0]) if rows else None
+
+    def newer(self, prefix: str, after: int) -> dict[str, Entry]:
+        """Return the newest entries of all keys that begin with `prefix` and have changed after a revision."""
+        rows = self._read(_NEWER, (after, prefix, prefix))
+        return {str(key): Entry(bytes(value), int(revision)) for key, value, revision in rows}
 
     def close(self) -> None:
         self._closed = True
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def _read(self, statement: str, arguments: tuple[object, ...]) -> Rows:
+        if self._connection is None and not self._closed and not self._path.exists():
+            return []
+        try:
+            return self._opened().execute(statement, arguments).fetchall()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"the store {self._path} cannot be read: {error}") from error
 
     def _opened(self) -> sqlite3.Connection:
         if self._closed:
@@ -90,6 +125,31 @@ class SqliteStore(Store):
         return self._connection
 
 
+class _SqliteWatch(Watch):
+    """Looks again and again, through a connection of its own."""
+
+    def __init__(self, watched: SqliteStore, own: SqliteStore, prefix: str, after: int) -> None:
+        self._watched = watched
+        self._own = own
+        self._prefix = prefix
+        self._after = after
+
+    def next(self, timeout_s: float) -> Mapping[str, Entry]:
+        until = time.monotonic() + timeout_s
+        while True:
+            if self._watched.closed:
+                raise StoreError(f"the store {self._watched.url} is closed")
+            found = self._own.newer(self._prefix, self._after)
+            left = until - time.monotonic()
+            if found or left <= 0:
+                self._after = max((entry.revision for entry in found.values()), default=self._after)
+                return found
+            time.sleep(min(LOOK_S, left))
+
+    def close(self) -> None:
+        self._own.close()
+
+
 def _create(path: Path) -> None:
     """Make an empty store and put it in its place in one step: a store that can be seen is complete."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
@@ -99,7 +159,7 @@ def _create(path: Path) -> None:
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(
-                "CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL)"
+                "CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL UNIQUE)"
             )
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("PRAGMA journal_mode = WAL")
@@ -135,7 +195,11 @@ def _check_header(path: Path) -> None:
 def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
     # mode=rw: a file that vanished meanwhile is an error, not an empty store without tables.
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=busy_timeout_s
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        isolation_level=None,
+        timeout=busy_timeout_s,
+        check_same_thread=False,  # (one at a time, as the interface says)
     )
     try:
         # WAL + FULL: one fsync per write (2 ms measured), so that what is told of a record outlives a power cut.
@@ -143,7 +207,7 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
         # A checkpoint syncs (up to 0.1 s measured), and a write may come in the middle of a recovery: rather let the
         # log grow to 40 MB. Closing the store folds it in.
         connection.execute("PRAGMA wal_autocheckpoint = 10000")
-        connection.execute("SELECT key, value, version FROM entries LIMIT 0")
+        connection.execute("SELECT key, value, revision FROM entries LIMIT 0")
         # A write that changes nothing shows now, not in the middle of the job, that the file can be written.
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("ROLLBACK")
