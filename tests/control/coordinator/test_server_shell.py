@@ -144,7 +144,7 @@ def test_what_goes_to_a_connection_that_is_gone_is_no_error(bench: Bench) -> Non
 def test_an_event_that_is_in_the_journal_is_not_counted_again(bench: Bench) -> None:
     bench.does(Emit(_event(1)), Emit(_event(1)))
     assert bench.journal.last_seq == 1
-    assert b'steps_committed_total{job="j"} 1.0' in bench.shell.metrics.exposition()
+    assert b'steps_committed_total{job_name="j"} 1.0' in bench.shell.metrics.exposition()
 
 
 def test_whoever_was_superseded_says_nothing_more(bench: Bench) -> None:
