@@ -20,12 +20,12 @@ import numpy as np
 
 from holdfast.reliability.monte_carlo.estimate import SimulationSettings, estimate, simulate_strategy
 from holdfast.reliability.monte_carlo.validation import compare_repair_mixes
-from holdfast.reliability.sparing.case import SparingCase, Strategy, scaled_failures
+from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, scaled_failures
 from holdfast.reliability.sparing.evaluation import evaluate, evaluate_strategy
 from holdfast.reliability.sparing.reference import STATEMENTS, catalina
 from holdfast.reliability.sparing.sensitivity import SCENARIOS, sensitivity_map
 
-FIGURE_6_STRATEGIES = (Strategy(block_gpus=72, spare_gpus=0), Strategy(block_gpus=72, spare_gpus=8))
+FIGURE_6_STRATEGIES = (SparingStrategy(block_gpus=72, spare_gpus=0), SparingStrategy(block_gpus=72, spare_gpus=8))
 
 
 def timed(what: str, runs: int, work: Callable[[], object]) -> None:

@@ -222,3 +222,13 @@ def test_files_and_functions_stay_small() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 assert lines <= MAX_FUNCTION_LINES, f"{path.relative_to(SOURCE)}: {node.name} has {lines} lines"
+
+
+def test_no_public_class_name_exists_twice() -> None:
+    """A name that stands for two things sends a reader to the wrong one."""
+    homes: dict[str, list[str]] = {}
+    for path in files():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}

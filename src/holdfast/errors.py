@@ -48,5 +48,9 @@ class RefusedError(HoldfastError):
     exit_code = EXIT_REFUSED
 
 
+class SupersededError(HoldfastError):
+    """Another coordinator leads this job: this one must not say another word."""
+
+
 class JobFailedError(HoldfastError):
     """The job cannot go on: the message says what was lost."""

@@ -209,7 +209,7 @@ def test_a_member_whose_vote_failed_while_the_others_swapped_is_not_left_behind(
     job = joining()
     prepare_all(job)
     job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
-    job.say(msg.Fault(worker=w("n2"), generation=1, detail="vote"))
+    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="vote"))
     assert job.kinds == ["Stop"] * 4
     job.report("n0", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
     job.report("n1", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
@@ -643,7 +643,7 @@ def keep_alive(job: Job, seconds: float) -> None:
 def test_a_newcomer_that_cannot_be_reached_does_not_keep_others_out() -> None:
     job = Job(nodes=2).start()
     pending = join(job, "n2")
-    job.say(msg.Fault(worker=w("n1"), generation=pending.generation, detail="timed out", unreachable=(w("n2"),)))
+    job.say(msg.Complaint(worker=w("n1"), generation=pending.generation, detail="timed out", unreachable=(w("n2"),)))
     assert job.machine.record.pending is None
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
@@ -661,7 +661,9 @@ def test_a_newcomer_is_tried_again_less_and_less_often() -> None:
         pending, since = job.machine.record.pending, job.now
         assert pending is not None
         job.say(
-            msg.Fault(worker=w("n2"), generation=pending.generation, detail="timed out", unreachable=(w("n0"), w("n1")))
+            msg.Complaint(
+                worker=w("n2"), generation=pending.generation, detail="timed out", unreachable=(w("n0"), w("n1"))
+            )
         )
         assert job.machine.record.pending is None
         while job.machine.record.pending is None:
@@ -840,7 +842,7 @@ def test_what_a_script_did_that_left_counts_no_more_where_the_others_went_on_wit
     job.step(1)
     job.say(applied(w("n0"), 1, 2, commit(1.0)))
     job.feed(Received(job.connections["n0"], left("n0", 2)))
-    job.say(msg.Fault(worker=w("n1"), generation=1, detail="peer lost"))
+    job.say(msg.Complaint(worker=w("n1"), generation=1, detail="peer lost"))
     for node in ("n1", "n2"):
         job.report(node, 1, Phase.ABANDONED)
     assert job.machine.record.plan is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import chain, zip_longest
 
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.schedules.enumeration import FAMILIES, plan_of
 from holdfast.simulation.schedules.shrinking import failure
 
@@ -24,7 +24,7 @@ def numbers(rounds: range) -> list[int]:
 
 def main(rounds: range) -> int:
     for number in numbers(rounds):
-        how = failure(Cluster(plan_of(number)))
+        how = failure(SimCluster(plan_of(number)))
         if how:
             print(f"schedule {number}: {how}")
             return 1

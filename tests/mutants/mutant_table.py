@@ -409,7 +409,7 @@ MUTANTS = (
     Mutant(
         name="leases_run_while_the_coordinator_is_away",
         file=COORDINATOR,
-        old="        self.members.renew_all(self.turn.now)\n        self.parts.absences.pause_over()\n",
+        old="        self.members.renew_leases(self.turn.now)\n        self.parts.absences.pause_over()\n",
         new="",
         why="nobody is judged by what was not read in time",
     ),
@@ -534,7 +534,7 @@ MUTANTS = (
     Mutant(
         name="agent_keeps_what_the_dead_said",
         file=AGENT,
-        old='        place.renew("")\n        # Only its end',
+        old='        place.refill("")\n        # Only its end',
         new="        # Only its end",
         why="what a worker said before its end would look like a worker come back",
     ),
@@ -578,14 +578,14 @@ MUTANTS = (
     Mutant(
         name="the_same_members_again_after_a_time_out",
         file=SUSPECTS,
-        old="        late = any(fault.timed_out for fault in faults.values())\n",
+        old="        late = any(complaint.timed_out for complaint in complaints.values())\n",
         new="        late = False\n",
         why="after a time-out the same members are never put together again",
     ),
     Mutant(
         name="the_same_members_for_ever",
         file=SUSPECTS,
-        old="not faults or not (late or again):\n",
+        old="not complaints or not (late or again):\n",
         new="not faults:\n            return {}\n        if True:\n",
         why="who has tried in vain twice does not try again",
     ),

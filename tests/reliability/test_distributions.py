@@ -11,9 +11,9 @@ from holdfast.reliability.distributions import (
     Empirical,
     Exponential,
     LogNormal,
+    RateProfile,
     RepairMix,
     Scaled,
-    Timeline,
     Weibull,
 )
 from holdfast.reliability.monte_carlo.estimate import estimate
@@ -36,7 +36,7 @@ def test_draws_have_the_mean(distribution: Distribution) -> None:
 
 
 def test_a_timeline_keeps_the_mean_rate_and_follows_its_spells() -> None:
-    timeline = Timeline(10.0, np.array([0.0, 3.0, 1.0, 0.0]))
+    timeline = RateProfile(10.0, np.array([0.0, 3.0, 1.0, 0.0]))
     rng = np.random.default_rng(2)
     replications, hours = 2000, 130.0
     even = np.sort(rng.uniform(0, hours + timeline.span_hours, (replications, 400)), axis=1)
@@ -50,7 +50,7 @@ def test_a_timeline_keeps_the_mean_rate_and_follows_its_spells() -> None:
 
 def test_a_timeline_without_variation_changes_nothing() -> None:
     hours = np.linspace(0.0, 500.0, 50)
-    timeline = Timeline(10.0, np.ones(7))
+    timeline = RateProfile(10.0, np.ones(7))
     warped = timeline.warp(np.random.default_rng(0), np.zeros(50, dtype=np.int64), hours)
     np.testing.assert_allclose(warped, hours, atol=1e-9)
 
@@ -63,7 +63,7 @@ def test_a_timeline_without_variation_changes_nothing() -> None:
         lambda: Empirical(np.array([])),
         lambda: Empirical(np.zeros(3)),
         lambda: RepairMix(epsilon=1.5, auto=Exponential(1.0), ticket=Exponential(1.0)),
-        lambda: Timeline(1.0, np.zeros(3)),
+        lambda: RateProfile(1.0, np.zeros(3)),
     ],
 )
 def test_refuses_what_cannot_be_drawn_from(wrong) -> None:

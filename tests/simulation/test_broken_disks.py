@@ -12,7 +12,7 @@ import pytest
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.protocol.record import Record
 from holdfast.simulation.cluster import run_plan
-from holdfast.simulation.durable import MemoryJournal, MemoryStore
+from holdfast.simulation.durable import SimJournal, SimStore
 from holdfast.simulation.faults.plans import FaultPlan, random_plan
 from holdfast.simulation.invariants import InvariantError
 from holdfast.simulation.world import Parts
@@ -20,28 +20,28 @@ from holdfast.simulation.world import Parts
 SEEDS = range(400)
 
 
-class NothingFenced(MemoryStore):
+class NothingFenced(SimStore):
     """Writes whatever it is given."""
 
     def swap(self, record: Record, version: int) -> int:
         return super().swap(record, self.version)
 
 
-class JournalOfAnybody(MemoryJournal):
+class JournalOfAnybody(SimJournal):
     """Appends for whoever asks."""
 
     def append(self, event: object, length: int) -> int:
         return super().append(event, len(self.events))  # pyright: ignore[reportArgumentType]
 
 
-class PromisesTooEarly(MemoryStore):
+class PromisesTooEarly(SimStore):
     """Says that a record is written before it is on disk."""
 
     def sync(self) -> None:
         pass
 
 
-class StaysInMemory(MemoryJournal):
+class StaysInMemory(SimJournal):
     """Does not wait for the disk."""
 
     def sync(self) -> None:

@@ -10,7 +10,7 @@ from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.instructions import Instruction
 from holdfast.errors import EXIT_DONE
 from holdfast.simulation.__main__ import main
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.schedules.enumeration import FIRSTS, Schedule, family_of, plan_of
 from holdfast.simulation.schedules.every_write import chosen, disturb, killed_at_every_write, one_failure, writes
 from holdfast.simulation.world import Parts
@@ -48,7 +48,7 @@ def test_schedules_of_one_failure_come_first_then_random_ones_of_all_kinds() -> 
 def test_a_schedule_is_disturbed_at_each_of_its_writes_and_keeps_its_own_crashes() -> None:
     schedule = next(one for one in map(_random, range(50)) if one.plan.crashes)
     disturbed = list(killed_at_every_write(schedule, power_cut=True))
-    cluster = Cluster(schedule.plan)
+    cluster = SimCluster(schedule.plan)
     cluster.run()
     assert [one.write for one in disturbed] == list(range(1, cluster.writes + 1))
     assert all(set(one.plan.crashes) == {*schedule.plan.crashes, one.write} for one in disturbed)
@@ -58,7 +58,7 @@ def test_a_schedule_is_disturbed_at_each_of_its_writes_and_keeps_its_own_crashes
 
 def test_each_write_is_tried_with_a_death_and_with_a_power_cut() -> None:
     schedule = one_failure(5)
-    cluster = Cluster(schedule.plan)
+    cluster = SimCluster(schedule.plan)
     cluster.run()
     tally = disturb(schedule)
     assert tally.schedules.total() == 1 + 2 * cluster.writes

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 
 KILLED_AT_S = 1.5
@@ -32,7 +32,7 @@ def everybody_goes(seed: int) -> FaultPlan:
 @pytest.mark.parametrize("chunk", range(2))
 def test_a_job_without_nodes_waits_and_goes_on(chunk: int) -> None:
     for seed in range(chunk, 100, 2):
-        cluster = Cluster(everybody_goes(seed))
+        cluster = SimCluster(everybody_goes(seed))
         outcome = cluster.run()
         assert outcome.exit_code == EXIT_DONE, f"{seed}: {outcome.why}"
         events = cluster.world.journal.events

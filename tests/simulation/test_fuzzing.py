@@ -15,7 +15,7 @@ from holdfast.coordination.inputs import Disconnected, Input, Tick
 from holdfast.coordination.instructions import Instruction
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.__main__ import main, replay
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.coverage import Seen, expected, table
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
 from holdfast.simulation.invariants import InvariantError
@@ -49,7 +49,7 @@ BLIND = Parts(coordinator=SeesNoEnds)
 
 
 def fails_blindly(plan: FaultPlan) -> str:
-    return failure(Cluster(plan, BLIND))
+    return failure(SimCluster(plan, BLIND))
 
 
 def test_a_failing_schedule_is_made_small() -> None:
@@ -77,7 +77,7 @@ def test_equal_failures_have_equal_signatures() -> None:
 def test_what_strikes_is_counted_by_phase() -> None:
     kill = Fault(kind=FaultKind.KILL_NODE, boundary="voted", step=2)
     crash = Fault(kind=FaultKind.CRASH_COORDINATOR, time=0.05, duration=0.1)
-    cluster = Cluster(FaultPlan(seed=1, faults=(kill, crash), crashes=(3,)))
+    cluster = SimCluster(FaultPlan(seed=1, faults=(kill, crash), crashes=(3,)))
     cluster.run()
     seen = cluster.injector.seen
     assert seen["kill_node", "voted"] == 1

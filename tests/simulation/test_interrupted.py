@@ -9,20 +9,20 @@ import pytest
 
 from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
 
 
-def interrupted(plan: FaultPlan, at_s: float) -> Cluster:
+def interrupted(plan: FaultPlan, at_s: float) -> SimCluster:
     """A run whose user asks for its end at a time."""
-    cluster = Cluster(plan)
+    cluster = SimCluster(plan)
     cluster.world.timeline.after(at_s, cluster.interrupt)
     outcome = cluster.run()
     assert outcome.exit_code == EXIT_INTERRUPTED, outcome.why
     return cluster
 
 
-def saved(cluster: Cluster) -> int:
+def saved(cluster: SimCluster) -> int:
     """The step of the newest checkpoint that the record knows; it lies in the directory with that step's state."""
     record = cluster.world.store.record
     assert record is not None
@@ -32,7 +32,7 @@ def saved(cluster: Cluster) -> int:
     return newest.step
 
 
-def committed(cluster: Cluster) -> int:
+def committed(cluster: SimCluster) -> int:
     return max(event.step for event in cluster.world.journal.events if isinstance(event, ev.StepCommitted))
 
 
@@ -72,7 +72,7 @@ def test_the_last_step_may_have_been_saved_before_its_last_generation_is_entered
         start_spread=0.0,
         faults=faults,
     )
-    cluster = Cluster(plan)
+    cluster = SimCluster(plan)
     assert cluster.run().exit_code == EXIT_INTERRUPTED
     assert saved(cluster) == committed(cluster) == 4
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import EXIT_DONE
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 
 
@@ -15,10 +15,10 @@ from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 @pytest.mark.parametrize(("nodes", "workers"), [(1, 1), (1, 2), (3, 1), (2, 2)])
 def test_a_crash_at_any_write_changes_nothing(nodes: int, workers: int, *, power_cuts: bool) -> None:
     plan = FaultPlan(seed=5, nodes=nodes, start_nodes=nodes, workers_per_node=workers, steps=2, leaves=True)
-    undisturbed = Cluster(plan)
+    undisturbed = SimCluster(plan)
     assert undisturbed.run().exit_code == EXIT_DONE
     for write in range(1, undisturbed.writes + 1):
-        outcome = Cluster(replace(plan, crashes=(write,), power_cuts=power_cuts)).run()
+        outcome = SimCluster(replace(plan, crashes=(write,), power_cuts=power_cuts)).run()
         assert outcome.exit_code == EXIT_DONE, f"{write}: {outcome.why}"
 
 
@@ -26,5 +26,5 @@ def test_scripts_that_leave_while_there_is_no_coordinator() -> None:
     for seed in range(40):
         away = Fault(kind=FaultKind.CRASH_COORDINATOR, time=0.3 + 0.02 * seed, duration=1.5)
         plan = FaultPlan(seed=seed, steps=5, workers_per_node=1 + seed % 2, leaves=True, faults=(away,))
-        outcome = Cluster(plan).run()
+        outcome = SimCluster(plan).run()
         assert outcome.exit_code == EXIT_DONE, f"{seed}: {outcome.why}"

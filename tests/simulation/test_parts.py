@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import SupersededError
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import SCHEMA, Record
 from holdfast.simulation.clock import URGENT, Timeline
-from holdfast.simulation.collectives import Group, Operation
-from holdfast.simulation.durable import MemoryJournal, MemoryStore, SupersededError
+from holdfast.simulation.collectives import Group, SimOperation
+from holdfast.simulation.durable import SimJournal, SimStore
 from holdfast.simulation.faults.troubles import DataPlane
 from holdfast.simulation.machines import training
 from holdfast.simulation.process import Process
@@ -57,10 +58,10 @@ class Rank:
     def deliver(self, action: Callable[..., object], *args: Any) -> None:
         action(*args)
 
-    def operation_done(self, operation: Operation, value: Any) -> None:
+    def operation_done(self, operation: SimOperation, value: Any) -> None:
         self.values.append(value)
 
-    def operation_failed(self, operation: Operation) -> None:
+    def operation_failed(self, operation: SimOperation) -> None:
         self.errors += 1
 
 
@@ -129,27 +130,27 @@ def test_a_stopped_member_only_delays() -> None:
 
 
 def test_store_and_journal_are_fenced() -> None:
-    store = MemoryStore()
+    store = SimStore()
     first = store.swap(Record(schema=SCHEMA, job="j", term=1), 0)
     store.swap(Record(schema=SCHEMA, job="j", term=2), first)
     with pytest.raises(SupersededError):
         store.swap(Record(schema=SCHEMA, job="j", term=1), first)
     assert store.record is not None
     assert store.record.term == 2
-    journal = MemoryJournal()
+    journal = SimJournal()
     with pytest.raises(SupersededError):
         journal.append(None, 1)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_power_cut_takes_what_is_not_on_disk_and_nothing_else() -> None:
     record = Record(schema=SCHEMA, job="j", term=1)
-    store = MemoryStore()
+    store = SimStore()
     store.swap(record, 0)
     store.power_cut()
     assert (store.version, store.record) == (1, record)
     left: set[int] = set()
     for seed in range(50):
-        journal = MemoryJournal()
+        journal = SimJournal()
         for seq in range(1, 6):
             journal.append(
                 ev.JobWaiting(time=0.0, job="j", term=1, generation=0, seq=seq, nodes=1, expert_slots=0, why=""),

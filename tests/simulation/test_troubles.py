@@ -11,8 +11,8 @@ from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.clock import Timeline
-from holdfast.simulation.cluster import Cluster
-from holdfast.simulation.collectives import Group, Operation
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.collectives import Group, SimOperation
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Partition
 from holdfast.simulation.process import Process
@@ -21,25 +21,25 @@ A, B, C = "n0", "n1", "n2"
 SomeEvent = TypeVar("SomeEvent", bound=ev.AnyEvent)
 
 
-def run(*faults: Fault, seed: int = 1, **job: Any) -> Cluster:
-    cluster = Cluster(FaultPlan(seed=seed, faults=faults, start_spread=0.0, **job), keep_trace=True)
+def run(*faults: Fault, seed: int = 1, **job: Any) -> SimCluster:
+    cluster = SimCluster(FaultPlan(seed=seed, faults=faults, start_spread=0.0, **job), keep_trace=True)
     assert cluster.run().exit_code == EXIT_DONE
     return cluster
 
 
-def events(cluster: Cluster, kind: type[SomeEvent]) -> list[SomeEvent]:
+def events(cluster: SimCluster, kind: type[SomeEvent]) -> list[SomeEvent]:
     return [event for event in cluster.world.journal.events if isinstance(event, kind)]
 
 
-def struck_at(cluster: Cluster) -> float:
+def struck_at(cluster: SimCluster) -> float:
     """Return when the first fault struck, on the cluster's clock."""
     assert cluster.world.story is not None
     return next(line[0] for line in cluster.world.story if line[1] == "FAULT") + 1000.0
 
 
-def faults_told(cluster: Cluster) -> list[msg.Fault]:
+def faults_told(cluster: SimCluster) -> list[msg.Complaint]:
     assert cluster.world.story is not None
-    return [line[2] for line in cluster.world.story if isinstance(line[2], msg.Fault)]
+    return [line[2] for line in cluster.world.story if isinstance(line[2], msg.Complaint)]
 
 
 @pytest.mark.parametrize(("other", "apart"), [(None, {(A, B), (A, C)}), (frozenset({B}), {(A, B)})])
@@ -61,10 +61,10 @@ class Member(Process):
         super().__init__()
         self.id, self.values = f"{node}/0/a", list[Any]()
 
-    def operation_done(self, operation: Operation, value: Any) -> None:
+    def operation_done(self, operation: SimOperation, value: Any) -> None:
         self.values.append(value)
 
-    def operation_failed(self, operation: Operation) -> None:
+    def operation_failed(self, operation: SimOperation) -> None:
         raise AssertionError("nobody is gone")
 
 

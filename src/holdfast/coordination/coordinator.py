@@ -98,7 +98,7 @@ class Coordinator:
         else:
             turn.emit(ev.CoordinatorRestarted, url=url, coordinator_pid=pid)
         self.parts.absences.expect(map(node_of, turn.planned))
-        self.parts.joining.renew()
+        self.parts.joining.wait_anew()
         if self.config.takeover:
             self.parts.closing.taken_over()
         if self.record.outcome:
@@ -235,10 +235,10 @@ class Coordinator:
         last, self._last_tick = self._last_tick, self.turn.now
         if last is None or self.turn.now - last <= self.config.lease_s / 2:
             return False
-        self.members.renew_all(self.turn.now)
+        self.members.renew_leases(self.turn.now)
         self.parts.absences.pause_over()
         self._admission.pause_over()
-        self.parts.stopping.renew()
+        self.parts.stopping.wait_anew()
         return True
 
     def _tick_at_last(self, _tick: Tick) -> None:

@@ -37,7 +37,7 @@ class Hearing:
         """Take in a page of what a node's workers applied while nobody listened, as if they had told it one by one."""
         record, ledger = self._turn.record, self._parts.ledger
         # (A report comes after the steps before it: who has many to tell is not silent.)
-        self._parts.stopping.renew()
+        self._parts.stopping.wait_anew()
         if not ledger.plausible(page.given_up):
             self._expel(node, f"steps up to {page.given_up} cannot have been applied")
             return
@@ -140,7 +140,7 @@ class Hearing:
         if self._turn.is_member(message.worker):
             self._parts.closing.fail(message.why)
 
-    def _fault(self, node: Node, message: msg.Fault) -> None:
+    def _complaint(self, node: Node, message: msg.Complaint) -> None:
         pending = self._turn.record.pending
         if pending is not None and message.generation == pending.generation:
             cut_off = (message.worker,) if message.unreachable else ()
@@ -178,7 +178,7 @@ class Hearing:
         msg.Prepared: while_it_goes_on(_prepared),
         msg.Applied: while_it_goes_on(_applied),
         msg.Report: row(ignore, _report_unasked, _report, ignore),
-        msg.Fault: while_it_goes_on(_fault),
+        msg.Complaint: while_it_goes_on(_complaint),
         msg.Finished: while_it_goes_on(_finished),
         msg.CheckpointWritten: while_it_goes_on(_checkpoint),
         msg.CheckpointKept: while_it_goes_on(_checkpoint),

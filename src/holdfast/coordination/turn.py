@@ -11,7 +11,7 @@ from holdfast.coordination.nodes.membership import Membership
 from holdfast.protocol.events import AnyEvent, Event
 from holdfast.protocol.messages.agent import CoordinatorMessage, ToWorker
 from holdfast.protocol.messages.orders import Order
-from holdfast.protocol.messages.worker import Fault
+from holdfast.protocol.messages.worker import Complaint
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
@@ -62,7 +62,7 @@ class Turn:
         node = node_of(worker)
         return f"worker {index_of(worker)} of node {node}" if rank is None else f"rank {rank} on node {node}"
 
-    def left_behind(self, message: Fault) -> bool:
+    def left_behind(self, message: Complaint) -> bool:
         """Tell whether a member's commit operation failed although all others passed it, and swapped."""
         info = self.members.worker(message.worker)
         late = info is not None and info.entered <= message.generation < self.generation

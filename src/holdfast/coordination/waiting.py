@@ -31,7 +31,7 @@ class Waiting:
     def tell(self) -> None:
         """Say what the job waits for, where it does and has not said it yet."""
         # Those that are about to come with fresh workers were not lost, and what they bring is known.
-        need = None if self._parts.absences.renewing else self._need()
+        need = None if self._parts.absences.replacing else self._need()
         if need is not None and need != self.need:
             self._parts.turn.emit(JobWaiting, nodes=need.nodes, expert_slots=need.expert_slots, why=need.why)
         self.need = need

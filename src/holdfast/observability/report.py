@@ -24,7 +24,7 @@ from holdfast.protocol.events import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recovery:
+class RecoverySummary:
     """One `recovered` event. `extra_s`: what it cost beyond an undisturbed step; `nodes`: who came or went."""
 
     time: float
@@ -38,7 +38,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class JobReport:
     """A job in figures; times in seconds. `gaps`: steps that are missing or doubled, which must be none.
 
     `emulated_token_s`: seconds per token that expert computation was made to take, 0 where nothing was emulated.
@@ -55,7 +55,7 @@ class Report:
     median_step_s: float
     #: share of the time since the first step that went into steps of usual length
     productive: float
-    recoveries: tuple[Recovery, ...]
+    recoveries: tuple[RecoverySummary, ...]
     gaps: int
     #: of the steps, those at which the loss scale had the optimizer left alone
     skipped: int = 0
@@ -77,7 +77,7 @@ def committed_steps(events: Iterable[ReadEvent]) -> list[StepCommitted]:
     return kept
 
 
-def make_report(events: Sequence[ReadEvent]) -> Report:
+def make_report(events: Sequence[ReadEvent]) -> JobReport:
     """Add up a job's events."""
     steps = committed_steps(events)
     first = events[0]
@@ -85,7 +85,7 @@ def make_report(events: Sequence[ReadEvent]) -> Report:
     training = steps[-1].time - steps[0].time if steps else 0.0
     outcomes = [name_of(event) for event in events if isinstance(event, JobFinished | JobFailed)]
     numbers = [step.step for step in steps]
-    return Report(
+    return JobReport(
         job=first.job,
         outcome=outcomes[-1].removeprefix("job_") if outcomes else "running",
         started=first.time,
@@ -116,8 +116,8 @@ def _waiting_s(events: Sequence[ReadEvent]) -> float:
     return total if since is None else total + events[-1].time - since
 
 
-def _recoveries(events: Sequence[ReadEvent], usual: float) -> list[Recovery]:
-    found: list[Recovery] = []
+def _recoveries(events: Sequence[ReadEvent], usual: float) -> list[RecoverySummary]:
+    found: list[RecoverySummary] = []
     involved: list[str] = []
     for event in events:
         match event:
@@ -135,8 +135,8 @@ def _recoveries(events: Sequence[ReadEvent], usual: float) -> list[Recovery]:
     return found
 
 
-def _recovery(event: Recovered, involved: list[str], usual: float) -> Recovery:
-    return Recovery(
+def _recovery(event: Recovered, involved: list[str], usual: float) -> RecoverySummary:
+    return RecoverySummary(
         time=event.time,
         action=event.action,
         nodes=tuple(dict.fromkeys(involved)),

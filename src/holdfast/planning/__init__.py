@@ -19,7 +19,7 @@ from holdfast.planning.moving.transfers import plan_transfers as plan_transfers
 from holdfast.planning.moving.workers import node_of_workers as node_of_workers
 from holdfast.planning.moving.workers import split_over_workers as split_over_workers
 from holdfast.planning.placement.allocation import Allocation as Allocation
-from holdfast.planning.placement.allocation import FaultThreshold as FaultThreshold
+from holdfast.planning.placement.allocation import Guarantee as Guarantee
 from holdfast.planning.placement.allocation import Shortage as Shortage
 from holdfast.planning.placement.allocation import allocate as allocate
 from holdfast.planning.placement.allocation import as_slots as as_slots

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.moving.migration import Migration, node_kinds, plan_migration
-from holdfast.planning.placement.allocation import FaultThreshold, Shortage, allocate
+from holdfast.planning.placement.allocation import Guarantee, Shortage, allocate
 from holdfast.planning.placement.best import Best
 from holdfast.planning.placement.compact import Compact
 from holdfast.planning.placement.mro import Mro
@@ -39,7 +39,7 @@ class Plan:
     counts: IntArray
     #: `[N]`
     slots: IntArray
-    fault_threshold: FaultThreshold
+    fault_threshold: Guarantee
     #: Layers that had no load and were planned as uniform.
     uniform_layers: tuple[int, ...]
     #: How to get there from what the nodes held; None for a first plan.
@@ -87,7 +87,7 @@ def make_plan(
         counts=counts if migration is None else migration.counts,
         slots=slots,
         # Strategies without a guarantee (compact) give what they give.
-        fault_threshold=FaultThreshold(asked=threshold.asked, given=min(threshold.given, fewest_hosts(counts))),
+        fault_threshold=Guarantee(asked=threshold.asked, given=min(threshold.given, fewest_hosts(counts))),
         uniform_layers=allocation.uniform_layers,
         migration=migration,
     )

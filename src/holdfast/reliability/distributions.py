@@ -114,7 +114,7 @@ class RepairMix:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
+class RateProfile:
     """Good and bad times: how the rate of failures varies over equal spells of an observation, which then repeats.
 
     `rates` (S,) are relative, 0 or more, not all 0.

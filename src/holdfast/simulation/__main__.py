@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.invariants import InvariantError
 from holdfast.simulation.schedules.enumeration import FAMILIES, Schedule
@@ -52,7 +52,7 @@ def _wrong(options: argparse.Namespace) -> str:
 def replay(plan: FaultPlan, parts: Parts | None = None) -> int:
     """Run a plan, print its story; return the exit code."""
     print(plan)
-    cluster = Cluster(plan, parts, keep_trace=True)
+    cluster = SimCluster(plan, parts, keep_trace=True)
     end, code = "", EXIT_FAILED
     try:
         end, code = str(cluster.run()), EXIT_DONE

@@ -12,7 +12,7 @@ from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.agent import SimAgent
 from holdfast.simulation.machines.coordinator import CoordinatorShell
 from holdfast.simulation.machines.worker import SimWorker
-from holdfast.simulation.network import Connection
+from holdfast.simulation.network import SimConnection
 from holdfast.simulation.world import START, Parts, World
 
 
@@ -26,7 +26,7 @@ class Outcome:
     events: int
 
 
-class Cluster:
+class SimCluster:
     """Everything of one run. Deterministic: the same plan and parts give the same run."""
 
     def __init__(self, plan: FaultPlan, parts: Parts | None = None, *, keep_trace: bool = False) -> None:
@@ -150,14 +150,14 @@ class Cluster:
         self.world.journal.cut(length)
         self.checker.journal_cut()
 
-    def connect(self, agent: SimAgent) -> Connection | None:
+    def connect(self, agent: SimAgent) -> SimConnection | None:
         """Connect an agent; None where nobody listens: it will be woken when somebody does."""
         shell = self.coordinator
         if shell is None or not shell.alive:
             self._homeless.append(agent)
             return None
         number = self.world.pid()
-        connection = shell.connections[number] = Connection(self.world, number, agent, shell)
+        connection = shell.connections[number] = SimConnection(self.world, number, agent, shell)
         return connection
 
     def write_due(self, shell: CoordinatorShell, what: str) -> bool:
@@ -190,4 +190,4 @@ def run_plan(plan: FaultPlan, parts: Parts | None = None) -> Outcome:
     Raises:
         InvariantError: with the plan in its message.
     """
-    return Cluster(plan, parts).run()
+    return SimCluster(plan, parts).run()

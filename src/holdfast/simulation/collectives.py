@@ -23,12 +23,12 @@ class Rank(Protocol):
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
-    def operation_done(self, operation: Operation, value: Any) -> None: ...
+    def operation_done(self, operation: SimOperation, value: Any) -> None: ...
 
-    def operation_failed(self, operation: Operation) -> None: ...
+    def operation_failed(self, operation: SimOperation) -> None: ...
 
 
-class Operation:
+class SimOperation:
     """One collective: who has issued it with what, who still waits for it, and who waits in vain."""
 
     __slots__ = ("hung", "key", "payloads", "scheduled", "value", "waiting")
@@ -62,17 +62,17 @@ class Group:
         self._duration = duration
         self._data_plane = data_plane
         self._nodes = {member.node for member in plan.members}
-        self._operations: dict[tuple[str, int], Operation] = {}
-        self._stalled: dict[str, list[tuple[Operation, Rank]]] = {}
+        self._operations: dict[tuple[str, int], SimOperation] = {}
+        self._stalled: dict[str, list[tuple[SimOperation, Rank]]] = {}
 
     def issue(
         self, rank: Rank, kind: str, step: int, payload: Any, combine: Callable[[Iterable[Any]], Any]
-    ) -> Operation:
+    ) -> SimOperation:
         """Take part in an operation; `operation_done` or `operation_failed` follows, or nothing."""
         key = (kind, step)
         operation = self._operations.get(key)
         if operation is None:
-            operation = self._operations[key] = Operation(key)
+            operation = self._operations[key] = SimOperation(key)
         operation.payloads[rank.id] = payload
         operation.waiting[rank.id] = rank
         if len(operation.payloads) == self.size:
@@ -87,7 +87,7 @@ class Group:
             self._fate(operation, rank)
         return operation
 
-    def abandon(self, rank: Rank, operation: Operation) -> None:
+    def abandon(self, rank: Rank, operation: SimOperation) -> None:
         """A rank halts and leaves an operation; its connections are severed."""
         operation.waiting.pop(rank.id, None)
         self.fail(rank.id)
@@ -133,7 +133,7 @@ class Group:
         for key in old:
             del self._operations[key]
 
-    def _fate(self, operation: Operation, rank: Rank) -> None:
+    def _fate(self, operation: SimOperation, rank: Rank) -> None:
         if rank.id in operation.hung:
             return
         draw = self._rng.random()
@@ -144,13 +144,13 @@ class Group:
         else:
             self._error_later(operation, rank)
 
-    def _complete_later(self, operation: Operation, rank: Rank) -> None:
+    def _complete_later(self, operation: SimOperation, rank: Rank) -> None:
         if rank.id in operation.scheduled:
             return
         operation.scheduled.add(rank.id)
         self._timeline.after(self._rng.uniform(*self._duration), rank.deliver, self._complete, operation, rank)
 
-    def _complete(self, operation: Operation, rank: Rank) -> None:
+    def _complete(self, operation: SimOperation, rank: Rank) -> None:
         if rank.id in operation.hung or rank.id not in operation.waiting:
             return
         if self._data_plane.parted(self._nodes):
@@ -160,10 +160,10 @@ class Group:
         del operation.waiting[rank.id]
         rank.operation_done(operation, operation.value)
 
-    def _error_later(self, operation: Operation, rank: Rank) -> None:
+    def _error_later(self, operation: SimOperation, rank: Rank) -> None:
         operation.hung.add(rank.id)
         self._timeline.after(self._rng.uniform(*self._duration), rank.deliver, self._error, operation, rank)
 
-    def _error(self, operation: Operation, rank: Rank) -> None:
+    def _error(self, operation: SimOperation, rank: Rank) -> None:
         if operation.waiting.pop(rank.id, None) is not None:
             rank.operation_failed(operation)

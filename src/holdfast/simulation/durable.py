@@ -6,17 +6,14 @@ from dataclasses import dataclass, field
 from functools import reduce
 from random import Random
 
+from holdfast.errors import SupersededError
 from holdfast.protocol import events as ev
 from holdfast.protocol.checkpoint_names import parse_name
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 
 
-class SupersededError(Exception):
-    """Another coordinator leads the job: this one must stop at once."""
-
-
-class MemoryStore:
+class SimStore:
     """One record with a version, replaced by compare-and-swap; `power_cut` takes what is not on disk."""
 
     def __init__(self) -> None:
@@ -46,7 +43,7 @@ class MemoryStore:
         self.version, self.record = self._on_disk
 
 
-class MemoryJournal:
+class SimJournal:
     """The job's events; fenced by its length, as the file is. `synced` are on disk; `edited`: `cut` was used."""
 
     def __init__(self) -> None:

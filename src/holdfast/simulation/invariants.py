@@ -86,7 +86,7 @@ class Checker:
             self._fail(f"{worker.id} computes without a whole state")
         self._experts_of_the_step(worker)
 
-    def applied(self, worker: Peer, before: int, reduced: training.Reduced, commit: Commit) -> None:
+    def applied(self, worker: Peer, before: int, reduced: training.SimReduced, commit: Commit) -> None:
         """A worker applied a step."""
         machine, plan = worker.machine, self._world.plan
         self._keeps_promise(worker, "applied")

@@ -17,9 +17,9 @@ class LowerEnd(Protocol):
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
-    def hear(self, connection: Connection, message: CoordinatorMessage) -> None: ...
+    def hear(self, connection: SimConnection, message: CoordinatorMessage) -> None: ...
 
-    def disconnected(self, connection: Connection) -> None: ...
+    def disconnected(self, connection: SimConnection) -> None: ...
 
 
 class UpperEnd(Protocol):
@@ -32,7 +32,7 @@ class UpperEnd(Protocol):
     def forget_connection(self, number: int, event: Disconnected) -> None: ...
 
 
-class Connection:
+class SimConnection:
     """Both ends of a TCP connection."""
 
     def __init__(self, world: World, number: int, agent: LowerEnd, coordinator: UpperEnd) -> None:

@@ -16,11 +16,11 @@ from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.simulation.clock import Timeline
 from holdfast.simulation.collectives import Group
-from holdfast.simulation.durable import CheckpointDirectory, MemoryJournal, MemoryStore
+from holdfast.simulation.durable import CheckpointDirectory, SimJournal, SimStore
 from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Troubles
 from holdfast.simulation.machines.experts import StoredExperts
-from holdfast.simulation.machines.training import Receipt
+from holdfast.simulation.machines.training import SimReceipt
 
 #: where virtual time begins, in seconds
 START = 1000.0
@@ -64,8 +64,8 @@ class Parts:
     coordinator: type[Coordinator] = Coordinator
     worker: type[WorkerMachine] = WorkerMachine
     agent: type[AgentMachine] = AgentMachine
-    store: type[MemoryStore] = MemoryStore
-    journal: type[MemoryJournal] = MemoryJournal
+    store: type[SimStore] = SimStore
+    journal: type[SimJournal] = SimJournal
 
 
 class Delivers(Protocol):
@@ -86,7 +86,7 @@ class Peer(Protocol):
     whole: bool
     gradients: dict[int, int]
     experts: StoredExperts | None
-    receipt: Receipt | None
+    receipt: SimReceipt | None
 
     def advance(self) -> None: ...
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from holdfast.control.coordinator.shell import RecordKeeper, Shell, SupersededError
+from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.store.memory import MemoryStore
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
 from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
-from holdfast.errors import BadInputError
+from holdfast.errors import BadInputError, SupersededError
 from holdfast.observability.journal import Journal, JournalError
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import CoordinatorRestarted, StepCommitted

@@ -9,7 +9,7 @@ import sys
 from typing import cast
 
 from holdfast.control.launch.launcher import Launcher
-from holdfast.control.launch.trace_run import Replay
+from holdfast.control.launch.trace_run import TraceRun
 from holdfast.control.processes import ProcessHandle
 from holdfast.planning.availability import parse_trace, window_of
 from made_events import joined, made
@@ -22,7 +22,7 @@ STEP = made("step_committed", 50.0)
 class FakeLauncher:
     """Notes what it is asked for, and when."""
 
-    def __init__(self, director: Replay) -> None:
+    def __init__(self, director: TraceRun) -> None:
         self.director = director
         self.asked: list[tuple[float, str]] = []
         self.patient: list[bool] = []
@@ -46,7 +46,7 @@ class FakeLauncher:
 
 def test_nodes_come_and_go_in_order_and_not_before_their_time() -> None:
     async def run() -> None:
-        director = Replay(window_of(parse_trace(TRACE), end=500), SPEED)
+        director = TraceRun(window_of(parse_trace(TRACE), end=500), SPEED)
         assert director.patient, "more nodes come"
         launcher = FakeLauncher(director)
         directing = asyncio.create_task(director.direct(cast(Launcher, launcher)))
@@ -69,7 +69,7 @@ def test_events_of_an_earlier_run_are_not_this_replays() -> None:
     """A journal that is taken up tells them again: their processes are gone, and their numbers may be another's."""
 
     async def run() -> None:
-        director = Replay(window_of(parse_trace(TRACE)), SPEED, since=100.0)
+        director = TraceRun(window_of(parse_trace(TRACE)), SPEED, since=100.0)
         director.take(joined("b", 49.0, worker_pids=(os.getpid(),)))
         director.take(STEP)
         assert director.started is None
@@ -82,7 +82,7 @@ def test_events_of_an_earlier_run_are_not_this_replays() -> None:
 
 def test_a_lost_node_takes_its_newest_workers_with_it() -> None:
     async def run() -> None:
-        director = Replay(window_of(parse_trace("seconds,event,node\n0,add,a\n1,remove,a\n")), SPEED)
+        director = TraceRun(window_of(parse_trace("seconds,event,node\n0,add,a\n1,remove,a\n")), SPEED)
         code = "import time; time.sleep(100)"
         workers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
         old, new = (worker.pid for worker in workers)

@@ -37,11 +37,11 @@ from holdfast.protocol.messages.any_side import (
     CheckpointWritten,
     Commit,
     Committed,
+    Complaint,
     Decision,
     DecisionKind,
     EndNode,
     Entered,
-    Fault,
     Finished,
     FromWorker,
     GenerationPlan,
@@ -210,14 +210,14 @@ def test_steps_that_are_done_again_after_a_roll_back_are_kept_again() -> None:
     assert bench.kept_steps() == [5, 6, 7]
 
 
-@pytest.mark.parametrize("kind", [Prepared, Report, Fault, Finished])
+@pytest.mark.parametrize("kind", [Prepared, Report, Complaint, Finished])
 def test_a_newer_generation_makes_words_about_an_older_one_worthless(kind: type) -> None:
     bench = Bench()
     a = bench.worker
     stale = {
         Prepared: Prepared(worker=a, generation=1),
         Report: report(a, 1),
-        Fault: Fault(worker=a, generation=1, detail="x"),
+        Complaint: Complaint(worker=a, generation=1, detail="x"),
         Finished: Finished(worker=a, generation=1, step=3),
     }
     bench.say(stale[kind])
@@ -228,7 +228,7 @@ def test_a_newer_generation_makes_words_about_an_older_one_worthless(kind: type)
 
 def test_words_about_the_generation_that_is_entered_stay() -> None:
     bench = Bench()
-    fault = Fault(worker=bench.worker, generation=2, detail="x")
+    fault = Complaint(worker=bench.worker, generation=2, detail="x")
     bench.say(fault, Entered(worker=bench.worker, generation=2, applied=0))
     assert fault in bench.kept()
 

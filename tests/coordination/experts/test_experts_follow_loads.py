@@ -11,7 +11,7 @@ from test_loads import loads, moe_job, replicas
 from holdfast.coordination.inputs import Planned
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.coordination.progress.costs import DEFAULT_BANDWIDTH, LEAST_PAUSE_S, MeasuredCosts
-from holdfast.coordination.progress.recovery_cost import Recovery
+from holdfast.coordination.progress.recovery_cost import RecoveryCost
 from holdfast.planning import Shortage
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
@@ -269,15 +269,15 @@ def test_costs_are_those_measured_last() -> None:
     for seconds in (0.0, 1.0, 1.0, 9.0):
         costs.step(seconds)
     assert costs.step_s == 1.0
-    moved = Recovery(failed=10.0, detected=10.0, action="rebalance", swap=True)
+    moved = RecoveryCost(failed=10.0, detected=10.0, action="rebalance", swap=True)
     moved.moved(1 << 24, 0.5)
     moved.moved(1 << 23, 0.25)
     costs.switched(moved, 11.75)
     assert costs.bandwidth == (1 << 25)
     assert costs.pause_s == pytest.approx(0.25), "a step and the transfer aside"
-    costs.switched(Recovery(failed=10.0, detected=10.0, action="rebalance", swap=True), 10.5)
+    costs.switched(RecoveryCost(failed=10.0, detected=10.0, action="rebalance", swap=True), 10.5)
     assert costs.pause_s == LEAST_PAUSE_S, "no switch is free, whatever noise says"
-    join = Recovery(failed=10.0, detected=10.0, action="grow", swap=True)
+    join = RecoveryCost(failed=10.0, detected=10.0, action="grow", swap=True)
     join.moved(1 << 24, 5.0)
     costs.switched(join, 20.0)
     assert costs.bandwidth == (1 << 25), "its transfers wait for the joiner's dense state"

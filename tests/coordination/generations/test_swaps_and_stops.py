@@ -70,7 +70,7 @@ def test_a_pending_group_of_the_coordinator_before_is_undone_by_a_stop_only() ->
 def test_a_report_for_another_stop_does_not_count() -> None:
     job = Job(nodes=2).start()
     job.step(1)
-    job.say(msg.Fault(worker=w("n0"), generation=1, detail="reset"))
+    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
     job.report("n0", 1)
     old = msg.Report(worker=w("n1"), term=1, generation=0, applied=1, step=2, phase=Phase.COMPUTE)
     job.say(old)

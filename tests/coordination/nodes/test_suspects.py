@@ -23,10 +23,10 @@ def reports(*phases: Phase, step: int = 5) -> dict[str, msg.Report]:
     }
 
 
-def fault(node: str, *unreachable: str, timed_out: bool = False) -> tuple[str, msg.Fault]:
+def complaint(node: str, *unreachable: str, timed_out: bool = False) -> tuple[str, msg.Complaint]:
     peers = tuple(w(peer) for peer in unreachable)
     worker = w(node)
-    return worker, msg.Fault(worker=worker, generation=1, detail="reset", timed_out=timed_out, unreachable=peers)
+    return worker, msg.Complaint(worker=worker, generation=1, detail="reset", timed_out=timed_out, unreachable=peers)
 
 
 REDUCING = (Phase.REDUCING,) * 4
@@ -34,40 +34,42 @@ REDUCING = (Phase.REDUCING,) * 4
 
 def test_a_broken_connection_lets_the_same_members_try_once_more_and_not_twice() -> None:
     suspects = Suspects()
-    faults = dict([fault("n2")])
-    assert suspects.name(WORKERS, reports(*REDUCING), faults, 4) == {}
-    assert list(suspects.name(WORKERS, reports(*REDUCING), faults, 4)) == ["n2"]
+    complaints = dict([complaint("n2")])
+    assert suspects.name(WORKERS, reports(*REDUCING), complaints, 4) == {}
+    assert list(suspects.name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
 
 def test_a_step_in_between_makes_it_good() -> None:
     suspects = Suspects()
-    faults = dict([fault("n2")])
+    complaints = dict([complaint("n2")])
     for committed in (4, 5, 6):
-        assert suspects.name(WORKERS, reports(*REDUCING), faults, committed) == {}
+        assert suspects.name(WORKERS, reports(*REDUCING), complaints, committed) == {}
 
 
 def test_who_computes_while_the_others_waited_until_their_time_was_up_is_the_suspect() -> None:
-    faults = dict([fault("n0", timed_out=True), fault("n2", timed_out=True)])
+    complaints = dict([complaint("n0", timed_out=True), complaint("n2", timed_out=True)])
     standing = reports(Phase.REDUCING, Phase.COMPUTE, Phase.REDUCING, Phase.REDUCING)
-    named = Suspects().name(WORKERS, standing, faults, 4)
+    named = Suspects().name(WORKERS, standing, complaints, 4)
     assert list(named) == ["n1"]
     assert "'compute' of step 5" in named["n1"]
 
 
 def test_who_only_waits_longer_is_none() -> None:
     """The one that complained first stopped the others: that they had not complained yet says nothing."""
-    faults = dict([fault("n3", timed_out=True)])
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), faults, 4)) == ["n3"]
+    complaints = dict([complaint("n3", timed_out=True)])
+    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n3"]
 
 
 def test_of_two_that_do_not_reach_each_other_the_later_goes() -> None:
-    faults = dict([fault("n1", "n2", timed_out=True), fault("n2", "n1", timed_out=True)])
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), faults, 4)) == ["n2"]
+    complaints = dict([complaint("n1", "n2", timed_out=True), complaint("n2", "n1", timed_out=True)])
+    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
 
 def test_who_is_cut_off_from_several_goes_alone() -> None:
-    faults = dict([fault("n0", "n1", timed_out=True), fault("n2", "n1", timed_out=True), fault("n3", "n1")])
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), faults, 4)) == ["n1"]
+    complaints = dict(
+        [complaint("n0", "n1", timed_out=True), complaint("n2", "n1", timed_out=True), complaint("n3", "n1")]
+    )
+    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n1"]
 
 
 @given(
@@ -81,9 +83,9 @@ def test_the_same_members_never_fail_three_times_and_somebody_always_stays(
 ) -> None:
     suspects = Suspects()
     cut = {node: [peer for a, peer in pairs if a == node] for node in complainers}
-    faults = dict(fault(node, *cut[node], timed_out=late) for node in sorted(complainers))
-    first = suspects.name(WORKERS, reports(*phases), faults, 4)
-    named = first or suspects.name(WORKERS, reports(*phases), faults, 4)
+    complaints = dict(complaint(node, *cut[node], timed_out=late) for node in sorted(complainers))
+    first = suspects.name(WORKERS, reports(*phases), complaints, 4)
+    named = first or suspects.name(WORKERS, reports(*phases), complaints, 4)
     assert named
     assert set(named) < set(NODES)
     assert first or not late
@@ -92,7 +94,7 @@ def test_the_same_members_never_fail_three_times_and_somebody_always_stays(
 def test_a_hung_training_thread_is_named_and_its_node_replaced() -> None:
     job = Job().start()
     job.step(1)
-    job.say(msg.Fault(worker=w("n0"), generation=1, detail="timed out after 120 s", timed_out=True))
+    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="timed out after 120 s", timed_out=True))
     job.report("n0", 1, Phase.REDUCING)
     job.report("n1", 1, Phase.REDUCING)
     job.report("n2", 1, Phase.COMPUTE)
@@ -113,7 +115,7 @@ def test_who_comes_meanwhile_is_not_put_together_with_those_that_have_timed_out(
     job.report("n1", 1, Phase.REDUCING)
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
-    job.say(msg.Fault(worker=w("n0"), generation=2, detail="late", timed_out=True, unreachable=(w("n1"),)))
+    job.say(msg.Complaint(worker=w("n0"), generation=2, detail="late", timed_out=True, unreachable=(w("n1"),)))
     job.report("n0", 1, Phase.ENTERING)
     job.report("n1", 1, Phase.ENTERING)
     assert job.orders(msg.Begin)[w("n0")].plan.workers == (w("n0"),)
@@ -122,20 +124,20 @@ def test_who_comes_meanwhile_is_not_put_together_with_those_that_have_timed_out(
 
 @pytest.mark.parametrize("phase", Phase)
 def test_there_is_a_verdict_wherever_a_worker_stands(phase: Phase) -> None:
-    late = {w("n0"): fault("n0", timed_out=True)[1]}
+    late = {w("n0"): complaint("n0", timed_out=True)[1]}
     named = Suspects().name(WORKERS, reports(Phase.APPLYING, phase, Phase.APPLYING, Phase.APPLYING), late, 4)
     assert set(named) == ({"n0"} if phase is Phase.APPLYING else {"n1"})
 
 
 def test_who_has_waited_in_vain_itself_is_none_however_far_it_had_got() -> None:
-    faults = dict([fault("n0", timed_out=True), fault("n3", timed_out=True)])
+    complaints = dict([complaint("n0", timed_out=True), complaint("n3", timed_out=True)])
     standing = reports(Phase.REDUCING, Phase.COMPUTE, Phase.VOTED, Phase.VOTED)
-    assert list(Suspects().name(WORKERS, standing, faults, 4)) == ["n1"]
+    assert list(Suspects().name(WORKERS, standing, complaints, 4)) == ["n1"]
 
 
 def test_that_a_node_which_is_no_member_cannot_be_reached_is_nobodys_fault() -> None:
-    faults = dict([fault("n1", "n2", "n9", timed_out=True), fault("n2", "n1"), fault("n3", "n9")])
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), faults, 4)) == ["n2"]
+    complaints = dict([complaint("n1", "n2", "n9", timed_out=True), complaint("n2", "n1"), complaint("n3", "n9")])
+    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
 
 def test_somebody_stays_where_each_node_has_one_that_is_late() -> None:
@@ -146,5 +148,5 @@ def test_somebody_stays_where_each_node_has_one_that_is_late() -> None:
         worker: msg.Report(worker=worker, term=1, generation=1, applied=4, step=5, phase=phase)
         for worker, phase in phases.items()
     }
-    late = {a: msg.Fault(worker=a, generation=1, detail="late", timed_out=True)}
+    late = {a: msg.Complaint(worker=a, generation=1, detail="late", timed_out=True)}
     assert list(Suspects().name((a, b, c), standing, late, 4)) == ["n0"]

@@ -16,7 +16,7 @@ def rolled_back() -> Job:
     job.say(written("n0", 1, "one"))
     job.say(kept("n0", 1, "one"))
     job.step(2)
-    job.say(msg.Fault(worker=w("n0"), generation=1, detail="reset"))
+    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
     job.report("n0", None)
     job.report("n1", None)
     assert [event.to_step for event in job.said(ev.RolledBack)] == [1]
@@ -79,7 +79,7 @@ def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
 
     comes_back("n0")
     comes_back("n1")
-    job.say(msg.Fault(worker=w("n0"), generation=1, detail="reset"))
+    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
     job.report("n0", 1, Phase.VOTED, ready=True)
     job.report("n1", 1, Phase.VOTED, ready=True)
     assert job.orders(msg.Begin) == {}

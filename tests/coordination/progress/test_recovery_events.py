@@ -46,7 +46,7 @@ def test_a_recoverys_phases_follow_one_another_and_what_survivors_have_computed_
 def test_where_the_same_members_try_again_all_is_known() -> None:
     job = Job().start()
     job.step(1)
-    job.say(msg.Fault(worker=w("n1"), generation=1, detail="reset by peer"))
+    job.say(msg.Complaint(worker=w("n1"), generation=1, detail="reset by peer"))
     for node, held in (("n0", (0, 3)), ("n1", (1, 4)), ("n2", (0, 5))):
         job.report(node, 1, Phase.REDUCING, held=held)
     (failure,) = job.said(ev.FailureDetected)
@@ -80,7 +80,7 @@ def test_a_process_that_ends_starts_again() -> None:
 def test_a_member_that_others_wait_for_is_told_with_the_place_where_it_stands() -> None:
     job = Job().start()
     job.step(1)
-    job.say(msg.Fault(worker=w("n0"), generation=1, detail="timed out", timed_out=True))
+    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="timed out", timed_out=True))
     job.report("n0", 1, Phase.REDUCING)
     job.report("n1", 1, Phase.COMPUTE)
     job.report("n2", 1, Phase.REDUCING)

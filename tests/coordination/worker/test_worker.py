@@ -483,8 +483,8 @@ def test_who_has_waited_in_vain_tells_what_it_has_seen_before_it_reports() -> No
     machine = computing()
     assert machine.waited_in_vain(1)
     assert machine.order(msg.Stop(term=1, generation=1)) == [Halt()]
-    told = machine.fault(1, "timed out", timed_out=True, unreachable=(PEER,))
-    fault = msg.Fault(worker=ME, generation=1, detail="timed out", timed_out=True, unreachable=(PEER,))
+    told = machine.complain(1, "timed out", timed_out=True, unreachable=(PEER,))
+    fault = msg.Complaint(worker=ME, generation=1, detail="timed out", timed_out=True, unreachable=(PEER,))
     assert told[0] == Tell(fault)
     assert report_of(told).generation == 1
 
@@ -493,7 +493,7 @@ def test_who_was_stopped_before_its_time_was_up_looks_for_nobody() -> None:
     machine = computing()
     machine.order(msg.Stop(term=1, generation=1))
     assert not machine.waited_in_vain(1)
-    assert machine.fault(1, "timed out", timed_out=True) == []
+    assert machine.complain(1, "timed out", timed_out=True) == []
 
 
 def test_a_pending_group_that_is_waited_for_in_vain_does_not_keep_back_the_report_for_ever() -> None:
@@ -501,5 +501,5 @@ def test_a_pending_group_that_is_waited_for_in_vain_does_not_keep_back_the_repor
     machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
     assert machine.waited_in_vain(2)
     machine.order(msg.Stop(term=1, generation=1))
-    assert machine.fault(1, "broken") == []
-    assert report_of(machine.fault(2, "timed out", timed_out=True)).generation == 1
+    assert machine.complain(1, "broken") == []
+    assert report_of(machine.complain(2, "timed out", timed_out=True)).generation == 1

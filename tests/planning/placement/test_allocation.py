@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planning_cases import PROPERTY
 
 from holdfast.errors import BadInputError
-from holdfast.planning import Allocation, FaultThreshold, Shortage, allocate, as_slots
+from holdfast.planning import Allocation, Guarantee, Shortage, allocate, as_slots
 
 
 def plan(loads, slots, f) -> Allocation:
@@ -71,7 +71,7 @@ def test_all_zero_means_uniform_and_is_said():
     [([2, 2, 2], 2, 2), ([2, 2, 2], 3, 2), ([6] * 4, 9, 4), ([1, 8], 2, 1), ([8, 3], 2, 2), ([5], 3, 1)],
 )
 def test_threshold_is_lowered_where_nodes_or_slots_forbid_it(slots, asked, fits):
-    assert plan([[1, 1, 1]], slots, asked).fault_threshold == FaultThreshold(asked=asked, given=fits)
+    assert plan([[1, 1, 1]], slots, asked).fault_threshold == Guarantee(asked=asked, given=fits)
 
 
 def test_too_many_experts_is_a_value_with_its_remedy():

@@ -8,11 +8,11 @@ import pytest
 
 from holdfast.reliability.monte_carlo.estimate import SimulationSettings
 from holdfast.reliability.monte_carlo.validation import compare, compare_repair_mixes
-from holdfast.reliability.sparing.case import SparingCase, Strategy
+from holdfast.reliability.sparing.case import SparingCase, SparingStrategy
 from holdfast.reliability.sparing.reference import catalina
 
 SETTINGS = SimulationSettings(replications=8, hours=4380.0, seed=5)
-STRATEGIES = [Strategy(block_gpus=72, spare_gpus=0), Strategy(block_gpus=72, spare_gpus=8)]
+STRATEGIES = [SparingStrategy(block_gpus=72, spare_gpus=0), SparingStrategy(block_gpus=72, spare_gpus=8)]
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def figure_6() -> SparingCase:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.label)
-def test_two_repair_processes_stay_within_one_percent(figure_6: SparingCase, strategy: Strategy) -> None:
+def test_two_repair_processes_stay_within_one_percent(figure_6: SparingCase, strategy: SparingStrategy) -> None:
     rows = compare_repair_mixes(
         figure_6, strategy, SETTINGS, epsilons=(0.0, 0.5, 1.0), mttr_auto_hours=1.0, mttr_ticket_hours=48.0
     )

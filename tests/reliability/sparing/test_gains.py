@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.reliability.sparing.case import Strategy
+from holdfast.reliability.sparing.case import SparingStrategy
 from holdfast.reliability.sparing.evaluation import evaluate
 from holdfast.reliability.sparing.gains import hardware_gain, model_gain, tensor_parallel_speedup
 from holdfast.reliability.sparing.reference import catalina
@@ -23,7 +23,9 @@ def test_each_strategy_gains_by_the_power_that_its_own_idle_gpus_set_free() -> N
     # Measured with 8 of 72 idle: 9 % of power, 3.4 % of speed (4.1).
     hardware = catalina().hardware
     assert hardware is not None
-    gains = {spare: hardware.gain_of(Strategy(block_gpus=72, spare_gpus=spare), 72) for spare in (0, 2, 4, 8, 16)}
+    gains = {
+        spare: hardware.gain_of(SparingStrategy(block_gpus=72, spare_gpus=spare), 72) for spare in (0, 2, 4, 8, 16)
+    }
     assert gains[0] == 1.0
     assert gains[8] == pytest.approx(1.034, abs=1e-12)
     # Two idle GPUs for 70 others set free 2/70 of what 8 for 64 do: less than a quarter of 9 %.
@@ -33,13 +35,15 @@ def test_each_strategy_gains_by_the_power_that_its_own_idle_gpus_set_free() -> N
     assert 1.007 < gains[2] < 1.009
     assert gains[2] < gains[4] < gains[8] < gains[16]
     # Which blocks of a rack they are in makes no difference.
-    assert hardware.gain_of(Strategy(block_gpus=18, spare_gpus=2), 72) == pytest.approx(1.034, abs=1e-12)
+    assert hardware.gain_of(SparingStrategy(block_gpus=18, spare_gpus=2), 72) == pytest.approx(1.034, abs=1e-12)
 
 
 def test_one_spare_tray_is_not_credited_with_the_power_of_four() -> None:
     case = catalina()
     unplaced = replace(
-        case, placement=None, strategies=tuple(Strategy(block_gpus=72, spare_gpus=spare) for spare in (0, 2, 4, 8))
+        case,
+        placement=None,
+        strategies=tuple(SparingStrategy(block_gpus=72, spare_gpus=spare) for spare in (0, 2, 4, 8)),
     )
     gains = [outcome.hardware_gain for outcome in evaluate(unplaced).strategies]
     assert gains == sorted(gains)
@@ -47,7 +51,7 @@ def test_one_spare_tray_is_not_credited_with_the_power_of_four() -> None:
 
 
 def test_a_gain_measured_for_a_strategy_stands() -> None:
-    case = replace(catalina(), strategies=(Strategy(block_gpus=72, spare_gpus=8, hardware_gain=1.02),))
+    case = replace(catalina(), strategies=(SparingStrategy(block_gpus=72, spare_gpus=8, hardware_gain=1.02),))
     assert evaluate(case).strategies[0].hardware_gain == 1.02
 
 

@@ -11,7 +11,7 @@ from holdfast.errors import BadInputError
 from holdfast.reliability.arrays import as_floats
 from holdfast.reliability.distributions import Weibull
 from holdfast.reliability.monte_carlo.estimate import SimulationSettings
-from holdfast.reliability.sparing.case import Cluster, Failures, SparingCase, Strategy
+from holdfast.reliability.sparing.case import Cluster, FailureModel, SparingCase, SparingStrategy
 from holdfast.reliability.sparing.recovery import Checkpoint, Synchronous
 from holdfast.reliability.sparing.reference import catalina
 from holdfast.reliability.traces.consequence import consequence
@@ -118,11 +118,11 @@ def test_merging_joins_overlaps_and_sorts() -> None:
 def test_consequence_of_an_exponential_trace_is_the_closed_form() -> None:
     case = SparingCase(
         cluster=Cluster(zones=1, racks_per_zone=16, gpus_per_rack=8, gpus_per_tray=2),
-        failures=Failures(mtbf_tray_hours=1000.0, mtbf_rack_hours=500.0, mttr_hours=1.0),
+        failures=FailureModel(mtbf_tray_hours=1000.0, mtbf_rack_hours=500.0, mttr_hours=1.0),
         recovery=Synchronous(
             checkpoint=Checkpoint(period_seconds=900, save_seconds=9, detect_seconds=60, restart_seconds=300)
         ),
-        strategies=(Strategy(block_gpus=8), Strategy(block_gpus=8, spare_gpus=2)),
+        strategies=(SparingStrategy(block_gpus=8), SparingStrategy(block_gpus=8, spare_gpus=2)),
     )
     trace = made_trace(shape=1.0)
     fit = fit_trace(trace)

@@ -15,7 +15,7 @@ from holdfast.runtime.session.resources import Generations, Shared
 ME, PEER = "a/0/a", "b/0/b"
 
 
-def told_of(error: Exception | str, port: int) -> msg.Fault:
+def told_of(error: Exception | str, port: int) -> msg.Complaint:
     """Return what a worker tells whose only peer receives state at a port."""
     told: list[WorkerInstruction] = []
     machine = WorkerMachine(ME, micro_batches=2)
@@ -33,7 +33,7 @@ def told_of(error: Exception | str, port: int) -> msg.Fault:
     shared.lost(1, error)
     (tell,) = told
     assert isinstance(tell, Tell)
-    assert isinstance(tell.message, msg.Fault)
+    assert isinstance(tell.message, msg.Complaint)
     return tell.message
 
 

@@ -88,7 +88,7 @@ def replay(
     The job starts with the nodes that are there at the trace's begin; the trace's clock starts with the first committed
     step. Ends with 0 when the trace is over or the job is done, 1 when it failed, 2 for bad input.
     """
-    from holdfast.control.launch.trace_run import Replay  # with numpy and scipy, which no other command needs
+    from holdfast.control.launch.trace_run import TraceRun  # with numpy and scipy, which no other command needs
 
     if not (math.isfinite(speed) and speed > 0):
         raise BadInputError(f"--speed is {speed:g}: it must be above 0")
@@ -100,7 +100,7 @@ def replay(
         join_window=_JOIN_WINDOW_S / speed if join_window is None else join_window,
     )
     events: list[ReadEvent] = []
-    director = Replay(window, speed, since=SystemClock().time())
+    director = TraceRun(window, speed, since=SystemClock().time())
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
         def noted(event: ReadEvent) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from holdfast.cli.job.progress import loss_text
 from holdfast.cli.job.report_plot import plot_events
 from holdfast.observability.event_lines import read_events
-from holdfast.observability.report import Report, make_report
+from holdfast.observability.report import JobReport, make_report
 
 
 def register(app: typer.Typer) -> None:
@@ -41,7 +41,7 @@ def report(
         print(f"plot: {plot}")
 
 
-def print_report(summary: Report, console: Console) -> None:
+def print_report(summary: JobReport, console: Console) -> None:
     """Print the summary as people read it."""
     loss = f", loss {loss_text(summary.first_loss)} -> {loss_text(summary.final_loss)}"
     console.print(
@@ -73,7 +73,7 @@ def print_report(summary: Report, console: Console) -> None:
     console.print(table)
 
 
-def _notes(summary: Report) -> Iterator[str]:
+def _notes(summary: JobReport) -> Iterator[str]:
     """Say what not every job has."""
     if summary.emulated_token_s:
         yield f"expert computation was EMULATED: {summary.emulated_token_s:g} s per token forward, twice that backward"

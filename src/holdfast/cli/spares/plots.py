@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.cli.spares.report import LOSS_WORDS
 from holdfast.errors import BadInputError
-from holdfast.reliability.sparing.case import SparingCase, Strategy
+from holdfast.reliability.sparing.case import SparingCase, SparingStrategy
 from holdfast.reliability.sparing.evaluation import Evaluation, evaluate_strategy
 from holdfast.reliability.sparing.losses import losses
 from holdfast.reliability.sparing.sensitivity import SensitivityMap
@@ -86,7 +86,7 @@ def plot_spare_blocks(case: SparingCase, evaluation: Evaluation, directory: Path
     return _save(figure, directory, "spare_blocks.png")
 
 
-def _with_spares(case: SparingCase, strategy: Strategy, spare_blocks: int) -> Any:
+def _with_spares(case: SparingCase, strategy: SparingStrategy, spare_blocks: int) -> Any:
     return evaluate_strategy(case, replace(strategy, spare_blocks=spare_blocks)).goodput_gpus
 
 

@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 from holdfast.errors import BadInputError
 from holdfast.reliability.checkpointing import FailureClock
 from holdfast.reliability.sparing.block_mtbf import RepairChain
-from holdfast.reliability.sparing.case import Cluster, Failures, Hardware, Model, Placement, SparingCase, Strategy
+from holdfast.reliability.sparing.case import (
+    Cluster,
+    FailureModel,
+    Hardware,
+    Model,
+    Placement,
+    SparingCase,
+    SparingStrategy,
+)
 from holdfast.reliability.sparing.recovery import (
     Checkpoint,
     Elastic,
@@ -174,7 +182,7 @@ def _case_file(document: dict[str, Any]) -> CaseFile:
         checkpoint = Checkpoint(**_section(document, "checkpoint", CHECKPOINT, needed))
     case = SparingCase(
         cluster=Cluster(**_section(document, "cluster", CLUSTER, CLUSTER)),
-        failures=Failures(
+        failures=FailureModel(
             **_section(document, "failures", FAILURES, ("mtbf_tray_hours", "mtbf_rack_hours", "mttr_hours"))
         ),
         recovery=_recovery(document, checkpoint),
@@ -203,7 +211,7 @@ def _recovery(document: dict[str, Any], checkpoint: Checkpoint | None) -> Recove
     return Synchronous(checkpoint=checkpoint) if own is None else SemiSynchronous(checkpoint=checkpoint, **given)
 
 
-def _strategies(document: dict[str, Any]) -> tuple[Strategy, ...]:
+def _strategies(document: dict[str, Any]) -> tuple[SparingStrategy, ...]:
     tables = document.get("strategy", [])
     if not isinstance(tables, list) or not tables:
         raise BadInputError("strategy: at least one [[strategy]] is needed")
@@ -212,7 +220,7 @@ def _strategies(document: dict[str, Any]) -> tuple[Strategy, ...]:
         name = f"strategy[{index}]"
         values = _values(name, table, STRATEGY, ("block_gpus", "spare_gpus"))
         try:
-            strategies.append(Strategy(**values))
+            strategies.append(SparingStrategy(**values))
         except BadInputError as error:
             raise BadInputError(str(error).replace("strategy.", f"{name}.", 1)) from None
     return tuple(strategies)

@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection
 from holdfast.control.agent.settings import AgentSettings
-from holdfast.control.agent.slots import UNKNOWN_EXIT, Slot, WorkerConnection
 from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
 from holdfast.control.link.framing import Crashed, FromWorkerProcess
 from holdfast.control.link.worker_settings import WorkerSettings
@@ -33,11 +33,11 @@ class WorkforceOwner(Protocol):
     """Who is told what the workers say and how they end; called inside the event that brought it about."""
 
     def on_worker_message(self, message: WorkerMessage) -> None:
-        """A worker that fills a slot now said something."""
+        """A worker that fills a place now said something."""
         ...
 
     def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
-        """The process in a slot ended, as `down` says; `clean`: with exit code 0, or an unknown one."""
+        """The process in a place ended, as `down` says; `clean`: with exit code 0, or an unknown one."""
         ...
 
 
@@ -51,7 +51,7 @@ class Workforce:
         start_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.settings = settings
-        self.slots = [Slot(index=index) for index in range(settings.workers)]
+        self.places = [ProcessPlace(index=index) for index in range(settings.workers)]
         self.socket_path = f"{settings.folder}/{settings.node}.sock"
         self._owner = owner
         self._start_task = start_task
@@ -82,41 +82,41 @@ class Workforce:
         self._server = await loop.create_unix_server(self._connection, self.socket_path)
 
     def replace(self, worker: str) -> None:
-        """Fill this worker's slot with a new process; what runs there is killed, and nobody hears how it ended."""
-        slot = self.slots[index_of(worker)]
-        if slot.handle is not None:
-            self._given_up.add(slot.handle.pid)
-            slot.handle.send_signal(signal.SIGKILL)
-        slot.renew(worker)
-        self._start_task(self._start(slot, worker))
+        """Fill this worker's place with a new process; what runs there is killed, and nobody hears how it ended."""
+        place = self.places[index_of(worker)]
+        if place.handle is not None:
+            self._given_up.add(place.handle.pid)
+            place.handle.send_signal(signal.SIGKILL)
+        place.refill(worker)
+        self._start_task(self._start(place, worker))
 
     def pass_on(self, message: ToWorker) -> None:
         """Hand an order to its worker; one that is gone is no error."""
-        slot = self._slot_of(message.worker)
-        if slot is not None and slot.connection is not None:
-            slot.connection.send(message.order)
+        place = self._place_of(message.worker)
+        if place is not None and place.connection is not None:
+            place.connection.send(message.order)
 
     def send_signal(self, number: int) -> None:
         """Signal all workers."""
-        for slot in self.slots:
-            if slot.handle is not None:
-                slot.handle.send_signal(number)
+        for place in self.places:
+            if place.handle is not None:
+                place.handle.send_signal(number)
 
     def stopped(self) -> set[str]:
         """Return the workers whose processes are stopped."""
-        return {slot.worker for slot in self.slots if slot.handle is not None and is_stopped(slot.handle.pid)}
+        return {place.worker for place in self.places if place.handle is not None and is_stopped(place.handle.pid)}
 
     def kill_hung(self, worker: str) -> None:
         """SIGKILL a worker that has been stopped for too long."""
-        slot = self._slot_of(worker)
-        if slot is not None and slot.handle is not None:
-            slot.hung = True
-            slot.handle.send_signal(signal.SIGKILL)
+        place = self._place_of(worker)
+        if place is not None and place.handle is not None:
+            place.hung = True
+            place.handle.send_signal(signal.SIGKILL)
 
     async def end(self) -> None:
         """End the processes: ask, wait a second, kill."""
         self._closing = True
-        alive = [slot.handle for slot in self.slots if slot.handle is not None]
+        alive = [place.handle for place in self.places if place.handle is not None]
         self.send_signal(signal.SIGTERM)
         self.send_signal(signal.SIGCONT)
         await _wait_for_all(alive, _TERM_GRACE_S)
@@ -131,8 +131,8 @@ class Workforce:
             self._server.close()
         for connection in list(self._connections):
             connection.close()
-        for slot in self.slots:
-            slot.forget_process()
+        for place in self.places:
+            place.forget_process()
         await self._zygotes.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket_path)
@@ -144,35 +144,35 @@ class Workforce:
         self._connections.add(connection)
         return connection
 
-    def _slot_of(self, worker: str) -> Slot | None:
-        return next((slot for slot in self.slots if slot.worker == worker), None)
+    def _place_of(self, worker: str) -> ProcessPlace | None:
+        return next((place for place in self.places if place.worker == worker), None)
 
     def _on_message(self, connection: WorkerConnection, message: FromWorkerProcess) -> None:
-        slot = self._slot_of(message.worker)
-        if slot is None:
+        place = self._place_of(message.worker)
+        if place is None:
             connection.close()  # a process that was given up, or a stranger
             return
         if isinstance(message, Crashed):
-            slot.crashed = message
+            place.crashed = message
             connection.close()  # the process waits for this before it ends
             return
         if isinstance(message, Attach):
-            slot.connection, slot.attached = connection, True
+            place.connection, place.attached = connection, True
         self._owner.on_worker_message(message)
 
     def _on_lost(self, connection: WorkerConnection) -> None:
         self._connections.discard(connection)
-        for slot in self.slots:
-            if slot.connection is connection:
-                slot.connection = None
-                self._tell_exit(slot, slot.worker)
+        for place in self.places:
+            if place.connection is connection:
+                place.connection = None
+                self._tell_exit(place, place.worker)
 
     # ---- processes ----
 
-    async def _start(self, slot: Slot, worker: str) -> None:
+    async def _start(self, place: ProcessPlace, worker: str) -> None:
         settings = self.settings
         environment = self._worker_settings(worker).to_environment()
-        output = f"{settings.log_folder}/{settings.node}.{slot.index}.log" if settings.log_folder else ""
+        output = f"{settings.log_folder}/{settings.node}.{place.index}.log" if settings.log_folder else ""
         self._forking += 1
         try:
             pid = 0
@@ -188,18 +188,18 @@ class Workforce:
         finally:
             self._forking -= 1
         if pid:
-            self._started(slot, worker, pid)
+            self._started(place, worker, pid)
 
-    def _started(self, slot: Slot, worker: str, pid: int) -> None:
+    def _started(self, place: ProcessPlace, worker: str, pid: int) -> None:
         handle = ProcessHandle(pid)
         early = self._early_exits.pop(pid, None)
-        if slot.worker != worker or self._closing:
+        if place.worker != worker or self._closing:
             handle.send_signal(signal.SIGKILL)  # another took its place meanwhile, or nobody is wanted any more
             handle.close()
             if early is None:
                 self._given_up.add(pid)
             return
-        slot.handle = handle
+        place.handle = handle
         if early is not None:
             self._on_exit(pid, early)
 
@@ -223,25 +223,25 @@ class Workforce:
         if pid in self._given_up:
             self._given_up.discard(pid)
             return
-        slot = next((slot for slot in self.slots if slot.pid == pid), None)
-        if slot is not None:
-            self._exited(slot, code)
+        place = next((place for place in self.places if place.pid == pid), None)
+        if place is not None:
+            self._exited(place, code)
         elif self._forking:
             self._early_exits[pid] = code
 
-    def _exited(self, slot: Slot, code: int) -> None:
+    def _exited(self, place: ProcessPlace, code: int) -> None:
         """A process ended. What it said last lies in its socket: that comes first, up to the socket's end."""
-        slot.exit_code = code
-        if slot.connection is None:
-            self._tell_exit(slot, slot.worker)
+        place.exit_code = code
+        if place.connection is None:
+            self._tell_exit(place, place.worker)
             return
         # A process that it has forked may hold the socket open.
-        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._tell_exit, slot, slot.worker)
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._tell_exit, place, place.worker)
 
-    def _tell_exit(self, slot: Slot, worker: str) -> None:
-        if slot.worker == worker and slot.exit_code is not None:
-            code, down = slot.exit_code, slot.obituary(slot.exit_code, self.settings.script)
-            slot.renew("")
+    def _tell_exit(self, place: ProcessPlace, worker: str) -> None:
+        if place.worker == worker and place.exit_code is not None:
+            code, down = place.exit_code, place.obituary(place.exit_code, self.settings.script)
+            place.refill("")
             if not self._closing:
                 self._owner.on_worker_exit(down, clean=code in (EXIT_DONE, UNKNOWN_EXIT))
 
@@ -251,15 +251,15 @@ class Workforce:
         _log.warning("the zygote is gone; another will be started when it is needed")
         self._given_up.clear()
         self._early_exits.clear()
-        for slot in self.slots:
-            if slot.handle is not None:
-                self._start_task(self._await_orphan(slot, slot.handle))
+        for place in self.places:
+            if place.handle is not None:
+                self._start_task(self._await_orphan(place, place.handle))
 
-    async def _await_orphan(self, slot: Slot, handle: ProcessHandle) -> None:
+    async def _await_orphan(self, place: ProcessPlace, handle: ProcessHandle) -> None:
         """Watch a worker whose parent is gone: it trains on, but nobody learns its exit code."""
         await handle.ended()
-        if slot.handle is handle:
-            self._exited(slot, UNKNOWN_EXIT)
+        if place.handle is handle:
+            self._exited(place, UNKNOWN_EXIT)
 
 
 async def _wait_for_all(handles: list[ProcessHandle], timeout_s: float) -> None:

@@ -83,7 +83,7 @@ class NodeRequests:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gate:
+class TokenCheck:
     """Who gets in. known: told whose connection has shown the token. log: of those who have not."""
 
     token: str
@@ -100,7 +100,7 @@ class Gate:
 class TokenGate:
     """Lets only requests with the token through, before anything of them is parsed."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, gate: TokenCheck) -> None:
         self._app = app
         self._gate = gate
 
@@ -238,7 +238,7 @@ class HttpApi:
             self._waiting -= 1
 
 
-def build_app(api: HttpApi, agents: AgentChannel, gate: Gate) -> ASGIApp:
+def build_app(api: HttpApi, agents: AgentChannel, gate: TokenCheck) -> ASGIApp:
     """Return the whole application of a coordinator."""
     app = Starlette(
         routes=[*api.routes(), WebSocketRoute("/agent", agents.serve)],

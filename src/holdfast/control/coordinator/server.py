@@ -22,9 +22,9 @@ from typing import Any
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.coordinator.agent_channel import AgentChannel
 from holdfast.control.coordinator.doorkeeper import raise_file_limit
-from holdfast.control.coordinator.http_api import Gate, HttpApi, NodeRequests, build_app
+from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, TokenCheck, build_app
 from holdfast.control.coordinator.settings import ServerSettings
-from holdfast.control.coordinator.shell import RecordKeeper, Shell, SupersededError
+from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.coordinator.status import status_of
 from holdfast.control.coordinator.web import WebServer
 from holdfast.control.registry import JobEntry, register, unregister
@@ -33,7 +33,7 @@ from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Planned, Shutdown, Tick
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.counted_log import CountedLog
-from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_FAILED, BadInputError, HoldfastError
+from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_FAILED, BadInputError, HoldfastError, SupersededError
 from holdfast.observability.journal import Journal
 from holdfast.observability.journal_file import FileJournal
 from holdfast.observability.metrics import Metrics
@@ -288,7 +288,9 @@ class _Server:
 
     async def _serve(self) -> None:
         """Serve agents, people and tools until the web server is stopped."""
-        gate = Gate(token=self._token, known=self._web.known, log=self._strangers, open_metrics=self._settings.loopback)
+        gate = TokenCheck(
+            token=self._token, known=self._web.known, log=self._strangers, open_metrics=self._settings.loopback
+        )
         await self._web.serve(build_app(self._api, AgentChannel(self._shell), gate), gate.shown)
 
     def _status(self) -> dict[str, Any]:

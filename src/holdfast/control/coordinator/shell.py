@@ -15,7 +15,7 @@ import msgspec
 from holdfast.control.store.interface import Store
 from holdfast.coordination.inputs import Disconnected, Input, Received
 from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
-from holdfast.errors import BadInputError, HoldfastError, UnreachableError
+from holdfast.errors import BadInputError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.messages.agent import Hello
@@ -25,10 +25,6 @@ from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _log = logging.getLogger("holdfast.coordinator")
-
-
-class SupersededError(HoldfastError):
-    """Another coordinator leads this job: this one must not say another word."""
 
 
 class Machine(Protocol):

@@ -14,7 +14,7 @@ from holdfast.planning.availability import NodeEvent, Window
 from holdfast.protocol.events import NodesJoined, ReadEvent, StepCommitted, WorkersChanged
 
 
-class Replay:
+class TraceRun:
     """Directs a launcher through the window of a trace.
 
     Args:

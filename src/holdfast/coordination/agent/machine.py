@@ -272,7 +272,7 @@ class AgentMachine:
             return self._tell(place.down, now)
         out = self._tell(down, now)
         index = index_of(place.worker)
-        place.renew("")
+        place.refill("")
         # Only its end is replayed: what it said before would look like a worker come back, and what it applied alone
         # may be done again, with another v.
         place.down = down
@@ -289,7 +289,7 @@ class AgentMachine:
         return out
 
     def _ended_in_order(self, place: WorkerPlace, now: float, *, clean: bool) -> list[AgentInstruction]:
-        place.renew("")
+        place.refill("")
         place.ended = place.done = True
         if not clean:
             self._tail_code = TAIL_FAILED  # the job is done, but the script failed after it
@@ -332,7 +332,7 @@ class AgentMachine:
     # ---- inside ----
 
     def _fill(self, place: WorkerPlace, index: int) -> StartWorker:
-        place.renew(worker_id(self.node.node, index, self._nonce()))
+        place.refill(worker_id(self.node.node, index, self._nonce()))
         return StartWorker(place.worker)
 
     def _place_of(self, worker: str) -> WorkerPlace | None:

@@ -12,8 +12,8 @@ from holdfast.protocol.messages.worker import (
     Begun,
     CheckpointKept,
     CheckpointWritten,
+    Complaint,
     Entered,
-    Fault,
     Finished,
     Loads,
     Prepared,
@@ -28,9 +28,9 @@ DEATHS_WITHIN_S = 300.0
 #: Of these kinds only the latest is kept. The replay of a node: what its workers are, what they applied, where they
 #: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
 LIFE = (Attach, Begun, Entered)
-STAND = (Prepared, Report, Fault, Finished, CheckpointWritten, CheckpointKept, Loads, ScriptFailed)
+STAND = (Prepared, Report, Complaint, Finished, CheckpointWritten, CheckpointKept, Loads, ScriptFailed)
 #: what a newer generation makes worthless
-_GENERATION_BOUND = (Prepared, Report, Fault, Finished)
+_GENERATION_BOUND = (Prepared, Report, Complaint, Finished)
 
 
 class DeathCount:
@@ -69,7 +69,7 @@ class WorkerPlace:
     stopped_since: float | None = None
     deaths: DeathCount = field(default_factory=DeathCount)
 
-    def renew(self, worker: str) -> None:
+    def refill(self, worker: str) -> None:
         """Make the place for another worker."""
         self.worker = worker
         self.latest.clear()

@@ -15,7 +15,7 @@ from holdfast.coordination.generations.planner import (
     held_experts,
     lacks_slots,
     lost_of,
-    make_plan,
+    plan_generation,
     salvaged,
 )
 from holdfast.coordination.inputs import Failure
@@ -97,7 +97,7 @@ class Deciding:
     def start(self) -> None:
         """Begin the first generation (or the first after everybody was gone), if enough nodes are here."""
         turn, record, config = self._turn, self._turn.record, self._config
-        if record.plan is not None or self._stopping.stop is not None or self._absences.renewing:
+        if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
             return
         complete = [node for node in turn.members.nodes.values() if node.complete]
         needed = config.start_nodes if record.generation == 0 else 1
@@ -117,12 +117,12 @@ class Deciding:
 
     def _judge(self, members: tuple[str, ...]) -> bool:
         """Collectives failed: where nobody is gone whose fault that was, look for whose it is; True if it is found."""
-        reports, faults = self._stopping.reports, dict(self._stopping.complaints)
+        reports, complaints = self._stopping.reports, dict(self._stopping.complaints)
         self._stopping.complaints.clear()
-        if not faults or not set(members) <= set(reports):
+        if not complaints or not set(members) <= set(reports):
             return False
-        now, first = self._turn.now, next(iter(faults.values()))
-        named = self._suspects.name(members, reports, faults, self._ledger.committed)
+        now, first = self._turn.now, next(iter(complaints.values()))
+        named = self._suspects.name(members, reports, complaints, self._ledger.committed)
         if not named:
             self._failures.retried(first, reports[first.worker])
         hung: list[Failure] = []
@@ -171,13 +171,13 @@ class Deciding:
         workers = self._turn.planned
         self._progress.restarts()
         self._turn.change(plan=None, pending=None, decision=None, passed=())
-        self._absences.renew(map(node_of, workers), "all workers are started again")
+        self._absences.replace_workers(map(node_of, workers), "all workers are started again")
 
     def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
         """Write the next generation and tell its members."""
         record, turn, decision = self._turn.record, self._turn, verdict.decision
         experts = held_experts(decision, reports)
-        plan = make_plan(
+        plan = plan_generation(
             record, turn.members, workers, list(verdict.holders), experts, self._config, self._loads.tokens
         )
         if isinstance(plan, Shortage):
@@ -195,7 +195,7 @@ class Deciding:
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
-        self._absences.renew(idle, "the node waits for its turn")
+        self._absences.replace_workers(idle, "the node waits for its turn")
         for info in turn.members.workers():
             info.finished = False
         announce_generation(turn, plan, reason)

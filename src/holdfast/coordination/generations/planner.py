@@ -21,7 +21,7 @@ from holdfast.protocol.plan import LOADS_WINDOW, Decision, DecisionKind, ExpertP
 from holdfast.protocol.record import Record
 
 
-def make_plan(
+def plan_generation(
     record: Record,
     members: Membership,
     workers: Sequence[str],

@@ -7,7 +7,7 @@ from collections.abc import Set
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.messages.orders import Stop
-from holdfast.protocol.messages.worker import Fault, Report
+from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
 
 
@@ -18,7 +18,7 @@ class Stopping:
         self.stop: Stop | None = None
         self.reports: dict[str, Report] = {}
         #: the members whose collectives failed, until it is known whose fault it was
-        self.complaints: dict[str, Fault] = {}
+        self.complaints: dict[str, Complaint] = {}
         self._since = 0.0
         self._turn = turn
         self._progress = progress
@@ -35,9 +35,9 @@ class Stopping:
         for worker in turn.planned:
             turn.order(worker, self.stop)
 
-    def complain(self, fault: Fault) -> None:
+    def complain(self, complaint: Complaint) -> None:
         """A member's collective failed."""
-        self.complaints[fault.worker] = fault
+        self.complaints[complaint.worker] = complaint
 
     def end(self) -> dict[str, Report]:
         """All have spoken: return their reports, current members first, by rank."""
@@ -69,6 +69,6 @@ class Stopping:
         """Return for how long reports have been awaited, in seconds."""
         return self._turn.now - self._since if self.stop is not None else 0.0
 
-    def renew(self) -> None:
+    def wait_anew(self) -> None:
         """Give everybody the full time again: the coordinator itself was away."""
         self._since = self._turn.now

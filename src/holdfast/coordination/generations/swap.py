@@ -13,7 +13,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.static_experts import ep_size_of, usable
 from holdfast.coordination.generations.announcing import announce_generation
-from holdfast.coordination.generations.planner import make_plan, plan_with
+from holdfast.coordination.generations.planner import plan_generation, plan_with
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
@@ -44,7 +44,7 @@ class Joining:
         """A fresh worker is here."""
         self._not_before = max(self._not_before, self._turn.now + self._config.join_window_s)
 
-    def renew(self) -> None:
+    def wait_anew(self) -> None:
         """The pending group is given its full time anew."""
         self._since = self._turn.now
 
@@ -75,7 +75,7 @@ class Joining:
         members = list(plan.workers)
         held = dict(zip(members, plan.experts.placement, strict=True)) if plan.experts else {}
         workers, loads = [*members, *fresh], self._loads.tokens
-        pending = make_plan(turn.record, turn.members, workers, members, held, self._config, loads)
+        pending = plan_generation(turn.record, turn.members, workers, members, held, self._config, loads)
         assert not isinstance(pending, Shortage), "more nodes have more slots"
         self._propose(pending)
 

@@ -37,7 +37,7 @@ class Absences:
         return {name for name, absence in self._away.items() if not absence.fresh}
 
     @property
-    def renewing(self) -> bool:
+    def replacing(self) -> bool:
         """True while somebody is about to come with fresh workers."""
         return bool(self._starting) or any(absence.fresh for absence in self._away.values())
 
@@ -46,7 +46,7 @@ class Absences:
         for name in names:
             self._away[name] = _Absence(self._turn.now, fresh=False)
 
-    def renew(self, names: Iterable[str], why: str) -> None:
+    def replace_workers(self, names: Iterable[str], why: str) -> None:
         """Have those of these nodes that are connected replace their workers."""
         turn = self._turn
         for name in dict.fromkeys(names):

@@ -14,7 +14,7 @@ from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.events import FailureDetected, NodeLeft
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.messages.agent import Refused
-from holdfast.protocol.messages.worker import Fault, Report
+from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
 
 
@@ -58,17 +58,17 @@ class Failures:
         else:
             self._joining.void(suspects)
 
-    def retried(self, fault: Fault, report: Report) -> None:
+    def retried(self, complaint: Complaint, report: Report) -> None:
         """Collectives failed, and nothing says whose fault it was: the same members try again."""
         failure = Failure(
             kind=FailureKind.CONNECTION_LOST,
-            node=node_of(fault.worker),
+            node=node_of(complaint.worker),
             since=self._turn.now,
-            detail=fault.detail,
+            detail=complaint.detail,
             step=report.step,
             phase=report.phase,
         )
-        self._tell(failure, Severity.RETRY, Detector.TIMEOUT if fault.timed_out else Detector.EXCEPTION)
+        self._tell(failure, Severity.RETRY, Detector.TIMEOUT if complaint.timed_out else Detector.EXCEPTION)
 
     def _tell(self, failure: Failure, severity: Severity, detector: Detector) -> None:
         """Announce a failure, and keep the one that explains the others."""

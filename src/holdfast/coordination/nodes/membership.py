@@ -114,7 +114,7 @@ class Membership:
         infos = [self.worker(worker) for worker in plan.workers]
         return all(info is not None and info.entered >= plan.generation for info in infos)
 
-    def renew_all(self, now: float) -> None:
+    def renew_leases(self, now: float) -> None:
         """Renew every lease: the coordinator itself was away."""
         for node in self.nodes.values():
             node.seen = now

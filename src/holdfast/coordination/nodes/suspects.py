@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from holdfast.protocol.messages.worker import Fault, Report
+from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Phase
 
@@ -38,21 +38,25 @@ class Suspects:
         self._tried: tuple[frozenset[str], int] | None = None
 
     def name(
-        self, workers: Sequence[str], reports: Mapping[str, Report], faults: Mapping[str, Fault], committed: int
+        self, workers: Sequence[str], reports: Mapping[str, Report], complaints: Mapping[str, Complaint], committed: int
     ) -> dict[str, str]:
         """Return the nodes that cannot stay, with the reason; none where the same members may try again.
 
         Args:
             workers: the members by rank, all of whom have reported.
-            faults: the complaints of those whose collectives failed.
+            complaints: the complaints of those whose collectives failed.
             committed: the newest step applied by all.
         """
-        late = any(fault.timed_out for fault in faults.values())
+        late = any(complaint.timed_out for complaint in complaints.values())
         again = self._tried == (frozenset(workers), committed)
         self._tried = (frozenset(workers), committed)
-        if len({node_of(worker) for worker in workers}) < 2 or not faults or not (late or again):
+        if len({node_of(worker) for worker in workers}) < 2 or not complaints or not (late or again):
             return {}
-        return _laggards(workers, reports, faults) or _unreachable(workers, faults) or _last_resort(workers, faults)
+        return (
+            _laggards(workers, reports, complaints)
+            or _unreachable(workers, complaints)
+            or _last_resort(workers, complaints)
+        )
 
 
 def last_on(node: str, reports: Iterable[Report]) -> Report:
@@ -64,10 +68,12 @@ def _place(report: Report) -> tuple[int, int]:
     return report.step, _ORDER.index(report.phase)
 
 
-def _laggards(workers: Sequence[str], reports: Mapping[str, Report], faults: Mapping[str, Fault]) -> dict[str, str]:
+def _laggards(
+    workers: Sequence[str], reports: Mapping[str, Report], complaints: Mapping[str, Complaint]
+) -> dict[str, str]:
     """Name the nodes whose workers have not issued what the complainers waited for."""
     places = {worker: _place(report) for worker, report in reports.items()}
-    timed_out = [places[worker] for worker, fault in faults.items() if fault.timed_out and worker in places]
+    timed_out = [places[worker] for worker, complaint in complaints.items() if complaint.timed_out and worker in places]
     if not timed_out:
         return {}
     behind = [worker for worker in workers if places[worker] < min(timed_out)]
@@ -76,10 +82,14 @@ def _laggards(workers: Sequence[str], reports: Mapping[str, Report], faults: Map
     return _some_stay(workers, named)
 
 
-def _unreachable(workers: Sequence[str], faults: Mapping[str, Fault]) -> dict[str, str]:
+def _unreachable(workers: Sequence[str], complaints: Mapping[str, Complaint]) -> dict[str, str]:
     """Name the fewest nodes (greedily) without which all others reach each other; of two equals the later one."""
     nodes = list(dict.fromkeys(map(node_of, workers)))
-    cut = {frozenset((node_of(fault.worker), node_of(peer))) for fault in faults.values() for peer in fault.unreachable}
+    cut = {
+        frozenset((node_of(complaint.worker), node_of(peer)))
+        for complaint in complaints.values()
+        for peer in complaint.unreachable
+    }
     cut = {pair for pair in cut if len(pair) == 2 and pair <= set(nodes)}
     named: dict[str, str] = {}
     while cut:
@@ -90,9 +100,9 @@ def _unreachable(workers: Sequence[str], faults: Mapping[str, Fault]) -> dict[st
     return _some_stay(workers, named)
 
 
-def _last_resort(workers: Sequence[str], faults: Mapping[str, Fault]) -> dict[str, str]:
+def _last_resort(workers: Sequence[str], complaints: Mapping[str, Complaint]) -> dict[str, str]:
     """Name who complained first: without other evidence another set of members must do."""
-    first = next(iter(faults.values()))
+    first = next(iter(complaints.values()))
     return _some_stay(workers, {node_of(first.worker): f"the same members have failed before: {first.detail}"})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
-from holdfast.coordination.progress.recovery_cost import Recovery
+from holdfast.coordination.progress.recovery_cost import RecoveryCost
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import Rebalanced, Recovered, StepCommitted
 from holdfast.protocol.messages.agent import Committed
@@ -21,7 +21,7 @@ class Progress:
 
     def __init__(self, turn: Turn) -> None:
         self.ledger = StepLedger(turn.position.step, turn.record.passed)
-        self.recovery: Recovery | None = None
+        self.recovery: RecoveryCost | None = None
         self.costs = MeasuredCosts()
         self._turn = turn
         self._told, self._told_at = turn.position.step, 0.0
@@ -76,7 +76,7 @@ class Progress:
         if self.recovery is not None and self.recovery.restart:
             self.recovery.regrouped = 0.0  # what the restart has lost is still being done again
         elif self.recovery is None or self.recovery.regrouped:
-            self.recovery = Recovery(failed=failed_at, detected=self._turn.now, action="shrink")
+            self.recovery = RecoveryCost(failed=failed_at, detected=self._turn.now, action="shrink")
 
     def restarts(self) -> None:
         """The recovery under way is a restart: it lasts until a step is committed that never was before."""
@@ -88,7 +88,9 @@ class Progress:
     def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
         """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
         since = self.committed_at or self._turn.now
-        self.recovery = Recovery(failed=since, detected=since, action=action, source="live", after_step=step, swap=True)
+        self.recovery = RecoveryCost(
+            failed=since, detected=since, action=action, source="live", after_step=step, swap=True
+        )
         self.recovery.experts_moved = plan.experts.moves if plan.experts else 0
 
     def decided(

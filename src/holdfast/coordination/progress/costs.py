@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from holdfast.coordination.progress.recovery_cost import Recovery
+from holdfast.coordination.progress.recovery_cost import RecoveryCost
 from holdfast.planning import CostModel
 
 #: Until something was measured: bytes per second of a 10 Gbit/s network.
@@ -36,7 +36,7 @@ class MeasuredCosts:
         if seconds > 0:
             self._seconds.append(seconds)
 
-    def switched(self, recovery: Recovery, committed: float) -> None:
+    def switched(self, recovery: RecoveryCost, committed: float) -> None:
         """A generation's first step is committed: what moved, and what the switch took beside that.
 
         Joins measure nothing: there a stayer's transfer includes the wait for the joiner's dense state.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Recovery:
+class RecoveryCost:
     """Times of one recovery (or join) under way; seconds on the coordinator's clock.
 
     It ends with the first committed step after `after_step`. `swap`: a join at a step boundary, without a failure.

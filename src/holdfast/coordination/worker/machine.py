@@ -30,7 +30,7 @@ from holdfast.coordination.worker.tasks import (
 )
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void
-from holdfast.protocol.messages.worker import Applied, Entered, Fault, Finished, Prepared, Report
+from holdfast.protocol.messages.worker import Applied, Complaint, Entered, Finished, Prepared, Report
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
 
 if TYPE_CHECKING:
@@ -306,15 +306,15 @@ class WorkerMachine:
     def waited_in_vain(self, generation: int) -> bool:
         """Something of `generation` has taken too long: True where it is of use to look who cannot be reached.
 
-        Then `fault` is to say what came out, and until it does no report is given: what one has seen is not to be lost
-        because another was faster to complain.
+        Then `complain` is to say what came out, and until it does no report is given: what one has seen is not to be
+        lost because another was faster.
         """
         if not self.generations.concerns(generation):
             return False
         self._looking.add(generation)
         return True
 
-    def fault(
+    def complain(
         self, generation: int, detail: str, *, timed_out: bool = False, unreachable: Sequence[str] = ()
     ) -> list[WorkerInstruction]:
         """A collective or a build of `generation` failed: leave the step and wait for the coordinator's word.
@@ -327,14 +327,14 @@ class WorkerMachine:
         self._looking.discard(generation)
         if not looked and not self.generations.concerns(generation):
             return []
-        fault = Fault(
+        complaint = Complaint(
             worker=self.worker,
             generation=generation,
             detail=detail[:1024],
             timed_out=timed_out,
             unreachable=tuple(unreachable),
         )
-        return [Tell(fault), *(self._report() if looked else ())]
+        return [Tell(complaint), *(self._report() if looked else ())]
 
     def finish(self) -> list[WorkerInstruction]:
         """The training loop asks for no further step, or the generation is the last."""

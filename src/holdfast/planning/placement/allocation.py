@@ -20,7 +20,7 @@ _MOST_CELLS = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FaultThreshold:
+class Guarantee:
     """On how many distinct nodes each expert should live (`asked`) and does (`given`)."""
 
     asked: int
@@ -46,7 +46,7 @@ class Allocation:
     replicas: IntArray
     #: `[L, E]` the tokens that they follow, each row's sum above 0.
     tokens: IntArray
-    fault_threshold: FaultThreshold
+    fault_threshold: Guarantee
     #: Layers without any load, planned as if all experts had the same.
     uniform_layers: tuple[int, ...]
 
@@ -98,7 +98,7 @@ def allocate(loads: ArrayLike, slots: IntArray, *, fault_threshold: int) -> Allo
     return Allocation(
         replicas=_equation_1(tokens, total, given),
         tokens=tokens,
-        fault_threshold=FaultThreshold(asked=fault_threshold, given=given),
+        fault_threshold=Guarantee(asked=fault_threshold, given=given),
         uniform_layers=tuple(int(layer) for layer in np.flatnonzero(empty)),
     )
 

@@ -26,7 +26,7 @@ from holdfast.planning.survival.hitting import smallest_sets
 from holdfast.planning.survival.objective import Objective, default_weights, no_worse
 from holdfast.planning.survival.pattern import Room, common_pattern, complete, group_patterns, trim
 from holdfast.planning.survival.recovery_probability import FatalShare, fatal_share
-from holdfast.planning.survival.search import SEARCH_UP_TO_NODES, Climber, Losses, as_masks, as_pattern
+from holdfast.planning.survival.search import SEARCH_UP_TO_NODES, Climber, NodeLosses, as_masks, as_pattern
 
 #: Patterns tried per search (few on larger clusters, to stay near 10 ms), patterns it starts from, and restarts.
 _BUDGET_SMALL, _BUDGET = 3000, 300
@@ -46,7 +46,7 @@ class Best:
 
     def place(self, problem: PlacementProblem) -> IntArray:
         """See `Strategy.place`."""
-        losses = Losses(problem.nodes) if problem.nodes <= SEARCH_UP_TO_NODES else None
+        losses = NodeLosses(problem.nodes) if problem.nodes <= SEARCH_UP_TO_NODES else None
         least = np.zeros(problem.nodes + 1) if losses is None else _least_fatal(problem, losses)
         rivals = [_Rival.of(Mro().place(problem), losses)]
         if (rivals[0].fatal.most > least + _ROUNDING).any():
@@ -78,7 +78,7 @@ class _Rival:
     fatal: FatalShare
 
     @classmethod
-    def of(cls, counts: IntArray, losses: Losses | None) -> _Rival:
+    def of(cls, counts: IntArray, losses: NodeLosses | None) -> _Rival:
         if losses is None:
             return cls(counts, fatal_share(counts > 0))
         share = losses.share_of(smallest_sets(counts > 0))
@@ -112,7 +112,7 @@ def _objective(problem: PlacementProblem, rivals: list[_Rival]) -> Objective:
 
 
 def _best_pattern(
-    problem: PlacementProblem, rivals: list[_Rival], objective: Objective, losses: Losses | None, least: FloatArray
+    problem: PlacementProblem, rivals: list[_Rival], objective: Objective, losses: NodeLosses | None, least: FloatArray
 ) -> tuple[BoolArray, float]:
     """Return the pattern `[E, N]` of the lowest cost, rows by rank, and that cost.
 
@@ -146,7 +146,7 @@ def _most_fatal(pattern: BoolArray) -> FloatArray:
     return fatal_share(pattern).most
 
 
-def _least_fatal(problem: PlacementProblem, losses: Losses) -> FloatArray:
+def _least_fatal(problem: PlacementProblem, losses: NodeLosses) -> FloatArray:
     """Return a share of fatal losses `[N + 1]` that no placement goes below: that of the full groups alone.
 
     MRO is optimal for experts that fill whole groups, and more experts only make it harder. A model is no better than

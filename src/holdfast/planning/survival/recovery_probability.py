@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
 from holdfast.planning.survival.hitting import smallest_sets
-from holdfast.planning.survival.sweep import Outcome, sweep
+from holdfast.planning.survival.sweep import LossShares, sweep
 
 #: Effort (about microseconds) of one exact sweep: for a curve that is shown, and for one among many candidates.
 _THOROUGH, _QUICK = 1_000_000, 60_000
@@ -80,17 +80,17 @@ def fatal_share(hosts: BoolArray) -> FatalShare:
     return FatalShare(least=least, most=np.maximum(most, least))
 
 
-def _outcome(sets: BoolArray, effort: int) -> Outcome:
+def _outcome(sets: BoolArray, effort: int) -> LossShares:
     """Return exact shares `[K + 1]` for as many lost nodes as the *effort* allows, at best K = N."""
     nodes: int = sets.shape[1]
     if not sets.any(axis=1).all():
         none: FloatArray = np.zeros(nodes + 1)
-        return Outcome(fatal=1.0 - none, survived=none)
+        return LossShares(fatal=1.0 - none, survived=none)
     for most_lost in (nodes, *(fewer for fewer in _FEWER if fewer < nodes)):
         outcome = sweep(sets, most_lost, effort if most_lost == nodes else effort // 4)
         if outcome is not None:
             return outcome
-    return Outcome(fatal=np.zeros(1), survived=np.ones(1))
+    return LossShares(fatal=np.zeros(1), survived=np.ones(1))
 
 
 def _sum_over_sets(sets: BoolArray) -> FloatArray:

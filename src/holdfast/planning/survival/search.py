@@ -24,7 +24,7 @@ _BETTER = 1e-12
 Masks = tuple[int, ...]
 
 
-class Losses:
+class NodeLosses:
     """All 2**N losses of nodes as bits of integers; computes each host set's fatal losses once."""
 
     def __init__(self, nodes: int) -> None:
@@ -88,7 +88,7 @@ class Climber:
     in place of another expert's where there is no free slot.
     """
 
-    def __init__(self, losses: Losses, objective: Objective, room: Room, budget: int) -> None:
+    def __init__(self, losses: NodeLosses, objective: Objective, room: Room, budget: int) -> None:
         self._losses = losses
         self._objective = objective
         self._most: list[int] = room.most.tolist()

@@ -21,7 +21,7 @@ Front = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class LossShares:
     """Shares of the losses of 0, 1, ..., K random nodes, `[K + 1]` each; together 1.
 
     Both are sums of positive terms: each is exact to about 12 digits, however small it is.
@@ -31,7 +31,7 @@ class Outcome:
     survived: FloatArray
 
 
-def sweep(sets: BoolArray, most_lost: int, effort: int) -> Outcome | None:
+def sweep(sets: BoolArray, most_lost: int, effort: int) -> LossShares | None:
     """Return what losses of up to *most_lost* nodes do where the live nodes must meet every one of the *sets* `[S, N]`.
 
     None where that takes more than *effort* (about that many microseconds).
@@ -65,7 +65,7 @@ def sweep(sets: BoolArray, most_lost: int, effort: int) -> Outcome | None:
         fronts = ahead
     survived = _kept(fronts[()], order.size, sets.shape[1])
     whole = fatal + survived
-    return Outcome(fatal=fatal / whole, survived=survived / whole)
+    return LossShares(fatal=fatal / whole, survived=survived / whole)
 
 
 def _kept(survived: FloatArray, swept: int, nodes: int) -> FloatArray:

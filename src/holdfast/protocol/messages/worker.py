@@ -91,7 +91,7 @@ class Report(Struct, frozen=True, kw_only=True):
     experts_next: Blob = b""
 
 
-class Fault(Struct, frozen=True, kw_only=True):
+class Complaint(Struct, frozen=True, kw_only=True):
     """A collective of `generation` failed here: a peer is gone, or the network is.
 
     `timed_out`: it was waited for until its time was up. `unreachable`: members that no connection can be made to.
@@ -191,7 +191,7 @@ WorkerMessage = (
     | Prepared
     | Applied
     | Report
-    | Fault
+    | Complaint
     | Finished
     | CheckpointWritten
     | CheckpointKept

@@ -10,10 +10,10 @@ from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.errors import BadInputError
 from holdfast.reliability.arrays import FloatArray, as_floats, require_finite, require_not_negative, require_positive
-from holdfast.reliability.distributions import Distribution, Exponential, Scaled, Timeline
+from holdfast.reliability.distributions import Distribution, Exponential, RateProfile, Scaled
 from holdfast.reliability.monte_carlo.fleet import Fleet, simulate_fleet
 from holdfast.reliability.monte_carlo.job import simulate_job
-from holdfast.reliability.sparing.case import SparingCase, Strategy, blocks_per_zone
+from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, blocks_per_zone
 from holdfast.reliability.sparing.recovery import Checkpoint, RackFailures, Synchronous
 
 #: More would take days.
@@ -77,13 +77,13 @@ def estimate(values: FloatArray, confidence: float = 0.99) -> Estimate:
 
 def simulate_strategy(
     case: SparingCase,
-    strategy: Strategy,
+    strategy: SparingStrategy,
     spare_blocks: int,
     settings: SimulationSettings,
     *,
     repairs: Distribution | None = None,
     failure_gaps: Distribution | None = None,
-    timeline: Timeline | None = None,
+    timeline: RateProfile | None = None,
 ) -> SimulatedStrategy:
     """Return the simulated CETT of a strategy with `spare_blocks` spare blocks per zone.
 
@@ -138,10 +138,10 @@ def synchronous_checkpoint(case: SparingCase) -> Checkpoint:
 
 def _fleet(
     case: SparingCase,
-    strategy: Strategy,
+    strategy: SparingStrategy,
     repairs: Distribution | None,
     failure_gaps: Distribution | None,
-    timeline: Timeline | None,
+    timeline: RateProfile | None,
 ) -> Fleet:
     trays, blocks = strategy.block_gpus // case.cluster.gpus_per_tray, blocks_per_zone(case.cluster, strategy)
     gap = float(as_floats(case.failures.mtbf_tray_hours)) / (trays * blocks * case.cluster.zones)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.reliability.arrays import BoolArray, FloatArray, IntArray
-from holdfast.reliability.distributions import Distribution, Timeline
+from holdfast.reliability.distributions import Distribution, RateProfile
 from holdfast.reliability.sparing.block_mtbf import RepairChain
 
 
@@ -29,7 +29,7 @@ class Fleet:
     #: gaps between tray failures anywhere in the fleet, failed trays counted as if they could fail again
     tray_failure_gaps: Distribution
     #: how the rate of tray failures varies over time, None if it does not
-    timeline: Timeline | None
+    timeline: RateProfile | None
     mtbf_rack_hours: float
     repairs: Distribution
     repair_chain: RepairChain

@@ -15,7 +15,7 @@ from holdfast.reliability.monte_carlo.estimate import (
     simulate_strategy,
     synchronous_checkpoint,
 )
-from holdfast.reliability.sparing.case import Failures, SparingCase, Strategy
+from holdfast.reliability.sparing.case import FailureModel, SparingCase, SparingStrategy
 from holdfast.reliability.sparing.evaluation import StrategyGoodput, evaluate_strategy
 from holdfast.reliability.sparing.recovery import RackFailures, Synchronous
 
@@ -25,7 +25,7 @@ class Comparison:
     """One strategy under one set of assumptions."""
 
     assumptions: str
-    strategy: Strategy
+    strategy: SparingStrategy
     spare_blocks: int
     closed_form: float
     cett: Estimate
@@ -65,7 +65,7 @@ def compare(case: SparingCase, settings: SimulationSettings) -> list[Comparison]
 
 def compare_repair_mixes(
     case: SparingCase,
-    strategy: Strategy,
+    strategy: SparingStrategy,
     settings: SimulationSettings,
     *,
     epsilons: tuple[float, ...],
@@ -88,7 +88,7 @@ def compare_repair_mixes(
 
 def with_assumptions(case: SparingCase, clock: FailureClock, rack_failures: RackFailures) -> SparingCase:
     """Return a synchronous case under other assumptions."""
-    failures: Failures = replace(case.failures, rack_failures=rack_failures)
+    failures: FailureModel = replace(case.failures, rack_failures=rack_failures)
     checkpoint = replace(synchronous_checkpoint(case), clock=clock)
     return replace(case, failures=failures, recovery=Synchronous(checkpoint=checkpoint))
 

@@ -52,7 +52,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failures:
+class FailureModel:
     """How trays and racks fail and return. Hours; arrays broadcast."""
 
     mtbf_tray_hours: Floats
@@ -103,7 +103,7 @@ class Hardware:
                 f"hardware.gain = {self.gain:g}: must lie between 1 and {most:.6g}, the root of power_limit_ratio"
             )
 
-    def gain_of(self, strategy: Strategy, gpus_per_rack: int) -> float:
+    def gain_of(self, strategy: SparingStrategy, gpus_per_rack: int) -> float:
         """Return a strategy's gain: Eq. 8 at the power that its idle GPUs set free, each as much as measured."""
         measured = self.spare_gpus_per_rack / (gpus_per_rack - self.spare_gpus_per_rack)
         ratio = power_limit_ratio(
@@ -148,7 +148,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Strategy:
+class SparingStrategy:
     """One way to keep spares: the block size, idle GPUs in each block, idle blocks in each zone (best if None).
 
     `hardware_gain` is what was measured for this very strategy; where None, it follows from `Hardware`.
@@ -187,9 +187,9 @@ class SparingCase:
     """The whole question. Sections that are None bring no gain and no constraint."""
 
     cluster: Cluster
-    failures: Failures
+    failures: FailureModel
     recovery: RecoveryScheme
-    strategies: tuple[Strategy, ...]
+    strategies: tuple[SparingStrategy, ...]
     placement: Placement | None = None
     hardware: Hardware | None = None
     model: Model | None = None
@@ -212,17 +212,17 @@ class SparingCase:
         return isinstance(self.recovery, Synchronous)
 
 
-def blocks_per_zone(cluster: Cluster, strategy: Strategy) -> int:
+def blocks_per_zone(cluster: Cluster, strategy: SparingStrategy) -> int:
     """Return L."""
     return cluster.racks_per_zone * (cluster.gpus_per_rack // strategy.block_gpus)
 
 
-def group_blocks(placement: Placement | None, strategy: Strategy) -> int:
+def group_blocks(placement: Placement | None, strategy: SparingStrategy) -> int:
     """Return P, the blocks that hold one placement group; 1 without placement."""
     return 1 if placement is None else placement.group_gpus // strategy.working_gpus
 
 
-def check_strategy(cluster: Cluster, placement: Placement | None, strategy: Strategy, key: str) -> None:
+def check_strategy(cluster: Cluster, placement: Placement | None, strategy: SparingStrategy, key: str) -> None:
     """Raise `BadInputError` unless the strategy's blocks fit racks, trays, zones and placement groups."""
     if cluster.gpus_per_rack % strategy.block_gpus:
         raise BadInputError(
@@ -260,10 +260,10 @@ def _check_spare_blocks(spare_blocks: int | None, blocks: int, group: int, key: 
         )
 
 
-def scaled_failures(failures: Failures, mtbf_tray_hours: Floats, mttr_hours: Floats) -> Failures:
+def scaled_failures(failures: FailureModel, mtbf_tray_hours: Floats, mttr_hours: Floats) -> FailureModel:
     """Return the same failures at another tray MTBF and MTTR, the rack MTBF scaled along with the tray's."""
     ratio = as_floats(failures.mtbf_rack_hours) / as_floats(failures.mtbf_tray_hours)
-    return Failures(
+    return FailureModel(
         mtbf_tray_hours=mtbf_tray_hours,
         mtbf_rack_hours=as_floats(mtbf_tray_hours) * ratio,
         mttr_hours=mttr_hours,

@@ -9,7 +9,7 @@ import numpy as np
 from holdfast.reliability.arrays import FloatArray, IntArray
 from holdfast.reliability.sparing.block_mtbf import block_mtbf, interruption_rate
 from holdfast.reliability.sparing.blocking import block_unavailability, zone_blocked_probability
-from holdfast.reliability.sparing.case import SparingCase, Strategy, blocks_per_zone, group_blocks
+from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, blocks_per_zone, group_blocks
 from holdfast.reliability.sparing.gains import model_gain
 from holdfast.reliability.sparing.recovery import BlockPool, RackFailures
 from holdfast.reliability.sparing.spare_search import best_placed_spare_blocks, best_spare_blocks
@@ -25,7 +25,7 @@ class StrategyGoodput:
     Array fields have the broadcast shape of the case's failures and checkpoint times: () for plain numbers.
     """
 
-    strategy: Strategy
+    strategy: SparingStrategy
     #: L
     blocks: int
     #: R per zone, stranded blocks included
@@ -65,7 +65,7 @@ def evaluate(case: SparingCase) -> Evaluation:
     return Evaluation(strategies=tuple(evaluate_strategy(case, strategy) for strategy in case.strategies))
 
 
-def evaluate_strategy(case: SparingCase, strategy: Strategy) -> StrategyGoodput:
+def evaluate_strategy(case: SparingCase, strategy: SparingStrategy) -> StrategyGoodput:
     """Return one strategy's goodput (Eq. 1), from unrounded factors."""
     mtbf = strategy_block_mtbf(case, strategy)
     pool = block_pool(case, strategy, mtbf)
@@ -94,7 +94,7 @@ def evaluate_strategy(case: SparingCase, strategy: Strategy) -> StrategyGoodput:
     )
 
 
-def strategy_block_mtbf(case: SparingCase, strategy: Strategy) -> FloatArray:
+def strategy_block_mtbf(case: SparingCase, strategy: SparingStrategy) -> FloatArray:
     """Return Eq. 3 for a strategy's blocks, in hours."""
     return block_mtbf(
         mtbf_tray=case.failures.mtbf_tray_hours,
@@ -106,7 +106,7 @@ def strategy_block_mtbf(case: SparingCase, strategy: Strategy) -> FloatArray:
     )
 
 
-def block_pool(case: SparingCase, strategy: Strategy, block_mtbf_hours: FloatArray) -> BlockPool:
+def block_pool(case: SparingCase, strategy: SparingStrategy, block_mtbf_hours: FloatArray) -> BlockPool:
     """Return a strategy's blocks as a recovery scheme sees them."""
     per_rack = case.cluster.gpus_per_rack // strategy.block_gpus
     return BlockPool(
@@ -123,7 +123,7 @@ def block_pool(case: SparingCase, strategy: Strategy, block_mtbf_hours: FloatArr
     )
 
 
-def strategy_gains(case: SparingCase, strategy: Strategy) -> tuple[float, float]:
+def strategy_gains(case: SparingCase, strategy: SparingStrategy) -> tuple[float, float]:
     """Return (hardware gain, model gain); the hardware gain is 1 without spare trays, unless measured."""
     hardware = 1.0
     if strategy.hardware_gain is not None:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.reliability.arrays import BoolArray
-from holdfast.reliability.sparing.case import Cluster, Failures, Hardware, Model, Placement, SparingCase, Strategy
+from holdfast.reliability.sparing.case import (
+    Cluster,
+    FailureModel,
+    Hardware,
+    Model,
+    Placement,
+    SparingCase,
+    SparingStrategy,
+)
 from holdfast.reliability.sparing.recovery import Checkpoint, Synchronous
 from holdfast.reliability.sparing.sensitivity import SensitivityMap
 
@@ -20,7 +28,7 @@ def catalina() -> SparingCase:
     """
     return SparingCase(
         cluster=Cluster(zones=4, racks_per_zone=256, gpus_per_rack=72, gpus_per_tray=2),
-        failures=Failures(mtbf_tray_hours=20_000.0, mtbf_rack_hours=10_000.0, mttr_hours=24.0),
+        failures=FailureModel(mtbf_tray_hours=20_000.0, mtbf_rack_hours=10_000.0, mttr_hours=24.0),
         recovery=Synchronous(
             checkpoint=Checkpoint(period_seconds=250.0, save_seconds=0.05, detect_seconds=60.0, restart_seconds=360.0)
         ),
@@ -28,7 +36,7 @@ def catalina() -> SparingCase:
         hardware=Hardware(spare_gpus_per_rack=8, power_limit_ratio=1.09, gain=1.034),
         model=Model(alpha=0.206, baseline_tensor_parallel=16),
         strategies=tuple(
-            Strategy(block_gpus=block, spare_gpus=spare)
+            SparingStrategy(block_gpus=block, spare_gpus=spare)
             for block, spare in ((72, 0), (72, 8), (36, 0), (36, 4), (18, 0), (18, 2))
         ),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from holdfast.reliability.arrays import BoolArray, FloatArray, IntArray
-from holdfast.reliability.sparing.case import SparingCase, Strategy, scaled_failures
+from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, scaled_failures
 from holdfast.reliability.sparing.evaluation import HOPELESS_GPUS, evaluate
 
 
@@ -35,7 +35,7 @@ class SensitivityMap:
     """The best strategy over a grid; rows follow MTTR, columns tray MTBF."""
 
     scenario: Scenario
-    strategies: tuple[Strategy, ...]
+    strategies: tuple[SparingStrategy, ...]
     mtbf_tray_hours: FloatArray  # (M,)
     mttr_hours: FloatArray  # (T,)
     goodput_gpus: FloatArray  # (strategies, T, M)
@@ -57,7 +57,7 @@ class SensitivityMap:
         return counts / self.best.size
 
 
-def _varied(strategy: Strategy, scenario: Scenario) -> Strategy:
+def _varied(strategy: SparingStrategy, scenario: Scenario) -> SparingStrategy:
     return replace(strategy, spare_blocks=None, hardware_gain=strategy.hardware_gain if scenario.hardware else None)
 
 

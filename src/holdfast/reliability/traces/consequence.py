@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast.reliability.arrays import as_floats
-from holdfast.reliability.distributions import Distribution, Empirical, Timeline
+from holdfast.reliability.distributions import Distribution, Empirical, RateProfile
 from holdfast.reliability.monte_carlo.estimate import Estimate, SimulationSettings, estimate, simulate_strategy
-from holdfast.reliability.sparing.case import SparingCase, Strategy, blocks_per_zone, group_blocks, scaled_failures
+from holdfast.reliability.sparing.case import (
+    SparingCase,
+    SparingStrategy,
+    blocks_per_zone,
+    group_blocks,
+    scaled_failures,
+)
 from holdfast.reliability.sparing.evaluation import evaluate, strategy_gains
 from holdfast.reliability.traces.fit import HOURS_PER_WEEK, TraceFit, weekly_failures
 from holdfast.reliability.traces.trace import FailureTrace
@@ -20,14 +26,14 @@ class Reality:
     name: str
     repairs: Distribution | None = None
     failure_gaps: Distribution | None = None
-    timeline: Timeline | None = None
+    timeline: RateProfile | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategyUnderTrace:
     """Goodput in GPUs of one strategy with the trace's means; `simulated` has one estimate per reality."""
 
-    strategy: Strategy
+    strategy: SparingStrategy
     spare_blocks: int
     closed_form: float
     simulated: tuple[Estimate, ...]
@@ -65,7 +71,7 @@ def realities(trace: FailureTrace) -> tuple[Reality, ...]:
     that follows the trace's weeks (bursts keep their length and grow with the fleet).
     """
     repairs = Empirical(trace.repair_hours)
-    weeks = Timeline(HOURS_PER_WEEK, weekly_failures(trace))
+    weeks = RateProfile(HOURS_PER_WEEK, weekly_failures(trace))
     return (
         Reality(name="exponential"),
         Reality(name="real repairs", repairs=repairs),
@@ -111,7 +117,7 @@ def consequence(
 
 
 def _goodput(
-    case: SparingCase, strategy: Strategy, spare_blocks: int, settings: SimulationSettings, reality: Reality
+    case: SparingCase, strategy: SparingStrategy, spare_blocks: int, settings: SimulationSettings, reality: Reality
 ) -> Estimate:
     simulated = simulate_strategy(
         case,
@@ -126,7 +132,7 @@ def _goodput(
     return estimate(simulated.cett * (case.cluster.gpus * hardware * model))
 
 
-def _neighbours(case: SparingCase, strategy: Strategy, spare_blocks: int) -> list[int]:
+def _neighbours(case: SparingCase, strategy: SparingStrategy, spare_blocks: int) -> list[int]:
     """Return the spare counts that lie up to two placement groups (or 5 % of the spares) away."""
     group = group_blocks(case.placement, strategy)
     step = group * max(1, round(0.05 * spare_blocks / group))

@@ -137,9 +137,9 @@ class _Bucket:
         self.numel = sum(parameter.numel() for parameter in parameters)
         self.used = self.numel + len(parameters)
         self._capacity = self.used + ALIGNMENT * MAX_WORLD
-        self.renew()
+        self.fresh_buffers()
 
-    def renew(self) -> None:
+    def fresh_buffers(self) -> None:
         """Make buffers, in the place of those that abandoned operations may still read and write."""
         self.received = self._buffer()
         self.flat = self._buffer()
@@ -308,7 +308,7 @@ class GradientBuckets:
         """
         if comm.size > MAX_WORLD:
             raise BadInputError(f"a world of {comm.size} workers is too large: at most {MAX_WORLD}")
-        with replacing(self._renew):
+        with replacing(self._fresh_buffers):
             scatters = []
             for bucket in self._buckets:
                 bucket.fill()
@@ -329,7 +329,7 @@ class GradientBuckets:
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
-        with replacing(self._renew):
+        with replacing(self._fresh_buffers):
             gathers = []
             for bucket in self._buckets:
                 if factor != 1.0:
@@ -339,9 +339,9 @@ class GradientBuckets:
             for gather in gathers:
                 comm.wait(gather)
 
-    def _renew(self) -> None:
+    def _fresh_buffers(self) -> None:
         for bucket in self._buckets:
-            bucket.renew()
+            bucket.fresh_buffers()
 
 
 def squared_norm(part: torch.Tensor) -> float:

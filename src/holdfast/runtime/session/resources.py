@@ -169,7 +169,7 @@ class Shared:
                 # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
                 self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())
         with self.changed:
-            self.carry_out(self.machine.fault(generation, str(error), timed_out=timed_out, unreachable=cut_off))
+            self.carry_out(self.machine.complain(generation, str(error), timed_out=timed_out, unreachable=cut_off))
 
     def tell(self, message: WorkerMessage) -> None:
         """Send something to the coordinator."""

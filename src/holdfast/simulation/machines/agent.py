@@ -10,14 +10,14 @@ from holdfast.coordination.agent.machine import NodeIdentity
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.machines.worker import SimWorker, WorkerSurroundings
-from holdfast.simulation.network import Connection
+from holdfast.simulation.network import SimConnection
 from holdfast.simulation.process import Process
 
 
 class AgentSurroundings(WorkerSurroundings, Protocol):
     """What an agent asks of the cluster that it is in."""
 
-    def connect(self, agent: SimAgent) -> Connection | None: ...
+    def connect(self, agent: SimAgent) -> SimConnection | None: ...
 
 
 class SimAgent(Process):
@@ -38,7 +38,7 @@ class SimAgent(Process):
             agent_pid=world.pid(),
         )
         self.machine = world.parts.agent(node, world.nonce)
-        self._connection: Connection | None = None
+        self._connection: SimConnection | None = None
 
     @property
     def _now(self) -> float:
@@ -151,7 +151,7 @@ class SimAgent(Process):
             self._connection = connection
             self._obey(self.machine.connected(self._now))
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, connection: SimConnection) -> None:
         """The connection is gone: connect again, for ever."""
         if connection is self._connection:
             self._connection = None
@@ -179,7 +179,7 @@ class SimAgent(Process):
             if self._connection is not None:
                 self._connection.send_up(message)
 
-    def hear(self, connection: Connection, message: msg.CoordinatorMessage) -> None:
+    def hear(self, connection: SimConnection, message: msg.CoordinatorMessage) -> None:
         """Take a message from the coordinator."""
         if connection is not self._connection:
             return

@@ -89,7 +89,7 @@ class Builder:
             return
         if building.group.failed:
             if world.rng.random() < 0.5:
-                worker.obey(worker.machine.fault(plan.generation, "a peer is gone while the group is built"))
+                worker.obey(worker.machine.complain(plan.generation, "a peer is gone while the group is built"))
             return
         if not world.data_plane.reaches(worker.node, building.nodes):
             world.data_plane.when_healed(lambda: world.after("build", worker, self._built, building))
@@ -107,4 +107,4 @@ class Builder:
             workers = building.plan.workers
             missing = [w for w in workers if w not in building.got or not worker.world.reaches(worker.id, w)]
             why = "the group could not be built in time"
-            worker.obey(worker.machine.fault(generation, why, timed_out=True, unreachable=missing))
+            worker.obey(worker.machine.complain(generation, why, timed_out=True, unreachable=missing))

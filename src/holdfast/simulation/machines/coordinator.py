@@ -7,10 +7,10 @@ from typing import Protocol
 
 from holdfast.coordination.inputs import Disconnected, Input, Planned, Received, Tick
 from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
-from holdfast.simulation.durable import SupersededError
+from holdfast.errors import SupersededError
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.experts import FreeMoves
-from holdfast.simulation.network import Connection
+from holdfast.simulation.network import SimConnection
 from holdfast.simulation.process import Process
 from holdfast.simulation.world import World
 
@@ -34,7 +34,7 @@ class CoordinatorShell(Process):
     def __init__(self, cluster: CoordinatorSurroundings, pid: int) -> None:
         super().__init__()
         self.pid = pid
-        self.connections: dict[int, Connection] = {}
+        self.connections: dict[int, SimConnection] = {}
         self.ended = False
         self._cluster = cluster
         self._world = world = cluster.world

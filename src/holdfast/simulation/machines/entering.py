@@ -11,7 +11,7 @@ from holdfast.simulation.machines.saving import Saver
 from holdfast.simulation.machines.transfer import Pusher
 
 
-class Entrance:
+class SimEntrance:
     """Leads one worker into the generations that its machine has tasks of."""
 
     def __init__(self, worker: WorkerHost, builder: Builder, pusher: Pusher, saver: Saver, mover: Mover | None) -> None:

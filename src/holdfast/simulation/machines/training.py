@@ -15,14 +15,14 @@ from holdfast.protocol.commit import Commit, Flag, from_sums, lanes_of, to_numbe
 from holdfast.protocol.plan import Passed
 
 
-class Reduced(NamedTuple):
+class SimReduced(NamedTuple):
     """The result of a reduction: which parts are in it, sorted, and a token for its bits."""
 
     parts: tuple[int, ...]
     rounding: int
 
 
-class Receipt(NamedTuple):
+class SimReceipt(NamedTuple):
     """A whole state that has come: the one of `step`."""
 
     generation: int
@@ -41,13 +41,13 @@ def gradient(state: int, step: int, micro_batch: int) -> int:
     return hash((13, state, step, micro_batch))
 
 
-def reduce_parts(shares: Iterable[Iterable[int]], generation: int) -> Reduced:
+def reduce_parts(shares: Iterable[Iterable[int]], generation: int) -> SimReduced:
     """Unite the ranks' gradients; nothing is dropped, so what is in twice shows."""
     parts = tuple(sorted(part for share in shares for part in share))
-    return Reduced(parts, hash((17, generation, parts)))
+    return SimReduced(parts, hash((17, generation, parts)))
 
 
-def vote(reduced: Reduced, share: Iterable[int], samples: int, flags: tuple[Flag, ...]) -> Commit:
+def vote(reduced: SimReduced, share: Iterable[int], samples: int, flags: tuple[Flag, ...]) -> Commit:
     """Return one rank's part of v; now and then its gradients are not finite, all by itself."""
     share = tuple(share)
     return Commit(
@@ -65,7 +65,7 @@ def combine(votes: Iterable[Commit]) -> Commit:
     return from_sums([sum(column) for column in zip(*numbers, strict=True)], len(numbers))
 
 
-def next_state(state: int, reduced: Reduced, commit: Commit) -> int:
+def next_state(state: int, reduced: SimReduced, commit: Commit) -> int:
     """Apply a step."""
     return hash((19, state, reduced.parts, reduced.rounding, lanes_of(commit)))
 

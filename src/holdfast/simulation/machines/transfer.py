@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.simulation.machines.host import WorkerHost
-from holdfast.simulation.machines.training import Receipt
+from holdfast.simulation.machines.training import SimReceipt
 
 
 class Pusher:
@@ -43,7 +43,7 @@ class Pusher:
         peer = world.worker(target)
         if peer is None:
             if world.rng.random() < 0.5:
-                worker.obey(worker.machine.fault(self._generation, f"{target} cannot be reached"))
+                worker.obey(worker.machine.complain(self._generation, f"{target} cannot be reached"))
             return
         if not world.reaches(worker.id, target) or peer.stopped or not peer.machine.pushed(self._generation):
             self._again(target, attempt)
@@ -60,7 +60,9 @@ class Pusher:
             world.after("retry", worker, self._try, target, attempt)
         else:
             why, parted = f"{target} does not take the state in time", not world.reaches(worker.id, target)
-            fault = worker.machine.fault(self._generation, why, timed_out=True, unreachable=[target] if parted else [])
+            fault = worker.machine.complain(
+                self._generation, why, timed_out=True, unreachable=[target] if parted else []
+            )
             worker.obey(fault)
 
     def _arrived(self, target: str, attempt: int, state: int, step: int) -> None:
@@ -74,7 +76,7 @@ class Pusher:
         if world.rng.random() < 0.05:  # the checksum does not fit: once more
             self._try(target, attempt)
             return
-        peer.receipt = Receipt(self._generation, step, worker.machine.passed, state)
+        peer.receipt = SimReceipt(self._generation, step, worker.machine.passed, state)
         self._open.discard(target)
         peer.advance()
         worker.advance()

@@ -14,11 +14,11 @@ from holdfast.coordination.worker import tasks
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Phase
-from holdfast.simulation.collectives import Group, Operation
+from holdfast.simulation.collectives import Group, SimOperation
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.building import Builder
-from holdfast.simulation.machines.entering import Entrance
+from holdfast.simulation.machines.entering import SimEntrance
 from holdfast.simulation.machines.experts import StoredExperts, shape_of
 from holdfast.simulation.machines.moving import Mover
 from holdfast.simulation.machines.saving import Saver
@@ -71,11 +71,11 @@ class SimWorker(Process):
         self.state = training.initial_state(pid)
         self.whole = True
         self.gradients: dict[int, int] = {}
-        self.reduced: training.Reduced | None = None
-        self.operation: Operation | None = None
+        self.reduced: training.SimReduced | None = None
+        self.operation: SimOperation | None = None
         self.pusher = Pusher(self)
         #: the state that has come, until the training thread takes it
-        self.receipt: training.Receipt | None = None
+        self.receipt: training.SimReceipt | None = None
         self.raise_next = False
         #: the training thread is to hang where it comes next; it does
         self.hanging = self.hung = False
@@ -86,7 +86,7 @@ class SimWorker(Process):
         self.busy = ""
         self._builder = Builder(self)
         self._saver = Saver(self)
-        self._entrance = Entrance(self, self._builder, self.pusher, self._saver, self._mover)
+        self._entrance = SimEntrance(self, self._builder, self.pusher, self._saver, self._mover)
 
     # ---- life ----
 
@@ -194,7 +194,7 @@ class SimWorker(Process):
         elif self.busy in ("load", "pause", "save"):
             self.busy = ""
 
-    def _leave_vote(self, operation: Operation) -> None:
+    def _leave_vote(self, operation: SimOperation) -> None:
         if self.operation is not operation or self.busy != "vote":
             return
         self.operation, self.busy = None, ""
@@ -278,7 +278,7 @@ class SimWorker(Process):
         generation = self.machine.generation
         payload = tuple(self.gradients.values())
 
-        def combine(shares: Iterable[Any]) -> training.Reduced:
+        def combine(shares: Iterable[Any]) -> training.SimReduced:
             return training.reduce_parts(shares, generation)
 
         self.issue("reduce", payload, combine)
@@ -291,13 +291,13 @@ class SimWorker(Process):
         operation = self.operation = self._group().issue(self, kind, of_step, payload, combine)
         self.world.timeline.after(self.world.timing.operation_timeout_s, self.deliver, self._late, operation)
 
-    def _late(self, operation: Operation) -> None:
+    def _late(self, operation: SimOperation) -> None:
         """A collective has taken too long: it ends here, and its connections with it."""
         if operation is self.operation and not self.hung:
             self._group().abandon(self, operation)
             self.operation_failed(operation, timed_out=True)
 
-    def operation_done(self, operation: Operation, value: Any) -> None:
+    def operation_done(self, operation: SimOperation, value: Any) -> None:
         """A collective returned."""
         if operation is not self.operation or self.hung:
             return
@@ -321,7 +321,7 @@ class SimWorker(Process):
         if not self.boundary("passed"):
             self.advance()
 
-    def operation_failed(self, operation: Operation, *, timed_out: bool = False) -> None:
+    def operation_failed(self, operation: SimOperation, *, timed_out: bool = False) -> None:
         """A collective ended with an error."""
         if operation is not self.operation or self.hung:
             return
@@ -333,7 +333,7 @@ class SimWorker(Process):
         why = f"{kind}: {'it has taken too long' if timed_out else 'a peer is gone'}"
         peers = self.machine.plan.workers if self.machine.plan and timed_out else ()
         missing = [worker for worker in peers if not self.world.reaches(self.id, worker)]
-        self.obey(self.machine.fault(self.machine.generation, why, timed_out=timed_out, unreachable=missing))
+        self.obey(self.machine.complain(self.machine.generation, why, timed_out=timed_out, unreachable=missing))
         self.advance()
 
     def _vote(self) -> None:
@@ -368,7 +368,7 @@ class SimWorker(Process):
         self.busy = ""
         reduced = self.reduced
         if reduced is None or commit is None:
-            reduced = training.Reduced((self.world.garbage(),), self.world.garbage())
+            reduced = training.SimReduced((self.world.garbage(),), self.world.garbage())
         assert commit is not None
         self.state, self.whole = training.next_state(before, reduced, commit), True
         plan = self.machine.plan

@@ -12,7 +12,7 @@ from functools import partial
 from random import Random
 
 from holdfast.errors import EXIT_DONE
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.schedules.enumeration import FAMILIES, FIRST_SEED, FIRSTS, SECONDS, WRITES, Schedule, family_of
 from holdfast.simulation.schedules.fuzzing import Tally, print_failed
 from holdfast.simulation.world import Parts
@@ -40,7 +40,7 @@ def chosen(count: int, seed: int) -> Iterator[Schedule]:
 
 def killed_at_every_write(schedule: Schedule, *, power_cut: bool, parts: Parts | None = None) -> Iterator[Schedule]:
     """Yield the schedule with a crash before its first write, its second, ...: as many as it makes undisturbed."""
-    undisturbed = Cluster(schedule.plan, parts)
+    undisturbed = SimCluster(schedule.plan, parts)
     undisturbed.run()
     for write in range(1, undisturbed.writes + 1):
         yield replace(schedule, write=write, power_cut=power_cut)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.coverage import Seen, expected, table
 from holdfast.simulation.schedules.enumeration import FAMILIES, Schedule, family_of
 from holdfast.simulation.schedules.shrinking import failure, shrunk
@@ -50,7 +50,7 @@ class Tally:
 
     def run(self, schedule: Schedule, parts: Parts | None = None, *, must_end: int | None = None) -> None:
         """Run one schedule; `must_end`: the exit code without which it counts as failed."""
-        family, cluster, since = family_of(schedule.number), Cluster(schedule.plan, parts), time.process_time()
+        family, cluster, since = family_of(schedule.number), SimCluster(schedule.plan, parts), time.process_time()
         how = failure(cluster)
         self.seconds[family] = self.seconds.get(family, 0.0) + time.process_time() - since
         self.schedules[family] += 1

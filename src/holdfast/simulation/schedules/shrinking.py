@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from holdfast.simulation.cluster import Cluster
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import FaultPlan
 
 #: no schedule is run more often than this, to find a smaller one
@@ -15,7 +15,7 @@ MOST_RUNS = 400
 Failing = Callable[[FaultPlan], str]
 
 
-def failure(cluster: Cluster) -> str:
+def failure(cluster: SimCluster) -> str:
     """Run a cluster; return how it fails, "" if it does not. Equal strings: the same fault, as far as can be told."""
     try:
         cluster.run()
@@ -34,7 +34,7 @@ def signature(error: Exception) -> str:
 
 def shrunk(plan: FaultPlan, failing: Failing | None = None) -> FaultPlan:
     """Return a plan that fails as `plan` does and of which nothing can be left out; `plan` itself if it passes."""
-    failing = failing or (lambda smaller: failure(Cluster(smaller)))
+    failing = failing or (lambda smaller: failure(SimCluster(smaller)))
     wanted, runs = failing(plan), 1
     progress = bool(wanted)
     while progress:

@@ -65,7 +65,7 @@ class ExpertGradients:
         self._alone = [family for family in mine if len(family.hosts) == 1]
         self._shared = [family for family in mine if len(family.hosts) > 1]
         self._local = [{name: torch.zeros_like(w) for name, w in weights.items()} for weights in self._weights]
-        self._renew()
+        self._fresh_buffers()
         self.use_local()
 
     @property
@@ -111,7 +111,7 @@ class ExpertGradients:
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
-        with replacing(self._renew):
+        with replacing(self._fresh_buffers):
             scatter = self._start(comm, self._scatter) if self._exchanges else None
             counts = [self._reduce_alone(item, scale) for family in self._alone for item in family.items]
             if scatter is not None:
@@ -130,7 +130,7 @@ class ExpertGradients:
             alone = [self._flat(self._reduced, item) for family in self._alone for item in family.items]
             for part in (*alone, *self._owned.values()):
                 part.mul_(factor)
-        with replacing(self._renew):
+        with replacing(self._fresh_buffers):
             if self._exchanges:
                 comm.wait(self._start(comm, self._gather))
         if self._landing:
@@ -171,7 +171,7 @@ class ExpertGradients:
                     stack[row].zero_()
         return buffers
 
-    def _renew(self) -> None:
+    def _fresh_buffers(self) -> None:
         """Make everything that an exchange writes to, and the views into it, anew."""
         self._reduced = self._unwritten()
         first = next((w for weights in self._weights for w in weights.values()), torch.empty(0))

@@ -1,4 +1,4 @@
-"""A node's worker processes, as its agent sees them: one slot for each, and the socket to whoever fills it."""
+"""A node's worker processes, as its agent sees them: one place for each, and the socket to whoever fills it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class WorkerConnection(asyncio.Protocol):
 
 
 @dataclass(slots=True)
-class Slot:
+class ProcessPlace:
     """One worker's place on the node, and the process that fills it now."""
 
     index: int
@@ -76,7 +76,7 @@ class Slot:
         """The process's pid, None while there is none."""
         return self.handle.pid if self.handle else None
 
-    def renew(self, worker: str) -> None:
+    def refill(self, worker: str) -> None:
         """Make the place for another process."""
         self.forget_process()
         self.worker = worker
