@@ -586,7 +586,7 @@ MUTANTS = (
         name="the_same_members_for_ever",
         file=SUSPECTS,
         old="not complaints or not (late or again):\n",
-        new="not faults:\n            return {}\n        if True:\n",
+        new="not complaints:\n            return {}\n        if True:\n",
         why="who has tried in vain twice does not try again",
     ),
     *PART_MUTANTS,

@@ -125,7 +125,7 @@ def test_words_said_while_the_coordinator_is_away_arrive_later(tmp_path: Path) -
             (worker,) = await first.attach()
             await first.have_said(worker, applied(worker, 1))
         assert not running.done()
-        slot = agent.workforce.slots[0]
+        slot = agent.workforce.places[0]
         agent.on_worker_message(applied(worker, 2))  # as if the worker had said it now
         async with fake_coordinator(term=2, port=int(first.url.rsplit(":", 1)[1])) as second:
             await second.until(lambda: second.hellos, "the agent to come back")
@@ -330,7 +330,7 @@ def test_a_coordinator_of_an_older_term_is_not_obeyed() -> None:
         coordinator.drop()
         await coordinator.until(lambda: len(coordinator.hellos) >= 4, "it to look for another coordinator")
         assert agent.machine.committed == 0
-        assert agent.workforce.slots[0].worker == worker
+        assert agent.workforce.places[0].worker == worker
         coordinator.welcome = Welcome(term=6, lease_s=1.0, heartbeat_s=0.02, committed=7)
         while agent.machine.committed != 7:
             await asyncio.sleep(0.01)
@@ -358,7 +358,7 @@ def test_a_coordinator_that_talks_nonsense_is_left_and_tried_again(garbage: byte
         (worker,) = await coordinator.attach()
         await coordinator.say_raw(garbage)
         await coordinator.until(lambda: len(coordinator.hellos) == 2, "a second Hello")
-        assert agent.workforce.slots[0].worker == worker
+        assert agent.workforce.places[0].worker == worker
 
     play(story)
 

@@ -78,7 +78,7 @@ def test_a_joiner_has_the_scale(tmp_path: Path, undisturbed: Story) -> None:
         cluster.wait_done()
         cluster.assert_replicas_equal()
         assert_same(story(cluster), undisturbed)
-        assert cluster.of(ev.StepCommitted)[-1].world == 3
+        assert cluster.of(ev.StepCommitted)[-1].world_size == 3
 
 
 def test_a_rollback_restores_the_scale(tmp_path: Path, undisturbed: Story) -> None:
