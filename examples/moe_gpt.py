@@ -159,8 +159,8 @@ def main() -> None:
         for batch in step.micro_batches():  # holdfast
             step.backward(loss_of(model, batch, args.dtype))  # holdfast
         if step.apply() and job.rank == 0 and (step.number % 10 == 0 or step.number == args.steps):  # holdfast
-            seconds = time.monotonic() - started
-            print(f"step {step.number:5d}  loss {step.loss:.4f}  workers {job.world}  {seconds:7.1f} s", flush=True)
+            taken = time.monotonic() - started
+            print(f"step {step.number:5d}  loss {step.loss:.4f}  workers {job.world_size}  {taken:7.1f} s", flush=True)
 
 
 if __name__ == "__main__":

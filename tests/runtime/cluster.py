@@ -78,7 +78,7 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
                     outputs.register_hook(lambda gradient: gradient.half().to(dtype))
                 step.backward(torch.nn.functional.mse_loss(outputs, targets))
             if step.apply():
-                print(json.dumps([step.number, step.loss, job.rank, job.world]), file=file, flush=True)
+                print(json.dumps([step.number, step.loss, job.rank, job.world_size]), file=file, flush=True)
 
 
 def _child(settings: WorkerSettings, node: str, directory: str, options: dict[str, Any]) -> None:

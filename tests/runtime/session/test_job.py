@@ -97,7 +97,7 @@ def test_it_trains_as_plain_pytorch_does() -> None:
 
 def test_rank_world_and_norm(tmp_path: Path) -> None:
     trained = Trained()
-    assert (trained.job.rank, trained.job.world) == (0, 1)
+    assert (trained.job.rank, trained.job.world_size) == (0, 1)
     trained.protect(max_grad_norm=1e-9)
     for step in trained.job.steps(1):
         for x, y in step.micro_batches():

@@ -42,7 +42,7 @@ class Job:
     """This process's part in a job; made by `holdfast.init()`."""
 
     def __init__(
-        self, settings: WorkerSettings | None, *, checkpoint_dir: str = "", checkpoint_every: int = 100
+        self, settings: WorkerSettings | None, *, checkpoint_dir: str | Path | None = None, checkpoint_every: int = 100
     ) -> None:
         """Take the settings of an agent, or be alone.
 
@@ -67,7 +67,7 @@ class Job:
         return self._session.rank if self._session else 0
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """How many workers train together; it may change from step to step."""
         return self._session.world if self._session else 1
 
@@ -75,16 +75,16 @@ class Job:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        dataset: Any,
+        data: Any,
         *,
         global_batch: int,
         micro_batch: int,
         seed: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
         max_grad_norm: float | None = None,
         scaler: torch.amp.GradScaler | None = None,
         extra: Mapping[str, Any] | None = None,
         after_apply: Callable[[Step], None] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         """Say what is trained, and join the job.
 
@@ -93,9 +93,10 @@ class Job:
 
         Args:
             model, optimizer: on `job.device`; all workers' must be made alike. The first worker's values count.
-            dataset: map-style; who computes which sample follows from the seed alone.
+            data: a map-style dataset; who computes which sample follows from the seed alone.
             global_batch: samples per step, whatever the world. micro_batch: samples per forward pass.
             seed: of the order of samples, and of all randomness inside the micro-batches.
+            collate: makes a micro-batch of a list of samples; torch's default_collate if None.
             max_grad_norm: clip the global batch's gradient to this norm.
             scaler: for float16: scales the loss, and skips the optimizer on all workers at a step with a gradient that
                 is not finite on any of them; call none of its methods.
@@ -105,7 +106,6 @@ class Job:
                 inside `apply()`, on every worker, before the state is saved or sent to anybody. It must be a function
                 of the state and of the step's loss, norm and the like alone, and may change the model and `extra`; an
                 `extra` that is changed anywhere else is refused. If it raises, the step is saved and the job ends.
-            collate: makes a micro-batch of a list of samples; torch's default_collate if None.
 
         Raises:
             BadInputError: something does not fit.
@@ -113,7 +113,7 @@ class Job:
         if self._session is not None:
             raise BadInputError("job.protect() was called twice: a job trains one model")
         loader = MicroBatchLoader(
-            dataset,
+            data,
             device=self.device,
             seed=seed,
             global_batch=global_batch,
@@ -125,7 +125,7 @@ class Job:
         loss_scale = LossScale(scaler, model.parameters(), self.device)
         state = TrainingState(model, optimizer, with_scaler(extra, scaler), apart=expert_parameters(model))
         numbers: dict[str, Any] = {
-            "samples": len(dataset),
+            "samples": len(data),
             "global batch": global_batch,
             "micro-batch": micro_batch,
             "seed": seed,
@@ -239,7 +239,7 @@ class Job:
         return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
 
 
-def init(*, checkpoint_dir: str = "", checkpoint_every: int = 100) -> Job:
+def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: int = 100) -> Job:
     """Attach to the agent that started this process; alone, without one, be a world of one.
 
     Args:
