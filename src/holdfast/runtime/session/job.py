@@ -6,12 +6,12 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy
-import scipy
 import torch
 
 from holdfast.clock import SystemClock
@@ -31,7 +31,7 @@ from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
-from holdfast.runtime.state.state import Manifest, TrainingState
+from holdfast.runtime.state.state import TrainingState
 
 _ALONE = "alone/0/0"
 #: of a model's list of tensors; a hash of all that it says goes beside it
@@ -124,28 +124,11 @@ class Job:
         experts = experts_of(model, optimizer)
         loss_scale = LossScale(scaler, model.parameters(), self.device)
         state = TrainingState(model, optimizer, with_scaler(extra, scaler), apart=expert_parameters(model))
-        numbers: dict[str, Any] = {
-            "samples": len(data),
-            "global batch": global_batch,
-            "micro-batch": micro_batch,
-            "seed": seed,
-            "max_grad_norm": max_grad_norm,
-        }
-        if experts is not None:
-            # All workers bring their experts to the one that saves them: at the same steps.
-            saving = self._checkpoint_every if self._checkpoint_dir else 0
-            numbers |= {"experts": experts.experts, "expert tensors": experts.specs(), "checkpoint_every": saving}
-        config = self._config(state.capture().manifest, numbers)
         workload = Workload(
-            state=state,
-            loader=loader,
-            seed=seed,
-            max_grad_norm=max_grad_norm,
-            loss_scale=loss_scale,
-            experts=experts,
+            state=state, loader=loader, seed=seed, max_grad_norm=max_grad_norm, loss_scale=loss_scale, experts=experts
         )
         self._after_apply = after_apply
-        self._session = self._open(workload, config)
+        self._session = self._open(workload)
 
     def steps(self, count: int) -> Iterator[Step]:
         """Yield steps until `count` are applied; resumes where the job stands, repeats a step that a failure undid.
@@ -192,8 +175,8 @@ class Job:
         for layer in layers:
             layer.emulation = Emulation(seconds_per_token=seconds)
 
-    def _open(self, workload: Workload, config: dict[str, str]) -> Session:
-        settings = self._settings
+    def _open(self, workload: Workload) -> Session:
+        settings, config = self._settings, self._config(workload)
         directory = Path(self._checkpoint_dir).absolute() if self._checkpoint_dir else None
         identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
         if settings:
@@ -223,19 +206,28 @@ class Job:
         session.attach(config)
         return session
 
-    def _config(self, state: Manifest, numbers: dict[str, Any]) -> dict[str, str]:
+    def _config(self, workload: Workload) -> dict[str, str]:
         """Return what all workers of a job must have in common: software, model, settings."""
-        software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": scipy.__version__}
+        software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": version("scipy")}
+        state, order, experts = workload.state.capture().manifest, workload.loader.order, workload.experts
         everything = hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=16).hexdigest()
         tensors = ", ".join(f"{t.name} {t.dtype} {'x'.join(map(str, t.shape)) or 'scalar'}" for t in state.tensors)
-        config = {
+        config: dict[str, object] = {
             "Python": platform.python_version(),
             **software,
             "device": self.device.type,
-            **numbers,
+            "samples": order.length,
+            "global batch": order.global_batch,
+            "micro-batch": order.micro_batch,
+            "seed": order.seed,
+            "max_grad_norm": workload.max_grad_norm,
             "tensors": tensors[:_LISTED_CHARACTERS],
             "state": everything,  # what the list has no room for, and the optimizer's settings
         }
+        if experts is not None:
+            # All workers bring their experts to the one that saves them: at the same steps.
+            saving = self._checkpoint_every if self._checkpoint_dir else 0
+            config |= {"experts": experts.experts, "expert tensors": experts.specs(), "checkpoint_every": saving}
         return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
 
 
