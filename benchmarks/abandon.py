@@ -68,8 +68,8 @@ KINDS: dict[str, Operation] = {
 class Tally:
     """What one process saw: seconds from halt to leaving, and how the operations ended."""
 
-    leave_s: list[float] = field(default_factory=list)
-    retire_s: list[float] = field(default_factory=list)
+    leave_s: list[float] = field(default_factory=list[float])
+    retire_s: list[float] = field(default_factory=list[float])
     halted: int = 0
     lost: int = 0
     completed: int = 0

@@ -31,6 +31,7 @@ import torch
 from torch.nn import functional as F
 
 from holdfast.planning import Interval
+from holdfast.planning.arrays import IntArray
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.moe.holding.hosts import everywhere
 from holdfast.runtime.moe.kernels.choose import triton_is_there
@@ -39,6 +40,7 @@ from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.moe.layer.rounds import StepState
 from holdfast.runtime.moe.layer.token_exchange import Channel
+from holdfast.runtime.tensors import from_array, seed_all
 
 WARM_UP = 5
 RANKS = 8
@@ -60,7 +62,7 @@ def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> li
     for _ in range(WARM_UP):
         run()
     if device.type != "cuda":
-        times = []
+        times: list[float] = []
         for _ in range(repeats):
             began = time.perf_counter()
             run()
@@ -129,13 +131,13 @@ def bench_kernels(args: argparse.Namespace) -> list[dict[str, Any]]:
 def bench_plan(args: argparse.Namespace) -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
     shares = rng.dirichlet(np.full(args.experts, 0.5))
-    assigned = [rng.choice(args.experts, args.tokens, p=shares) for _ in range(RANKS)]
+    assigned: list[IntArray] = [rng.choice(args.experts, args.tokens, p=shares) for _ in range(RANKS)]
     tokens = np.stack([np.bincount(mine, minlength=args.experts) for mine in assigned], axis=1)
     replicas = rng.integers(0, 2, (args.experts, RANKS))
     replicas[np.arange(args.experts), rng.integers(0, RANKS, args.experts)] += 1
     question = Question(
-        assigned_A=torch.from_numpy(assigned[0]).to(args.device),
-        tokens_EN=torch.from_numpy(tokens).to(args.device),
+        assigned_A=from_array(assigned[0]).to(args.device),
+        tokens_EN=from_array(tokens).to(args.device),
         replicas=replicas,
         rank=0,
         row_experts=np.flatnonzero(replicas[:, 0]).tolist(),
@@ -232,7 +234,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    torch.manual_seed(0)
+    seed_all(0)
     on_gpu = args.device.type == "cuda"
     machine = torch.cuda.get_device_name(args.device) if on_gpu else f"{platform.machine()} cpu"
     print(f"{machine}, torch {torch.__version__}")

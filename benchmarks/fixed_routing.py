@@ -22,6 +22,7 @@ import torch
 import holdfast
 from holdfast.runtime.moe.layer.moe_layer import moe_layers
 from holdfast.runtime.moe.layer.routing import RecordedRouting
+from holdfast.runtime.tensors import seed_all
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from moe_gpt import Bytes, MoEGPT, loss_of, parse_arguments, read_text
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--routing", type=Path)
     own, sys.argv[1:] = parser.parse_known_args()
     args = parse_arguments()
-    torch.manual_seed(args.seed)
+    seed_all(args.seed)
     dataset = Bytes(read_text(args.text), args.context)
     job = holdfast.init()
     model = MoEGPT(args).to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plain_torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -35,6 +36,7 @@ from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.hosts import Placement, from_counts
 from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.layer.moe_layer import MoE, expert_parameters, moe_layers
+from holdfast.runtime.tensors import apply, integers, seed_all
 from holdfast.testing.local_world import Seat, run_world
 
 RANKS, EXPERTS, TOP_K, LAYERS, HEADS, CONTEXT, SAMPLES = 4, 8, 2, 4, 4, 64, 4
@@ -47,16 +49,17 @@ PARTS = ("forward + backward", "gradient sync", "optimizer")
 
 class PlainAllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, rows: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:
         ctx.send, ctx.receive = send, receive
         out = rows.new_empty(sum(receive), rows.shape[1])
-        dist.all_to_all_single(out, rows.contiguous(), receive, send)
+        plain_torch.all_to_all(out, rows.contiguous(), receive, send)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (grad,) = grads
         out = grad.new_empty(sum(ctx.send), grad.shape[1])
-        dist.all_to_all_single(out, grad.contiguous(), ctx.send, ctx.receive)
+        plain_torch.all_to_all(out, grad.contiguous(), ctx.send, ctx.receive)
         return out, None, None
 
 
@@ -79,16 +82,16 @@ class PlainMoE(nn.Module):
         order = chosen.reshape(-1).argsort(stable=True)
         sent = torch.bincount(chosen.reshape(-1), minlength=EXPERTS)
         got = torch.empty_like(sent)
-        dist.all_to_all_single(got, sent)
-        send = sent.view(-1, self.local).sum(1).tolist()
-        receive = got.view(-1, self.local).sum(1).tolist()
-        rows = PlainAllToAll.apply(tokens[order // TOP_K], send, receive)
+        plain_torch.all_to_all(got, sent)
+        send = integers(sent.view(-1, self.local).sum(1))
+        receive = integers(got.view(-1, self.local).sum(1))
+        rows = apply(PlainAllToAll, tokens[order // TOP_K], send, receive)
         expert = torch.arange(self.local).repeat(dist.get_world_size()).repeat_interleave(got)
         by_expert = expert.argsort(stable=True)
         ends = got.view(-1, self.local).sum(0).cumsum(0).to(torch.int32)
         hidden = F.gelu(F.grouped_mm(rows[by_expert], self.w1, offs=ends))
         done = torch.empty_like(rows).index_copy(0, by_expert, F.grouped_mm(hidden, self.w2, offs=ends))
-        back = PlainAllToAll.apply(done, receive, send)
+        back = apply(PlainAllToAll, done, receive, send)
         out = torch.empty_like(back).index_copy(0, order, back).view(-1, TOP_K, x.shape[-1])
         return (out * weights.unsqueeze(-1)).sum(1).view_as(x)
 
@@ -142,7 +145,7 @@ class PlainSide:
     """Static expert parallelism."""
 
     def __init__(self, sizes: Sizes) -> None:
-        torch.manual_seed(0)
+        seed_all(0)
         self.model = Model(sizes.dim, [PlainMoE(sizes.dim, sizes.hidden, layer) for layer in range(LAYERS)])
         experts = [p for name, p in self.model.named_parameters() if name.endswith((".w1", ".w2"))]
         self.dense = [p for p in self.model.parameters() if all(p is not expert for expert in experts)]
@@ -161,14 +164,14 @@ class PlainSide:
 
     def backward(self, number: int, batch: torch.Tensor) -> float:
         loss = self.model.loss(batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         return float(loss.detach())
 
     def sync(self) -> None:
-        dist.all_reduce(self.flat)
+        plain_torch.all_reduce(self.flat)
         self.flat.mul_(self.scale)
-        for p in self.experts:
-            p.grad.mul_(self.scale)  # type: ignore[union-attr]
+        for gradient in [p.grad for p in self.experts if p.grad is not None]:
+            gradient.mul_(self.scale)
 
     def apply(self) -> None:
         self.optimizer.step()
@@ -178,7 +181,7 @@ class OurSide:
     """The MoE layer of holdfast over any placement."""
 
     def __init__(self, sizes: Sizes, comm: Communicator, placement: Placement) -> None:
-        torch.manual_seed(0)
+        seed_all(0)
         moes = [MoE(sizes.dim, sizes.hidden, EXPERTS, TOP_K, seed=0, layer=layer) for layer in range(LAYERS)]
         self.model = Model(sizes.dim, list(moes))
         layers = moe_layers(self.model)
@@ -199,7 +202,7 @@ class OurSide:
     def backward(self, number: int, batch: torch.Tensor) -> float:
         self.state.begin(1, number)
         loss = self.model.loss(batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         self.buckets.collect()
         self.gradients.collect()
         return float(loss.detach())
@@ -238,15 +241,15 @@ def measure(
 ) -> dict[str, list[tuple[list[list[float]], float]]]:
     """Return (seconds per part, loss) of each step, by side."""
     comm = seat.connect(1)
-    backing = dist.FileStore(store, RANKS)  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group("gloo", store=backing, rank=seat.rank, world_size=RANKS)
+    plain_torch.join_group(plain_torch.file_store(Path(store), RANKS), rank=seat.rank, world=RANKS)
     static: Placement = tuple(tuple((2 * r, 2 * r + 1) for r in range(RANKS)) for _ in range(LAYERS))
     sides = {
         "plain": PlainSide(sizes),
         "ours, same placement": OurSide(sizes, comm, static),
         "ours, replicas": OurSide(sizes, comm, replicated),
     }
-    names, results = list(sides), {name: [] for name in sides}
+    names = list(sides)
+    results: dict[str, list[tuple[list[list[float]], float]]] = {name: [] for name in sides}
     for step in range(sizes.steps + WARM_UP):
         generator = torch.Generator().manual_seed(step * RANKS + seat.rank)
         shape = (sizes.micro_batches, SAMPLES, CONTEXT + 1)

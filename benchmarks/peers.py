@@ -18,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypedDict
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
@@ -27,12 +29,21 @@ WORLD = 4
 CONTEXT = 16
 
 
+class Row(TypedDict):
+    """What rank 0 says after a step; `restart` counts torchrun's."""
+
+    step: int
+    time: float
+    restart: int
+
+
 def main() -> int:
     """Run and print; torchrun's down time and the steps it goes back."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=5)
     options = parser.parse_args()
-    down, lost = [], []
+    down: list[float] = []
+    lost: list[int] = []
     for _ in range(options.kills):
         seconds, steps = torchrun_kill()
         down.append(seconds)
@@ -57,7 +68,7 @@ def torchrun_kill() -> tuple[float, int]:
         with (folder / "output").open("wb") as output:
             run = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            before = wait_for(folder, lambda rows: rows and rows[-1]["step"] >= 2 * CHECKPOINT_EVERY + 5)
+            before = wait_for(folder, lambda rows: bool(rows) and rows[-1]["step"] >= 2 * CHECKPOINT_EVERY + 5)
             median = statistics.median(b["time"] - a["time"] for a, b in itertools.pairwise(before))
             victim = int((folder / "pid-2").read_text())
             os.kill(victim, signal.SIGKILL)
@@ -75,12 +86,12 @@ def torchrun_kill() -> tuple[float, int]:
                 run.wait()
 
 
-def wait_for(folder: Path, ready) -> list[dict]:
+def wait_for(folder: Path, ready: Callable[[list[Row]], bool]) -> list[Row]:
     """Return rank 0's rows once they fulfil the condition; the file is all that the workers say."""
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         path = folder / "steps"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        rows: list[Row] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         if ready(rows):
             return rows
         time.sleep(0.01)
@@ -89,23 +100,22 @@ def wait_for(folder: Path, ready) -> list[dict]:
 
 def worker(folder: Path) -> None:
     """Train with DDP and checkpoints, as torchrun's documentation has it."""
+    import plain_torch
     import torch
-    import torch.distributed as dist
     from dense_gpt import GPT, Bytes, loss_of, read_text
     from torch.nn.parallel import DistributedDataParallel
-    from torch.utils.data import default_collate
+
+    from holdfast.runtime.tensors import collate, seed_all
 
     restart, rank, world = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
     # With the plain call restarted workers read the addresses of the dead from the agent's store (torch 2.13): gloo
     # tries those for 5 s, fails, and uses up another restart. A prefix for each restart is torchrun at its best.
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
-    store = dist.PrefixStore(f"restart-{restart}", store)  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    plain_torch.join_group(plain_torch.tcp_store(host, port, f"restart-{restart}"), rank=rank, world=world)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    torch.manual_seed(0)
+    seed_all(0)
     model = GPT(6, 256, 4, CONTEXT)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = plain_torch.adamw(model.parameters())
     first, checkpoint = 1, folder / "checkpoint.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint)
@@ -120,16 +130,16 @@ def worker(folder: Path) -> None:
             for number in range(2):
                 sync = number == 1
                 start = ((step * world + rank) * 2 + number) * 4 % (len(data) - 4)
-                batch = default_collate([data[start + place] for place in range(4)])
+                batch = collate([data[start + place] for place in range(4)])
                 ddp.require_backward_grad_sync = sync
-                (loss_of(ddp, batch) / 2).backward()
+                torch.autograd.backward(loss_of(ddp, batch) / 2)
             torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
             optimizer.step()
             if step % CHECKPOINT_EVERY == 0 and rank == 0:
                 partial = checkpoint.with_suffix(".partial")
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, partial)
                 partial.replace(checkpoint)
-            dist.barrier()
+            plain_torch.barrier()
             if rank == 0:
                 rows.write(json.dumps({"step": step, "time": time.time(), "restart": restart}) + "\n")
                 rows.flush()

@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from standstill import Watch
 
@@ -39,8 +40,8 @@ LONG_STALL_S = 2.0
 class Tally:
     """What the kills of one kind have cost, in seconds, and what went wrong."""
 
-    down: list[float] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    down: list[float] = field(default_factory=list[float])
+    wrong: list[str] = field(default_factory=list[str])
 
 
 def main() -> int:
@@ -156,7 +157,7 @@ class Bench:
         pairs = [list(pair) for pair in itertools.combinations(self.job.nodes(), 2)]
         with self.job.client() as client:
             experts = client.status()["experts"]
-        layers = experts["layers"] if experts else []
+        layers: list[Any] = experts["layers"] if experts else []
         return self.rng.choice([pair for pair in pairs if all(_leaves_all(layer, pair) for layer in layers)])
 
     # ---- measuring ----

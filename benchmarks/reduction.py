@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from holdfast.protocol.commit import Commit
 from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
 from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.groups.torch_group import GroupCommunicator
 from holdfast.testing.local_world import Seat, run_world
 
 WARM_UP = 5
@@ -37,15 +39,17 @@ def ours(comm: Communicator, buckets: GradientBuckets) -> None:
     finish(start_commit(comm, part))
 
 
-def all_reduce(group: object, flat: torch.Tensor, model: nn.Module) -> None:
-    group.allreduce([flat]).wait()  # type: ignore[attr-defined]
-    flat.div_(group.size())  # type: ignore[attr-defined]
+def all_reduce(group: Any, flat: torch.Tensor, model: nn.Module) -> None:
+    group.allreduce([flat]).wait()
+    flat.div_(group.size())
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
 def measure(seat: Seat, parameters: int, steps: int) -> dict[str, list[float]]:
     """Return the seconds of each step, by side."""
     comm = seat.connect(1)
+    assert isinstance(comm, GroupCommunicator)
+    group = comm._group  # pyright: ignore[reportPrivateUsage] - torch's own, under ours
     model, peer = model_of(parameters), model_of(parameters)
     buckets = GradientBuckets(model.parameters())
     flat = torch.zeros(sum(p.numel() for p in peer.parameters()))
@@ -56,7 +60,7 @@ def measure(seat: Seat, parameters: int, steps: int) -> dict[str, list[float]]:
     gradients = torch.randn_like(flat) + seat.rank
     sides: dict[str, Callable[[], None]] = {
         "ours": lambda: ours(comm, buckets),
-        "all_reduce": lambda: all_reduce(comm._group, flat, peer),  # type: ignore[attr-defined]
+        "all_reduce": lambda: all_reduce(group, flat, peer),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for step in range(steps + WARM_UP):

@@ -30,7 +30,8 @@ FIGURE_6_STRATEGIES = (SparingStrategy(block_gpus=72, spare_gpus=0), SparingStra
 
 def timed(what: str, runs: int, work: Callable[[], object]) -> None:
     """Print median and range of the seconds that `work` takes, by the clock and on the processor."""
-    clock, processor = [], []
+    clock: list[float] = []
+    processor: list[float] = []
     for _ in range(runs):
         start, used = time.perf_counter(), time.process_time()
         work()

@@ -16,9 +16,16 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from dense_gpt import Bytes
+    from torch.nn.parallel import DistributedDataParallel
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
@@ -65,19 +72,19 @@ def spread(values: list[float], scale: float = 1.0) -> str:
 
 def worker(folder: Path, blocks: int, world: int) -> None:
     """Train both, in turns."""
-    import torch
+    import plain_torch
     import torch.distributed as dist
     from dense_gpt import GPT, Bytes, loss_of, read_text
     from torch.nn.parallel import DistributedDataParallel
 
     import holdfast
+    from holdfast.runtime.tensors import seed_all
 
-    torch.manual_seed(0)
+    seed_all(0)
     job = holdfast.init()
     ours, theirs = GPT(6, 256, 4, CONTEXT), GPT(6, 256, 4, CONTEXT)
-    settings = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
-    our_optimizer = torch.optim.AdamW(ours.parameters(), **settings)
-    their_optimizer = torch.optim.AdamW(theirs.parameters(), **settings)
+    our_optimizer = plain_torch.adamw(ours.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    their_optimizer = plain_torch.adamw(theirs.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     data = Bytes(read_text(None), CONTEXT)
     job.protect(ours, our_optimizer, data, global_batch=32, micro_batch=4, max_grad_norm=1.0)
     ddp: DistributedDataParallel | None = None
@@ -89,8 +96,7 @@ def worker(folder: Path, blocks: int, world: int) -> None:
     started = np.zeros(2)
     for step in job.steps(total):
         if ddp is None:
-            store = dist.FileStore(str(folder / "store"), world)  # pyright: ignore[reportPrivateImportUsage]
-            dist.init_process_group("gloo", store=store, rank=job.rank, world_size=world)
+            plain_torch.join_group(plain_torch.file_store(folder / "store", world), rank=job.rank, world=world)
             ddp = DistributedDataParallel(theirs, gradient_as_bucket_view=True)
         if (step.number - 1) % BLOCK == 0:
             started = _clocks()
@@ -113,35 +119,44 @@ def worker(folder: Path, blocks: int, world: int) -> None:
 
 def _clocks() -> np.ndarray:
     """Return the wall clock behind a barrier, and the processor time of all ranks, in seconds."""
+    import plain_torch
     import torch
-    import torch.distributed as dist
 
     used = torch.tensor([time.process_time()], dtype=torch.float64)
-    dist.all_reduce(used)
+    plain_torch.all_reduce(used)
     return np.array([time.perf_counter(), used.item()])
 
 
-def ddp_step(ddp, optimizer, data, loss_of, first: int, shard: int) -> None:
+def ddp_step(
+    ddp: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    data: Bytes,
+    loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
+    first: int,
+    shard: int,
+) -> None:
     """Do one step as DDP users do: accumulate without sync, then reduce, clip, and step."""
+    import plain_torch
     import torch
-    from torch.utils.data import default_collate
+
+    from holdfast.runtime.tensors import collate
 
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros(())
     for number in range(shard):
-        batch = default_collate([data[(first * shard + number) * 4 + place] for place in range(4)])
+        batch = collate([data[(first * shard + number) * 4 + place] for place in range(4)])
         if number < shard - 1:
             with ddp.no_sync():
                 loss = loss_of(ddp, batch) / shard
-                loss.backward()
+                torch.autograd.backward(loss)
         else:
             loss = loss_of(ddp, batch) / shard
-            loss.backward()
+            torch.autograd.backward(loss)
         total += loss.detach()
     torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
     optimizer.step()
     # Both report the global mean loss every step.
-    torch.distributed.all_reduce(total)
+    plain_torch.all_reduce(total)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -97,7 +97,7 @@ def _options() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def strangers(url: str, count: int) -> Iterator[None]:
+def strangers(url: str, count: int) -> Generator[None]:
     """Have so many strangers in a process of their own, all of them there before the body begins; "": nobody."""
     if not url:
         yield
@@ -115,7 +115,7 @@ def strangers(url: str, count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def idler() -> Iterator[str]:
+def idler() -> Generator[str]:
     """Yield the URL of a program that lets strangers in, and drops them after as long as the coordinator does."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=idle, args=(theirs,), daemon=True)
@@ -216,7 +216,7 @@ def say_hello(entry: JobEntry, digest: str, seconds: float) -> list[float]:
             await channel.wait_closed()
 
     async def all_of_them() -> list[float]:
-        found = []
+        found: list[float] = []
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             found.append(await once(len(found)))
@@ -275,7 +275,7 @@ def report(
     )
     for line in lines[-3:]:
         print("  " + line)
-    wrong = []
+    wrong: list[str] = []
     if slower > MAX_SLOWER:
         wrong.append(f"steps take {slower:.2f}x")
     if max(*hellos[HERE], joined[HERE]) > MAX_JOIN_S:

@@ -88,7 +88,8 @@ def measure(megabytes: int, repeats: int) -> tuple[list[float], list[float]]:
     process.start()
     port = here.recv()
     view = make(megabytes).capture()
-    ours, raw = [], []
+    ours: list[float] = []
+    raw: list[float] = []
     for generation in range(1, repeats + 2):
         outcome: queue.Queue[str] = queue.Queue()
         started = time.perf_counter()

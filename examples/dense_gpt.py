@@ -24,7 +24,7 @@ MAX_TEXT_BYTES = 16 << 20
 HALF = ("bfloat16", "float16")
 
 
-class Bytes(Dataset):
+class Bytes(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Pieces of a text, back to back: sample i is (bytes, the bytes that follow each of them)."""
 
     def __init__(self, text: bytes, context: int) -> None:
@@ -76,8 +76,9 @@ class GPT(nn.Module):
     def _start(module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+        bias = getattr(module, "bias", None)
+        if isinstance(module, nn.Linear) and bias is not None:
+            nn.init.zeros_(bias)
 
     def forward(self, bytes_BT: torch.Tensor) -> torch.Tensor:
         places_T = torch.arange(bytes_BT.shape[1], device=bytes_BT.device)
@@ -132,7 +133,7 @@ def main() -> None:
         raise holdfast.BadInputError(
             f"--dim is {args.dim} and --heads is {args.heads}: dim must be a multiple of heads"
         )
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
     dataset = Bytes(read_text(args.text), args.context)
 
     job = holdfast.init()  # holdfast

@@ -70,8 +70,9 @@ class MoEGPT(nn.Module):
     def _start(module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+        bias = getattr(module, "bias", None)
+        if isinstance(module, nn.Linear) and bias is not None:
+            nn.init.zeros_(bias)
 
     def forward(self, bytes_BT: torch.Tensor) -> torch.Tensor:
         places_T = torch.arange(bytes_BT.shape[1], device=bytes_BT.device)
@@ -82,7 +83,7 @@ class MoEGPT(nn.Module):
 
     def aux_loss(self) -> torch.Tensor:
         """Return the load-balancing loss of the last forward pass, summed over the layers."""
-        return torch.stack([block.moe.aux_loss for block in self.blocks]).sum()  # type: ignore[union-attr]
+        return torch.stack([block.moe.aux_loss for block in self.blocks if isinstance(block, Block)]).sum()
 
 
 def _routing(args: argparse.Namespace, layer: int, trace: RoutingTrace | None) -> TraceRouting | None:
@@ -145,7 +146,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
     dataset = Bytes(read_text(args.text), args.context)
 
     job = holdfast.init()  # holdfast

@@ -53,7 +53,7 @@ class CountedLog:
     def flush(self, *, everything: bool = False) -> None:
         """Tell the counts whose interval is over, or all."""
         now = self._monotonic()
-        lines = []
+        lines: list[tuple[int, float, str]] = []
         with self._lock:
             for name, kind in list(self._kinds.items()):
                 seconds = now - kind.since

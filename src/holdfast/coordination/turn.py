@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.coordination.nodes.membership import Membership
-from holdfast.protocol.events import AnyEvent, Event
+from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.agent import CoordinatorMessage, ToWorker
 from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.messages.worker import Complaint
@@ -16,7 +16,7 @@ from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=AnyEvent)
 
 
 class Turn:
@@ -81,8 +81,8 @@ class Turn:
         """Announce an event that happened at another time than now."""
         record, seq = self.record, self.position.seq + 1
         event = event_type(time=time, job=record.job, term=record.term, generation=self.generation, seq=seq, **fields)
-        self.position = self.position.after(event)  # type: ignore[arg-type]
-        self._events.append(event)  # type: ignore[arg-type]
+        self.position = self.position.after(event)
+        self._events.append(event)
 
     def send(self, connection: int, message: CoordinatorMessage) -> None:
         """Send to the agent behind a connection."""

@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from holdfast.errors import BadInputError
@@ -161,7 +161,7 @@ def sync_directory(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(file: int, path: Path) -> Iterator[None]:
+def _locked(file: int, path: Path) -> Generator[None]:
     """Hold the file against another process for the few microseconds between looking and writing."""
     for _ in range(_LOCK_TRIES):
         with contextlib.suppress(BlockingIOError):

@@ -168,8 +168,11 @@ class LocalJob(EventLog):
         folder: Path | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
-        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="holdfast-")
-        self.folder = folder or Path(self._temporary.name)  # type: ignore[union-attr]
+        self._temporary = None
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="holdfast-")
+            folder = Path(self._temporary.name)
+        self.folder = folder
         super().__init__(self.folder / "events.jsonl", alive=self._runs)
         self.output_file = self.folder / "output.txt"
         launch = [sys.executable, "-m", "holdfast", *command, "--events", str(self.events_file), *options]

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +93,7 @@ def _run_live(settings: LaunchSettings, job: RunJob) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def worker_logs(settings: LaunchSettings) -> Iterator[LaunchSettings]:
+def worker_logs(settings: LaunchSettings) -> Generator[LaunchSettings]:
     """Give the workers' output files of its own, in the job's folder where there is one."""
     with tempfile.TemporaryDirectory(prefix="holdfast-logs-") as folder:
         logs = settings.job_dir or Path(folder)

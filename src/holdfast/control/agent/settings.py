@@ -31,7 +31,7 @@ class AgentSettings:
     args: tuple[str, ...] = ()
     cwd: str = "/"
     zygote: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     preload: tuple[str, ...] = PRELOAD
     log_folder: str = ""
     checkpoint_dir: str = ""

@@ -296,8 +296,8 @@ def remove(folder: Path) -> None:
 
 def leave(code: int) -> NoReturn:
     """End a worker process as the interpreter would, but without taking its modules apart: with torch 0.5 s."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] - what the interpreter itself calls
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage] - the same
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

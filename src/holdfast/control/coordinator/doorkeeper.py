@@ -16,7 +16,7 @@ import contextlib
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from holdfast.counted_log import CountedLog
@@ -115,7 +115,7 @@ class Doorkeeper:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def opened(self) -> Generator[None]:
         """Take connections while inside; those that were taken stay."""
         self._resume()
         self._look()

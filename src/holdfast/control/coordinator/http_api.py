@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -223,7 +223,7 @@ class HttpApi:
             return _json({"requests": await self._requests.after(int(after), min(wait_s, MAX_WAIT_S))})
 
     @contextlib.contextmanager
-    def _patience(self, wait_s: float = 0.0) -> Iterator[None]:
+    def _patience(self, wait_s: float = 0.0) -> Generator[None]:
         """Take a place among those who wait.
 
         Raises:

@@ -16,7 +16,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from holdfast.clock import Clock, SystemClock
@@ -172,7 +172,7 @@ class _Server:
         self._api = HttpApi(self._shell, self._status, self._requests)
 
     @contextlib.contextmanager
-    def registered(self) -> Iterator[JobEntry]:
+    def registered(self) -> Generator[JobEntry]:
         """Be listed for the commands of this machine, and take over the job."""
         directory, certfile = self._settings.registry, self._settings.certfile
         entry = JobEntry(
@@ -266,7 +266,7 @@ class _Server:
             self._over.set_exception(error)
 
     @contextlib.contextmanager
-    def _signals_handled(self) -> Iterator[None]:
+    def _signals_handled(self) -> Generator[None]:
         loop = asyncio.get_running_loop()
         main = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGINT, signal.SIGTERM) if main else ()

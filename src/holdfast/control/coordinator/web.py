@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -27,7 +27,7 @@ class _Uvicorn(uvicorn.Server):
     """uvicorn without its signal handlers: ending the job is the coordinator's business."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         yield
 
 
@@ -95,7 +95,7 @@ class WebServer:
             self._server.should_exit = True
 
     @contextlib.contextmanager
-    def _libraries_counted(self) -> Iterator[None]:
+    def _libraries_counted(self) -> Generator[None]:
         """Hold back what libraries say over and over for each connection that is none."""
         counting = CountedRecords(self._log)
         loggers = [logging.getLogger(name) for name in _LIBRARIES]

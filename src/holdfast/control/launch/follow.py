@@ -56,7 +56,7 @@ class Follower:
         while True:
             asked_at = loop.time()
             answer = await self._get(f"/node-requests?after={after}&wait={_WAIT_S}")
-            requests = answer.json()["requests"] if answer is not None else []
+            requests: list[dict[str, int]] = answer.json()["requests"] if answer is not None else []
             for request in requests:
                 after = request["id"]
                 yield request["count"]

@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,7 +48,7 @@ _SAVE_S = 45.0
 
 
 @contextlib.contextmanager
-def reserved_port(port: int) -> Iterator[int]:
+def reserved_port(port: int) -> Generator[int]:
     """Hold a port of the loopback for the job's whole life, coordinators' restarts included.
 
     The socket is bound but never listens: with SO_REUSEADDR on both sides a coordinator can listen on the port,
@@ -67,7 +67,7 @@ def reserved_port(port: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def job_folders(settings: LaunchSettings) -> Iterator[tuple[Path, Path]]:
+def job_folders(settings: LaunchSettings) -> Generator[tuple[Path, Path]]:
     """Make the job's folder and a private, short-named one for sockets; the temporary ones go again."""
     sockets = Path(tempfile.mkdtemp(prefix="holdfast-"))
     try:
@@ -322,7 +322,7 @@ class Launcher:
                 await self.start_node(self._free_name())
 
     def _free_name(self) -> str:
-        taken = self._agents.keys() | (self._director.names if self._director is not None else frozenset())
+        taken = self._agents.keys() | (self._director.names if self._director is not None else frozenset[str]())
         return next(name for number in itertools.count() if (name := f"node-{number}") not in taken)
 
     # ---- ending ----

@@ -57,7 +57,7 @@ class LaunchSettings:
     emulate_compute: float = 0.0
     job_dir: Path | None = None
     registry: Path | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     preload: tuple[str, ...] = PRELOAD
     zygote: str = ""
     log_folder: Path | None = None

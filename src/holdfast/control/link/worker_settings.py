@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from holdfast.errors import BadInputError
 
@@ -46,12 +47,12 @@ class WorkerSettings:
         """
         if _PREFIX + "SOCKET" not in environment:
             return None
-        values: dict[str, str | int | float | bool] = {}
+        values: dict[str, Any] = {}
         for field in fields(cls):
             text = environment.get(_PREFIX + field.name.upper())
             if text is not None:
                 values[field.name] = _from_text(field.name, str(field.type), text)
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
 
 def _to_text(value: str | int | float | bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
@@ -15,6 +16,8 @@ from holdfast.reliability.monte_carlo.fleet import Fleet, simulate_fleet
 from holdfast.reliability.monte_carlo.job import simulate_job
 from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, blocks_per_zone
 from holdfast.reliability.sparing.recovery import Checkpoint, RackFailures, Synchronous
+
+_stats: Any = stats
 
 #: More would take days.
 MOST_REPLICATIONS = 100_000
@@ -71,7 +74,7 @@ class SimulatedStrategy:
 def estimate(values: FloatArray, confidence: float = 0.99) -> Estimate:
     """Return the mean of independent `values` (N,) with Student's interval; zero width if all are equal."""
     mean, spread = float(values.mean()), float(values.std(ddof=1))
-    half = float(stats.t.ppf(0.5 + confidence / 2.0, values.size - 1)) * spread / math.sqrt(values.size)  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    half = float(_stats.t.ppf(0.5 + confidence / 2.0, values.size - 1)) * spread / math.sqrt(values.size)
     return Estimate(mean=mean, low=mean - half, high=mean + half)
 
 

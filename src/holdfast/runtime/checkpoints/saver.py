@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import torch
+from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from holdfast.errors import BadInputError
 from holdfast.protocol import checkpoint_dir
@@ -31,6 +32,8 @@ from holdfast.runtime.moe.holding.shards import LayerSpec
 from holdfast.runtime.state.state import Manifest, StateMismatchError, StateView, TrainingState
 
 logger = logging.getLogger(__name__)
+
+_dcp: Any = checkpoint  # which is not typed
 
 #: The state's manifest, beside torch's own files.
 STATE = "state.msgpack"
@@ -268,13 +271,13 @@ def begin_save(
         (path / EXPERTS).write_bytes(msgspec.msgpack.encode(experts.specs))
         tensors |= experts.rows
     # One writer, no process group: async_save copies all tensors before it returns.
-    upload = async_save(
+    upload: object = _dcp.async_save(
         tensors,
         storage_writer=FileSystemWriter(path, single_file_per_rank=True, sync_files=True),
         no_dist=True,
     )
     assert isinstance(upload, Future)
-    return upload
+    return cast(Future[Any], upload)
 
 
 def load_checkpoint(directory: Path, name: str, state: TrainingState, samples: Samples | None = None) -> int:

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    _StorageInfo,  # pyright: ignore[reportPrivateUsage] - part of the format all the same
+)
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -24,12 +29,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
-
-# torch's own names for it are private, and part of the format all the same
-from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo  # isort: skip
 
 from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
+
+_dcp: Any = checkpoint  # which is not typed
 
 METADATA = ".metadata"
 _MAX_METADATA_BYTES = 256 << 20
@@ -116,7 +119,7 @@ class _Reader(FileSystemReader):
     """torch's reader, given metadata that was read and checked before."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
-        super().__init__(path)
+        super().__init__(path)  # pyright: ignore[reportUnknownMemberType] - torch leaves one argument untyped
         self._metadata = metadata
 
     def read_metadata(self) -> Metadata:
@@ -132,7 +135,7 @@ def load_tensors(checkpoint: Path, tensors: dict[str, torch.Tensor]) -> None:
     metadata = read_metadata(checkpoint)
     try:
         with torch.no_grad():
-            load(dict(tensors), storage_reader=_Reader(checkpoint, metadata), no_dist=True)
+            _dcp.load(dict(tensors), storage_reader=_Reader(checkpoint, metadata), no_dist=True)
     except CheckpointException as error:
         why = first_cause(error)
         raise DamagedCheckpointError(f"{checkpoint.name}: its tensors cannot be read: {why}") from None
@@ -171,9 +174,9 @@ def read_metadata(checkpoint: Path) -> Metadata:
 
 def _metadata(read: object) -> Metadata:
     fields = _fields(read, _Metadata)
-    tensors, places = _typed(fields.get("state_dict_metadata"), dict), _typed(fields.get("storage_data"), dict)
+    tensors, places = _mapping(fields.get("state_dict_metadata")), _mapping(fields.get("storage_data"))
     return Metadata(
-        state_dict_metadata={_typed(name, str): _tensor(name, tensor) for name, tensor in tensors.items()},
+        state_dict_metadata={_typed(name, str): _tensor(str(name), tensor) for name, tensor in tensors.items()},
         storage_data={_index(index): _place(place) for index, place in places.items()},
         storage_meta=StorageMeta(),
         version=None,
@@ -191,7 +194,7 @@ def _tensor(name: str, read: object) -> TensorStorageMetadata:
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=properties[0]),
         size=_size(fields.get("size")),
-        chunks=[_chunk(chunk) for chunk in _typed(fields.get("chunks"), list)],
+        chunks=[_chunk(chunk) for chunk in cast(list[object], _typed(fields.get("chunks"), list))],
     )
 
 
@@ -210,22 +213,22 @@ def _index(read: object) -> MetadataIndex:
     )
 
 
-def _place(read: object) -> StorageInfo:
+def _place(read: object) -> _StorageInfo:
     fields = _fields(read, _Place)
     path = _typed(fields.get("relative_path"), str)
     if "/" in path or "\\" in path or "\0" in path or path in ("", ".", ".."):
         raise _RefusedError(f"it names the file {path!r}, which lies outside the checkpoint")
     if fields.get("transform_descriptors"):
         raise _RefusedError("its tensors are encoded in a way that no checkpoint of ours is")
-    return StorageInfo(path, _count(fields.get("offset")), _count(fields.get("length")))
+    return _StorageInfo(path, _count(fields.get("offset")), _count(fields.get("length")))
 
 
 def _size(read: object) -> torch.Size:
     arguments = _typed(read, _Size).arguments
     sizes = arguments[0] if len(arguments) == 1 else None
-    if not isinstance(sizes, tuple | list) or len(sizes) > _MAX_DIMENSIONS:
+    if not isinstance(sizes, tuple | list) or len(cast(Sequence[object], sizes)) > _MAX_DIMENSIONS:
         raise _RefusedError("a size is no tuple of numbers")
-    return torch.Size([_count(size) for size in sizes])
+    return torch.Size([_count(size) for size in cast(Sequence[object], sizes)])
 
 
 def _count(read: object) -> int:
@@ -235,7 +238,11 @@ def _count(read: object) -> int:
 
 
 def _fields(read: object, kind: type[_Record]) -> dict[str, object]:
-    return _typed(_typed(read, kind).state, dict)
+    return cast(dict[str, object], _mapping(_typed(read, kind).state))
+
+
+def _mapping(value: object) -> dict[object, object]:
+    return cast(dict[object, object], _typed(value, dict))
 
 
 def _typed(value: object, kind: type[T]) -> T:

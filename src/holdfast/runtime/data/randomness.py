@@ -9,6 +9,8 @@ import struct
 import numpy as np
 import torch
 
+from holdfast.runtime.tensors import seed_all
+
 
 def stream_seed(seed: int, step: int, micro_batch: int) -> int:
     """Return the 64-bit seed of one micro-batch; distinct arguments give unrelated streams."""
@@ -20,7 +22,7 @@ def seed_micro_batch(seed: int, step: int, micro_batch: int) -> None:
     """Seed the global generators of torch (all devices), Python and numpy (the legacy one)."""
     stream = stream_seed(seed, step, micro_batch)
     if torch.accelerator.is_available():
-        torch.manual_seed(stream)
+        seed_all(stream)
     else:
         # torch's own would write down where it was called from, for devices that are not there: 0.3 ms.
         torch.default_generator.manual_seed(stream)

@@ -8,14 +8,15 @@ has each sample exactly once.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset
 
 from holdfast.errors import BadInputError
+from holdfast.runtime.tensors import collate as default_collate
 
 #: A step spans two passes at most where the data set is larger than the global batch.
 _KEPT_PASSES = 2
@@ -36,7 +37,7 @@ class SampleOrder:
             BadInputError: a number is out of range, or the global batch is no multiple of the micro-batch.
         """
         for name, number in (("seed", seed), ("global_batch", global_batch), ("micro_batch", micro_batch)):
-            if not isinstance(number, int):
+            if not isinstance(cast(object, number), int):
                 raise BadInputError(f"{name} is {number!r}: it must be a whole number")
         if length < 1:
             raise BadInputError("the data set is empty: it needs at least one sample")
@@ -107,22 +108,23 @@ class MicroBatchLoader:
             BadInputError: the data set is not map-style, or a number is wrong (`SampleOrder`).
         """
         mapped = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        kind = type(dataset).__name__
         if isinstance(dataset, IterableDataset) or not mapped:
             raise BadInputError(
-                f"the data set is a {type(dataset).__name__}: holdfast needs a map-style one, with __len__ and "
+                f"the data set is a {kind}: holdfast needs a map-style one, with __len__ and "
                 "__getitem__, so that every sample can be counted exactly once"
             )
         self._dataset = dataset
         self._device = device
-        self._collate = default_collate if collate is None else collate
+        self._collate: Callable[[list[Any]], Any] = default_collate if collate is None else collate
         self.order = SampleOrder(seed=seed, length=len(dataset), global_batch=global_batch, micro_batch=micro_batch)
 
     def load(self, step: int, micro_batch: int) -> Any:
         """Return the collated micro-batch on the device."""
         indices = self.order.indices(step, micro_batch)
         fetch = getattr(self._dataset, "__getitems__", None)
-        samples = fetch(indices) if callable(fetch) else [self._dataset[index] for index in indices]
-        return to_device(self._collate(list(samples)), self._device)  # type: ignore[arg-type]
+        fetched: Any = fetch(indices) if callable(fetch) else [self._dataset[index] for index in indices]
+        return to_device(self._collate(list(fetched)), self._device)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -130,9 +132,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
+        return {key: to_device(value, device) for key, value in cast(dict[Any, Any], batch).items()}
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
+        values = cast(Sequence[Any], batch)
+        moved, make = [to_device(value, device) for value in values], cast(Callable[..., Any], type(values))
+        return make(*moved) if hasattr(values, "_fields") else make(moved)
     return batch

@@ -8,7 +8,7 @@ optimizer alone at that step and take the scale back. The scale is state, as the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -35,8 +35,9 @@ class LossScale:
         Raises:
             BadInputError: it is no GradScaler, or parameters are float16 themselves.
         """
-        if scaler is not None and not isinstance(scaler, GradScaler):
-            raise BadInputError(f"scaler is a {type(scaler).__name__}: give a torch.amp.GradScaler, or None")
+        given = cast(object, scaler)  # a script's own, whatever it says it is
+        if given is not None and not isinstance(given, GradScaler):
+            raise BadInputError(f"scaler is a {type(given).__name__}: give a torch.amp.GradScaler, or None")
         self._scaler = scaler if scaler is not None else GradScaler(enabled=False)
         if not self._scaler.is_enabled():
             return

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from holdfast.errors import BadInputError, StepUseError
-from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.state.memory import large_zeros
+from holdfast.runtime.tensors import numbers, vector_norm
 
 BUCKET_BYTES = 25 << 20
 #: Shards begin at multiples of this many elements, so that every shard is aligned.
@@ -93,7 +94,7 @@ def reduce_gradients(
 
 
 @contextlib.contextmanager
-def replacing(buffers: Callable[[], None]) -> Iterator[None]:
+def replacing(buffers: Callable[[], None]) -> Generator[None]:
     """Where what happens inside is left, make buffers anew: the graveyard holds the old ones, which are still used."""
     try:
         yield
@@ -197,7 +198,8 @@ class _Bucket:
         return large_zeros(self._capacity, dtype=first.dtype, device=first.device)
 
     def _views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        views, offset = [], 0
+        views: list[torch.Tensor] = []
+        offset = 0
         for parameter in self.parameters:
             views.append(buffer[offset : offset + parameter.numel()].view(parameter.shape))
             offset += parameter.numel()
@@ -294,7 +296,7 @@ class GradientBuckets:
         A parameter that no rank touched has none at all, as in plain PyTorch: optimizers skip it.
         """
         for bucket in self._buckets:
-            flags = bucket.flat[bucket.numel : bucket.used].tolist()
+            flags = numbers(bucket.flat[bucket.numel : bucket.used])
             for parameter, view, flag in zip(bucket.parameters, bucket.views, flags, strict=True):
                 parameter.grad = view if flag else None
 
@@ -309,7 +311,7 @@ class GradientBuckets:
         if comm.size > MAX_WORLD:
             raise BadInputError(f"a world of {comm.size} workers is too large: at most {MAX_WORLD}")
         with replacing(self._fresh_buffers):
-            scatters = []
+            scatters: list[Pending] = []
             for bucket in self._buckets:
                 bucket.fill()
                 length = comm.size * bucket.shard_size(comm.size)
@@ -330,7 +332,7 @@ class GradientBuckets:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
         with replacing(self._fresh_buffers):
-            gathers = []
+            gathers: list[Pending] = []
             for bucket in self._buckets:
                 if factor != 1.0:
                     bucket.scale_shard(comm.rank, comm.size, factor)
@@ -346,7 +348,7 @@ class GradientBuckets:
 
 def squared_norm(part: torch.Tensor) -> float:
     """Return a vector's squared norm, summed in float64."""
-    norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))
+    norm = vector_norm(part, torch.float64)
     return norm * norm  # `norm**2` would raise where this is inf
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
@@ -29,7 +29,7 @@ class LocalSums:
     """What this worker has summed up of a step: gradients are in the buckets, the rest is here."""
 
     step: int = 0
-    micro_batches: list[int] = field(default_factory=list)
+    micro_batches: list[int] = field(default_factory=list[int])
     loss: float = 0.0
     samples: int = 0
 
@@ -112,10 +112,11 @@ class Workload:
             BadInputError: not a scalar, or the forward pass changed a buffer.
             StepUseError: gradients were made or changed by other hands.
         """
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        given = cast(object, loss)  # a script's own, whatever it says it is
+        if not isinstance(given, torch.Tensor) or given.numel() != 1:
             raise BadInputError("backward() needs the micro-batch's mean loss: one number, in a tensor")
         self.buckets.check()
-        self.loss_scale.scaled(loss).backward()
+        torch.autograd.backward(self.loss_scale.scaled(loss))
         self.buckets.collect()
         if self.experts is not None:
             self.experts.computed()
@@ -186,5 +187,6 @@ class Workload:
 def _advance(scheduler: LRScheduler) -> None:
     # torch counts calls of optimizer.step() to warn of a wrong order; a skipped step and a state that was received
     # are neither.
-    scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
+    optimizer: Any = scheduler.optimizer
+    optimizer._opt_called = True
     scheduler.step()

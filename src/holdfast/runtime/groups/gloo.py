@@ -105,7 +105,7 @@ class GlooCommunicator(GroupCommunicator):
             parts[self.rank].copy_(input.view(-1))
         options = dist.BroadcastOptions()
         options.timeout = self._timeout
-        works = []
+        works: list[dist.Work] = []
         for rank in range(self.size):
             options.rootRank = rank
             works.append(self._open().broadcast([parts[rank]], options))

@@ -32,7 +32,8 @@ def _failing(members: Sequence[Member], connects: Callable[[str, int], bool]) ->
     if not members:
         return ()
     with ThreadPoolExecutor(min(AT_ONCE, len(members)), thread_name_prefix="holdfast-reach") as pool:
-        answers = list(pool.map(lambda member: connects(member.host, member.state_port), members))
+        hosts, ports = [member.host for member in members], [member.state_port for member in members]
+        answers = list(pool.map(connects, hosts, ports))
     return tuple(member.worker for member, answer in zip(members, answers, strict=True) if not answer)
 
 

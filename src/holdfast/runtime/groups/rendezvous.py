@@ -144,8 +144,8 @@ class BoardStore(Store):
     def has_extended_api(self) -> bool:
         return False
 
-    def add(self, key: str, amount: int) -> int:
+    def add(self, key: str, value: int) -> int:
         raise NotImplementedError(f"add({key!r}): a pushed rendezvous has no atomic operations")
 
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         raise NotImplementedError(f"compare_set({key!r}): a pushed rendezvous has no atomic operations")

@@ -11,8 +11,9 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,7 @@ def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *,
         generation: the group's generation.
     """
     exchanged = tuple(addresses)
-    handles = []
+    handles: list[SocketHandle] = []
     for descriptor, inode in socket_inodes().items():
         if before.get(descriptor) == inode:
             continue
@@ -68,7 +69,7 @@ def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *,
 
 
 @contextlib.contextmanager
-def _same(handle: SocketHandle) -> Iterator[socket.socket | None]:
+def _same(handle: SocketHandle) -> Generator[socket.socket | None]:
     """Give a duplicate of a handle's socket; None where the descriptor names something else by now.
 
     The duplicate is taken first and compared then, so that the descriptor cannot be reused in between.
@@ -118,14 +119,12 @@ def _belongs(candidate: socket.socket, exchanged: tuple[bytes, ...]) -> bool:
     return any(end and end in address for end in ends for address in exchanged)
 
 
-def _packed(family: int, name: object) -> bytes:
+def _packed(family: int, name: Any) -> bytes:
     """Return the beginning of the C socket address: family, port, address; b"" for anything but TCP/IP."""
-    if not isinstance(name, tuple):
+    if family not in (socket.AF_INET, socket.AF_INET6):
         return b""
-    host, port = name[0], name[1]
+    host, port = str(name[0]), int(name[1])
     if family == socket.AF_INET:
         return struct.pack("=H", family) + struct.pack("!H", port) + socket.inet_pton(family, host)
-    if family == socket.AF_INET6:
-        address = socket.inet_pton(family, host.split("%", 1)[0])
-        return struct.pack("=H", family) + struct.pack("!HI", port, name[2]) + address
-    return b""
+    address = socket.inet_pton(family, host.split("%", 1)[0])
+    return struct.pack("=H", family) + struct.pack("!HI", port, name[2]) + address

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.runtime.groups.communicator import Communicator, Pending
+from holdfast.runtime.tensors import number_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,6 @@ def finish_sums(sums: PendingSums) -> list[float]:
     sums.comm.wait(sums.pending)
     # Python floats, one rank after the other: no vectorised sum may regroup them.
     total = [0.0] * sums.gathered.shape[1]
-    for row in sums.gathered.tolist():
+    for row in number_rows(sums.gathered):
         total = [a + b for a, b in zip(total, row, strict=True)]
     return total

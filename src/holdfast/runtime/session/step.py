@@ -51,7 +51,7 @@ class Step:
         for micro_batch in self._attempt.micro_batches():
             self._open = micro_batch
             yield self._attempt.load(micro_batch)
-            if self._open is not None:
+            if self._at_hand:
                 raise StepUseError(f"step {self.number}: each micro-batch needs one step.backward(loss)")
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -79,7 +79,7 @@ class Step:
             BadInputError: an `extra` was changed since the step before, outside of its apply().
             Exception: whatever `after_apply` raised; the step is applied, and the job ends.
         """
-        if self._ended or self._open is not None:
+        if self._ended or self._at_hand:
             raise StepUseError(f"step {self.number}: apply() is called once, after all micro-batches had backward()")
         self._ended = True
         self._attempt.check_extra()
@@ -92,6 +92,11 @@ class Step:
             return False
         self.passed(v)
         return True
+
+    @property
+    def _at_hand(self) -> bool:
+        """True while a micro-batch waits for its `backward`."""
+        return self._open is not None
 
     def left(self) -> None:
         """The loop wants another step.

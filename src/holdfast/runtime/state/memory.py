@@ -19,7 +19,7 @@ def directly_readable(tensor: torch.Tensor) -> bool:
 def host_bytes(tensor: torch.Tensor) -> memoryview:
     """Return a tensor's bytes: its own memory where `directly_readable`, else a copy."""
     host = tensor.detach() if directly_readable(tensor) else tensor.detach().cpu().contiguous()
-    return memoryview(host.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return host.reshape(-1).view(torch.uint8).numpy().data
 
 
 def large_zeros(numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

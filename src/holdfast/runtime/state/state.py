@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from holdfast.errors import BadInputError
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
+from holdfast.runtime.tensors import has_extra_state, named_modules
 
 MAX_TENSORS = 1 << 20
 
@@ -86,9 +87,9 @@ class TrainingState:
                     f"extra[{name!r}] is a {type(thing).__name__}: it needs state_dict() and load_state_dict()"
                 )
         self.watch = ExtraWatch(self.extra)
-        self._modules = tuple(model.named_modules())
+        self._modules = named_modules(model)
         for name, module in self._modules:
-            if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            if has_extra_state(module):
                 raise BadInputError(f"module {name!r} has extra state: pass an object that saves it as extra={{...}}")
         self._apart = {id(parameter) for parameter in apart}
         named = model.named_parameters()
@@ -179,10 +180,9 @@ class TrainingState:
         Of the modules that the model had when this was made, like the parameters.
         """
         return {
-            f"{prefix}.{name}" if prefix else name: (id(buffer), buffer._version)
+            name: (id(buffer), buffer._version)
             for prefix, module in self._modules
-            for name, buffer in module._buffers.items()
-            if buffer is not None
+            for name, buffer in module.named_buffers(prefix, recurse=False, remove_duplicate=False)
         }
 
     # ---- inside ----
@@ -208,7 +208,7 @@ class TrainingState:
     def _optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state with parameters named by their order in the groups, as state_dict() does."""
         numbers: dict[torch.Tensor, int] = {}
-        groups = []
+        groups: list[dict[str, Any]] = []
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 numbers.setdefault(parameter, len(numbers))

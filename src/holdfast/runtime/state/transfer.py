@@ -15,7 +15,7 @@ import hmac
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 import msgspec
 
@@ -145,7 +145,7 @@ class Push:
                 raise TransferError("it was refused")
 
     @contextlib.contextmanager
-    def _introduced(self, receiver: str, address: tuple[str, int], stream: int) -> Iterator[Wire]:
+    def _introduced(self, receiver: str, address: tuple[str, int], stream: int) -> Generator[Wire]:
         """Connect to the receiver, and yield a wire on which both sides have shown who they are."""
         for attempt in range(INTRODUCTIONS):
             self._aborted.wait(attempt * PAUSE_S)

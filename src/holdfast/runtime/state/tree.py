@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -88,7 +88,7 @@ def pack(value: Any, place: Callable[[torch.Tensor], int], where: str, depth: in
     if isinstance(value, torch.Tensor):
         return Place(place(value))
     if isinstance(value, np.generic):
-        value = value.item()
+        value = cast(Any, value).item()
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 63:
         return Big(str(value))
     if type(value) in _KEYS:
@@ -99,10 +99,13 @@ def pack(value: Any, place: Callable[[torch.Tensor], int], where: str, depth: in
         return Dtype(str(value).removeprefix("torch."))
     kind = type(value).__name__
     if type(value) in (list, tuple, set, frozenset, deque):
-        items: list[Any] = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)  # type: ignore
+        items = cast(Iterable[Any], value)
+        if type(value) in (set, frozenset):
+            items = sorted(items, key=repr)
         return Sequence(kind, tuple(pack(item, place, f"{where}[...]", depth + 1) for item in items))
-    if type(value) in (dict, OrderedDict, Counter) and isinstance(value, dict):
-        return Mapping(kind, tuple(_pack_item(key, item, place, where, depth) for key, item in value.items()))
+    if type(value) in (dict, OrderedDict, Counter):
+        pairs = cast(dict[Any, Any], value).items()
+        return Mapping(kind, tuple(_pack_item(key, item, place, where, depth) for key, item in pairs))
     raise BadInputError(
         f"{where} is a {kind}: state may hold tensors, numbers, strings, bytes, lists, tuples, sets and mappings"
     )

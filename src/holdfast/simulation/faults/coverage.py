@@ -59,7 +59,7 @@ def _possible(kind: str, phase: str) -> bool:
 def table(seen: Seen) -> str:
     """Return a table of all pairs: faults down, phases across; a dot where a pair cannot be."""
     possible = expected()
-    blocks = []
+    blocks: list[str] = []
     for phases in (WORKER_PHASES, COORDINATOR_PHASES):
         kinds = sorted({kind for kind, phase in possible if phase in phases})
         blocks.append("\n".join(_rows(seen, kinds, phases, possible)))

@@ -50,8 +50,8 @@ class SimEntrance:
     def _entered(self) -> None:
         worker = self._worker
         receipt, worker.receipt = worker.receipt, None
-        spent = {"received_bytes": 1, "transfer_s": 0.01} if receipt is not None else {}
-        worker.obey(worker.machine.entered(**spent))
+        entered = worker.machine.entered
+        worker.obey(entered() if receipt is None else entered(received_bytes=1, transfer_s=0.01))
         if not worker.boundary("entered"):
             worker.advance()
 

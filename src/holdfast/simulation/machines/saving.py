@@ -14,7 +14,7 @@ class Saver:
     def __init__(self, worker: WorkerHost) -> None:
         self._worker = worker
         #: the step of the newest checkpoint that was begun or loaded here
-        self._newest = 0
+        self._newest: int = 0
         self._writing = False
         #: what waits for the coordinator's answer
         self._waiting: list[CheckpointName] = []

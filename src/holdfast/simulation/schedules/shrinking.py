@@ -40,7 +40,7 @@ def shrunk(plan: FaultPlan, failing: Failing | None = None) -> FaultPlan:
     while progress:
         progress = False
         for smaller in _smaller(plan):
-            if runs == MOST_RUNS:
+            if runs >= MOST_RUNS:
                 return plan
             runs += 1
             if failing(smaller) == wanted:

@@ -18,6 +18,7 @@ from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.moe.holding.hosts import Placement
 from holdfast.runtime.moe.holding.shares import Family, Item, families
 from holdfast.runtime.moe.layer.moe_layer import MoE
+from holdfast.runtime.tensors import copy_each, pieces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +135,7 @@ class ExpertGradients:
             if self._exchanges:
                 comm.wait(self._start(comm, self._gather))
         if self._landing:
-            torch._foreach_copy_(self._landing, self._arrived)  # type: ignore[attr-defined]
+            copy_each(self._landing, self._arrived)
 
     def _start(self, comm: Communicator, traffic: _Traffic) -> Pending:
         if traffic.sources:
@@ -221,7 +222,7 @@ class ExpertGradients:
 
     def _received(self, traffic: _Traffic, peer: int, lengths: list[int]) -> list[torch.Tensor]:
         start = sum(traffic.receive_splits[:peer])
-        return list(traffic.receive[start : start + sum(lengths)].split(lengths))
+        return list(pieces(traffic.receive[start : start + sum(lengths)], lengths))
 
     def _versions_by_host(self, rank: int) -> dict[tuple[int, ...], list[torch.Tensor]]:
         """Return all hosts' versions of this rank's shards, in rank order."""
@@ -247,7 +248,7 @@ class ExpertGradients:
             for family, shard in zip(common, shards, strict=True):
                 places = self._parts(self._reduced, family, peer)
                 landing += places
-                arrived += shard.split([place.numel() for place in places])
+                arrived += pieces(shard, [place.numel() for place in places])
         return landing, arrived
 
 

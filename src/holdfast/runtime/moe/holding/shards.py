@@ -6,7 +6,7 @@ An expert's rows can be read, replaced and rearranged here; nothing in this modu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import msgspec
 import torch
@@ -109,7 +109,7 @@ class ExpertShards:
             return
         for row in spec.rows:
             weight = weights[row.weight]
-            state = self._optimizer.state[weight] if row.key else {}
+            state: dict[str, Any] = self._optimizer.state[weight] if row.key else {}
             if row.key and row.key not in state:
                 shape = (weight.shape[0], *row.shape)
                 state[row.key] = torch.zeros(shape, dtype=dtype_of(row.dtype), device=weight.device)

@@ -8,6 +8,7 @@ import torch
 from holdfast.planning.arrays import IntArray
 from holdfast.runtime.moe.kernels.dispatch import inverse, plan_dispatch
 from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels
+from holdfast.runtime.tensors import from_array
 
 
 class TorchKernels(TokenKernels):
@@ -28,7 +29,7 @@ class TorchKernels(TokenKernels):
         )
 
         def there(array: IntArray) -> torch.Tensor:
-            return torch.from_numpy(array).to(device)
+            return from_array(array).to(device)
 
         return Movement(
             send=plan.send,

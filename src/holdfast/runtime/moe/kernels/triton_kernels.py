@@ -4,7 +4,8 @@ Under `TRITON_INTERPRET=1`, set before this module is imported, they run on CPU 
 `interface.py`.
 """
 
-# pyright: reportMissingImports=false, reportIndexIssue=false
+# Triton has no types, and need not be there; what it compiles looks like functions and is none.
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import triton
 from holdfast.planning import Interval, dispatch_schedule
 from holdfast.runtime.moe.kernels import triton_jit as jit
 from holdfast.runtime.moe.kernels.interface import Movement, Question, TokenKernels
+from holdfast.runtime.tensors import from_array, integer_rows
 
 #: Elements that one program moves at a time: 64 bytes a thread in bfloat16, four of the widest loads.
 _TILE = 4096
@@ -32,7 +34,7 @@ class TritonKernels(TokenKernels):
     def plan(self, question: Question) -> Movement:
         """See `TokenKernels.plan`."""
         sent_EN, received_EN = _shares(question)
-        totals = torch.stack([sent_EN.sum(0), received_EN.sum(0)]).tolist()
+        totals = integer_rows(torch.stack([sent_EN.sum(0), received_EN.sum(0)]))
         send, receive = tuple(totals[0]), tuple(totals[1])
         by_expert_A = torch.argsort(question.assigned_A, stable=True)
         send_order, unsend = _order(sent_EN.T, _starts(sent_EN).T, sum(send), by_expert_A)
@@ -131,8 +133,8 @@ def _shares(question: Question) -> tuple[torch.Tensor, torch.Tensor]:
     if type(question.scheme) is not Interval or not question.replicas.any(axis=1).all():
         schedule = dispatch_schedule(tokens_EN.cpu().numpy(), question.replicas, question.scheme)
         row, column = schedule.send_row(question.rank), schedule.receive_column(question.rank)
-        return torch.from_numpy(row).to(device), torch.from_numpy(column).to(device)
-    replicas_EN = torch.from_numpy(np.ascontiguousarray(question.replicas)).to(device)
+        return from_array(row).to(device), from_array(column).to(device)
+    replicas_EN = from_array(np.ascontiguousarray(question.replicas)).to(device)
     experts, ranks = replicas_EN.shape
     sent, received = torch.empty_like(replicas_EN), torch.empty_like(replicas_EN)
     _launch(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import BadInputError
+from holdfast.runtime.tensors import apply
 
 #: The backward pass multiplies twice where the forward pass multiplies once.
 BACKWARD_FACTOR = 2.0
@@ -51,9 +52,9 @@ class Emulation:
         started = self.now()
         watch = _Watch(self, self.seconds_per_token * BACKWARD_FACTOR * tokens_AD.shape[0])
         # The backward pass comes by behind the experts first.
-        out_AD = _AtBackward.apply(compute(_AtBackward.apply(tokens_AD, watch.stop), *more), watch.start)  # type: ignore[arg-type]
+        out_AD = apply(_AtBackward, compute(apply(_AtBackward, tokens_AD, watch.stop), *more), watch.start)
         self.rest(started, self.seconds_per_token * tokens_AD.shape[0])
-        return out_AD  # type: ignore[return-value]
+        return out_AD
 
     def rest(self, started: float, seconds: float) -> None:
         """Sleep for what is left of `seconds` from `started` on."""
@@ -81,11 +82,11 @@ class _AtBackward(torch.autograd.Function):
     """Passes rows on, and calls something when the backward pass comes by."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, rows: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
         ctx.call = call
         return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.call()
-        return grad, None
+        return grads[0], None

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from holdfast.runtime.tensors import apply, integers, pieces
+
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 #: grouped_mm wants every matrix row to begin at a multiple of this.
@@ -86,8 +88,8 @@ def init_expert(w1_DH: torch.Tensor, w2_HD: torch.Tensor, *, seed: int, layer: i
 def grouped(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
     """Multiply the tokens of each row with its matrix: `(A, X)` and `(R, X, Y)` give `(A, Y)`."""
     if tokens_AX.shape[0] and _fits_grouped_mm(weights_RXY):
-        return _ContiguousGrad.apply(F.grouped_mm(tokens_AX, weights_RXY, offs=row_ends_R))  # type: ignore[return-value]
-    return _one_by_one(tokens_AX, weights_RXY, row_ends_R.tolist())
+        return apply(_ContiguousGrad, F.grouped_mm(tokens_AX, weights_RXY, offs=row_ends_R))
+    return _one_by_one(tokens_AX, weights_RXY, integers(row_ends_R))
 
 
 def _fits_grouped_mm(weights_RXY: torch.Tensor) -> bool:
@@ -99,7 +101,7 @@ def _fits_grouped_mm(weights_RXY: torch.Tensor) -> bool:
 def _one_by_one(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
     """What grouped_mm has no kernel for: float64, odd sizes; and no tokens at all: the weights still get zeros."""
     sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    parts = zip(tokens_AX.split(sizes), weights_RXY.unbind(0), strict=True)
+    parts = zip(pieces(tokens_AX, sizes), weights_RXY.unbind(0), strict=True)
     return torch.cat([tokens_nX @ weight_XY for tokens_nX, weight_XY in parts])
 
 
@@ -107,9 +109,9 @@ class _ContiguousGrad(torch.autograd.Function):
     """grouped_mm's backward fails on an expanded gradient."""
 
     @staticmethod
-    def forward(ctx: object, rows: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: object, rows: torch.Tensor) -> torch.Tensor:
         return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return grad.contiguous()
+    def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0].contiguous()

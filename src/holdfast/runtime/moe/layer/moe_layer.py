@@ -295,4 +295,4 @@ def serve_round(layers: Sequence[MoE]) -> None:
     with torch.enable_grad():
         served = [layer.serve() for layer in layers]
     for out_AD in reversed(served):
-        out_AD.backward(torch.zeros_like(out_AD))
+        torch.autograd.backward(out_AD, torch.zeros_like(out_AD))

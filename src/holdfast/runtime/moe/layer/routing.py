@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.data.randomness import stream_seed
+from holdfast.runtime.tensors import from_array
 
 
 class Routing(Protocol):
@@ -44,7 +45,7 @@ class RecordedRouting:
         ordered = np.sort(array, axis=1)
         if (ordered[:, 1:] == ordered[:, :-1]).any() or int(ordered.min()) < 0:
             raise BadInputError("recorded routing names an expert twice for one token, or one below 0")
-        self._table = torch.from_numpy(array.astype(np.int64))
+        self._table = from_array(array.astype(np.int64))
         self._seed = seed
 
     def assign(self, step: int, micro_batch: int, tokens: int) -> torch.Tensor:

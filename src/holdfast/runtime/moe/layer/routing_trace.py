@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.data.randomness import stream_seed
+from holdfast.runtime.tensors import from_array
 
 #: Layers of one micro-batch draw from streams this far apart.
 _LAYER_STREAM = 1_000_003
@@ -43,7 +44,7 @@ class TraceRouting:
         key = stream_seed(self._seed, step, micro_batch)
         noise = np.random.Generator(np.random.Philox(key=key)).gumbel(size=(tokens, self._log_loads.shape[1]))
         ranking = np.argsort(-(self._log_loads[place] + noise), axis=1, kind="stable")
-        return torch.from_numpy(np.ascontiguousarray(ranking[:, : self._top_k]).astype(np.int64))
+        return from_array(np.ascontiguousarray(ranking[:, : self._top_k]).astype(np.int64))
 
 
 class RoutingTrace:

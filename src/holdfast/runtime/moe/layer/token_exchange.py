@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.moe.kernels.interface import Movement, TokenKernels
 from holdfast.runtime.moe.layer.rounds import StepState
+from holdfast.runtime.tensors import apply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +89,7 @@ class Route:
 
 class _ToExperts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens_TD: torch.Tensor, route: Route) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tokens_TD: torch.Tensor, route: Route) -> torch.Tensor:
         ctx.route = route
         move, kernels = route.movement, route.kernels
         leaving_AD = kernels.gather(tokens_TD, move.send_order, route.top_k)
@@ -97,7 +98,9 @@ class _ToExperts(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_AD: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - one gradient for one result
+        ctx: Any, grad_AD: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
         route: Route = ctx.route
         move, kernels = route.movement, route.kernels
         leaving_AD = kernels.gather(grad_AD, move.unreceive)
@@ -107,7 +110,7 @@ class _ToExperts(torch.autograd.Function):
 
 class _FromExperts(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, done_AD: torch.Tensor, weights_TK: torch.Tensor, route: Route, dtype: torch.dtype
     ) -> torch.Tensor:
         ctx.route = route
@@ -119,7 +122,9 @@ class _FromExperts(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - one gradient for one result
+        ctx: Any, grad_TD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         route: Route = ctx.route
         move, kernels = route.movement, route.kernels
         back_AD, weights_TK = ctx.saved_tensors
@@ -130,9 +135,9 @@ class _FromExperts(torch.autograd.Function):
 
 def to_experts(tokens_TD: torch.Tensor, route: Route) -> torch.Tensor:
     """Return the rows that this rank's experts are to compute, `(A, D)`, sorted by stacked row; differentiable once."""
-    return _ToExperts.apply(tokens_TD, route)  # type: ignore[return-value]
+    return apply(_ToExperts, tokens_TD, route)
 
 
 def from_experts(done_AD: torch.Tensor, weights_TK: torch.Tensor, route: Route, dtype: torch.dtype) -> torch.Tensor:
     """Return the weighted outputs `(T, D)`, in a dtype, for tokens that went `to_experts`; differentiable once."""
-    return _FromExperts.apply(done_AD, weights_TK, route, dtype)  # type: ignore[return-value]
+    return apply(_FromExperts, done_AD, weights_TK, route, dtype)

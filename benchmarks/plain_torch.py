@@ -1,0 +1,51 @@
+"""Typed doors to those parts of plain torch that the benchmarks compare with, and that torch ships without types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+_dist: Any = torch.distributed
+
+
+def join_group(store: object, *, rank: int, world: int) -> None:
+    """Join the default process group, on gloo."""
+    _dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
+def file_store(path: Path, world: int) -> object:
+    """Return a store in a file that all processes share."""
+    return _dist.FileStore(str(path), world)
+
+
+def tcp_store(host: str, port: int, prefix: str) -> object:
+    """Return what somebody else serves, under a prefix."""
+    return _dist.PrefixStore(prefix, _dist.TCPStore(host, port, is_master=False))
+
+
+def all_reduce(tensor: torch.Tensor) -> None:
+    """Sum a tensor over all ranks, in place."""
+    _dist.all_reduce(tensor)
+
+
+def all_to_all(
+    out: torch.Tensor, rows: torch.Tensor, receive: list[int] | None = None, send: list[int] | None = None
+) -> None:
+    """Send rows to each rank, and receive some from each; as many for all where none are given."""
+    _dist.all_to_all_single(out, rows, receive, send)
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    _dist.barrier()
+
+
+def adamw(
+    parameters: Iterable[torch.nn.Parameter], *, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.01
+) -> torch.optim.Optimizer:
+    """Return AdamW with a learning rate of 0.001."""
+    return torch.optim.AdamW(parameters, lr=1e-3, betas=betas, weight_decay=weight_decay)

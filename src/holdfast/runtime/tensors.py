@@ -1,0 +1,89 @@
+"""Typed doors to what torch ships without types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.utils.data
+from numpy.typing import NDArray
+
+
+def integers(tensor: torch.Tensor) -> list[int]:
+    """Return the numbers of a vector of whole numbers, `(N,)`; those on a device are waited for."""
+    untyped: Any = tensor
+    return untyped.tolist()
+
+
+def numbers(tensor: torch.Tensor) -> list[float]:
+    """Return the numbers of a vector, `(N,)`, in Python's floats; those on a device are waited for."""
+    untyped: Any = tensor
+    return untyped.tolist()
+
+
+def integer_rows(tensor: torch.Tensor) -> list[list[int]]:
+    """The same for the rows of a matrix, `(N, K)`."""
+    untyped: Any = tensor
+    return untyped.tolist()
+
+
+def number_rows(tensor: torch.Tensor) -> list[list[float]]:
+    """The same for the rows of a matrix, `(N, K)`."""
+    untyped: Any = tensor
+    return untyped.tolist()
+
+
+def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Return views of consecutive parts of the first axis, of these sizes, which add up to its length."""
+    untyped: Any = tensor
+    return untyped.split(list(sizes))
+
+
+def from_array(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor on the host that shares the array's memory and has its dtype."""
+    untyped: Any = torch
+    return untyped.from_numpy(array)
+
+
+def apply(function: type[torch.autograd.Function], *arguments: object) -> torch.Tensor:
+    """Return what a differentiable function of one result makes of its arguments."""
+    untyped: Any = function
+    return untyped.apply(*arguments)
+
+
+def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy each source into its target, in as few launches as torch can."""
+    untyped: Any = torch
+    untyped._foreach_copy_(targets, sources)
+
+
+def vector_norm(vector: torch.Tensor, dtype: torch.dtype) -> float:
+    """Return a vector's Euclidean norm, summed in a dtype."""
+    untyped: Any = torch.linalg
+    return float(untyped.vector_norm(vector, dtype=dtype))
+
+
+def collate(samples: list[Any]) -> Any:
+    """Make a batch of samples as torch's loader does."""
+    untyped: Any = torch.utils.data
+    return untyped.default_collate(samples)
+
+
+def named_modules(model: torch.nn.Module) -> tuple[tuple[str, torch.nn.Module], ...]:
+    """Return all modules of a model with their names, itself among them, each once."""
+    untyped: Any = model
+    return tuple(untyped.named_modules())
+
+
+def has_extra_state(module: torch.nn.Module) -> bool:
+    """Return whether a module's class saves more than parameters and buffers."""
+    own: Any = type(module)
+    plain: Any = torch.nn.Module
+    return own.get_extra_state is not plain.get_extra_state
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch's global generators, of all devices."""
+    untyped: Any = torch
+    untyped.manual_seed(seed)
