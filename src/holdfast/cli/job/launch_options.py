@@ -155,7 +155,7 @@ def with_launch_options(command: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [p for name, p in own.parameters.items() if name != "options"]
     by_name = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*parameters, *shared)]
-    with_options.__signature__ = own.replace(parameters=by_name)  # pyright: ignore[reportFunctionMemberAccess]
+    with_options.__signature__ = own.replace(parameters=by_name)
     with_options.__annotations__ = {p.name: p.annotation for p in by_name}
     with_options.__doc__ = command.__doc__
     return with_options
