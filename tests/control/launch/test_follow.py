@@ -57,9 +57,7 @@ def _event(seq: int, why: str = "") -> bytes:
 
 def _followed(coordinator: _Coordinator) -> list[ReadEvent]:
     async def follow() -> list[ReadEvent]:
-        follower = Follower("http://test", "t")
-        follower._http = httpx.AsyncClient(base_url="http://test", transport=coordinator)
-        async with follower:
+        async with Follower("http://test", "t", coordinator) as follower:
             return [event async for event in follower.events()]
 
     return asyncio.run(follow())

@@ -51,6 +51,9 @@ class Side:
     ended: threading.Event = field(default_factory=threading.Event)
     midway: Callable[[], None] = lambda: None
     late: bool = False
+    chunk_bytes: int = wire.CHUNK_BYTES
+    #: the clock by which strangers are late
+    now: float = 0.0
     #: set once the plan of the generation is known
     decided: threading.Event = field(default_factory=threading.Event)
 
@@ -58,7 +61,7 @@ class Side:
         self.lock = threading.Lock()
         self.decided.set()
         self.waited = threading.Semaphore(0)
-        self.inbox = StateInbox("127.0.0.1", admit=self.admit, open_receipt=self.open)
+        self.inbox = StateInbox("127.0.0.1", admit=self.admit, open_receipt=self.open, monotonic=lambda: self.now)
         self.port = self.inbox.start()
 
     def plan(self, secret: bytes | None = None, generation: int | None = None) -> GenerationPlan:
@@ -85,7 +88,13 @@ class Side:
         with self.lock:
             if not self.receipts:
                 self.receipts.append(
-                    Receipt(ticket=ticket, prepare=self.state.prepare, on_end=self.on_end, midway=self.midway)
+                    Receipt(
+                        ticket=ticket,
+                        prepare=self.state.prepare,
+                        on_end=self.on_end,
+                        midway=self.midway,
+                        chunk_bytes=self.chunk_bytes,
+                    )
                 )
                 self.opened.set()
             return self.receipts[0]
@@ -134,10 +143,9 @@ def push(plan: GenerationPlan, state: TrainingState, **options: object) -> tuple
 
 
 @pytest.mark.parametrize("chunk", [wire.CHUNK_BYTES, 4096])
-def test_the_whole_state_arrives(sides: Callable[..., Side], monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(wire, "CHUNK_BYTES", chunk)
-    side, source = sides(), make(3)
-    pushed, outcome = push(side.plan(), source)
+def test_the_whole_state_arrives(sides: Callable[..., Side], chunk: int) -> None:
+    side, source = sides(chunk_bytes=chunk), make(3)
+    pushed, outcome = push(side.plan(), source, chunk_bytes=chunk)
     assert outcome.get(timeout=DEADLINE_S) == ""
     assert pushed.sent
     assert side.ended.wait(DEADLINE_S)
@@ -150,11 +158,7 @@ def test_the_whole_state_arrives(sides: Callable[..., Side], monkeypatch: pytest
 
 @given(st.integers(0, 10_000), st.integers(1, 3000))
 def test_the_streams_carry_every_byte_once(nbytes: int, chunk: int) -> None:
-    kept, wire.CHUNK_BYTES = wire.CHUNK_BYTES, chunk
-    try:
-        parts = sorted(part for stream in range(wire.STREAMS) for part in stream_chunks(nbytes, stream))
-    finally:
-        wire.CHUNK_BYTES = kept
+    parts = sorted(part for stream in range(wire.STREAMS) for part in stream_chunks(nbytes, stream, chunk))
     assert [start for start, _ in parts] == list(range(0, nbytes, chunk))
     assert sum(length for _, length in parts) == nbytes
 
@@ -189,19 +193,20 @@ def test_a_stale_generation_and_a_late_offer_are_refused(sides: Callable[..., Si
     assert side.receipts == late.receipts == []
 
 
-def test_corrupted_bytes_are_refused(sides: Callable[..., Side], monkeypatch: pytest.MonkeyPatch) -> None:
-    side = sides()
-    honest = wire.Wire.write
+class Corrupting(wire.Wire):
+    """Flips a bit of each chunk."""
 
-    def corrupting(connection: wire.Wire, *buffers: bytes | memoryview) -> None:
+    def write(self, *buffers: bytes | memoryview) -> None:
         if len(buffers) > 2:
             flipped = bytearray(buffers[1])
             flipped[len(flipped) // 2] ^= 1
             buffers = (buffers[0], bytes(flipped), *buffers[2:])
-        honest(connection, *buffers)
+        super().write(*buffers)
 
-    monkeypatch.setattr(wire.Wire, "write", corrupting)
-    pushed, outcome = push(side.plan(), make(3))
+
+def test_corrupted_bytes_are_refused(sides: Callable[..., Side]) -> None:
+    side = sides()
+    pushed, outcome = push(side.plan(), make(3), make_wire=Corrupting)
     assert outcome.get(timeout=DEADLINE_S) != ""
     assert not pushed.sent
     assert side.ended.wait(DEADLINE_S)
@@ -292,13 +297,12 @@ def test_a_full_house_of_strangers_keeps_no_sender_out(
 
 
 def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
-    sides: Callable[..., Side], strangers: Come, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sides: Callable[..., Side], strangers: Come, caplog: pytest.LogCaptureFixture
 ) -> None:
     side = sides()
-    monkeypatch.setattr(side.inbox._strangers, "_seconds", 3600.0)  # nobody's time is up before the oldest has gone
     first, *others = strangers(side, inbox.MAX_STRANGERS + 1)
     assert first.recv(1) == b""
-    monkeypatch.setattr(side.inbox._strangers, "_seconds", 0.0)
+    side.now += inbox.INTRODUCTION_S
     for connection in others:
         assert connection.recv(1) == b""
     side.inbox.close()

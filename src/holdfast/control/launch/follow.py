@@ -19,12 +19,13 @@ _ENDING_S = 1.0
 class Follower:
     """One coordinator's news; use as an async context manager."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
             timeout=_WAIT_S + 10.0,
             trust_env=False,
+            transport=transport,
         )
 
     async def __aenter__(self) -> Follower:

@@ -81,6 +81,7 @@ class CheckpointSaver:
         every: int,
         tell: Callable[[CheckpointWritten | CheckpointKept], None],
         samples: Samples | None = None,
+        seal: Callable[[Path, int], int] = checkpoint_dir.write_manifest,
     ) -> None:
         """Make sure that the directory is there.
 
@@ -88,6 +89,7 @@ class CheckpointSaver:
             every: steps between checkpoints.
             tell: sends a message to the coordinator; thread-safe.
             samples: those of the job, to be written down and compared; None for neither.
+            seal: makes what is written whole, as that of a step, and returns its bytes.
 
         Raises:
             BadInputError: the directory is not usable, or a number makes no sense.
@@ -100,6 +102,7 @@ class CheckpointSaver:
         self._every = every
         self._tell = tell
         self._samples = samples
+        self._seal = seal
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-checkpoint")
         self._saving: Future[None] | None = None
         #: the step of the newest checkpoint that was begun or loaded here
@@ -191,7 +194,7 @@ class CheckpointSaver:
     def _complete(self, upload: Future[object], name: CheckpointName, started: float) -> None:
         try:
             upload.result()
-            size = checkpoint_dir.write_manifest(self.directory / name.writing, name.step)
+            size = self._seal(self.directory / name.writing, name.step)
         except (Exception, CheckpointException) as error:  # noqa: BLE001
             # Whatever stops a save (a full disk, torch's own errors): training is worth more than a checkpoint.
             why = first_cause(error) if isinstance(error, CheckpointException) else error

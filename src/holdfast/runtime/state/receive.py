@@ -20,6 +20,7 @@ from holdfast.runtime.state.state import Manifest, StateMismatchError
 from holdfast.runtime.state.wire import (
     ACCEPTED,
     CHUNK,
+    CHUNK_BYTES,
     CLAIM,
     MAGIC,
     NONCE,
@@ -67,6 +68,7 @@ class Receipt:
         on_end: Callable[[], None],
         midway: Callable[[], None] = lambda: None,
         after: Receipt | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         """Wait for streams.
 
@@ -75,6 +77,7 @@ class Receipt:
             prepare: gives the tensors to receive into, or raises StateMismatchError.
             on_end: called when `ended` has become true, from a thread of the inbox.
             midway: called after each stream's first chunk.
+            chunk_bytes: the sender's, too.
         """
         self.ticket = ticket
         self.tensors: list[torch.Tensor] = []
@@ -84,6 +87,7 @@ class Receipt:
         self._on_end = on_end
         self._midway = midway
         self._after = after
+        self._chunk_bytes = chunk_bytes
         self._sockets = Sockets()
         self._active = 0
         self._changed = threading.Condition()
@@ -151,7 +155,7 @@ class Receipt:
         if stream == 0:
             self._open(_read_header(wire, step, length, digest))
         flat = self._await_header()
-        for place, (start, size) in enumerate(stream_chunks(flat.nbytes, stream)):
+        for place, (start, size) in enumerate(stream_chunks(flat.nbytes, stream, self._chunk_bytes)):
             pieces = flat.pieces(start, size)
             header = wire.read(CHUNK.size)
             wire.read_into(pieces)
@@ -221,6 +225,7 @@ class StateInbox:
         *,
         admit: Callable[[int, float], Ticket | None],
         open_receipt: Callable[[Ticket], Receipt | None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Do nothing yet.
 
@@ -228,6 +233,7 @@ class StateInbox:
             host: the address to bind to.
             admit: says who may send the state of a generation; waits up to so many seconds until it is known.
             open_receipt: a sender has shown who it is; returns where its stream goes, None where it is too late.
+            monotonic: the clock by which strangers are late.
         """
         self._host = host
         self._admit = admit
@@ -235,7 +241,7 @@ class StateInbox:
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._connections = Sockets()
-        self._strangers = Strangers(MAX_STRANGERS, INTRODUCTION_S)
+        self._strangers = Strangers(MAX_STRANGERS, INTRODUCTION_S, monotonic)
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
         self._log = CountedLog(logger, time.monotonic)
@@ -329,16 +335,17 @@ class StateInbox:
 class Strangers:
     """Connections whose other side has not yet shown who it is: so many, for so long, the oldest given up first."""
 
-    def __init__(self, places: int, seconds: float) -> None:
+    def __init__(self, places: int, seconds: float, monotonic: Callable[[], float]) -> None:
         self._places = places
         self._seconds = seconds
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._since: dict[socket.socket, float] = {}
 
     def enter(self, connection: socket.socket) -> None:
         """Take a place, the oldest one's where none is free."""
         with self._lock:
-            self._since[connection] = time.monotonic()
+            self._since[connection] = self._monotonic()
             while len(self._since) > self._places:
                 self._drop(next(iter(self._since)))
 
@@ -349,7 +356,7 @@ class Strangers:
 
     def drop_late(self) -> None:
         """Give up those whose time is over."""
-        until = time.monotonic() - self._seconds
+        until = self._monotonic() - self._seconds
         with self._lock:
             for connection in [connection for connection, since in self._since.items() if since <= until]:
                 self._drop(connection)

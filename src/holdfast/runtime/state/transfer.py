@@ -24,6 +24,7 @@ from holdfast.runtime.state.state import StateView
 from holdfast.runtime.state.wire import (
     ACCEPTED,
     CHUNK,
+    CHUNK_BYTES,
     CLAIM,
     MAGIC,
     NONCE,
@@ -61,6 +62,8 @@ class Push:
         passed: Passed | None,
         on_end: Callable[[str], None],
         midway: Callable[[], None] = lambda: None,
+        chunk_bytes: int = CHUNK_BYTES,
+        make_wire: Callable[[socket.socket], Wire] = Wire,
     ) -> None:
         """Prepare.
 
@@ -68,6 +71,8 @@ class Push:
             view: the state; its tensors must not change until `sent`, or until some time after `abort`.
             on_end: called once from a thread of the push, with "" or what went wrong (also after an abort).
             midway: called after each stream's first chunk.
+            chunk_bytes: the receiver's, too.
+            make_wire: what a connection is written and read by.
         """
         self._plan = plan
         self._sender = sender
@@ -77,6 +82,8 @@ class Push:
         self._claim = CLAIM.pack(step, len(self._header), hashlib.sha256(self._header).digest())
         self._on_end = on_end
         self._midway = midway
+        self._chunk_bytes = chunk_bytes
+        self._make_wire = make_wire
         self._sockets = Sockets()
         self._aborted = threading.Event()
         self._lock = threading.Lock()
@@ -136,7 +143,7 @@ class Push:
         with self._introduced(receiver, address, stream) as wire:
             if stream == 0:
                 wire.write(self._header)
-            for place, (start, length) in enumerate(stream_chunks(flat.nbytes, stream)):
+            for place, (start, length) in enumerate(stream_chunks(flat.nbytes, stream, self._chunk_bytes)):
                 pieces = flat.pieces(start, length)
                 wire.write(CHUNK.pack(start, length, checksum(pieces)), *pieces)
                 if place == 0:
@@ -152,7 +159,7 @@ class Push:
             connection = socket.create_connection(address, timeout=CONNECT_S)
             self._sockets.add(connection)
             try:
-                wire = Wire(connection)
+                wire = self._make_wire(connection)
                 try:
                     self._introduce(wire, receiver, stream)
                 except ClosedError:

@@ -111,10 +111,10 @@ class FlatState:
                 tensor.copy_(host)
 
 
-def stream_chunks(nbytes: int, stream: int) -> list[tuple[int, int]]:
+def stream_chunks(nbytes: int, stream: int, chunk_bytes: int = CHUNK_BYTES) -> list[tuple[int, int]]:
     """Return (offset, length) of the chunks that one stream carries: every STREAMS-th of the state's."""
-    starts = range(stream * CHUNK_BYTES, nbytes, STREAMS * CHUNK_BYTES)
-    return [(start, min(CHUNK_BYTES, nbytes - start)) for start in starts]
+    starts = range(stream * chunk_bytes, nbytes, STREAMS * chunk_bytes)
+    return [(start, min(chunk_bytes, nbytes - start)) for start in starts]
 
 
 # ---- the wire ----
