@@ -46,9 +46,9 @@ WITHOUT_TORCH = (
     "reliability",
     "cli",
 )
-MAX_FILE_LINES = 600
+MAX_FILE_LINES = 450
 MAX_COORDINATOR_LINES = 350
-MAX_FUNCTION_LINES = 80
+MAX_FUNCTION_LINES = 65
 FILES_OF_A_FOLDER = range(3, 13)
 
 
@@ -232,3 +232,9 @@ def test_no_public_class_name_exists_twice() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_a_whole_file_is_excused_from_strict_types_only_where_a_library_has_none() -> None:
+    checked = [path for folder in ("src", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    comments = {path.name for path in checked if "\n# pyright: " in path.read_text()}
+    assert comments == {"solvers.py", "triton_jit.py", "triton_kernels.py"}

@@ -122,13 +122,7 @@ class Session:
             verify_state=verify_state,
         )
         self._entrance = Entrance(
-            shared,
-            workload,
-            faults,
-            applying=self._applying,
-            exchange=self._exchange,
-            experts=exchange,
-            saver=saver,
+            shared, workload, faults, applying=self._applying, exchange=self._exchange, experts=exchange, saver=saver
         )
         if saver is not None:
             saver.notify(shared.notify)
