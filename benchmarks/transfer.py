@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from holdfast.protocol.plan import GenerationPlan, Member
+from holdfast.protocol.state import LiveSource, StateSource
 from holdfast.runtime.state.receive import Receipt, StateInbox
 from holdfast.runtime.state.state import TrainingState
 from holdfast.runtime.state.transfer import Push
@@ -34,9 +35,8 @@ def make(megabytes: int) -> TrainingState:
 
 def plan_of(generation: int, port: int) -> GenerationPlan:
     members = tuple(Member(worker=worker, host="127.0.0.1", state_port=port) for worker in (SENDER, RECEIVER))
-    return GenerationPlan(
-        term=1, generation=generation, members=members, sources={RECEIVER: (SENDER,)}, secret=b"s" * 32
-    )
+    sources: dict[str, StateSource] = {RECEIVER: LiveSource(members=(SENDER,))}
+    return GenerationPlan(term=1, generation=generation, members=members, sources=sources, secret=b"s" * 32)
 
 
 def receive(pipe: Connection, megabytes: int, repeats: int) -> None:

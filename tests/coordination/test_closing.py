@@ -67,9 +67,9 @@ def test_all_members_save_where_they_stand_and_the_job_can_be_taken_up_again(pol
 def test_a_step_that_has_passed_somewhere_is_applied_and_saved() -> None:
     job = interrupted_job(4)
     passed = msg.Passed(step=5, commit=commit())
-    job.report("n0", 4, msg.Phase.VOTED, ready=True)
-    job.report("n1", 4, msg.Phase.PASSED, ready=True, passed=passed)
-    job.report("n2", 4, msg.Phase.VOTED, ready=True)
+    job.report("n0", 4, msg.Phase.VOTED, result=msg.Holding())
+    job.report("n1", 4, msg.Phase.PASSED, result=msg.Holding(), passed=passed)
+    job.report("n2", 4, msg.Phase.VOTED, result=msg.Holding())
     begin = job.orders(msg.Begin)[w("n0")]
     assert (begin.decision.kind, begin.decision.applied, begin.plan.last) == (DecisionKind.FORWARD, 5, True)
     for node in ("n0", "n1", "n2"):

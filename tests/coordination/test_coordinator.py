@@ -36,7 +36,7 @@ def test_the_job_starts_when_all_nodes_are_there() -> None:
     begin = job.orders(msg.Begin)[w("n1")]
     assert begin.decision == msg.Decision(kind=DecisionKind.START, applied=0)
     assert begin.plan.workers == (w("n0"), w("n1"))
-    assert begin.plan.sources == {w("n1"): (w("n0"),)}
+    assert begin.plan.sources == {w("n1"): msg.LiveSource(members=(w("n0"),))}
 
 
 def test_a_step_is_committed_once_all_members_have_applied_it() -> None:
@@ -72,7 +72,7 @@ def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_passed() -> None
     assert job.kinds == ["FailureDetected", "NodeLeft", "Stop", "Stop"]
     job.report("n0", 1, Phase.REDUCING, held=(0, 3))
     assert job.kinds == []
-    job.report("n1", 1, Phase.VOTED, ready=True, held=(1, 4))
+    job.report("n1", 1, Phase.VOTED, result=msg.Holding(), held=(1, 4))
     assert job.kinds == ["persist", "GenerationStarted", "Begin", "Begin"]
     begin = job.orders(msg.Begin)[w("n0")]
     assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=1)
@@ -83,8 +83,8 @@ def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_passed() -> None
 def test_a_step_that_one_has_passed_goes_forward_with_its_v() -> None:
     job = Job().start()
     job.lose("n2")
-    job.report("n0", 0, Phase.VOTED, ready=True)
-    job.report("n1", 0, Phase.PASSED, ready=True, passed=msg.Passed(step=1, commit=commit(2.0)))
+    job.report("n0", 0, Phase.VOTED, result=msg.Holding())
+    job.report("n1", 0, Phase.PASSED, result=msg.Holding(), passed=msg.Passed(step=1, commit=commit(2.0)))
     assert job.orders(msg.Begin)[w("n0")].decision == msg.Decision(
         kind=DecisionKind.FORWARD, applied=1, commit=commit(2.0)
     )
@@ -93,10 +93,10 @@ def test_a_step_that_one_has_passed_goes_forward_with_its_v() -> None:
 def test_forward_is_inherited_by_the_next_generation() -> None:
     job = Job().start()
     job.lose("n2")
-    job.report("n0", 0, Phase.VOTED, ready=True)
-    job.report("n1", 0, Phase.PASSED, ready=True, passed=msg.Passed(step=1, commit=commit(2.0)))
+    job.report("n0", 0, Phase.VOTED, result=msg.Holding())
+    job.report("n1", 0, Phase.PASSED, result=msg.Holding(), passed=msg.Passed(step=1, commit=commit(2.0)))
     job.lose("n1")
-    job.report("n0", 0, Phase.ENTERING, ready=True)
+    job.report("n0", 0, Phase.ENTERING, result=msg.Holding())
     assert job.orders(msg.Begin)[w("n0")].decision.kind is DecisionKind.FORWARD
 
 
@@ -104,8 +104,8 @@ def test_what_an_expelled_node_applied_alone_does_not_count() -> None:
     job = Job().start()
     job.say(applied(w("n2"), 1, 1, commit(9.0)))
     job.lose("n2")
-    job.report("n0", 0, Phase.VOTED, ready=True)
-    job.report("n1", 0, Phase.VOTED, ready=True)
+    job.report("n0", 0, Phase.VOTED, result=msg.Holding())
+    job.report("n1", 0, Phase.VOTED, result=msg.Holding())
     for node in ("n0", "n1"):
         job.say(msg.Entered(worker=w(node), generation=2, applied=0))
     job.step(1, "n0", "n1", generation=2)
@@ -154,7 +154,9 @@ def test_all_copies_gone_rolls_back_to_the_newest_checkpoint() -> None:
     job.say(attach(w("n1")))
     assert job.said(ev.RolledBack)[0].to_step == 1
     begin = job.orders(msg.Begin)[w("n1")]
-    assert begin.decision == msg.Decision(kind=DecisionKind.ROLLBACK, applied=1, checkpoint="one")
+    assert begin.decision == msg.Decision(
+        kind=DecisionKind.ROLLBACK, applied=1, source=msg.CheckpointSource(name="one")
+    )
     assert begin.plan.sources == {}
 
 
@@ -169,7 +171,7 @@ def test_a_damaged_checkpoint_is_struck_out_and_the_one_before_is_used() -> None
     job.say(msg.CheckpointDamaged(worker=w("n1"), generation=2, name="two", why="short"))
     assert job.said(ev.CheckpointRejected)[0].name == "two"
     job.report("n1", None, Phase.ENTERING)
-    assert job.orders(msg.Begin)[w("n1")].decision.checkpoint == "one"
+    assert job.orders(msg.Begin)[w("n1")].decision.source == msg.CheckpointSource(name="one")
 
 
 def test_a_checkpoint_of_a_step_not_yet_committed_waits() -> None:
@@ -213,7 +215,7 @@ def test_a_member_whose_vote_failed_while_the_others_swapped_is_not_left_behind(
     assert job.kinds == ["Stop"] * 4
     job.report("n0", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
     job.report("n1", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
-    job.report("n2", 0, Phase.VOTED, ready=True)
+    job.report("n2", 0, Phase.VOTED, result=msg.Holding())
     job.report("n3", None)
     assert job.orders(msg.Begin)[w("n2")].decision.kind is DecisionKind.FORWARD
 

@@ -69,7 +69,7 @@ def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
     job.lose("n1")
     job.tick(0.2)
     assert waits(job) == [], "its report is still awaited"
-    job.report("n0", 1, experts=plan.experts.placement[0])
+    job.report("n0", 1, state=msg.Holding(experts=plan.experts.placement[0]))
     for _ in range(3):
         job.tick(0.2)
     assert waits(job) == [(1, 2)]

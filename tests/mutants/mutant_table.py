@@ -10,6 +10,7 @@ from mutants_of_agents import AGENT_MUTANTS
 from mutants_of_parts import PART_MUTANTS
 
 COMMIT = "protocol/commit.py"
+MESSAGES = "protocol/messages/worker.py"
 WORKER = "coordination/worker/machine.py"
 BOUNDARIES = "coordination/worker/boundaries.py"
 GENERATIONS = "coordination/worker/generations.py"
@@ -196,8 +197,8 @@ MUTANTS = (
     Mutant(
         name="anybody_can_reach_the_target",
         file=DECISIONS,
-        old="    return report.applied == target or (report.applied == target - 1 and report.ready)\n",
-        new="    return report.applied >= target - 1\n",
+        old="    holding = report.holding_of(target)\n",
+        new="    holding = report.state if report.applied is not None and report.applied >= target - 1 else None\n",
         equivalent="what is passed anywhere proves that all were READY, so whoever stands right before it is; else the "
         "target is where somebody stands, and whoever is behind that is not READY for it",
         why="without reduced gradients a worker cannot carry out FORWARD",
@@ -341,9 +342,9 @@ MUTANTS = (
     ),
     Mutant(
         name="forward_with_other_experts",
-        file=PLANNER,
-        old="            held[worker] = report.experts_next\n",
-        new="            held[worker] = report.experts\n",
+        file=MESSAGES,
+        old="        return self.result if self.applied == step - 1 else None\n",
+        new="        return self.state if self.applied == step - 1 and self.result is not None else None\n",
         why="with the step that is still to be applied the experts move on",
     ),
     Mutant(

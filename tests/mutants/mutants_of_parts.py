@@ -29,8 +29,8 @@ PART_MUTANTS = (
     Mutant(
         name="loads_what_a_peer_would_send",
         file=BOUNDARIES,
-        old="    if lacking and decision is not None and decision.kind is DecisionKind.ROLLBACK:\n",
-        new="    if lacking and decision is not None:\n",
+        old="    if lacking and isinstance(source, CheckpointSource):\n        return Load(plan, source.name)\n",
+        new="    if lacking and source is not None:\n        return Load(plan, str(source))\n",
         why="only a roll-back leads to a checkpoint",
     ),
     Mutant(
@@ -43,8 +43,8 @@ PART_MUTANTS = (
     Mutant(
         name="pushes_to_everybody",
         file=BOUNDARIES,
-        old="for w, sources in plan.sources.items() if worker in sources)",
-        new="for w, sources in plan.sources.items() if sources)",
+        old="for w, source in pushed if worker in source.members)",
+        new="for w, source in pushed if source.members)",
         why="only who is named as a source sends: another may lack the state itself",
     ),
     Mutant(

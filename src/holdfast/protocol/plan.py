@@ -9,6 +9,7 @@ from msgspec import Meta, field
 
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.names import Blob, Count, Struct, Text, WorkerId, node_of
+from holdfast.protocol.state import StateSource
 
 #: Steps over which loads are taken where nobody ever looks at the placement again (Lazarus, 6.1: looks every 200).
 LOADS_WINDOW = 200
@@ -48,13 +49,13 @@ class Decision(Struct, frozen=True, kw_only=True):
     """What becomes of the step that a generation's end interrupted.
 
     `applied` is the step whose state every member holds once the decision is carried out; the next step is one more.
-    FORWARD carries v; ROLLBACK names the checkpoint.
+    FORWARD carries v. `source`, of ROLLBACK: where all members get that state from.
     """
 
     kind: DecisionKind
     applied: Count
     commit: Commit | None = None
-    checkpoint: Text = ""
+    source: StateSource | None = None
 
 
 class Member(Struct, frozen=True, kw_only=True):
@@ -97,7 +98,8 @@ class ExpertPlan(Struct, frozen=True, kw_only=True):
 
 
 class GenerationPlan(Struct, frozen=True, kw_only=True):
-    """A numbered configuration. `sources` gives each member without state the members that send it theirs.
+    """A numbered configuration. `sources` says where members that lack the state get it, where it is not the decision's
+    source.
 
     `last`: nothing is computed in it. Its members save what they have, where they save anything, and finish.
     """
@@ -105,7 +107,7 @@ class GenerationPlan(Struct, frozen=True, kw_only=True):
     term: Count
     generation: Count
     members: tuple[Member, ...]
-    sources: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    sources: dict[str, StateSource] = field(default_factory=dict[str, StateSource])
     experts: ExpertPlan | None = None
     secret: Annotated[bytes, Meta(max_length=64)] = b""
     last: bool = False
@@ -113,6 +115,14 @@ class GenerationPlan(Struct, frozen=True, kw_only=True):
     def rank(self, worker: str) -> int | None:
         """Return the rank of a worker, None where it is no member."""
         return next((rank for rank, member in enumerate(self.members) if member.worker == worker), None)
+
+    def source_of(self, worker: str, decision: Decision | None) -> StateSource | None:
+        """Return where a member gets the state from with which the generation begins, None where it has it.
+
+        Args:
+            decision: what the generation begins with, None after a swap.
+        """
+        return self.sources.get(worker) or (decision.source if decision is not None else None)
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
+from holdfast.protocol.state import CheckpointSource
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts import broken_guarantee, shape_of
 from holdfast.simulation.world import START, Peer, World
@@ -213,7 +214,8 @@ class Checker:
             if left:
                 self._fail(f"the job begins anew although {left} are there")
         if decision.kind is DecisionKind.ROLLBACK:
-            file = self._world.checkpoints.files.get(decision.checkpoint)
+            name = decision.source.name if isinstance(decision.source, CheckpointSource) else ""
+            file = self._world.checkpoints.files.get(name)
             if file is None or self._truth.get(decision.applied, file.state) != file.state:
                 self._fail(f"{decision} leads to {file}, which is not on the lineage")
 

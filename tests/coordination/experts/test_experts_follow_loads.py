@@ -192,7 +192,7 @@ def test_what_is_computed_for_a_generation_that_is_over_is_forgotten() -> None:
     assert plan is not None
     assert plan.experts is not None
     for worker, held in zip(plan.workers[:3], plan.experts.placement, strict=False):
-        job.report(msg.node_of(worker), 10, experts=held)
+        job.report(msg.node_of(worker), 10, state=msg.Holding(experts=held))
     job.feed(Planned(order.generation, experts))
     assert job.kinds == []
     assert job.records[-1].pending is None
@@ -217,14 +217,14 @@ def test_a_failure_voids_a_pending_rebalance() -> None:
     assert set(job.orders(msg.Stop)) == {w("n0"), w("n1"), w("n3")}
     for worker, held in zip(plan.workers, plan.experts.placement, strict=True):
         if worker != w("n2"):
-            job.report(msg.node_of(worker), 10, experts=held)
+            job.report(msg.node_of(worker), 10, state=msg.Holding(experts=held))
     (started,) = job.said(ev.GenerationStarted)
     assert (started.reason, started.generation) == ("failure", pending.generation + 1)
     assert job.records[-1].pending is None
 
 
 @pytest.mark.parametrize("blob", [b"odd", b"\xff" * 16])
-@pytest.mark.parametrize("name", ["experts", "experts_next"])
+@pytest.mark.parametrize("name", ["state", "result"])
 def test_a_report_that_cannot_be_read_expels_its_node_and_not_the_coordinator(name: str, blob: bytes) -> None:
     """Every coordinator would be told it again, and end."""
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
@@ -232,12 +232,12 @@ def test_a_report_that_cannot_be_read_expels_its_node_and_not_the_coordinator(na
     assert plan is not None
     assert plan.experts is not None
     job.lose("n3")
-    job.report("n2", 0, **{name: blob})
+    job.report("n2", 0, **{name: msg.Holding(experts=blob)})
     (failure,) = job.said(ev.FailureDetected)
     assert (failure.node, failure.kind) == ("n2", "exception")
     assert "the report of n2/0/a cannot be read" in failure.detail
     for worker, held in zip(plan.workers[:2], plan.experts.placement, strict=False):
-        job.report(msg.node_of(worker), 0, experts=held)
+        job.report(msg.node_of(worker), 0, state=msg.Holding(experts=held))
     (started,) = job.said(ev.GenerationStarted)
     assert started.members == ("n0", "n1")
 

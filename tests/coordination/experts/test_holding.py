@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.experts.holding import Holding
+from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.experts.placing import decode, encode, everything, lost_experts
 from holdfast.errors import JobFailedError
 from holdfast.planning.arrays import IntArray
@@ -32,16 +32,16 @@ def plan(held: bytes, placement: bytes, moves: int = 0) -> ExpertPlan:
     )
 
 
-def holding(*experts: int) -> Holding:
+def holding(*experts: int) -> HeldExperts:
     """A worker that holds these since a commit."""
-    out = Holding(SHAPE)
+    out = HeldExperts(SHAPE)
     out.take_up(plan(b"", blob(*experts)), 0, START)
     out.passed()
     return out
 
 
 def test_all_initial_experts_are_kept_until_the_first_commit() -> None:
-    fresh = Holding(SHAPE)
+    fresh = HeldExperts(SHAPE)
     assert fresh.blob == everything(SHAPE) == blob(0, 1, 2, 3)
     change = fresh.take_up(plan(b"", blob(0, 1)), 0, START)
     assert not change.bring
@@ -74,7 +74,7 @@ def test_what_came_too_late_to_be_reported_is_let_go_of() -> None:
 
 @pytest.mark.parametrize("decision", [REDO, DecisionKind.FORWARD, None])
 def test_experts_of_a_state_that_was_replaced_do_not_count(decision: DecisionKind | None) -> None:
-    worker = Holding(SHAPE)
+    worker = HeldExperts(SHAPE)
     change = worker.take_up(plan(b"", blob(1, 2), moves=2), 0, decision)
     assert change.bring
     assert not change.keep.any()
@@ -93,7 +93,7 @@ def test_a_checkpoint_replaces_everything() -> None:
 
 
 def test_initial_experts_that_may_have_been_written_over_are_initial_no_more() -> None:
-    for worker in (holding(0, 1, 2, 3), Holding(SHAPE)):
+    for worker in (holding(0, 1, 2, 3), HeldExperts(SHAPE)):
         worker.overwrite()
         with pytest.raises(JobFailedError, match="initial experts"):
             worker.take_up(plan(b"", everything(SHAPE)), 0, START)
@@ -110,7 +110,7 @@ class Member:
     """A worker with its memory: what lies there, whatever is noted of it."""
 
     def __init__(self) -> None:
-        self.holding = Holding(SHAPE)
+        self.holding = HeldExperts(SHAPE)
         self.memory = decode(everything(SHAPE), SHAPE) > 0
 
     def take_up(self, plan: ExpertPlan, rank: int, decision: DecisionKind | None, reach: int) -> None:

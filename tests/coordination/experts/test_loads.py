@@ -70,7 +70,7 @@ def test_a_placement_after_a_failure_follows_the_loads() -> None:
     job.lose("n3")
     for node in ("n0", "n1", "n2"):
         held = dict(zip(before.workers, before.experts.placement, strict=True)) if before.experts else {}
-        job.report(node, 0, experts=held[w(node)])
+        job.report(node, 0, state=msg.Holding(experts=held[w(node)]))
     after = job.records[-1].plan
     assert after is not None
     assert replicas(after) == [[3, 2, 2, 2], [2, 2, 2, 3]]

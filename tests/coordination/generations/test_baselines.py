@@ -101,7 +101,9 @@ def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
     comes(job, "n2", "b")
     begin = job.orders(msg.Begin)
     assert set(begin) == {w("n0", "b"), w("n2", "b")}
-    assert begin[w("n0", "b")].decision == msg.Decision(kind=DecisionKind.ROLLBACK, applied=2, checkpoint="two")
+    assert begin[w("n0", "b")].decision == msg.Decision(
+        kind=DecisionKind.ROLLBACK, applied=2, source=msg.CheckpointSource(name="two")
+    )
     assert job.said(ev.RolledBack)[0].why == "all workers were started again"
     costs = _redo(job, ("n0", "n2"), generation=2, first=3, until=4)
     assert (costs.action, costs.state_source) == ("restart_all", "checkpoint")

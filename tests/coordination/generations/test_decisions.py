@@ -10,6 +10,7 @@ from holdfast.coordination.generations.decisions import NothingLeft, Verdict, de
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind, Passed, Phase
 from holdfast.protocol.record import KnownCheckpoint
+from holdfast.protocol.state import CheckpointSource, Holding
 
 STEP = 5
 
@@ -25,7 +26,7 @@ def report(index: int, stand: str) -> Report:
         applied=applied,
         step=STEP,
         phase=Phase.COMPUTE,
-        ready=stand in ("ready", "voted", "passed"),
+        result=Holding() if stand in ("ready", "voted", "passed") else None,
         passed=Passed(step=STEP, commit=commit(3.0)) if passed else None,
     )
 
@@ -56,7 +57,8 @@ def test_the_rules(
             return
         assert isinstance(verdict, Verdict)
         newest = max(known.step for known in checkpoints)
-        assert verdict.decision == Decision(kind=DecisionKind.ROLLBACK, applied=newest, checkpoint=f"c{newest}")
+        source = CheckpointSource(name=f"c{newest}")
+        assert verdict.decision == Decision(kind=DecisionKind.ROLLBACK, applied=newest, source=source)
         return
     assert isinstance(verdict, Verdict)
     assert verdict.holders == tuple(w(f"n{index}") for index in live)

@@ -91,7 +91,10 @@ def stand(node: str, at: int, **fields: object) -> msg.Report:
 
 
 def test_who_still_has_to_go_forward_holds_the_experts_of_afterwards() -> None:
-    reports = {w("n0"): stand("n0", 5, experts=b"now"), w("n1"): stand("n1", 4, ready=True, experts_next=b"next")}
+    reports = {
+        w("n0"): stand("n0", 5, state=msg.Holding(experts=b"now")),
+        w("n1"): stand("n1", 4, result=msg.Holding(experts=b"next")),
+    }
     forward = Decision(kind=DecisionKind.FORWARD, applied=5, commit=commit())
     assert held_experts(forward, reports) == {w("n0"): b"now", w("n1"): b"next"}
 

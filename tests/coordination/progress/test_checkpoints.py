@@ -67,7 +67,7 @@ def test_one_that_was_accepted_before_a_roll_back_never_counts() -> None:
     assert job.machine.record.superseded == ("three",)
     job.lose("n1")
     job.report("n0", None, msg.Phase.ENTERING)
-    assert job.orders(msg.Begin)[w("n0")].decision.checkpoint == "one"
+    assert job.orders(msg.Begin)[w("n0")].decision.source == msg.CheckpointSource(name="one")
 
 
 def test_what_was_written_before_a_roll_back_is_never_accepted() -> None:

@@ -80,8 +80,8 @@ def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
     comes_back("n0")
     comes_back("n1")
     job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
-    job.report("n0", 1, Phase.VOTED, ready=True)
-    job.report("n1", 1, Phase.VOTED, ready=True)
+    job.report("n0", 1, Phase.VOTED, result=msg.Holding())
+    job.report("n1", 1, Phase.VOTED, result=msg.Holding())
     assert job.orders(msg.Begin) == {}
     comes_back("n2", applied(w("n2"), 1, 2, commit(5.0)))
     job.report("n2", 2, passed=msg.Passed(step=2, commit=commit(5.0)))

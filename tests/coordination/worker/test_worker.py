@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from machinery import commit, w
 
-from holdfast.coordination.experts.holding import Holding
+from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.experts.placing import encode
 from holdfast.coordination.worker.boundaries import NEXT, InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
@@ -35,7 +35,7 @@ ME, PEER = w("n0"), w("n1")
 
 
 def plan(
-    generation: int, *workers: str, term: int = 1, sources: dict[str, tuple[str, ...]] | None = None
+    generation: int, *workers: str, term: int = 1, sources: dict[str, msg.StateSource] | None = None
 ) -> msg.GenerationPlan:
     members = tuple(msg.Member(worker=worker, host="h", state_port=1) for worker in workers or (ME, PEER))
     return msg.GenerationPlan(term=term, generation=generation, members=members, sources=sources or {})
@@ -95,7 +95,7 @@ def test_a_stop_while_computing_is_answered_at_once() -> None:
     halt, _ = told = machine.order(msg.Stop(term=1, generation=1))
     assert isinstance(halt, Halt)
     report = report_of(told)
-    assert (report.applied, report.phase, report.held, report.ready) == (0, Phase.COMPUTE, (0,), False)
+    assert (report.applied, report.phase, report.held, report.result) == (0, Phase.COMPUTE, (0,), None)
     assert machine.task == Wait()
     assert not machine.computing(2)
     assert not machine.computed()
@@ -113,7 +113,7 @@ def test_an_abandoned_vote_is_reported_as_abandoned() -> None:
     machine = voted()
     machine.order(msg.Stop(term=1, generation=1))
     report = report_of(machine.vote_abandoned())
-    assert (report.phase, report.passed, report.ready) == (Phase.ABANDONED, None, True)
+    assert (report.phase, report.passed, report.result) == (Phase.ABANDONED, None, msg.Holding())
 
 
 def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
@@ -198,7 +198,7 @@ def test_a_stop_of_an_older_coordinator_or_of_an_older_generation_stops_nobody()
 
 def joiner() -> WorkerMachine:
     machine = WorkerMachine(ME, micro_batches=4)
-    machine.order(msg.Prepare(plan=plan(2, PEER, ME, sources={ME: (PEER,)})))
+    machine.order(msg.Prepare(plan=plan(2, PEER, ME, sources={ME: msg.LiveSource(members=(PEER,))})))
     machine.prepared(2)
     return machine
 
@@ -228,7 +228,7 @@ def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
 def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> None:
     for stopped in (False, True):
         machine = voted()
-        machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): (ME,)})))
+        machine.order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
         machine.prepared(2)
         machine.order(msg.Arm(term=1, generation=2))
         assert machine.generations.flags == (msg.Flag.SWAP,)
@@ -343,7 +343,7 @@ def test_a_begin_that_does_not_fit_the_state_raises() -> None:
 
 
 def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
-    machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
+    machine = WorkerMachine(ME, micro_batches=4, holding=HeldExperts(SHAPE))
     machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
     machine.entered()
@@ -353,18 +353,18 @@ def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
 
 def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:
     """Stopped again before it could apply: its gradients are those of the generation before, not of this one's plan."""
-    machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
+    machine = WorkerMachine(ME, micro_batches=4, holding=HeldExperts(SHAPE))
     machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
     machine.entered()
     assert machine.computed()
     assert machine.reduced()
     report = report_of(machine.order(msg.Stop(term=1, generation=1)))
-    assert (report.ready, report.experts, report.experts_next) == (True, blob(0, 1), blob(0))
+    assert (report.state, report.result) == (msg.Holding(experts=blob(0, 1)), msg.Holding(experts=blob(0)))
     forward = begin(2, DecisionKind.FORWARD, 1, commit=commit(1), plan=placed(2, blob(0), blob(1)))
     machine.order(forward)
     report = report_of(machine.order(msg.Stop(term=1, generation=2)))
-    assert (report.ready, report.experts, report.experts_next) == (True, blob(0, 1), blob(0))
+    assert (report.state, report.result) == (msg.Holding(experts=blob(0, 1)), msg.Holding(experts=blob(0)))
 
 
 SHAPE = msg.ExpertShape(layers=1, experts=2, slots=2)
@@ -375,7 +375,7 @@ def blob(*experts: int) -> bytes:
 
 
 def placed(
-    generation: int, held: bytes, placement: bytes, sources: dict[str, tuple[str, ...]] | None = None
+    generation: int, held: bytes, placement: bytes, sources: dict[str, msg.StateSource] | None = None
 ) -> msg.GenerationPlan:
     """A plan that gives this worker these experts; its peer has the others."""
     experts = msg.ExpertPlan(
@@ -392,7 +392,7 @@ def take_up(machine: WorkerMachine) -> None:
 
 def with_experts() -> WorkerMachine:
     """Has applied step 1, with expert 0."""
-    machine = WorkerMachine(ME, micro_batches=4, holding=Holding(SHAPE))
+    machine = WorkerMachine(ME, micro_batches=4, holding=HeldExperts(SHAPE))
     machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
     machine.entered()
@@ -408,7 +408,7 @@ def with_experts() -> WorkerMachine:
 def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
     machine = with_experts()
     machine.order(msg.Stop(term=1, generation=1))
-    the_plan = placed(2, blob(0), blob(0, 1), sources={PEER: (ME,)})
+    the_plan = placed(2, blob(0), blob(0, 1), sources={PEER: msg.LiveSource(members=(ME,))})
     machine.order(begin(2, DecisionKind.REDO, 1, plan=the_plan))
     assert machine.task == Move(the_plan, (PEER,))
     change = machine.moving()
@@ -421,7 +421,7 @@ def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
 def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> None:
     machine = with_experts()
     machine.order(msg.Stop(term=1, generation=1))
-    the_plan = placed(2, b"", blob(1), sources={ME: (PEER,)})
+    the_plan = placed(2, b"", blob(1), sources={ME: msg.LiveSource(members=(PEER,))})
     machine.order(begin(2, DecisionKind.REDO, 4, plan=the_plan))
     assert machine.pushed(2)
     assert machine.task == Move(the_plan, ())
@@ -434,16 +434,18 @@ def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> N
     assert machine.received(2, None, 4)
     assert machine.task == Enter(the_plan, ())
     report = report_of(machine.order(msg.Stop(term=1, generation=2)))
-    assert (report.applied, report.experts) == (4, blob(1))
+    assert (report.applied, report.state.experts) == (4, blob(1))
 
 
 def test_experts_without_the_rest_of_the_state_are_not_reported() -> None:
     machine = with_experts()
     machine.order(msg.Stop(term=1, generation=1))
-    machine.order(begin(2, DecisionKind.REDO, 4, plan=placed(2, b"", blob(1), sources={ME: (PEER,)})))
+    machine.order(
+        begin(2, DecisionKind.REDO, 4, plan=placed(2, b"", blob(1), sources={ME: msg.LiveSource(members=(PEER,))}))
+    )
     take_up(machine)
     report = report_of(machine.order(msg.Stop(term=1, generation=2)))
-    assert (report.applied, report.experts) == (None, b"")
+    assert (report.applied, report.state) == (None, msg.Holding(dense=False))
 
 
 def test_experts_that_come_after_a_stop_do_not_count() -> None:
@@ -454,20 +456,20 @@ def test_experts_that_come_after_a_stop_do_not_count() -> None:
     report = report_of(machine.order(msg.Stop(term=1, generation=2)))
     assert not machine.moved(2)
     assert machine.moving() is None
-    assert report.experts == blob(0)
+    assert report.state.experts == blob(0)
 
 
 def test_a_checkpoint_is_loaded_before_its_experts_are_taken_up() -> None:
     machine = with_experts()
     machine.order(msg.Stop(term=1, generation=1))
     the_plan = placed(2, b"", blob(1))
-    machine.order(begin(2, DecisionKind.ROLLBACK, 0, checkpoint="c", plan=the_plan))
+    machine.order(begin(2, DecisionKind.ROLLBACK, 0, source=msg.CheckpointSource(name="c"), plan=the_plan))
     assert machine.task == Load(the_plan, "c")
     with pytest.raises(InvalidTransitionError, match="moving"):
         machine.moving()
     assert machine.loaded(2, 0)
     take_up(machine)
-    assert report_of(machine.order(msg.Stop(term=1, generation=2))).experts == blob(1)
+    assert report_of(machine.order(msg.Stop(term=1, generation=2))).state.experts == blob(1)
 
 
 def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story() -> None:

@@ -135,7 +135,9 @@ def test_a_node_dies_in_the_middle_of_a_transfer(
         pending = cluster.machine.record.pending
         assert pending is not None
         if victim == "sender":
-            victim = msg.node_of(next(iter(pending.sources.values()))[0])
+            source = next(iter(pending.sources.values()))
+            assert isinstance(source, msg.LiveSource)
+            victim = msg.node_of(source.members[0])
         cluster.fail(victim, step=1, phase=phase)
         cluster.go()
         cluster.wait_done()

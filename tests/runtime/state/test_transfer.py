@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.plan import GenerationPlan, Member, Passed
+from holdfast.protocol.state import LiveSource
 from holdfast.runtime.state import receive as inbox
 from holdfast.runtime.state import wire
 from holdfast.runtime.state.hashing import state_hash
@@ -70,7 +71,7 @@ class Side:
             term=1,
             generation=self.generation if generation is None else generation,
             members=members,
-            sources={RECEIVER: (SENDER,)},
+            sources={RECEIVER: LiveSource(members=(SENDER,))},
             secret=self.secret if secret is None else secret,
         )
 

@@ -30,7 +30,7 @@ class Rearrangement:
     bring: bool
 
 
-class Holding:
+class HeldExperts:
     """What one worker holds, as replicas per layer and expert `[L, E]`."""
 
     def __init__(self, shape: ExpertShape) -> None:

@@ -54,7 +54,7 @@ def decode(blob: bytes, shape: ExpertShape) -> IntArray:
 def unreadable(report: Report, shape: ExpertShape | None) -> str:
     """Return why a report's experts are none of a job with these, "" where they are (or nobody looks at them)."""
     try:
-        for blob in (report.experts, report.experts_next):
+        for blob in (report.state.experts, report.result.experts if report.result is not None else b""):
             if shape is not None:
                 decode(blob, shape)
     except ValueError as error:

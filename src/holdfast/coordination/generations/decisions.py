@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind, Passed
 from holdfast.protocol.record import KnownCheckpoint
+from holdfast.protocol.state import CheckpointSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +93,7 @@ def without_state(
     """
     if checkpoints:
         newest = checkpoints[-1]
-        rollback = Decision(kind=DecisionKind.ROLLBACK, applied=newest.step, checkpoint=newest.name)
+        rollback = Decision(kind=DecisionKind.ROLLBACK, applied=newest.step, source=CheckpointSource(name=newest.name))
         return Verdict(decision=rollback, holders=(), why=f"{_names(lost)} have no live copy")
     if committed == 0 or anew:
         why = f"{_names(lost)} have no live copy and no checkpoint is kept yet: the job begins anew"
@@ -124,6 +125,5 @@ def _newest_passed(previous: Decision | None, reports: Sequence[Report]) -> Pass
 
 def _can_reach(report: Report, target: int) -> bool:
     """True where the worker has the state of `target`, or the reduced gradients that lead there."""
-    if report.applied is None:
-        return False
-    return report.applied == target or (report.applied == target - 1 and report.ready)
+    holding = report.holding_of(target)
+    return holding is not None and holding.dense

@@ -19,6 +19,7 @@ from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import LOADS_WINDOW, Decision, DecisionKind, ExpertPlan, ExpertShape, GenerationPlan, Member
 from holdfast.protocol.record import Record
+from holdfast.protocol.state import LiveSource
 
 
 def plan_generation(
@@ -66,11 +67,12 @@ def plan_with(
     """Return the next generation's plan for these workers by rank, and a placement of their experts."""
     generation = record.generation + 1
     receivers = [worker for worker in ordered if worker not in holders] if holders else []
+    givers = {worker: holders[place % len(holders)] for place, worker in enumerate(receivers)}
     return GenerationPlan(
         term=record.term,
         generation=generation,
         members=tuple(_member(members, worker) for worker in ordered),
-        sources={worker: (holders[place % len(holders)],) for place, worker in enumerate(receivers)},
+        sources={worker: LiveSource(members=(giver,)) for worker, giver in givers.items()},
         experts=experts,
         secret=hashlib.sha256(config.secret + f"/{record.term}/{generation}".encode()).digest(),
     )
@@ -182,13 +184,8 @@ def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str,
     """Return what the decision leaves in each reporter's hands."""
     if decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK):
         return {}  # every member makes or loads its own
-    held: dict[str, bytes] = {}
-    for worker, report in reports.items():
-        if report.applied == decision.applied:
-            held[worker] = report.experts
-        elif report.applied == decision.applied - 1 and report.ready:
-            held[worker] = report.experts_next
-    return held
+    found = {worker: report.holding_of(decision.applied) for worker, report in reports.items()}
+    return {worker: holding.experts for worker, holding in found.items() if holding is not None}
 
 
 def first_assignment(

@@ -11,6 +11,7 @@ from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import Rebalanced, Recovered, StepCommitted
 from holdfast.protocol.messages.agent import Committed
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
+from holdfast.protocol.state import kind_of
 
 #: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn
 AT_ONCE = 2048
@@ -88,9 +89,8 @@ class Progress:
     def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
         """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
         since = self.committed_at or self._turn.now
-        self.recovery = RecoveryCost(
-            failed=since, detected=since, action=action, source="live", after_step=step, swap=True
-        )
+        self.recovery = RecoveryCost(failed=since, detected=since, action=action, after_step=step, swap=True)
+        self.recovery.source = kind_of(next(iter(plan.sources.values()), None))
         self.recovery.experts_moved = plan.experts.moves if plan.experts else 0
 
     def decided(
@@ -107,15 +107,15 @@ class Progress:
         recovery.micro_batches_kept, recovery.micro_batches_redone = salvaged
         recovery.experts_moved = plan.experts.moves if plan.experts else 0
         if recovery.restart:
-            recovery.source = "checkpoint" if decision.kind is DecisionKind.ROLLBACK else "none"
+            recovery.source = kind_of(decision.source)
             return
         recovery.decided = self._turn.now
         recovery.after_step = decision.applied - (decision.kind is DecisionKind.FORWARD)
         workers = before.workers if before else ()
+        recovery.source = kind_of(decision.source or next(iter(plan.sources.values()), None))
         if decision.kind is DecisionKind.ROLLBACK:
-            recovery.action, recovery.source = "rollback", "checkpoint"
+            recovery.action = "rollback"
             return
-        recovery.source = "live" if plan.sources else "none"
         if len(plan.members) > len(workers):
             recovery.action = "grow"
         elif set(plan.workers) == set(workers):

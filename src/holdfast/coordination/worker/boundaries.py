@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, Receive
-from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Phase
+from holdfast.protocol.plan import Decision, GenerationPlan, Phase
+from holdfast.protocol.state import CheckpointSource, LiveSource
 
 
 class InvalidTransitionError(Exception):
@@ -50,12 +51,13 @@ def due(worker: str, plan: GenerationPlan, decision: Decision | None, copy: Stat
         decision: what the generation began with, None after a swap.
         placed: the experts are where the plan has them, or there are none.
     """
-    lacking = copy.applied is None
+    lacking, source = copy.applied is None, plan.source_of(worker, decision)
     if copy.forward_due(decision) and copy.passed is not None:
         return Forward(plan, copy.passed.step, copy.passed.commit)
-    if lacking and decision is not None and decision.kind is DecisionKind.ROLLBACK:
-        return Load(plan, decision.checkpoint)
-    send_to = tuple(w for w, sources in plan.sources.items() if worker in sources)
+    if lacking and isinstance(source, CheckpointSource):
+        return Load(plan, source.name)
+    pushed = [(w, source) for w, source in plan.sources.items() if isinstance(source, LiveSource)]
+    send_to = tuple(w for w, source in pushed if worker in source.members)
     if not placed:
         return Move(plan, send_to)
     return Receive(plan) if lacking else Enter(plan, send_to)

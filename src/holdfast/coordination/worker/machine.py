@@ -32,15 +32,16 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void
 from holdfast.protocol.messages.worker import Applied, Complaint, Entered, Finished, Prepared, Report
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
+from holdfast.protocol.state import Holding, LiveSource
 
 if TYPE_CHECKING:
-    from holdfast.coordination.experts.holding import Holding, Rearrangement
+    from holdfast.coordination.experts.holding import HeldExperts, Rearrangement
 
 
 class WorkerMachine:
     """The protocol state of one worker process. Not thread-safe: the shell holds a lock around every call."""
 
-    def __init__(self, worker: str, *, micro_batches: int, holding: Holding | None = None) -> None:
+    def __init__(self, worker: str, *, micro_batches: int, holding: HeldExperts | None = None) -> None:
         """Be in no generation.
 
         Args:
@@ -128,9 +129,10 @@ class WorkerMachine:
             raise self._invalid("begin before the promised report")
         plan, decision = order.plan, order.decision
         out = self.generations.leave_pending()
+        receives = isinstance(plan.source_of(self.worker, decision), LiveSource)
         redone = decision.kind is DecisionKind.REDO and self.applied == decision.applied
         try:
-            self._copy.settle(decision, receives=self.worker in plan.sources, reduced=self._ready)
+            self._copy.settle(decision, receives=receives, reduced=self._ready)
         except ValueError as error:
             raise self._invalid(f"begin: {error}") from error
         if self.holding is not None and decision.kind is DecisionKind.ROLLBACK:
@@ -351,6 +353,19 @@ class WorkerMachine:
         return self.phase in REDUCED or (entering and self._copy.forward_due(self.generations.decision))
 
     @property
+    def _state(self) -> Holding:
+        """Which parts of the state of the applied step are here; experts without the rest are of no use to anybody."""
+        here = self.applied is not None
+        return Holding(dense=here, experts=self.holding.blob if self.holding is not None and here else b"")
+
+    @property
+    def _result(self) -> Holding | None:
+        """Which parts of the state of the step in progress its v would lead to; None: it is not reduced here."""
+        if not self._ready:
+            return None
+        return Holding(experts=self.holding.next_blob if self.holding is not None else b"")
+
+    @property
     def _place(self) -> Place:
         return type(self._due(self.plan)) if self.phase is Phase.ENTERING and self.plan else self.phase
 
@@ -394,12 +409,10 @@ class WorkerMachine:
             step=self.step,
             phase=self.phase,
             fresh=self._copy.fresh,
-            ready=self._ready,
             passed=self.passed,
             held=tuple(sorted(self._share.held)),
-            # Without the rest of the state they are of no use to anybody.
-            experts=self.holding.blob if self.holding is not None and self.applied is not None else b"",
-            experts_next=self.holding.next_blob if self.holding is not None and self._ready else b"",
+            state=self._state,
+            result=self._result,
         )
         return [Tell(report)]
 

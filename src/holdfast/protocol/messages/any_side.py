@@ -9,3 +9,4 @@ from holdfast.protocol.messages.orders import *
 from holdfast.protocol.messages.worker import *
 from holdfast.protocol.names import *
 from holdfast.protocol.plan import *
+from holdfast.protocol.state import *

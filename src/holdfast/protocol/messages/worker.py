@@ -9,6 +9,7 @@ from msgspec import Meta
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.names import Blob, Count, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, Phase
+from holdfast.protocol.state import Holding
 
 #: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
 MAX_LOADS = 1 << 17
@@ -73,8 +74,8 @@ class Report(Struct, frozen=True, kw_only=True):
     `generation` echoes Stop's. `applied` is None where this worker holds no state of the job (fresh, or void).
     `held`: micro-batches of `step` whose gradients this worker has or is about to have.
     `fresh`: the state is this worker's own initial one, whole: only that can become everybody's at a START.
-    `ready`: the reductions of `step` = applied + 1 are here, so that FORWARD(step, v) can be carried out.
-    `experts`: those held here, with the state of `applied`; `experts_next`: those that FORWARD leads to.
+    `state`: which parts of the state of `applied` are here. `result`: the same of `step` = applied + 1, once FORWARD
+    was carried out; None where not all of its reductions are here.
     """
 
     worker: WorkerId
@@ -84,11 +85,16 @@ class Report(Struct, frozen=True, kw_only=True):
     step: Count
     phase: Phase
     fresh: bool = False
-    ready: bool = False
     passed: Passed | None = None
     held: tuple[int, ...] = ()
-    experts: Blob = b""
-    experts_next: Blob = b""
+    state: Holding = Holding()
+    result: Holding | None = None
+
+    def holding_of(self, step: int) -> Holding | None:
+        """Return which parts of a step's state are here, or can be made here once its v is known; None: not any."""
+        if self.applied == step:
+            return self.state
+        return self.result if self.applied == step - 1 else None
 
 
 class Complaint(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 
 from holdfast.clock import Clock
 from holdfast.control.link.framing import FromWorkerProcess
-from holdfast.coordination.experts.holding import Holding
+from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import (
     Build,
@@ -100,7 +100,7 @@ class Session:
         self._saver = saver
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
-        holding = Holding(experts.shape(1)) if experts is not None else None
+        holding = HeldExperts(experts.shape(1)) if experts is not None else None
         self._machine = WorkerMachine(identity.worker, micro_batches=workload.micro_batches, holding=holding)
         self._shared = shared = Shared(
             changed=self._changed,

@@ -112,7 +112,8 @@ class SoloLink:
             for why in self._damaged:
                 logger.warning("%s; the checkpoint before it is used", why)
             newest = self._known[-1]
-            return msg.Decision(kind=msg.DecisionKind.ROLLBACK, applied=newest.step, checkpoint=newest.final)
+            source = msg.CheckpointSource(name=newest.final)
+            return msg.Decision(kind=msg.DecisionKind.ROLLBACK, applied=newest.step, source=source)
         if self._damaged:
             raise JobFailedError(f"no checkpoint in {self._directory} can be read: {self._damaged[0]}")
         return msg.Decision(kind=msg.DecisionKind.START, applied=0)

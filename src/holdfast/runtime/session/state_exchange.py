@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.coordination.worker.tasks import Enter, Move
+from holdfast.protocol.state import LiveSource
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.session.resources import Resources, Shared
 from holdfast.runtime.state.receive import Receipt, StateInbox
@@ -80,9 +81,10 @@ class StateExchange:
         with self._shared.changed:
             self._shared.changed.wait_for(lambda: machine.generations.plan_of(generation) is not None, timeout=wait_s)
             plan = machine.generations.plan_of(generation)
-            if plan is None or machine.worker not in plan.sources:
+            source = plan.sources.get(machine.worker) if plan is not None else None
+            if plan is None or not isinstance(source, LiveSource):
                 return None
-            return Ticket(plan=plan, receiver=machine.worker, sender=plan.sources[machine.worker][0])
+            return Ticket(plan=plan, receiver=machine.worker, sender=source.members[0])
 
     def _open_receipt(self, ticket: Ticket) -> Receipt | None:
         """A sender has shown who it is: return where its streams go, None where they come too late."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.experts.holding import Holding
+from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.errors import JobFailedError
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.machines.experts import LOADS_EVERY, StoredExperts, drifting_loads, pool
@@ -12,7 +12,7 @@ from holdfast.simulation.machines.host import WorkerHost
 class Mover:
     """Keeps the experts in memory where the worker's machine says they are; the checker hears where that fails."""
 
-    def __init__(self, worker: WorkerHost, stored: StoredExperts, holding: Holding) -> None:
+    def __init__(self, worker: WorkerHost, stored: StoredExperts, holding: HeldExperts) -> None:
         self._worker = worker
         self._stored = stored
         self._holding = holding

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from holdfast.coordination.experts.holding import Holding
+from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker import tasks
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
@@ -62,7 +62,7 @@ class SimWorker(Process):
         plan, parts = self.world.plan, self.world.parts
         shape = shape_of(plan)
         self.experts = StoredExperts(shape) if shape else None
-        holding = Holding(shape) if shape else None
+        holding = HeldExperts(shape) if shape else None
         self._mover = Mover(self, self.experts, holding) if self.experts and holding else None
         self.machine = parts.worker(worker, micro_batches=plan.micro_batches, holding=holding)
         #: generation and step of the gradients at hand

@@ -1,4 +1,4 @@
-"""What lies in a worker's memory from generation to generation, as its `Holding` says, and its part of each step."""
+"""What lies in a worker's memory from generation to generation, as `HeldExperts` says, and its part of each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from holdfast.coordination.experts.holding import Holding
+from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.experts.placing import encode
 from holdfast.errors import BadInputError
 from holdfast.protocol.plan import DecisionKind, ExpertPlan
@@ -57,7 +57,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.experts = job_experts()
-        self.holding = Holding(self.experts.shape(1))
+        self.holding = HeldExperts(self.experts.shape(1))
 
     def enter(self, comm: Communicator, plan: ExpertPlan, decision: DecisionKind) -> int:
         change = self.holding.take_up(plan, comm.rank, decision)
@@ -247,7 +247,7 @@ def test_the_loads_of_a_step_count_once_it_has_passed() -> None:
 def test_loads_are_those_of_about_the_window(window: int, report_every: int) -> None:
     experts = job_experts()
     whole = msgspec.structs.replace(plan([()], [range(EXPERTS)], moves=0), window=window)
-    experts.take_up(LocalCommunicator(), whole, Holding(experts.shape(1)).take_up(whole, 0, DecisionKind.START))
+    experts.take_up(LocalCommunicator(), whole, HeldExperts(experts.shape(1)).take_up(whole, 0, DecisionKind.START))
     assert experts.report_every == report_every
 
     def step(tokens: int) -> None:
