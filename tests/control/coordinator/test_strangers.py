@@ -16,7 +16,7 @@ from server_bench import PATIENCE_S, CoordinatorProcess, frame, hear, hello, mak
 from websockets.frames import Frame, Opcode
 
 from holdfast.control.coordinator.http_api import MAX_WAITING
-from holdfast.errors import BadInputError
+from holdfast.errors import RefusedError
 from holdfast.protocol.messages.agent import Welcome
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
@@ -180,7 +180,7 @@ def test_those_who_wait_for_events_are_so_many(tmp_path: Path, connect: Connect)
             connect(coordinator).sendall(path + head)
         with coordinator.client() as client:
             client.status()  # the others were heard before
-            with pytest.raises(BadInputError, match="requests wait already"):
+            with pytest.raises(RefusedError, match="requests wait already"):
                 list(client.events(after=99, follow=True))
             assert [event.seq for event in client.events()] == [1]
             client.shutdown(7, "enough")
