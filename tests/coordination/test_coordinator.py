@@ -70,9 +70,9 @@ def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_passed() -> None
     job.step(1)
     job.lose("n2")
     assert job.kinds == ["FailureDetected", "NodeLeft", "Stop", "Stop"]
-    job.report("n0", 1, Phase.REDUCING, held=(0, 3))
+    job.report("n0", 1, Phase.REDUCING, summed=(0, 3))
     assert job.kinds == []
-    job.report("n1", 1, Phase.VOTED, result=msg.Holding(), held=(1, 4))
+    job.report("n1", 1, Phase.VOTED, result=msg.Holding(), summed=(1, 4))
     assert job.kinds == ["persist", "GenerationStarted", "Begin", "Begin"]
     begin = job.orders(msg.Begin)[w("n0")]
     assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=1)

@@ -98,7 +98,7 @@ MUTANTS = (
         name="keeps_its_share",
         file=WORKER,
         old="        self._share = Share()\n        if self.holding is not None:\n",
-        new="        self._share.held = []\n        if self.holding is not None:\n",
+        new="        self._share.summed = []\n        if self.holding is not None:\n",
         why="an assignment is for the first step only: after a swap to more ranks parts would be missing or double",
     ),
     Mutant(
@@ -350,8 +350,8 @@ MUTANTS = (
     Mutant(
         name="assigns_parts_of_another_step",
         file=PLANNER,
-        old="        held.append(report.held if report is not None and report.applied == decision.applied else ())\n",
-        new="        held.append(report.held if report is not None else ())\n",
+        old="        summed.append(report.summed if report is not None and report.applied == decision.applied else ())\n",
+        new="        summed.append(report.summed if report is not None else ())\n",
         why="only gradients of the step that is done again are kept",
     ),
     # ---- stops and reports ----

@@ -79,10 +79,10 @@ class Checker:
         """A worker's commit operation returns v."""
         self._keeps_promise(worker, "passed")
 
-    def held(self, worker: Peer, task: Compute) -> None:
-        """What the machine says is held must be there, and nothing else."""
-        if set(task.held) != set(worker.gradients):
-            self._fail(f"{worker.id} holds {sorted(worker.gradients)}, its machine says {sorted(task.held)}")
+    def summed(self, worker: Peer, task: Compute) -> None:
+        """What the machine says is summed must be there, and nothing else."""
+        if set(task.summed) != set(worker.gradients):
+            self._fail(f"{worker.id} holds {sorted(worker.gradients)}, its machine says {sorted(task.summed)}")
         if not worker.whole:
             self._fail(f"{worker.id} computes without a whole state")
         self._experts_of_the_step(worker)

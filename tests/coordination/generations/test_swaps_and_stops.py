@@ -103,6 +103,6 @@ def test_only_gradients_of_the_step_that_is_done_again_are_kept() -> None:
     record = Record(schema=SCHEMA, job="job", term=1, micro_batches=4)
     members = tuple(msg.Member(worker=w(node), host="h", state_port=1) for node in ("n0", "n1"))
     plan = msg.GenerationPlan(term=1, generation=2, members=members)
-    reports = {w("n0"): stand("n0", 5, held=(1,)), w("n1"): stand("n1", 4, held=(0, 2, 3))}
+    reports = {w("n0"): stand("n0", 5, summed=(1,)), w("n1"): stand("n1", 4, summed=(0, 2, 3))}
     redo = Decision(kind=DecisionKind.REDO, applied=5)
     assert first_assignment(record, plan, redo, reports) == ((1, 2), (0, 3))

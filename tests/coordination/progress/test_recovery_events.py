@@ -28,9 +28,9 @@ def test_a_recoverys_phases_follow_one_another_and_what_survivors_have_computed_
     (failure,) = job.said(ev.FailureDetected)
     assert _told(failure) == ("n2", "node_health", 1, None, None)
     job.now += 0.25
-    job.report("n0", 1, Phase.REDUCING, held=(0, 3))
+    job.report("n0", 1, Phase.REDUCING, summed=(0, 3))
     job.now += 0.25
-    job.report("n1", 1, Phase.REDUCING, held=(1,))
+    job.report("n1", 1, Phase.REDUCING, summed=(1,))
     job.now += 2.0
     _enter(job, "n0", "n1", generation=2, at=1)
     job.now += 4.0
@@ -47,8 +47,8 @@ def test_where_the_same_members_try_again_all_is_known() -> None:
     job = Job().start()
     job.step(1)
     job.say(msg.Complaint(worker=w("n1"), generation=1, detail="reset by peer"))
-    for node, held in (("n0", (0, 3)), ("n1", (1, 4)), ("n2", (0, 5))):
-        job.report(node, 1, Phase.REDUCING, held=held)
+    for node, summed in (("n0", (0, 3)), ("n1", (1, 4)), ("n2", (0, 5))):
+        job.report(node, 1, Phase.REDUCING, summed=summed)
     (failure,) = job.said(ev.FailureDetected)
     assert _told(failure) == ("n1", "exception", 3, 2, "reducing")
     _enter(job, "n0", "n1", "n2", generation=2, at=1)
@@ -62,8 +62,8 @@ def test_a_step_that_is_finished_from_what_is_there_computes_nothing_again() -> 
     job = Job().start()
     job.lose("n2")
     passed = msg.Passed(step=1, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
-    job.report("n0", 0, Phase.PASSED, passed=passed, result=msg.Holding(), held=(0, 3))
-    job.report("n1", 0, Phase.ABANDONED, result=msg.Holding(), held=(1, 4))
+    job.report("n0", 0, Phase.PASSED, passed=passed, result=msg.Holding(), summed=(0, 3))
+    job.report("n1", 0, Phase.ABANDONED, result=msg.Holding(), summed=(1, 4))
     _enter(job, "n0", "n1", generation=2, at=1)
     job.step(1, "n0", "n1", generation=2)
     (recovered,) = [event for event in job.events if isinstance(event, ev.Recovered)]

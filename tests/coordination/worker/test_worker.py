@@ -95,7 +95,7 @@ def test_a_stop_while_computing_is_answered_at_once() -> None:
     halt, _ = told = machine.order(msg.Stop(term=1, generation=1))
     assert isinstance(halt, Halt)
     report = report_of(told)
-    assert (report.applied, report.phase, report.held, report.result) == (0, Phase.COMPUTE, (0,), None)
+    assert (report.applied, report.phase, report.summed, report.result) == (0, Phase.COMPUTE, (0,), None)
     assert machine.task == Wait()
     assert not machine.computing(2)
     assert not machine.computed()
@@ -348,7 +348,7 @@ def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
     take_up(machine)
     machine.entered()
     assert all(machine.computing(micro_batch) for micro_batch in machine.share)
-    assert report_of(machine.order(msg.Stop(term=1, generation=1))).held == ()
+    assert report_of(machine.order(msg.Stop(term=1, generation=1))).summed == ()
 
 
 def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:

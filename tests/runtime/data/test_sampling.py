@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
 
-from holdfast.coordination.generations.assignment import keep_held, round_robin
+from holdfast.coordination.generations.assignment import keep_summed, round_robin
 from holdfast.errors import BadInputError
 from holdfast.runtime.data.randomness import seed_micro_batch, stream_seed
 from holdfast.runtime.data.sampling import MicroBatchLoader, SampleOrder
@@ -46,7 +46,7 @@ def test_a_step_is_the_same_samples_in_any_world(order: SampleOrder, world: int,
     def samples(shares: tuple[tuple[int, ...], ...]) -> list[int]:
         return sorted(index for share in shares for part in share for index in order.indices(step, part))
 
-    after_failure = keep_held(order.micro_batches, [share[:1] for share in round_robin(order.micro_batches, other)])
+    after_failure = keep_summed(order.micro_batches, [share[:1] for share in round_robin(order.micro_batches, other)])
     expected = samples(round_robin(order.micro_batches, 1))
     assert samples(round_robin(order.micro_batches, world)) == expected
     assert samples(after_failure) == expected

@@ -11,7 +11,7 @@ def round_robin(micro_batches: int, world: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(rank, micro_batches, world)) for rank in range(world))
 
 
-def keep_held(micro_batches: int, held: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def keep_summed(micro_batches: int, summed: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Return an assignment in which each rank keeps what it holds; the rest goes to whoever has least.
 
     Finished work is not done again after a failure (Unicron 6.2, for data-parallel workers). Where two ranks hold
@@ -19,11 +19,11 @@ def keep_held(micro_batches: int, held: Sequence[Sequence[int]]) -> tuple[tuple[
 
     Args:
         micro_batches: M, how many the step has.
-        held: for each rank, the micro-batches whose gradients are summed up there.
+        summed: for each rank, the micro-batches whose gradients are summed up there.
     """
     taken: set[int] = set()
     shares: list[list[int]] = []
-    for mine in held:
+    for mine in summed:
         # Gradients are one sum per rank: if a single part belongs to somebody else, none of it can be kept.
         keep = [] if taken & set(mine) else sorted(mine)
         taken.update(keep)
@@ -39,14 +39,14 @@ class Share:
     """What one worker computes of the step in progress.
 
     assigned: its micro-batches, where they are not those of its rank.
-    held: those of them whose gradients it has, or is about to have.
+    summed: those of them whose gradients it has, or is about to have.
     """
 
     assigned: tuple[int, ...] | None = None
-    held: list[int] = field(default_factory=list[int])
+    summed: list[int] = field(default_factory=list[int])
 
     def change(self, assigned: tuple[int, ...] | None, *, same_step: bool) -> None:
-        """Be given others; what is held stays where it is a part of these, and of the same step."""
-        if not (same_step and assigned and set(self.held) <= set(assigned)):
-            self.held = []
+        """Be given others; what is summed stays where it is a part of these, and of the same step."""
+        if not (same_step and assigned and set(self.summed) <= set(assigned)):
+            self.summed = []
         self.assigned = assigned

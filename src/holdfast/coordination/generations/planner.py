@@ -9,7 +9,7 @@ from functools import partial
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.placing import lost_experts, place
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
-from holdfast.coordination.generations.assignment import keep_held
+from holdfast.coordination.generations.assignment import keep_summed
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.coordination.turn import Turn
@@ -194,11 +194,11 @@ def first_assignment(
     """Let survivors keep the micro-batches they have computed of a step that is done again; () where nobody has any."""
     if decision.kind is not DecisionKind.REDO:
         return ()
-    held: list[tuple[int, ...]] = []
+    summed: list[tuple[int, ...]] = []
     for worker in plan.workers:
         report = reports.get(worker)
-        held.append(report.held if report is not None and report.applied == decision.applied else ())
-    return keep_held(record.micro_batches, held) if any(held) else ()
+        summed.append(report.summed if report is not None and report.applied == decision.applied else ())
+    return keep_summed(record.micro_batches, summed) if any(summed) else ()
 
 
 def salvaged(
@@ -212,11 +212,11 @@ def salvaged(
         return record.micro_batches, 0
     if decision.kind is not DecisionKind.REDO:
         return None, None
-    held = {worker: set(report.held) for worker, report in reports.items() if report.applied == decision.applied}
+    summed = {worker: set(report.summed) for worker, report in reports.items() if report.applied == decision.applied}
     shares = zip(plan.workers, first_assignment(record, plan, decision, reports), strict=False)
-    kept = sum(len(mine) for worker, share in shares if (mine := held.get(worker, set())) <= set(share))
-    whole = record.plan is not None and held.keys() >= set(record.plan.workers) and record.experts is None
-    return kept, sum(map(len, held.values())) - kept if whole else None
+    kept = sum(len(mine) for worker, share in shares if (mine := summed.get(worker, set())) <= set(share))
+    whole = record.plan is not None and summed.keys() >= set(record.plan.workers) and record.experts is None
+    return kept, sum(map(len, summed.values())) - kept if whole else None
 
 
 def _member(members: Membership, worker: str) -> Member:

@@ -105,7 +105,7 @@ class WorkerMachine:
         if self.phase is Phase.COMPUTE and self.plan.last:
             return Finish()
         if self.phase is Phase.COMPUTE:
-            return Compute(self.step, self.share, tuple(self._share.held))
+            return Compute(self.step, self.share, tuple(self._share.summed))
         return Wait()
 
     @property
@@ -255,8 +255,8 @@ class WorkerMachine:
         """A micro-batch is about to be computed; False: not any more. From here on it is this worker's to finish."""
         if not self._cross("computing"):
             return False
-        if self.holding is None and micro_batch not in self._share.held:
-            self._share.held.append(micro_batch)
+        if self.holding is None and micro_batch not in self._share.summed:
+            self._share.summed.append(micro_batch)
         return True
 
     def computed(self) -> bool:
@@ -410,7 +410,7 @@ class WorkerMachine:
             phase=self.phase,
             fresh=self._copy.fresh,
             passed=self.passed,
-            held=tuple(sorted(self._share.held)),
+            summed=tuple(sorted(self._share.summed)),
             state=self._state,
             result=self._result,
         )

@@ -101,11 +101,11 @@ Entering = Forward | Load | Move | Receive | Enter
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute the gradients of these micro-batches of `step`; `held` ones are there already."""
+    """Compute the gradients of these micro-batches of `step`; `summed` ones are there already."""
 
     step: int
     micro_batches: tuple[int, ...]
-    held: tuple[int, ...]
+    summed: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Report(Struct, frozen=True, kw_only=True):
     """The answer to Stop, and a promise not to advance until the next Begin.
 
     `generation` echoes Stop's. `applied` is None where this worker holds no state of the job (fresh, or void).
-    `held`: micro-batches of `step` whose gradients this worker has or is about to have.
+    `summed`: micro-batches of `step` whose gradients this worker has or is about to have.
     `fresh`: the state is this worker's own initial one, whole: only that can become everybody's at a START.
     `state`: which parts of the state of `applied` are here. `result`: the same of `step` = applied + 1, once FORWARD
     was carried out; None where not all of its reductions are here.
@@ -86,7 +86,7 @@ class Report(Struct, frozen=True, kw_only=True):
     phase: Phase
     fresh: bool = False
     passed: Passed | None = None
-    held: tuple[int, ...] = ()
+    summed: tuple[int, ...] = ()
     state: Holding = Holding()
     result: Holding | None = None
 

@@ -78,21 +78,21 @@ class Workload:
         """M, per step."""
         return self.loader.order.micro_batches
 
-    def begin(self, step: int, held: tuple[int, ...]) -> None:
+    def begin(self, step: int, summed: tuple[int, ...]) -> None:
         """Start a step from nothing, or go on from the micro-batches that are summed up already.
 
         Raises:
-            RuntimeError: `held` is not what is here; the job would count samples twice or lose some.
+            RuntimeError: `summed` is not what is here; the job would count samples twice or lose some.
         """
         if self.experts is not None:
             self.experts.begin()
-        if not held:
+        if not summed:
             self.sums = LocalSums(step=step)
             self.buckets.zero()
             return
-        if self.sums.step != step or sorted(self.sums.micro_batches) != sorted(held):
+        if self.sums.step != step or sorted(self.sums.micro_batches) != sorted(summed):
             raise RuntimeError(
-                f"broken invariant: step {step} is to go on from micro-batches {sorted(held)}, but the sums here are "
+                f"broken invariant: step {step} is to go on from micro-batches {sorted(summed)}, but the sums here are "
                 f"of step {self.sums.step}, micro-batches {sorted(self.sums.micro_batches)}"
             )
         self.buckets.hide()

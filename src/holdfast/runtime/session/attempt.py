@@ -36,7 +36,7 @@ class Attempt:
         self._apply = apply
         self._compute = compute
         self._generation = generation
-        workload.begin(compute.step, compute.held)
+        workload.begin(compute.step, compute.summed)
 
     @property
     def undone(self) -> bool:
@@ -47,7 +47,7 @@ class Attempt:
     def micro_batches(self) -> Iterator[int]:
         """Yield the micro-batches that are to be computed, each as it begins; then take part in the surplus rounds."""
         for micro_batch in self._compute.micro_batches:
-            if micro_batch in self._compute.held:
+            if micro_batch in self._compute.summed:
                 continue
             self._faults.at("compute", self.step)
             if not self._shared.cross(self._generation, lambda machine, m=micro_batch: machine.computing(m)):

@@ -244,9 +244,9 @@ class SimWorker(Process):
             return
         if self._attempt != (machine.generation, task.step):
             self._attempt = (machine.generation, task.step)
-            if not task.held:
+            if not task.summed:
                 self.gradients.clear()
-            self.checker.held(self, task)
+            self.checker.summed(self, task)
         todo = next((m for m in task.micro_batches if m not in self.gradients), None)
         if todo is None:
             if machine.computed():
