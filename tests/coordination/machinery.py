@@ -41,7 +41,7 @@ def attach(worker: str, model: str = "small", pid: int = 7, experts: msg.ExpertS
         config={"model": model},
         global_batch=BATCH,
         micro_batches=MICRO_BATCHES,
-        experts=experts,
+        expert_shape=experts,
     )
 
 

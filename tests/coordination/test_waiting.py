@@ -17,7 +17,7 @@ SHAPE = ExpertShape(layers=1, experts=8, slots=6)
 
 def come(job: Job, node: str, shape: ExpertShape | None = None, nonce: str = "a") -> None:
     job.connect(hello(node, session=f"{nonce * 8}"))
-    job.say(msgspec.structs.replace(attach(w(node, nonce)), experts=shape))
+    job.say(msgspec.structs.replace(attach(w(node, nonce)), expert_shape=shape))
 
 
 def waits(job: Job) -> list[tuple[int, int]]:
@@ -65,11 +65,11 @@ def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
     job = started(SHAPE)
     plan = job.machine.record.plan
     assert plan is not None
-    assert plan.experts is not None
+    assert plan.expert_plan is not None
     job.lose("n1")
     job.tick(0.2)
     assert waits(job) == [], "its report is still awaited"
-    job.report("n0", 1, state=msg.Holding(experts=plan.experts.placement[0]))
+    job.report("n0", 1, state=msg.Holding(experts=plan.expert_plan.placement[0]))
     for _ in range(3):
         job.tick(0.2)
     assert waits(job) == [(1, 2)]
@@ -83,8 +83,8 @@ def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
     come(job, "n2", SHAPE)
     begin = job.orders(msg.Begin)[w("n2")]
     assert begin.decision.kind is msg.DecisionKind.ROLLBACK
-    assert begin.plan.experts is not None
-    assert sum(decode(blob, SHAPE) for blob in begin.plan.experts.placement).min() > 0
+    assert begin.plan.expert_plan is not None
+    assert sum(decode(blob, SHAPE) for blob in begin.plan.expert_plan.placement).min() > 0
     job.tick(0.2)
     assert job.machine.waiting.need is None
 

@@ -350,8 +350,8 @@ MUTANTS = (
     Mutant(
         name="assigns_parts_of_another_step",
         file=PLANNER,
-        old="        summed.append(report.summed if report is not None and report.applied == decision.applied else ())\n",
-        new="        summed.append(report.summed if report is not None else ())\n",
+        old="report.summed if report is not None and report.applied == decision.applied else ()",
+        new="report.summed if report is not None else ()",
         why="only gradients of the step that is done again are kept",
     ),
     # ---- stops and reports ----

@@ -152,7 +152,7 @@ class Hearing:
     def _report(self, node: Node, report: msg.Report) -> None:
         if not self._parts.stopping.asked(report):
             return
-        why = unreadable(report, self._turn.record.experts)
+        why = unreadable(report, self._turn.record.expert_shape)
         if not self._parts.ledger.plausible(report.applied or 0):
             why = f"step {report.applied} cannot have been applied"
         if why:

@@ -56,7 +56,7 @@ class Waiting:
 
 
 def _missing_statically(turn: Turn, ep_size: int) -> Need | None:
-    size, nodes = ep_size_of(turn.record.experts, ep_size), len(turn.members.nodes)
+    size, nodes = ep_size_of(turn.record.expert_shape, ep_size), len(turn.members.nodes)
     if isinstance(size, Shortage) or nodes >= size:
         return None
     return Need(nodes=size - nodes, expert_slots=0, why=f"one replica of all experts takes {size} nodes")
@@ -64,12 +64,13 @@ def _missing_statically(turn: Turn, ep_size: int) -> Need | None:
 
 def _missing(turn: Turn, why: str) -> Need | None:
     """Return what is missing beyond the nodes that are here; their workers may still be starting."""
-    shape, nodes = turn.record.experts, turn.members.nodes.values()
+    shape, nodes = turn.record.expert_shape, turn.members.nodes.values()
     if shape is None:
         return None if nodes else Need(nodes=1, expert_slots=0, why=why)
     slots = 0
     for node in nodes:
-        known = [info.attach.experts.slots for info in node.workers.values() if info.attach.experts is not None]
+        shapes = [info.attach.expert_shape for info in node.workers.values()]
+        known = [own.slots for own in shapes if own is not None]
         slots += known[0] if known else shape.slots
     if slots >= shape.experts:
         return None

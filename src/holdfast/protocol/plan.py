@@ -108,7 +108,7 @@ class GenerationPlan(Struct, frozen=True, kw_only=True):
     generation: Count
     members: tuple[Member, ...]
     sources: dict[str, StateSource] = field(default_factory=dict[str, StateSource])
-    experts: ExpertPlan | None = None
+    expert_plan: ExpertPlan | None = None
     secret: Annotated[bytes, Meta(max_length=64)] = b""
     last: bool = False
 

@@ -52,7 +52,7 @@ class Record(Struct, frozen=True, kw_only=True):
     config: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     global_batch: int = 0
     micro_batches: int = 0
-    experts: ExpertShape | None = None
+    expert_shape: ExpertShape | None = None
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     superseded: tuple[str, ...] = ()
     saves: bool = False  # the workers were given a directory for checkpoints

@@ -69,13 +69,13 @@ def test_nodes_say_their_racks(racks: tuple[str, ...]) -> None:
         job.say(attach(w(f"n{number}"), experts=SHAPE))
     plan = job.records[-1].plan
     assert plan is not None
-    assert plan.experts is not None
-    assert plan.experts.given == 2
+    assert plan.expert_plan is not None
+    assert plan.expert_plan.given == 2
     rack_of = {f"n{number}": rack or f"n{number}" for number, rack in enumerate(racks)}
     for lost in set(rack_of.values()):
         left = [
             blob
-            for member, blob in zip(plan.members, plan.experts.placement, strict=True)
+            for member, blob in zip(plan.members, plan.expert_plan.placement, strict=True)
             if rack_of[member.node] != lost
         ]
         assert lost_experts(SHAPE, left) == []

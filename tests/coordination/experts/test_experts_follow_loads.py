@@ -79,7 +79,7 @@ def test_replicas_follow_the_loads_at_a_step_boundary() -> None:
     assert "saved over 10 steps" in decided.why
     assert set(job.orders(msg.Prepare)) == set(pending.workers)
     assert replicas(pending, SHAPE) == [[6, 2, 2, 2, 2, 2]] * 2
-    assert (pending.sources, pending.experts.given if pending.experts else 0) == ({}, 2)
+    assert (pending.sources, pending.expert_plan.given if pending.expert_plan else 0) == ({}, 2)
     swap(job, pending, 11)
     (started,) = [event for event in job.events if isinstance(event, ev.GenerationStarted) and event.generation == 2]
     assert (started.reason, started.world_size, started.expert_moves) == ("rebalance", 4, decided.moves)
@@ -161,8 +161,8 @@ def test_workers_of_a_node_share_its_tokens() -> None:
 def test_workers_are_told_over_how_many_steps_loads_are_taken(every: int, window: int) -> None:
     plan = moe_job(4, SHAPE, rebalance_every=every).records[-1].plan
     assert plan is not None
-    assert plan.experts is not None
-    assert plan.experts.window == window
+    assert plan.expert_plan is not None
+    assert plan.expert_plan.window == window
 
 
 def test_a_job_that_is_never_to_look_does_not() -> None:
@@ -190,8 +190,8 @@ def test_what_is_computed_for_a_generation_that_is_over_is_forgotten() -> None:
     assert job.kinds == []
     plan = job.records[-1].plan
     assert plan is not None
-    assert plan.experts is not None
-    for worker, held in zip(plan.workers[:3], plan.experts.placement, strict=False):
+    assert plan.expert_plan is not None
+    for worker, held in zip(plan.workers[:3], plan.expert_plan.placement, strict=False):
         job.report(msg.node_of(worker), 10, state=msg.Holding(experts=held))
     job.feed(Planned(order.generation, experts))
     assert job.kinds == []
@@ -212,10 +212,10 @@ def test_a_failure_voids_a_pending_rebalance() -> None:
     pending = adopt(job, order)
     plan = job.records[-1].plan
     assert plan is not None
-    assert plan.experts is not None
+    assert plan.expert_plan is not None
     job.lose("n2")
     assert set(job.orders(msg.Stop)) == {w("n0"), w("n1"), w("n3")}
-    for worker, held in zip(plan.workers, plan.experts.placement, strict=True):
+    for worker, held in zip(plan.workers, plan.expert_plan.placement, strict=True):
         if worker != w("n2"):
             job.report(msg.node_of(worker), 10, state=msg.Holding(experts=held))
     (started,) = job.said(ev.GenerationStarted)
@@ -230,13 +230,13 @@ def test_a_report_that_cannot_be_read_expels_its_node_and_not_the_coordinator(na
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
     plan = job.records[-1].plan
     assert plan is not None
-    assert plan.experts is not None
+    assert plan.expert_plan is not None
     job.lose("n3")
     job.report("n2", 0, **{name: msg.Holding(experts=blob)})
     (failure,) = job.said(ev.FailureDetected)
     assert (failure.node, failure.kind) == ("n2", "exception")
     assert "the report of n2/0/a cannot be read" in failure.detail
-    for worker, held in zip(plan.workers[:2], plan.experts.placement, strict=False):
+    for worker, held in zip(plan.workers[:2], plan.expert_plan.placement, strict=False):
         job.report(msg.node_of(worker), 0, state=msg.Holding(experts=held))
     (started,) = job.said(ev.GenerationStarted)
     assert started.members == ("n0", "n1")

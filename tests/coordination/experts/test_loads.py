@@ -49,8 +49,8 @@ def loads(
 
 def replicas(plan: msg.GenerationPlan, shape: msg.ExpertShape = SHAPE) -> list[list[int]]:
     """Replicas per layer and expert."""
-    assert plan.experts is not None
-    return sum(decode(blob, shape) for blob in plan.experts.placement).tolist()  # type: ignore[union-attr]
+    assert plan.expert_plan is not None
+    return sum(decode(blob, shape) for blob in plan.expert_plan.placement).tolist()  # type: ignore[union-attr]
 
 
 def test_a_time_without_end_is_refused() -> None:
@@ -69,7 +69,7 @@ def test_a_placement_after_a_failure_follows_the_loads() -> None:
     job.say(loads())
     job.lose("n3")
     for node in ("n0", "n1", "n2"):
-        held = dict(zip(before.workers, before.experts.placement, strict=True)) if before.experts else {}
+        held = dict(zip(before.workers, before.expert_plan.placement, strict=True)) if before.expert_plan else {}
         job.report(node, 0, state=msg.Holding(experts=held[w(node)]))
     after = job.records[-1].plan
     assert after is not None

@@ -79,7 +79,7 @@ def test_an_ep_size_that_does_not_divide_the_experts_is_bad_input() -> None:
     job = Job(nodes=1, config={"static_experts": True, "ep_size": 3}).boot()
     job.connect(hello("n0"))
     shape = msg.ExpertShape(layers=2, experts=8, slots=6)
-    job.say(msgspec.structs.replace(attach(w("n0")), experts=shape))
+    job.say(msgspec.structs.replace(attach(w("n0")), expert_shape=shape))
     (end,) = job.sent(msg.EndNode)
     assert end.exit_code == EXIT_BAD_INPUT
     assert "--ep-size 2 or 4 or 8" in end.why

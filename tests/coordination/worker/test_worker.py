@@ -381,7 +381,7 @@ def placed(
     experts = msg.ExpertPlan(
         layers=1, experts=2, held=(held, b""), placement=(placement, b""), moves=1, asked=1, given=1
     )
-    return msgspec.structs.replace(plan(generation, sources=sources), experts=experts)
+    return msgspec.structs.replace(plan(generation, sources=sources), expert_plan=experts)
 
 
 def take_up(machine: WorkerMachine) -> None:

@@ -34,14 +34,14 @@ def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:
 
 def _experts(record: Record) -> dict[str, Any] | None:
     """Return where each expert lives: per MoE layer, each node's experts, one entry per replica; None without any."""
-    plan, shape = record.plan, record.experts
-    if plan is None or plan.experts is None or shape is None:
+    plan, shape = record.plan, record.expert_shape
+    if plan is None or plan.expert_plan is None or shape is None:
         return None
     layers: list[dict[str, list[int]]] = [{} for _ in range(shape.layers)]
-    for member, blob in zip(plan.members, plan.experts.placement, strict=True):
+    for member, blob in zip(plan.members, plan.expert_plan.placement, strict=True):
         for layer, held in zip(layers, experts_by_layer(blob, shape), strict=True):
             layer[member.node] = sorted([*layer.get(member.node, []), *held])
-    return {"fault_threshold": {"asked": plan.experts.asked, "given": plan.experts.given}, "layers": layers}
+    return {"fault_threshold": {"asked": plan.expert_plan.asked, "given": plan.expert_plan.given}, "layers": layers}
 
 
 def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:

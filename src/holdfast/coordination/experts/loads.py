@@ -51,7 +51,7 @@ class LoadBook:
 
     def take(self, message: Loads) -> bool:
         """Take in a member's report, unless it is older than what is known; False where it is no such thing."""
-        shape, told = self._turn.record.experts, (message.generation, message.step)
+        shape, told = self._turn.record.expert_shape, (message.generation, message.step)
         if shape is None or told <= self._told:
             return True
         if not isfinite(message.token_s):

@@ -45,11 +45,11 @@ class Rebalancing:
             return
         if self._looked and committed // every == self._asked_at // every:
             return
-        if self._waiting or self._loads.tokens is None or plan.experts is None:
+        if self._waiting or self._loads.tokens is None or plan.expert_plan is None:
             return
         self._asked_at = committed
         self._looked = self._waiting = True
-        held = dict(zip(plan.workers, plan.experts.placement, strict=True))
+        held = dict(zip(plan.workers, plan.expert_plan.placement, strict=True))
         solve = placing(turn.record, turn.members, plan.workers, held, self._config, self._loads.tokens)
         assert solve is not None
         turn.compute(PlanExperts(plan.generation, solve))
@@ -61,19 +61,19 @@ class Rebalancing:
             plan: in force; None where nothing can be adopted now.
         """
         self._waiting = False
-        found, loads, shape = planned.experts, self._loads, self._turn.record.experts
-        if plan is None or plan.experts is None or planned.generation != plan.generation or shape is None:
+        found, loads, shape = planned.experts, self._loads, self._turn.record.expert_shape
+        if plan is None or plan.expert_plan is None or planned.generation != plan.generation or shape is None:
             return None
         if found is None or isinstance(found, Shortage) or loads.tokens is None:
             return None
-        current = counts_by_node(plan.workers, plan.experts.placement, shape)
+        current = counts_by_node(plan.workers, plan.expert_plan.placement, shape)
         # A node's workers share its tokens.
         token_s = loads.token_s * current.shape[2] / len(plan.workers)
         decision = decide_rebalance(
             loads.tokens,
             current,
             _migration(plan.workers, found, shape),
-            threshold=plan.experts.asked,
+            threshold=plan.expert_plan.asked,
             steps=self._steps_to_next_look(),
             model=costs.model(token_s=token_s, expert_bytes=loads.expert_bytes),
         )

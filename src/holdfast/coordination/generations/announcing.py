@@ -10,7 +10,7 @@ from holdfast.protocol.plan import GenerationPlan
 
 def announce_generation(turn: Turn, plan: GenerationPlan, reason: str) -> None:
     """A new configuration is in force."""
-    experts = plan.experts
+    experts = plan.expert_plan
     turn.emit(
         GenerationStarted,
         members=tuple(dict.fromkeys(member.node for member in plan.members)),

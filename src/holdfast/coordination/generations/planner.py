@@ -73,7 +73,7 @@ def plan_with(
         generation=generation,
         members=tuple(_member(members, worker) for worker in ordered),
         sources={worker: LiveSource(members=(giver,)) for worker, giver in givers.items()},
-        experts=experts,
+        expert_plan=experts,
         secret=hashlib.sha256(config.secret + f"/{record.term}/{generation}".encode()).digest(),
     )
 
@@ -90,7 +90,7 @@ def placing(
 
     It shares nothing with the job: it may be called later, in another thread.
     """
-    shape = record.experts
+    shape = record.expert_shape
     if shape is None:
         return None
     return partial(
@@ -111,7 +111,7 @@ def _place_statically(
     record: Record, workers: Sequence[str], held: Mapping[str, bytes], config: CoordinatorConfig
 ) -> tuple[list[str], ExpertPlan | None] | Shortage:
     """Return the members in rank order, which need not be all, and where the experts live."""
-    shape, size = record.experts, ep_size_of(record.experts, config.ep_size)
+    shape, size = record.expert_shape, ep_size_of(record.expert_shape, config.ep_size)
     if isinstance(size, Shortage):
         return size
     if len({node_of(worker) for worker in workers}) < len(workers):
@@ -144,13 +144,13 @@ def _slots_by_node(members: Membership, workers: Sequence[str], shape: ExpertSha
     for worker in workers:
         info = members.worker(worker)
         assert info is not None
-        slots[node_of(worker)] = info.attach.experts.slots if info.attach.experts else shape.slots
+        slots[node_of(worker)] = info.attach.expert_shape.slots if info.attach.expert_shape else shape.slots
     return slots
 
 
 def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Shortage | None:
     """Return why these workers' nodes have no room for all experts, None where they have."""
-    shape = record.experts
+    shape = record.expert_shape
     slots = sum(_slots_by_node(members, workers, shape).values()) if shape else 0
     if shape is None or shape.experts <= slots:
         return None
@@ -164,14 +164,14 @@ def lacks_slots(turn: Turn, config: CoordinatorConfig, workers: Sequence[str] = 
     """True where the nodes of these workers, by default of all, have too little room for all experts."""
     workers = workers or [info.id for info in turn.members.workers()]
     if config.static_experts:
-        size = ep_size_of(turn.record.experts, config.ep_size)
+        size = ep_size_of(turn.record.expert_shape, config.ep_size)
         return bool(workers) and not isinstance(size, Shortage) and not usable(len(workers), size)
     return bool(workers) and shortage(turn.record, turn.members, workers) is not None
 
 
 def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:
     """Return the (layer, expert) pairs of which no holder of the decided state has a copy."""
-    shape = record.experts
+    shape = record.expert_shape
     if shape is None or isinstance(verdict, NothingLeft):
         return []
     if verdict.decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK):
@@ -215,7 +215,7 @@ def salvaged(
     summed = {worker: set(report.summed) for worker, report in reports.items() if report.applied == decision.applied}
     shares = zip(plan.workers, first_assignment(record, plan, decision, reports), strict=False)
     kept = sum(len(mine) for worker, share in shares if (mine := summed.get(worker, set())) <= set(share))
-    whole = record.plan is not None and summed.keys() >= set(record.plan.workers) and record.experts is None
+    whole = record.plan is not None and summed.keys() >= set(record.plan.workers) and record.expert_shape is None
     return kept, sum(map(len, summed.values())) - kept if whole else None
 
 

@@ -61,7 +61,7 @@ class Joining:
         complete = (node for node in turn.members.nodes.values() if node.complete)
         fresh = [w for node in complete for w in node.workers if plan.rank(w) is None and not self._is_left_out(w)]
         if config.static_experts:
-            size = ep_size_of(turn.record.experts, config.ep_size)
+            size = ep_size_of(turn.record.expert_shape, config.ep_size)
             world = len(plan.members)
             return fresh if not isinstance(size, Shortage) and usable(world + len(fresh), size) > world else []
         return fresh
@@ -73,7 +73,7 @@ class Joining:
         if not fresh:
             return
         members = list(plan.workers)
-        held = dict(zip(members, plan.experts.placement, strict=True)) if plan.experts else {}
+        held = dict(zip(members, plan.expert_plan.placement, strict=True)) if plan.expert_plan else {}
         workers, loads = [*members, *fresh], self._loads.tokens
         pending = plan_generation(turn.record, turn.members, workers, members, held, self._config, loads)
         assert not isinstance(pending, Shortage), "more nodes have more slots"

@@ -91,7 +91,7 @@ class Progress:
         since = self.committed_at or self._turn.now
         self.recovery = RecoveryCost(failed=since, detected=since, action=action, after_step=step, swap=True)
         self.recovery.source = kind_of(next(iter(plan.sources.values()), None))
-        self.recovery.experts_moved = plan.experts.moves if plan.experts else 0
+        self.recovery.experts_moved = plan.expert_plan.moves if plan.expert_plan else 0
 
     def decided(
         self,
@@ -105,7 +105,7 @@ class Progress:
         if recovery is None:
             return
         recovery.micro_batches_kept, recovery.micro_batches_redone = salvaged
-        recovery.experts_moved = plan.experts.moves if plan.experts else 0
+        recovery.experts_moved = plan.expert_plan.moves if plan.expert_plan else 0
         if recovery.restart:
             recovery.source = kind_of(decision.source)
             return

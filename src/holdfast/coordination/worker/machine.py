@@ -204,10 +204,10 @@ class WorkerMachine:
         if not self._cross("moving"):
             return None
         plan, decision = self.plan, self.generations.decision
-        if self.holding is None or plan is None or plan.experts is None:
+        if self.holding is None or plan is None or plan.expert_plan is None:
             raise self._invalid("moving")
         try:
-            return self.holding.take_up(plan.experts, self.generations.rank, decision.kind if decision else None)
+            return self.holding.take_up(plan.expert_plan, self.generations.rank, decision.kind if decision else None)
         except ValueError as error:
             raise self._invalid(f"moving ({error})") from error
 
@@ -233,8 +233,8 @@ class WorkerMachine:
         if self.plan is None or not self._enters(generation):
             return False
         self._follow("loaded")
-        if self.holding is not None and self.plan.experts is not None:
-            self.holding.loaded(self.plan.experts, self.generations.rank)
+        if self.holding is not None and self.plan.expert_plan is not None:
+            self.holding.loaded(self.plan.expert_plan, self.generations.rank)
         self._copy.hold(step, None)
         return True
 

@@ -26,7 +26,7 @@ class Attach(Struct, frozen=True, kw_only=True):
     config: Annotated[dict[Text, Text], Meta(max_length=32)]
     global_batch: Count
     micro_batches: Count  # M, per global batch
-    experts: ExpertShape | None = None
+    expert_shape: ExpertShape | None = None
     saves: bool = False  # checkpoints
 
 

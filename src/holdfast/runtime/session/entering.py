@@ -83,8 +83,8 @@ class Entrance:
             return
         try:
             step = self._saver.load(name, self._workload.state, first=plan.rank(worker) == 0)
-            if experts is not None and plan.experts is not None:
-                wanted = experts.wanted_of(plan.experts, plan.rank(worker) or 0)
+            if experts is not None and plan.expert_plan is not None:
+                wanted = experts.wanted_of(plan.expert_plan, plan.rank(worker) or 0)
                 load_experts(self._saver.directory, name, experts, wanted)
         except DamagedCheckpointError as error:
             self._damaged(generation, name, str(error))

@@ -40,7 +40,7 @@ class ExpertExchange:
         with self._shared.changed:
             step = machine.step
             change = None if self._shared.left(resources.generation) else machine.moving()
-        if change is None or plan.experts is None:
+        if change is None or plan.expert_plan is None:
             return False
         started = self._clock.monotonic()
         domain = groups.domain
@@ -48,7 +48,7 @@ class ExpertExchange:
         if self._faults.armed("moving", step):
             moving = FaultingCommunicator(domain, self._faults, step, "moving")
         try:
-            resources.moved_bytes = self._experts.take_up(domain, plan.experts, change, moving=moving)
+            resources.moved_bytes = self._experts.take_up(domain, plan.expert_plan, change, moving=moving)
         except HaltedError:
             groups.retire()
             return False

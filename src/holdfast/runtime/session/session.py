@@ -159,7 +159,7 @@ class Session:
             config=config,
             global_batch=order.global_batch,
             micro_batches=order.micro_batches,
-            experts=experts.shape(self._identity.slots) if experts is not None else None,
+            expert_shape=experts.shape(self._identity.slots) if experts is not None else None,
             saves=self._saver is not None,
         )
         self._link.send(message)

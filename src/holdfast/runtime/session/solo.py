@@ -64,9 +64,9 @@ class SoloLink:
             case msg.Finished():
                 self._orders.put(msg.JobDone())
             case msg.ScriptFailed() if self._plan is not None:
-                experts = self._plan.experts
+                experts = self._plan.expert_plan
                 held = msgspec.structs.replace(experts, held=experts.placement) if experts else None
-                self._plan = msgspec.structs.replace(self._plan, experts=held, last=True)
+                self._plan = msgspec.structs.replace(self._plan, expert_plan=held, last=True)
                 self._begin_anew(msg.Decision(kind=msg.DecisionKind.REDO, applied=message.step))
             case msg.CheckpointWritten(term=term, generation=generation, step=step, name=name):
                 self._orders.put(msg.AcceptCheckpoint(term=term, generation=generation, step=step, name=name))
@@ -121,7 +121,7 @@ class SoloLink:
 
 def _plan(attach: msg.Attach, term: int) -> msg.GenerationPlan:
     member = msg.Member(worker=attach.worker, host=attach.host, state_port=0)
-    return msg.GenerationPlan(term=term, generation=1, members=(member,), experts=_all_here(attach.experts))
+    return msg.GenerationPlan(term=term, generation=1, members=(member,), expert_plan=_all_here(attach.expert_shape))
 
 
 def _all_here(shape: msg.ExpertShape | None) -> msg.ExpertPlan | None:

@@ -89,7 +89,7 @@ def drifting_loads(shape: ExpertShape, worker: str, generation: int, step: int, 
 
 def broken_guarantee(plan: GenerationPlan, shape: ExpertShape) -> str:
     """Return what a plan gives otherwise than it says, or than it could: "" if all is well."""
-    experts = plan.experts
+    experts = plan.expert_plan
     if experts is None:
         return "there is no placement"
     counts = counts_by_node(plan.workers, experts.placement, shape)

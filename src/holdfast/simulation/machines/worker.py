@@ -104,7 +104,7 @@ class SimWorker(Process):
                 config={"model": "m"},
                 global_batch=plan.micro_batches * plan.micro_batch,
                 micro_batches=plan.micro_batches,
-                experts=self.experts.shape if self.experts else None,
+                expert_shape=self.experts.shape if self.experts else None,
                 saves=plan.checkpoint_every > 0,
             )
         )
