@@ -19,13 +19,13 @@ import numpy as np
 class Patterns:
     """All patterns of `nodes` x `slots` x `experts`, without doubles."""
 
-    #: `[P, E]` hosts per expert, ascending.
+    #: `(P, E)` hosts per expert, ascending.
     hosts: np.ndarray
-    #: `[P, N + 1]` recovery probability by number of lost nodes.
+    #: `(P, N + 1)` recovery probability by number of lost nodes.
     recovery: np.ndarray
 
     def curves(self, replicas: np.ndarray, threshold: int) -> np.ndarray:
-        """Return the curves `[*, N + 1]` within reach of *replicas* `[E]`, each expert on *threshold* nodes."""
+        """Return the curves `[*, N + 1]` within reach of *replicas* `(E,)`, each expert on *threshold* nodes."""
         most = np.minimum(np.sort(replicas), self.recovery.shape[1] - 1)
         within = (self.hosts <= most).all(axis=1) & (self.hosts[:, 0] >= threshold)
         return self.recovery[within]
@@ -52,7 +52,7 @@ def all_patterns(nodes: int, slots: int, experts: int) -> Patterns:
 
 
 def all_allocations(nodes: int, slots: int, experts: int, threshold: int) -> list[np.ndarray]:
-    """Return every ascending r `[E]` with sum nodes * slots and all entries >= *threshold*."""
+    """Return every ascending r `(E,)` with sum nodes * slots and all entries >= *threshold*."""
 
     def extend(done: list[int], left: int, places: int) -> list[list[int]]:
         low = done[-1] if done else threshold

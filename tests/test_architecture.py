@@ -238,3 +238,15 @@ def test_a_whole_file_is_excused_from_strict_types_only_where_a_library_has_none
     checked = [path for folder in ("src", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
     comments = {path.name for path in checked if "\n# pyright: " in path.read_text()}
     assert comments == {"solvers.py", "triton_jit.py", "triton_kernels.py"}
+
+
+def test_axes_are_written_one_way() -> None:
+    """`(L, E)`, not `[L, E]`; a name is quoted by backticks, not by stars."""
+    other = re.compile(r"`\[(?:[A-Z]|\.\.\.)(?:, |\]| [+-] )|(?<![\w*`)\]])\*[a-z_]+\*(?![\w*])")
+    found = [
+        f"{path.relative_to(SOURCE)}:{number}"
+        for path in files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if other.search(line)
+    ]
+    assert found == []

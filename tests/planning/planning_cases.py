@@ -17,7 +17,7 @@ ROUTING = RECORDED / "routing"
 
 
 def routing_loads(model: str, iteration: int) -> np.ndarray:
-    """Recorded tokens `[L, E]` of one iteration; skips where the recordings are absent."""
+    """Recorded tokens `(L, E)` of one iteration; skips where the recordings are absent."""
     path = ROUTING / f"lazarus_gpt_{model}.npz"
     if not path.exists():
         pytest.skip(f"recorded routing is not at {path}")

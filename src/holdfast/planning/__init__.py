@@ -16,14 +16,12 @@ from holdfast.planning.moving.migration import assign_roles as assign_roles
 from holdfast.planning.moving.migration import plan_migration as plan_migration
 from holdfast.planning.moving.transfers import Transfers as Transfers
 from holdfast.planning.moving.transfers import plan_transfers as plan_transfers
-from holdfast.planning.moving.workers import node_of_workers as node_of_workers
 from holdfast.planning.moving.workers import split_over_workers as split_over_workers
 from holdfast.planning.placement.allocation import Allocation as Allocation
 from holdfast.planning.placement.allocation import Guarantee as Guarantee
 from holdfast.planning.placement.allocation import Shortage as Shortage
 from holdfast.planning.placement.allocation import allocate as allocate
 from holdfast.planning.placement.allocation import as_slots as as_slots
-from holdfast.planning.placement.racks import spread_over_racks as spread_over_racks
 from holdfast.planning.placement.strategy import PlacementProblem as PlacementProblem
 from holdfast.planning.placement.strategy import Strategy as Strategy
 from holdfast.planning.placement.strategy import fewest_hosts as fewest_hosts

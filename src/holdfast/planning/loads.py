@@ -1,4 +1,7 @@
-"""Loads as they come (counts, weighted sums, lists), turned into exact integers."""
+"""Loads as they come (counts, weighted sums, lists), turned into exact integers.
+
+Axes: L layers, E experts.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ _LARGEST_SUM = 1 << 40
 
 
 def as_token_counts(loads: ArrayLike) -> IntArray:
-    """Return the loads as integers `[L, E]`, checked.
+    """Return the loads as integers `(L, E)`, checked.
 
-    *loads* is tokens per layer and expert, `[L, E]` (or `[E]` for one layer), integers or floats. Whole numbers are
+    `loads` is tokens per layer and expert, `(L, E)` (or `(E,)` for one layer), integers or floats. Whole numbers are
     kept as they are; other ones (weighted sums) are scaled per layer and rounded, which keeps equal loads equal
     and the order of the others.
 

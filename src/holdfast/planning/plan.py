@@ -1,4 +1,7 @@
-"""One call from loads to a plan: allocation, placement, migration."""
+"""One call from loads to a plan: allocation, placement, migration.
+
+Axes: L layers, E experts, N nodes.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,9 @@ def strategy_named(name: str) -> Strategy:
 class Plan:
     """Where every replica of every layer lives."""
 
-    #: `[L, E, N]` replicas per node.
+    #: `(L, E, N)` replicas per node.
     counts: IntArray
-    #: `[N]`
+    #: `(N,)`
     slots: IntArray
     fault_threshold: Guarantee
     #: Layers that had no load and were planned as uniform.
@@ -47,7 +50,7 @@ class Plan:
 
     @property
     def replicas(self) -> IntArray:
-        """Replicas per layer and expert, `[L, E]`."""
+        """Replicas per layer and expert, `(L, E)`."""
         return self.counts.sum(axis=2)
 
 
@@ -61,10 +64,10 @@ def make_plan(
     racks: IntArray | None = None,
     failure_weights: FloatArray | None = None,
 ) -> Plan | Shortage:
-    """Plan all layers from *loads* `[L, E]` for nodes with *slots* `[N]`.
+    """Plan all layers from `loads` `(L, E)` for nodes with `slots` `(N,)`.
 
-    *held* `[L, E, N]`: replicas the nodes hold now, a column per node (0 for joiners): the plan is then mapped to the
-    nodes so that the fewest experts move. *racks* `[N]`; *failure_weights* `[N + 1]` (both see `PlacementProblem`).
+    `held` `(L, E, N)`: replicas the nodes hold now, a column per node (0 for joiners): the plan is then mapped to the
+    nodes so that the fewest experts move. `racks` `(N,)`; `failure_weights` `(N + 1,)` (both see `PlacementProblem`).
 
     Raises `BadInputError` for bad loads; returns a `Shortage` for more experts than slots.
     """

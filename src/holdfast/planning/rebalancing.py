@@ -1,4 +1,7 @@
-"""Whether a new placement is worth its migration: predicted gain over the next interval against cost."""
+"""Whether a new placement is worth its migration: predicted gain over the next interval against cost.
+
+Axes: L layers, E experts, N nodes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from holdfast.planning.placement.strategy import fewest_hosts
 class LoadAverage:
     """Tokens per step, layer and expert, exponentially weighted towards the recent steps."""
 
-    #: `[L, E]` weighted sum of tokens.
+    #: `(L, E)` weighted sum of tokens.
     tokens: FloatArray
     #: Weighted number of steps in the sum.
     steps: float
@@ -27,7 +30,7 @@ class LoadAverage:
         return cls(tokens=np.zeros((layers, experts)), steps=0.0)
 
     def add(self, tokens: IntArray | FloatArray, *, steps: int, half_life: float) -> LoadAverage:
-        """Return the average with *tokens* `[L, E]` of *steps* more steps; steps *half_life* ago count half.
+        """Return the average with `tokens` `(L, E)` of `steps` more steps; steps `half_life` ago count half.
 
         Raises `BadInputError` for another shape, or fewer than one step.
         """
@@ -39,7 +42,7 @@ class LoadAverage:
         return LoadAverage(tokens=self.tokens * decay + tokens, steps=self.steps * decay + steps)
 
     def per_step(self) -> FloatArray:
-        """Return tokens per step `[L, E]`; zeros before anything was added."""
+        """Return tokens per step `(L, E)`; zeros before anything was added."""
         return self.tokens / self.steps if self.steps else self.tokens
 
 
@@ -71,7 +74,7 @@ class RebalanceDecision:
 
 
 def busiest_tokens(counts: IntArray, loads: FloatArray) -> FloatArray:
-    """Return tokens of the busiest node per layer `[L]`, from replicas *counts* `[L, E, N]` and *loads* `[L, E]`.
+    """Return tokens of the busiest node per layer `(L,)`, from replicas `counts` `(L, E, N)` and `loads` `(L, E)`.
 
     The dispatcher evens each expert's tokens out over its replicas; a layer takes as long as its busiest node. An
     expert without any replica has infinite load wherever it has tokens.
@@ -97,10 +100,10 @@ def migration_seconds(migration: Migration, model: CostModel) -> float:
 def decide_rebalance(
     loads: FloatArray, current: IntArray, migration: Migration, *, threshold: int, steps: int, model: CostModel
 ) -> RebalanceDecision:
-    """Decide on a new placement for the next *steps* steps.
+    """Decide on a new placement for the next `steps` steps.
 
-    *loads* `[L, E]` tokens per step expected; *current* `[L, E, N]` replicas now; *migration* leads to the new ones;
-    *threshold* the distinct nodes each expert should have. A placement that has lost its guarantee is replaced at
+    `loads` `(L, E)` tokens per step expected; `current` `(L, E, N)` replicas now; `migration` leads to the new ones;
+    `threshold` the distinct nodes each expert should have. A placement that has lost its guarantee is replaced at
     any price; one that needs an expert nobody holds is refused.
     """
     saved = model.token_s * (busiest_tokens(current, loads) - busiest_tokens(migration.counts, loads)).sum()

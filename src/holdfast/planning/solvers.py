@@ -1,6 +1,8 @@
 """The two solvers of SciPy that planning uses, with types (SciPy ships none).
 
 SciPy is imported at their first use: that takes half a second, in each process of every job, and most need no solver.
+
+Axes: R rows, C columns, M edges.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -17,7 +19,7 @@ from holdfast.planning.arrays import BoolArray, FloatArray, IntArray
 
 
 def best_assignment(gain: FloatArray | NDArray[np.float32]) -> IntArray:
-    """Return a column for each row of *gain* `[R, C]`, R <= C, all different, with the largest sum."""
+    """Return a column for each row of `gain` `(R, C)`, R <= C, all different, with the largest sum."""
     from scipy.optimize import linear_sum_assignment
 
     _, columns = linear_sum_assignment(gain, maximize=True)
@@ -33,14 +35,14 @@ class Flow:
     """A maximum flow, and the side of a minimum cut that the source is on."""
 
     total: int
-    #: `[M]` flow of each edge.
+    #: `(M,)` flow of each edge.
     edges: IntArray
     #: Whether each vertex can still be reached from the source, in the residual graph.
     reachable: BoolArray
 
 
 def largest_flow(tails: IntArray, heads: IntArray, capacity: IntArray, source: int, sink: int) -> Flow:
-    """Return one maximum flow from *source* to *sink* over edges `[M]`; edges are distinct, and none runs both ways.
+    """Return one maximum flow from `source` to `sink` over edges `(M,)`; edges are distinct, and none runs both ways.
 
     SciPy counts in 32 bits. Greater capacities are first filled by their upper bits; what can still flow then is less
     than one unit of the last of these bits for each edge, so that the next bits of what is left fit again.

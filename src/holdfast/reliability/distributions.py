@@ -1,4 +1,7 @@
-"""Distributions of repair times and of gaps between failures, to draw from. Hours."""
+"""Distributions of repair times and of gaps between failures, to draw from. Hours.
+
+Axes: N values, S spells.
+"""
 
 from __future__ import annotations
 

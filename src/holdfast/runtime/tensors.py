@@ -1,4 +1,7 @@
-"""Typed doors to what torch ships without types."""
+"""Typed doors to what torch ships without types.
+
+Axes: N rows, K columns.
+"""
 
 from __future__ import annotations
 

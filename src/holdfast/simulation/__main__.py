@@ -17,7 +17,7 @@ from holdfast.simulation.world import Parts
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit code."""
+    """Run one of the commands `fuzz`, `writes` and `replay`; return its exit code, 0 where every schedule held."""
     options = _parser().parse_args(arguments)
     if wrong := _wrong(options):
         print(wrong, file=sys.stderr)

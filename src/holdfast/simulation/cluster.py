@@ -144,12 +144,6 @@ class SimCluster:
         self.world.journal.power_cut(self.world.rng)
         self.checker.journal_cut()
 
-    def cut_journal(self, length: int) -> None:
-        """While there is no coordinator, somebody leaves only the first `length` events in the journal."""
-        self.world.trace("journal cut", length)
-        self.world.journal.cut(length)
-        self.checker.journal_cut()
-
     def connect(self, agent: SimAgent) -> SimConnection | None:
         """Connect an agent; None where nobody listens: it will be woken when somebody does."""
         shell = self.coordinator

@@ -70,11 +70,6 @@ class SimJournal:
         """Lose events that are not on disk, the newest ones first: as many as chance will have it."""
         del self.events[rng.randint(self.synced, len(self.events)) :]
 
-    def cut(self, length: int) -> None:
-        """Lose all events but the first `length`, whether they are on disk or not: somebody has edited the file."""
-        del self.events[length:]
-        self.synced, self.edited = min(self.synced, length), True
-
     def position(self) -> Position:
         """Return what the events so far add up to."""
         return reduce(Position.after, self.events, Position())

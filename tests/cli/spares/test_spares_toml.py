@@ -14,7 +14,7 @@ from holdfast.cli.spares.toml import read_case
 from holdfast.errors import BadInputError
 from holdfast.reliability.checkpointing import FailureClock
 from holdfast.reliability.sparing.block_mtbf import RepairChain
-from holdfast.reliability.sparing.recovery import Elastic, RackFailures, SemiSynchronous
+from holdfast.reliability.sparing.recovery import Elastic, RackFailures, SemiSynchronous, Synchronous
 from holdfast.reliability.sparing.reference import catalina
 from places import EXAMPLES
 
@@ -57,7 +57,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert case.failures.rack_failures is RackFailures.PER_BLOCK
     assert case.placement is case.hardware is case.model is None
     assert case.strategies[0].spare_blocks is None
-    assert case.is_synchronous
+    assert isinstance(case.recovery, Synchronous)
 
 
 def test_every_option(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ _MOST_SHOWN = 40
 
 
 def read_loads(path: Path, iteration: int | None) -> Any:
-    """Read tokens per layer and expert from .npz (with *iteration*), .csv or .json; planning checks the values."""
+    """Read tokens per layer and expert from .npz (with `iteration`), .csv or .json; planning checks the values."""
     readers = {
         ".npz": lambda: read_recording(path, iteration),
         ".csv": lambda: _read_csv(path),
@@ -114,7 +114,7 @@ def read_racks(path: Path, nodes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def parse_slots(text: str, nodes: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Read slots per node: one number for all *nodes*, or one each."""
+    """Read slots per node: one number for all `nodes`, or one each."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:

@@ -15,7 +15,7 @@ _Table = np.ndarray[Any, Any]
 
 
 def read_recording(path: Path, iteration: int | None) -> _Table:
-    """Return the tokens `[layer, expert]` of one *iteration*, which may be left out where there is one only."""
+    """Return the tokens `[layer, expert]` of one `iteration`, which may be left out where there is one only."""
     arrays = _read(path)
     if "tokens" not in arrays:
         raise BadInputError(f"--loads {path}: holds no array named tokens: save tokens[iteration, layer, expert]")

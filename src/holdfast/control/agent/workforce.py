@@ -33,7 +33,7 @@ class WorkforceOwner(Protocol):
     """Who is told what the workers say and how they end; called inside the event that brought it about."""
 
     def on_worker_message(self, message: WorkerMessage) -> None:
-        """A worker that fills a place now said something."""
+        """The worker that fills a place has said something."""
         ...
 
     def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
@@ -42,7 +42,7 @@ class WorkforceOwner(Protocol):
 
 
 class Workforce:
-    """All slots of one node."""
+    """The places of one node, and the processes that fill them."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class NodeRequests:
     """Wishes for more nodes, for the launcher that starts them; their numbers grow across coordinators."""
 
     def __init__(self, *, launched: bool) -> None:
-        """Have none; without a launcher that is known to be there, one is as soon as it asks."""
+        """Begin without wishes. `launched`: a launcher is known to be there; else one is as soon as it asks."""
         self.launcher_seen = launched
         self._requests: list[tuple[int, int]] = []
         self._last = 0

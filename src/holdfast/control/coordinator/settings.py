@@ -59,8 +59,8 @@ class ServerSettings:
         """Refuse what cannot be served.
 
         Raises:
-            BadInputError: name or token cannot be sent, the port is none, the address needs a token, certificate or key
-                is missing or broken.
+            BadInputError: the name or the token cannot be sent, the port is out of range, the address needs a token, or
+                the certificate or its key is missing or broken.
         """
         check_name("the job's name", self.job)
         if not 0 <= self.port <= 65535:

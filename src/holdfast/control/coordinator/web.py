@@ -56,7 +56,7 @@ class WebServer:
     def __init__(
         self, listener: socket.socket, settings: ServerSettings, log: CountedLog, limits: Limits | None = None
     ) -> None:
-        """Serve nothing yet."""
+        """Take the socket to listen on; `serve` begins. `log`, `limits`: of and for strangers."""
         self._listener = listener
         self._settings = settings
         self._log = log

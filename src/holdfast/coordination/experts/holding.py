@@ -5,6 +5,8 @@ operation has passed. That proves that everybody has all it is to host, so that 
 nothing.
 
 A loss is noted before the shell carries it out, a gain after: at any moment all that is noted here is in memory.
+
+Axes: L layers, E experts.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from holdfast.protocol.plan import DecisionKind, ExpertPlan, ExpertShape
 
 @dataclass(frozen=True, slots=True)
 class Rearrangement:
-    """What a worker does to take up a placement: let go of all but `keep` (replicas `[L, E]`), then fetch the rest.
+    """What a worker does to take up a placement: let go of all but `keep` (replicas `(L, E)`), then fetch the rest.
 
     bring: experts travel between the members, and all of them take part.
     """
@@ -31,7 +33,7 @@ class Rearrangement:
 
 
 class HeldExperts:
-    """What one worker holds, as replicas per layer and expert `[L, E]`."""
+    """What one worker holds, as replicas per layer and expert `(L, E)`."""
 
     def __init__(self, shape: ExpertShape) -> None:
         """Hold all initial experts, as a script has made them."""

@@ -3,6 +3,8 @@
 Each report is whole in itself (the weighted sums of all steps so far, kept by every worker, told by rank 0), so nothing
 of it is stored: the agents keep the newest one and tell a restarted coordinator. On the wire loads are one blob:
 tokens per step as little-endian 32-bit floats, layer by layer.
+
+Axes: L layers, E experts.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ _TOKENS = np.dtype("<f4")
 
 
 def encode_loads(tokens: FloatArray) -> bytes:
-    """Return the blob of tokens per step, layer and expert `[L, E]`."""
+    """Return the blob of tokens per step, layer and expert `(L, E)`."""
     return tokens.astype(_TOKENS).tobytes()
 
 
 def decode_loads(blob: bytes, shape: ExpertShape) -> FloatArray:
-    """Return tokens per step, layer and expert `[L, E]`.
+    """Return tokens per step, layer and expert `(L, E)`.
 
     Raises:
         ValueError: the blob does not fit the shape, or holds what is no load.
@@ -42,7 +44,7 @@ class LoadBook:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._told = (0, 0)
-        #: tokens per step `[L, E]`; None: nobody has told any yet
+        #: tokens per step `(L, E)`; None: nobody has told any yet
         self.tokens: FloatArray | None = None
         #: what one expert of one layer has in parameters and optimizer state
         self.expert_bytes = 0

@@ -29,13 +29,13 @@ _END = 0xFFFF
 
 
 def encode(counts: IntArray) -> bytes:
-    """Return the blob of one worker's replicas per expert `[L, E]`."""
+    """Return the blob of one worker's replicas per expert `(L, E)`."""
     numbers = indices(counts.shape[1]).astype(_ID)
     return b"".join(np.append(np.repeat(numbers, row), _END).astype(_ID).tobytes() for row in counts)
 
 
 def decode(blob: bytes, shape: ExpertShape) -> IntArray:
-    """Return a worker's replicas per expert `[L, E]`; the empty blob holds nothing.
+    """Return a worker's replicas per expert `(L, E)`; the empty blob holds nothing.
 
     Raises:
         ValueError: the blob does not fit the shape.
@@ -80,7 +80,7 @@ def lost_experts(shape: ExpertShape, held: Sequence[bytes]) -> list[tuple[int, i
 
 
 def counts_by_node(workers: Sequence[str], blobs: Sequence[bytes], shape: ExpertShape) -> IntArray:
-    """Return replicas per layer, expert and node `[L, E, N]`, nodes in the order of their first workers."""
+    """Return replicas per layer, expert and node `(L, E, N)`, nodes in the order of their first workers."""
     nodes = list(dict.fromkeys(node_of(worker) for worker in workers))
     counts = np.zeros((shape.layers, shape.experts, len(nodes)), dtype=np.int64)
     for worker, blob in zip(workers, blobs, strict=True):
@@ -105,7 +105,7 @@ def place(
     Args:
         workers: in rank order. held: what each holds now; one that is missing holds nothing.
         slots: room per layer on each node, in the order of the nodes' first workers.
-        loads: tokens per step, layer and expert `[L, E]`; None: uniform.
+        loads: tokens per step, layer and expert `(L, E)`; None: uniform.
         fault_threshold: f, on how many distinct nodes each expert is wanted.
         racks: of each node, as 0, 1, ...; None where no two share one, or all do.
         window: over about so many steps the workers are to take the loads from now on.

@@ -48,7 +48,7 @@ def seats(workers: Sequence[str], held: Mapping[str, bytes], shape: ExpertShape 
     A chunk that somebody holds is held by a member: no live copy is left among those who wait.
 
     Args:
-        workers: at least P, those that should come first first. held: what each holds now, as blobs.
+        workers: at least P, in order of preference. held: what each holds now, as blobs.
 
     Returns:
         Worker -> chunk.

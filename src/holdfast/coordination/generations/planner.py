@@ -1,4 +1,7 @@
-"""Makes the next generation's plan: who is a member, in which order, who sends state to whom, who computes what."""
+"""Makes the next generation's plan: who is a member, in which order, who sends state to whom, who computes what.
+
+Axes: L layers, E experts.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def plan_generation(
     Args:
         workers: all members to be. holders: those that have the decided state; none means that all load it.
         held_experts: what each holder has of the experts.
-        loads: tokens per step, layer and expert `[L, E]`; None: not known.
+        loads: tokens per step, layer and expert `(L, E)`; None: not known.
 
     Returns:
         The plan, or why there is none: too few slots for the experts.

@@ -28,7 +28,7 @@ class KnownGenerations:
     """
 
     def __init__(self, worker: str) -> None:
-        """Know of none."""
+        """Begin in no generation. `worker`: whose generations these are, by its id."""
         self.term = 0
         self.plan: GenerationPlan | None = None
         self.decision: Decision | None = None

@@ -42,7 +42,7 @@ class WorkerMachine:
     """The protocol state of one worker process. Not thread-safe: the shell holds a lock around every call."""
 
     def __init__(self, worker: str, *, micro_batches: int, holding: HeldExperts | None = None) -> None:
-        """Be in no generation.
+        """Begin in no generation, with a fresh state.
 
         Args:
             holding: this worker's experts, None for a dense model. With experts, gradients of finished micro-batches

@@ -1,5 +1,7 @@
 """The interval scheme (DESIGN, Token dispatch): surplus tokens on one line, free capacity on another, sent where they
-overlap. Fewer than 2N messages per expert, exact, and a row or a column costs O(E * N)."""
+
+Axes: E experts, N ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class Interval(DispatchScheme):
 class NodeInterval(DispatchScheme):
     """One line within each node first, then one line over all ranks for what the nodes cannot serve themselves.
 
-    *node_of* `[N]` is the node of each rank, as numbers that never fall.
+    `node_of` `(N,)` is the node of each rank, as numbers that never fall.
     """
 
     node_of: IntArray
@@ -77,7 +79,7 @@ class _NodeLines(Match):
 
 
 def _overlap(mine: IntArray, rank: int, others: IntArray) -> IntArray:
-    """Return how much of my stretch of one line lies opposite each rank's stretch of the other, `[E, N]`."""
+    """Return how much of my stretch of one line lies opposite each rank's stretch of the other, `(E, N)`."""
     begin = row_sums(mine[:, :rank])
     end = begin + mine[:, rank : rank + 1]
     # Length of [begin, end) below a point, differenced over the other line's points.
@@ -87,7 +89,7 @@ def _overlap(mine: IntArray, rank: int, others: IntArray) -> IntArray:
 
 
 def _within_nodes(surplus: Surplus, node_of: IntArray) -> Surplus:
-    """Return the part of tokens and of capacity that each node settles itself, `[E, N]` both."""
+    """Return the part of tokens and of capacity that each node settles itself, `(E, N)` both."""
     starts = np.flatnonzero(np.r_[True, node_of[1:] != node_of[:-1]])
     sizes = np.diff(np.r_[starts, node_of.size])
     last = starts + sizes - 1
@@ -100,7 +102,7 @@ def _within_nodes(surplus: Surplus, node_of: IntArray) -> Surplus:
 
 
 def _first_within(amounts: IntArray, ends: IntArray, settled: IntArray, starts: IntArray, sizes: IntArray) -> IntArray:
-    """Return the first *settled* `[E, nodes]` units of each node, as shares of its ranks' *amounts* `[E, N]`."""
+    """Return the first `settled` `(E, nodes)` units of each node, as shares of its ranks' `amounts` `(E, N)`."""
     before = ends - amounts
     left = np.repeat(settled + before[:, starts], sizes, axis=1)
     left -= before

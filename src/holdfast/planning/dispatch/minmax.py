@@ -1,4 +1,7 @@
-"""Capacities that even out ranks instead of replicas (DESIGN, Token dispatch: the min-max flow over ranks)."""
+"""Capacities that even out ranks instead of replicas (DESIGN, Token dispatch: the min-max flow over ranks).
+
+Axes: E experts, N ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ class MinMax(DispatchScheme):
 
 
 def minmax_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
-    """Return tokens per expert and rank `[E, N]` such that the busiest rank computes as few as possible.
+    """Return tokens per expert and rank `(E, N)` such that the busiest rank computes as few as possible.
 
-    *tokens*, *replicas* `[E, N]` as for `dispatch_schedule`. An expert's tokens are split over its ranks at will, so
+    `tokens`, `replicas` `(E, N)` as for `dispatch_schedule`. An expert's tokens are split over its ranks at will, so
     a replica may get more than ceil(t / r) tokens. The least load is found by Newton's method on minimum cuts: a limit
     that is too low leaves experts whose hosts are all full, and those hosts' mean is the next limit to try, never above
     the least one.
@@ -45,7 +48,7 @@ def minmax_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
 
 
 def _flow(demand: IntArray, hosts: BoolArray, limit: int) -> Flow:
-    """Return the largest flow from experts with *demand* `[E]` to their *hosts* `[E, N]`, at most *limit* a rank."""
+    """Return the largest flow from experts with `demand` `(E,)` to their `hosts` `(E, N)`, at most `limit` a rank."""
     experts, ranks = hosts.shape
     source, sink = experts + ranks, experts + ranks + 1
     expert, rank = np.nonzero(hosts)
@@ -59,7 +62,7 @@ def _flow(demand: IntArray, hosts: BoolArray, limit: int) -> Flow:
 
 
 def _as_capacities(flow: Flow, hosts: BoolArray) -> IntArray:
-    """Return the flow from experts to ranks as a table `[E, N]`."""
+    """Return the flow from experts to ranks as a table `(E, N)`."""
     experts = hosts.shape[0]
     expert, rank = np.nonzero(hosts)
     capacities = np.zeros(hosts.shape, dtype=np.int64)

@@ -5,6 +5,8 @@ tokens are dealt like cards: surplus token p of an expert goes into pile p mod K
 fill the line of free capacity. That is a bijection (every token once, no capacity exceeded) that spreads each rank's
 consecutive tokens evenly over the whole line. Where a rank's stretch meets another's is counted in closed form,
 so a row or a column costs O(E * N).
+
+Axes: E experts, N ranks.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ class Proportional(DispatchScheme):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Piles(Match):
-    #: `[E, N]` where each rank's stretch ends on the line of surplus tokens, and on that of free capacity.
+    #: `(E, N)` where each rank's stretch ends on the line of surplus tokens, and on that of free capacity.
     token_ends: IntArray
     free_ends: IntArray
-    #: `[E, 1]`
+    #: `(E, 1)`
     piles: IntArray
 
     def send_row(self, rank: int) -> IntArray:
@@ -54,20 +56,20 @@ class _Piles(Match):
 
 
 def _stretch(ends: IntArray, rank: int) -> tuple[IntArray, IntArray]:
-    """Return where the rank's stretch of a line starts and stops, `[E, 1]` each."""
+    """Return where the rank's stretch of a line starts and stops, `(E, 1)` each."""
     stop = ends[:, rank : rank + 1]
     start = ends[:, rank - 1 : rank] if rank else np.zeros_like(stop)
     return start, stop
 
 
 def _deal(tokens: IntArray, piles: IntArray) -> tuple[IntArray, IntArray]:
-    """Return how many rounds over all piles the first *tokens* make, and how many piles have got one more."""
+    """Return how many rounds over all piles the first `tokens` make, and how many piles have got one more."""
     rounds = tokens // piles
     return rounds, tokens - rounds * piles
 
 
 def _cut(target: IntArray, total: IntArray, piles: IntArray) -> tuple[IntArray, IntArray]:
-    """Return how many whole piles lie within the first *target* of the line, and how much of the next one.
+    """Return how many whole piles lie within the first `target` of the line, and how much of the next one.
 
     The piles' heights differ by at most one: pile v < total % piles has one token more.
     """
@@ -84,7 +86,7 @@ def _cut(target: IntArray, total: IntArray, piles: IntArray) -> tuple[IntArray, 
 
 
 def _below(dealt: tuple[IntArray, IntArray], cut: tuple[IntArray, IntArray]) -> IntArray:
-    """Count tokens among the first *dealt* that end up below the *cut*: in each pile those dealt to it so far."""
+    """Count tokens among the first `dealt` that end up below the `cut`: in each pile those dealt to it so far."""
     (rounds, more), (full, height) = dealt, cut
     # Piles 0 .. full-1 count all they got; pile `full` counts at most `height`.
     return rounds * full + np.minimum(more, full) + np.minimum(rounds + (more > full), height)

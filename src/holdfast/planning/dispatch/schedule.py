@@ -1,6 +1,6 @@
 """Which rank computes which tokens: one rank's share of an all-to-all, from the gathered counts alone.
 
-`T` tokens routed per expert and source rank, `R` replicas per expert and rank, both `[E, N]`; N is the number of ranks.
+`T` tokens routed per expert and source rank, `R` replicas per expert and rank, both `(E, N)`; N is the number of ranks.
 All numbers are integers and the same on every rank, so no rank needs to be told what the others do.
 
 For many ranks the tables outgrow the caches, and fresh memory costs more than what is computed in it. So tables are
@@ -29,9 +29,9 @@ _BLOCK = 1 << 15
 class Surplus:
     """What is left once local tokens have taken local capacity; both sum to the same over the ranks, per expert."""
 
-    #: `[E, N]` tokens each rank must send away.
+    #: `(E, N)` tokens each rank must send away.
     tokens: IntArray
-    #: `[E, N]` capacity each rank still has.
+    #: `(E, N)` capacity each rank still has.
     free: IntArray
 
 
@@ -40,11 +40,11 @@ class Match(ABC):
 
     @abstractmethod
     def send_row(self, rank: int) -> IntArray:
-        """Return surplus tokens per expert that *rank* sends to each rank, `[E, N]`; sums over N: its surplus."""
+        """Return surplus tokens per expert that `rank` sends to each rank, `(E, N)`; sums over N: its surplus."""
 
     @abstractmethod
     def receive_column(self, rank: int) -> IntArray:
-        """Return surplus tokens per expert that *rank* gets from each rank, `[E, N]`; sums over N: its capacity."""
+        """Return surplus tokens per expert that `rank` gets from each rank, `(E, N)`; sums over N: its capacity."""
 
 
 class DispatchScheme(ABC):
@@ -54,28 +54,28 @@ class DispatchScheme(ABC):
     name: str
 
     def capacities(self, tokens: IntArray, replicas: IntArray) -> IntArray:
-        """Return how many tokens of each expert each rank is to compute, `[E, N]`; even over the replicas, unless a
+        """Return how many tokens of each expert each rank is to compute, `(E, N)`; even over the replicas, unless a
         scheme knows better. All of an expert's tokens, and none where it has no replica."""
         return replica_capacities(tokens, replicas)
 
     @abstractmethod
     def match(self, surplus: Surplus) -> Match:
-        """Return the match of *surplus*; the same on every rank."""
+        """Return the match of `surplus`; the same on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchSchedule:
     """The schedule of one layer and step; its tables may be in 32 bits, its rows and columns are in 64."""
 
-    #: `[E, N]` as given.
+    #: `(E, N)` as given.
     tokens: IntArray
-    #: `[E, N]` tokens each rank computes.
+    #: `(E, N)` tokens each rank computes.
     capacities: IntArray
     #: The matches of the blocks of experts.
     matches: tuple[tuple[slice, Match], ...]
 
     def send_row(self, rank: int) -> IntArray:
-        """Return how many tokens per expert *rank* sends to each rank (itself included), `[E, N]`."""
+        """Return how many tokens per expert `rank` sends to each rank (itself included), `(E, N)`."""
         row = np.empty(self.tokens.shape, dtype=np.int64)
         for block, match in self.matches:
             row[block] = match.send_row(rank)
@@ -83,7 +83,7 @@ class DispatchSchedule:
         return row
 
     def receive_column(self, rank: int) -> IntArray:
-        """Return how many tokens per expert *rank* gets from each rank (itself included), `[E, N]`."""
+        """Return how many tokens per expert `rank` gets from each rank (itself included), `(E, N)`."""
         column = np.empty(self.tokens.shape, dtype=np.int64)
         for block, match in self.matches:
             column[block] = match.receive_column(rank)
@@ -91,12 +91,12 @@ class DispatchSchedule:
         return column
 
     def _local(self, rank: int) -> IntArray:
-        """Return the rank's own tokens that it computes itself, `[E]`."""
+        """Return the rank's own tokens that it computes itself, `(E,)`."""
         return np.minimum(self.tokens[:, rank], self.capacities[:, rank])
 
 
 def dispatch_schedule(tokens: IntArray, replicas: IntArray, scheme: DispatchScheme) -> DispatchSchedule:
-    """Prepare the schedule of one layer from *tokens* T `[E, N]` and *replicas* R `[E, N]` (DESIGN, Token dispatch).
+    """Prepare the schedule of one layer from `tokens` T `(E, N)` and `replicas` R `(E, N)` (DESIGN, Token dispatch).
 
     Every token is sent exactly once; a rank's own tokens take its capacity first.
 
@@ -115,13 +115,13 @@ def _blocks(experts: int, ranks: int) -> list[slice]:
 
 
 def _surplus(tokens: IntArray, capacities: IntArray) -> Surplus:
-    """Let local tokens `[E, N]` take local capacity `[E, N]`, and return what is left of both."""
+    """Let local tokens `(E, N)` take local capacity `(E, N)`, and return what is left of both."""
     local = np.minimum(tokens, capacities)
     return Surplus(tokens=tokens - local, free=np.subtract(capacities, local, out=local))
 
 
 def replica_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
-    """Return tokens per expert and rank `[E, N]`, evened out over the expert's replicas to one token.
+    """Return tokens per expert and rank `(E, N)`, evened out over the expert's replicas to one token.
 
     Each replica computes floor(t / r) tokens, and t mod r of them one more: first those whose rank has a local token
     for it, then in rank order starting at a different rank for each expert, so that no rank collects all of them.
@@ -134,7 +134,7 @@ def replica_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
 
 
 def _even_over_replicas(tokens: IntArray, replicas: IntArray, start: IntArray) -> IntArray:
-    """See `replica_capacities`; *start* `[E]` is the rank whose turn is first."""
+    """See `replica_capacities`; `start` `(E,)` is the rank whose turn is first."""
     total, number = row_sums(tokens), np.maximum(row_sums(replicas), 1)
     each, over = np.divmod(total, number)
     capacities = each * replicas
@@ -151,17 +151,17 @@ def _even_over_replicas(tokens: IntArray, replicas: IntArray, start: IntArray) -
 
 
 def row_sums(table: IntArray) -> IntArray:
-    """Return the sums `[E, 1]` of the rows of *table* `[E, N]`, in its own width."""
+    """Return the sums `(E, 1)` of the rows of `table` `(E, N)`, in its own width."""
     return np.add.reduce(table, axis=1, keepdims=True, dtype=table.dtype)
 
 
 def row_ends(table: IntArray) -> IntArray:
-    """Return where each stretch ends on the line of its row, `[E, N]`, in the width of *table* `[E, N]`."""
+    """Return where each stretch ends on the line of its row, `(E, N)`, in the width of `table` `(E, N)`."""
     return np.add.accumulate(table, axis=1, dtype=table.dtype)
 
 
 def stretches(ends: IntArray, begin: IntArray | int) -> IntArray:
-    """Return how long each stretch of a line is, `[E, N]`, from its *ends* `[E, N]` and where it begins (`[E, 1]`)."""
+    """Return how long each stretch of a line is, `(E, N)`, from its `ends` `(E, N)` and where it begins (`(E, 1)`)."""
     lengths = np.empty_like(ends)
     lengths[:, :1] = ends[:, :1] - begin
     np.subtract(ends[:, 1:], ends[:, :-1], out=lengths[:, 1:])
@@ -169,7 +169,7 @@ def stretches(ends: IntArray, begin: IntArray | int) -> IntArray:
 
 
 def _grant(wanted: IntArray, supply: IntArray, start: IntArray) -> IntArray:
-    """Serve *wanted* `[E, N]` from *supply* `[E, 1]`, rank by rank from rank start[e] round to it again."""
+    """Serve `wanted` `(E, N)` from `supply` `(E, 1)`, rank by rank from rank start[e] round to it again."""
     if (row_sums(wanted) <= supply).all():
         return wanted
     ends = row_ends(wanted)
@@ -201,6 +201,6 @@ def _checked(tokens: IntArray, replicas: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _by_rows(table: IntArray, fits: bool) -> IntArray:
-    """Return *table* `[E, N]` row by row, in 32 bits if it *fits*: whatever the width, it counts as integers."""
+    """Return `table` `(E, N)` row by row, in 32 bits if it `fits`: whatever the width, it counts as integers."""
     # Gathered counts come column by column: narrowed first, there is less to turn.
     return np.ascontiguousarray(cast(IntArray, table.astype(np.int32)) if fits else table)

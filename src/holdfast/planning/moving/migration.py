@@ -1,4 +1,7 @@
-"""From one placement to the next: which node takes which role, and what has to move (Lazarus, 4.3)."""
+"""From one placement to the next: which node takes which role, and what has to move (Lazarus, 4.3).
+
+Axes: L layers, E experts, N nodes.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ OPTIMAL_UP_TO_NODES = 512
 class Migration:
     """What it takes to get from what the nodes hold to a placement."""
 
-    #: `[L, E, N]` replicas per node, with the roles mapped to nodes.
+    #: `(L, E, N)` replicas per node, with the roles mapped to nodes.
     counts: IntArray
-    #: `[N]` the role (node index of the planned placement) of each node.
+    #: `(N,)` the role (node index of the planned placement) of each node.
     roles: IntArray
     transfers: Transfers
     #: (layer, expert) pairs without any live copy: no transfer can bring these back.
@@ -34,10 +37,10 @@ class Migration:
 
 
 def plan_migration(held: IntArray, planned: IntArray, *, kinds: IntArray | None = None) -> Migration:
-    """Map the *planned* roles to the nodes so that the fewest experts move, and say who sends what to whom.
+    """Map the `planned` roles to the nodes so that the fewest experts move, and say who sends what to whom.
 
-    *held* `[L, E, N]` replicas that each node holds now (0 for joiners; nodes that are gone have no column);
-    *planned* `[L, E, N]`; *kinds* `[N]`: a role may only go to a node of the same kind as the node at the role's own
+    `held` `(L, E, N)` replicas that each node holds now (0 for joiners; nodes that are gone have no column);
+    `planned` `(L, E, N)`; `kinds` `(N,)`: a role may only go to a node of the same kind as the node at the role's own
     index (slots, racks); None where all nodes are alike.
     """
     have, want = held > 0, planned > 0
@@ -53,7 +56,7 @@ def plan_migration(held: IntArray, planned: IntArray, *, kinds: IntArray | None 
 def assign_roles(
     held: IntArray | BoolArray, planned: IntArray | BoolArray, *, kinds: IntArray | None = None
 ) -> IntArray:
-    """Return each node's role `[N]`: the assignment that moves the fewest experts (ERRATA, Lazarus 7).
+    """Return each node's role `(N,)`: the assignment that moves the fewest experts (ERRATA, Lazarus 7).
 
     Optimal up to `OPTIMAL_UP_TO_NODES` nodes, greedy beyond. Arguments as for `plan_migration`, or only who holds what.
     """
@@ -68,7 +71,7 @@ def assign_roles(
 
 
 def _kept_copies(held: IntArray | BoolArray, planned: IntArray | BoolArray) -> FloatArray:
-    """Return `[N nodes, N roles]`: how many of the role's experts the node holds already."""
+    """Return `(N nodes, N roles)`: how many of the role's experts the node holds already."""
     have, want = (table.astype(np.bool_, copy=False).reshape(-1, table.shape[2]) for table in (held, planned))
     # Sums of 0 and 1 are exact in float32 up to 2**24 experts over all layers.
     return (have.astype(np.float32).T @ want.astype(np.float32)).astype(np.float64)
@@ -86,6 +89,6 @@ def greedy_roles(kept: FloatArray) -> IntArray:
 
 
 def node_kinds(slots: IntArray, racks: IntArray | None) -> IntArray:
-    """Number the kinds of nodes `[N]`: nodes of a kind may swap roles (same slots, same rack)."""
+    """Number the kinds of nodes `(N,)`: nodes of a kind may swap roles (same slots, same rack)."""
     rack = np.zeros_like(slots) if racks is None else racks
     return np.unique(np.stack([slots, rack], axis=1), axis=0, return_inverse=True)[1].reshape(-1)

@@ -1,4 +1,7 @@
-"""Who sends which expert to whom, even over the owners (Lazarus, 4.3)."""
+"""Who sends which expert to whom, even over the owners (Lazarus, 4.3).
+
+Axes: L layers, E experts, N nodes, M transfers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _EXACT_UP_TO_TRANSFERS = 2048
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfers:
-    """One copy of one expert per entry, `[M]` each; the experts with the fewest live copies come first."""
+    """One copy of one expert per entry, `(M,)` each; the experts with the fewest live copies come first."""
 
     layer: IntArray
     expert: IntArray
@@ -36,10 +39,10 @@ class Transfers:
 def plan_transfers(
     held: IntArray | BoolArray, wanted: IntArray | BoolArray, *, node_of: IntArray | None = None
 ) -> tuple[Transfers, tuple[tuple[int, int], ...]]:
-    """Return the transfers from *held* to *wanted*, and the (layer, expert) pairs nobody holds.
+    """Return the transfers from `held` to `wanted`, and the (layer, expert) pairs nobody holds.
 
-    Both `[L, E, N]`, replicas or only who holds what.
-    The busiest sender sends as little as possible (exactly so for up to 2048 transfers). With *node_of* `[N]` the
+    Both `(L, E, N)`, replicas or only who holds what.
+    The busiest sender sends as little as possible (exactly so for up to 2048 transfers). With `node_of` `(N,)` the
     columns are workers and a worker is served from its own node wherever that has a copy.
     """
     have = held.astype(np.bool_, copy=False)
@@ -72,7 +75,7 @@ def _nth_request(layer: IntArray, expert: IntArray) -> IntArray:
 
 
 def choose_senders(owners: BoolArray) -> IntArray:
-    """Return for each transfer one of its owners, *owners* `[M, N]`, such that the busiest sends little.
+    """Return for each transfer one of its owners, `owners` `(M, N)`, such that the busiest sends little.
 
     Each takes the least busy owner so far. Few transfers are then shifted along chains of owners, until no chain
     relieves the busiest: then it sends as little as possible (as in an optimal semi-matching).
@@ -125,7 +128,7 @@ def _relieve_busiest(owners: BoolArray, source: IntArray, sent: IntArray) -> Non
 
 
 def _find_chain(owners: BoolArray, source: IntArray, sent: IntArray, start: int) -> list[tuple[int, int]] | None:
-    """Breadth-first search for (transfer, new source) steps from *start* to a sender with two transfers fewer."""
+    """Breadth-first search for (transfer, new source) steps from `start` to a sender with two transfers fewer."""
     came_from: dict[int, tuple[int, int]] = {}
     queue = deque([start])
     while queue:

@@ -1,4 +1,7 @@
-"""Several workers per node: what is placed on a node is spread evenly over its workers."""
+"""Several workers per node: what is placed on a node is spread evenly over its workers.
+
+Axes: L layers, E experts, N nodes, W workers.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from holdfast.planning.moving.migration import assign_roles
 
 
 def split_over_workers(counts: IntArray, workers: IntArray, held: IntArray | None = None) -> IntArray:
-    """Return replicas per worker `[L, E, W]` from replicas per node *counts* `[L, E, N]`.
+    """Return replicas per worker `(L, E, W)` from replicas per node `counts` `(L, E, N)`.
 
-    *workers* `[N]` is the number of workers of each node; the workers of node 0 come first, then node 1's, ...
+    `workers` `(N,)` is the number of workers of each node; the workers of node 0 come first, then node 1's, ...
     Each node's replicas are dealt out expert by expert: within a node the workers' slots differ by at most
-    one, and so does each expert's number of replicas per worker. With *held* `[L, E, W]`, what the workers hold now,
+    one, and so does each expert's number of replicas per worker. With `held` `(L, E, W)`, what the workers hold now,
     the shares of each node go to those of its workers that have to load the fewest experts.
     """
     parts = [_deal_node(counts[:, :, node], int(number)) for node, number in enumerate(workers)]
@@ -24,7 +27,7 @@ def split_over_workers(counts: IntArray, workers: IntArray, held: IntArray | Non
 
 
 def _deal_node(counts: IntArray, workers: int) -> IntArray:
-    """Deal one node's `[L, E]` replicas to its workers in turn, expert by expert, `[L, E, W]`."""
+    """Deal one node's `(L, E)` replicas to its workers in turn, expert by expert, `(L, E, W)`."""
     stop = np.cumsum(counts, axis=1)
     start = stop - counts
     turn = indices(workers)
@@ -32,8 +35,3 @@ def _deal_node(counts: IntArray, workers: int) -> IntArray:
     upto_stop = (stop[:, :, None] - turn + workers - 1) // workers
     upto_start = (start[:, :, None] - turn + workers - 1) // workers
     return upto_stop - upto_start
-
-
-def node_of_workers(workers: IntArray) -> IntArray:
-    """Return the node of each worker, `[W]`, in the order of `split_over_workers`."""
-    return np.repeat(indices(workers.size), workers)

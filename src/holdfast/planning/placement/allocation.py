@@ -1,4 +1,7 @@
-"""How many replicas each expert gets: Lazarus, Eq. (1), in exact integers."""
+"""How many replicas each expert gets: Lazarus, Eq. (1), in exact integers.
+
+Axes: L layers, E experts, N nodes.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,9 @@ class Shortage:
 class Allocation:
     """Replicas per layer and expert."""
 
-    #: `[L, E]`, each row summing to the cluster's slots, each entry at least `fault_threshold.given`.
+    #: `(L, E)`, each row summing to the cluster's slots, each entry at least `fault_threshold.given`.
     replicas: IntArray
-    #: `[L, E]` the tokens that they follow, each row's sum above 0.
+    #: `(L, E)` the tokens that they follow, each row's sum above 0.
     tokens: IntArray
     fault_threshold: Guarantee
     #: Layers without any load, planned as if all experts had the same.
@@ -52,9 +55,9 @@ class Allocation:
 
 
 def as_slots(slots: int | Sequence[int] | IntArray, nodes: int | None = None) -> IntArray:
-    """Return slots per node `[N]`: one number for all *nodes*, or one number each.
+    """Return slots per node `(N,)`: one number for all `nodes`, or one number each.
 
-    Raises `BadInputError` where the numbers are below 1 or do not fit *nodes*.
+    Raises `BadInputError` where the numbers are below 1 or do not fit `nodes`.
     """
     if nodes is not None and not 1 <= nodes <= MOST_NODES:
         raise BadInputError(f"nodes is {nodes}: give at least 1 and at most {MOST_NODES}")
@@ -78,7 +81,7 @@ def as_slots(slots: int | Sequence[int] | IntArray, nodes: int | None = None) ->
 def allocate(loads: ArrayLike, slots: IntArray, *, fault_threshold: int) -> Allocation | Shortage:
     """Share all slots among the experts by their loads (Lazarus, 4.1, Eq. 1).
 
-    *loads* `[L, E]` tokens; *slots* `[N]` per node. Each expert gets at least *fault_threshold* replicas; where that
+    `loads` `(L, E)` tokens; `slots` `(N,)` per node. Each expert gets at least `fault_threshold` replicas; where that
     many distinct nodes cannot hold every expert, the threshold is lowered as little as possible, and reported.
     The hottest expert takes what the rounding leaves. Ties go by expert number.
 

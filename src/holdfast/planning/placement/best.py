@@ -5,6 +5,8 @@ and, where the experts do not fill whole groups (there MRO is not optimal: ERRAT
 hill climbing (`search.py`). Each layer then maps its experts to the pattern's rows, and what replicas are left fill the
 free slots. MRO and spread compete on equal terms. Among patterns that survive alike, the one is taken that gives the
 nodes the most even work (`even.py`).
+
+Axes: L layers, E experts, N nodes.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class _Rival:
-    """A placement `[L, E, N]` that the best one must not be worse than."""
+    """A placement `(L, E, N)` that the best one must not be worse than."""
 
     counts: IntArray
     fatal: FatalShare
@@ -86,7 +88,7 @@ class _Rival:
 
 
 def _no_worse_than(rivals: list[_Rival], objective: Objective, cost: float) -> bool:
-    """Whether this *cost*, at the most, is no greater than any rival's at the least."""
+    """Whether this `cost`, at the most, is no greater than any rival's at the least."""
     return all(no_worse(cost, objective.cost(rival.fatal.least)) for rival in rivals)
 
 
@@ -114,9 +116,9 @@ def _objective(problem: PlacementProblem, rivals: list[_Rival]) -> Objective:
 def _best_pattern(
     problem: PlacementProblem, rivals: list[_Rival], objective: Objective, losses: NodeLosses | None, least: FloatArray
 ) -> tuple[BoolArray, float]:
-    """Return the pattern `[E, N]` of the lowest cost, rows by rank, and that cost.
+    """Return the pattern `(E, N)` of the lowest cost, rows by rank, and that cost.
 
-    No placement has a smaller share of fatal losses than *least* `[N + 1]`. Without *losses* to look at, the cost is
+    No placement has a smaller share of fatal losses than `least` `(N + 1,)`. Without `losses` to look at, the cost is
     what the pattern has at the most.
     """
     profile = np.minimum(problem.ranked_replicas.min(axis=0), problem.nodes)
@@ -147,7 +149,7 @@ def _most_fatal(pattern: BoolArray) -> FloatArray:
 
 
 def _least_fatal(problem: PlacementProblem, losses: NodeLosses) -> FloatArray:
-    """Return a share of fatal losses `[N + 1]` that no placement goes below: that of the full groups alone.
+    """Return a share of fatal losses `(N + 1,)` that no placement goes below: that of the full groups alone.
 
     MRO is optimal for experts that fill whole groups, and more experts only make it harder. A model is no better than
     its worst layer.
@@ -164,7 +166,7 @@ def _least_fatal(problem: PlacementProblem, losses: NodeLosses) -> FloatArray:
 
 
 def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
-    """Return a placement `[L, E, N]` in which every layer follows the *pattern* `[E, N]`, rows by rank.
+    """Return a placement `(L, E, N)` in which every layer follows the `pattern` `(E, N)`, rows by rank.
 
     Where nodes hold experts already, the pattern's columns go to the nodes, and its rows to the experts, that
     have to move the fewest.

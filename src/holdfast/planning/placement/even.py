@@ -3,6 +3,8 @@
 Where f forces more replicas on cold experts than their tokens ask for, a node full of them idles while the hot experts'
 few nodes work. A pattern survives a loss if each of its host sets keeps a node: which expert has which of the sets does
 not matter. So cold and hot experts can be shared evenly among host sets of one size, at no cost in recovery.
+
+Axes: L layers, E experts, N nodes, S sets of nodes.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_r
 
 
 def idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -> FloatArray:
-    """Return by how much a replica of the expert of each rank has less work than the average slot, `[E]`.
+    """Return by how much a replica of the expert of each rank has less work than the average slot, `(E,)`.
 
-    1: none at all; 0: as much; below 0: more. The mean over the layers, from loads, replicas and the experts *by_rank*,
-    `[L, E]` each.
+    1: none at all; 0: as much; below 0: more. The mean over the layers, from loads, replicas and the experts `by_rank`,
+    `(L, E)` each.
     """
     per_replica = take_rows(loads / replicas, by_rank)
     average = loads.sum(axis=1) / replicas.sum(axis=1)
@@ -24,10 +26,10 @@ def idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -> FloatA
 
 
 def even_rows(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
-    """Return *pattern* `[E, N]` with its rows' host sets exchanged so that idleness `[E]` is even over the nodes.
+    """Return `pattern` `(E, N)` with its rows' host sets traded so that idleness `(E,)` is even over the nodes.
 
-    Only sets of the same size change hands, and no node gets more rows than *slots* `[N]`. Where that leads nowhere the
-    pattern comes back as it was.
+    Only sets of the same size change hands, and no node gets more rows than `slots` `(N,)`. Where that leads nowhere
+    the pattern comes back as it was.
     """
     sets, set_of = distinct_rows(pattern)
     sizes = sets.sum(axis=1)
@@ -41,7 +43,7 @@ def even_rows(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArra
 
 
 def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
-    """Deal the *sets*, all of one size, anew to the *rows*, the idlest row first, each to where the least idleness is
+    """Deal the `sets`, all of one size, anew to the `rows`, the idlest row first, each to where the least idleness is
     so far."""
     shared = pattern.copy()
     shared[rows] = False
@@ -71,7 +73,7 @@ def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray
 
 
 def _fitting(sets: BoolArray, free: list[int]) -> IntArray:
-    """Return which of the *sets* `[S, N]` have only nodes with *free* slots."""
+    """Return which of the `sets` `(S, N)` have only nodes with `free` slots."""
     return np.flatnonzero((sets <= (np.array(free) > 0)).all(axis=1))
 
 

@@ -1,4 +1,7 @@
-"""Dealing the replicas that are still in hand to the slots that are still free."""
+"""Dealing the replicas that are still in hand to the slots that are still free.
+
+Axes: L layers, E experts, N nodes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from holdfast.planning.arrays import IntArray, indices, sum_over_nodes, true_pla
 
 
 def deal(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntArray:
-    """Complete *counts* `[L, E, N]`, contiguous, to *replicas* `[L, E]` and *slots* `[N]`, in place; return them.
+    """Complete `counts` `(L, E, N)`, contiguous, to `replicas` `(L, E)` and `slots` `(N,)`, in place; return them.
 
     Free slots are taken round by round over the nodes, replicas expert by expert: so the replicas of one expert fall on
     as many nodes as a round has.
@@ -18,7 +21,7 @@ def deal(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntArray:
 
 
 def deal_rest(counts: IntArray, in_hand: IntArray, free: IntArray) -> None:
-    """Add the replicas *in_hand* `[L, E]` to *counts* `[L, E, N]`, in place, as `deal`; *free* `[L, N]` slots."""
+    """Add the replicas `in_hand` `(L, E)` to `counts` `(L, E, N)`, in place, as `deal`; `free` `(L, N)` slots."""
     if not in_hand.any():
         return
     layers, experts, nodes = counts.shape
@@ -30,7 +33,7 @@ def deal_rest(counts: IntArray, in_hand: IntArray, free: IntArray) -> None:
 
 
 def pack(replicas: IntArray, slots: IntArray) -> IntArray:
-    """Return replicas `[L, E, N]` with node after node filled to the brim, expert by expert."""
+    """Return replicas `(L, E, N)` with node after node filled to the brim, expert by expert."""
     layers, experts = replicas.shape
     node = np.tile(np.repeat(indices(slots.size), slots), layers)
     row = np.repeat(indices(layers * experts), replicas.ravel())

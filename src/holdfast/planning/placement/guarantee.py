@@ -1,6 +1,8 @@
 """The guarantee of f: every expert on at least f distinct nodes, whatever the strategy did before.
 
 MRO's last group is cut off by the number of nodes, which piles replicas on too few of them (ERRATA, Lazarus 1 and 2).
+
+Axes: L layers, E experts, N nodes.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ from holdfast.planning.placement.fill import deal
 
 
 def with_guarantee(counts: IntArray, slots: IntArray, threshold: int) -> IntArray:
-    """Return *counts* `[L, E, N]` with every expert on at least *threshold* distinct nodes.
+    """Return `counts` `(L, E, N)` with every expert on at least `threshold` distinct nodes.
 
     Replicas per expert and per node stay the same. Layers that keep the guarantee already are untouched; the others are
-    mended by as few exchanges of two replicas as a greedy choice needs. Exchanges always suffice where all nodes have
+    mended by as few trades of two replicas as a greedy choice needs. Trades always suffice where all nodes have
     the same slots (a node that holds one expert twice has fewer distinct ones than any node without doubles);
     otherwise a layer where they do not is placed anew.
     """
@@ -31,14 +33,14 @@ def with_guarantee(counts: IntArray, slots: IntArray, threshold: int) -> IntArra
 
 
 def _mend(counts: IntArray, threshold: int) -> bool:
-    """Exchange replicas in one layer `[E, N]`, in place; False where no exchange helps."""
+    """Trade replicas in one layer `(E, N)`, in place; False where no trade helps."""
     hosts = (counts > 0).sum(axis=1)
     while (short := np.flatnonzero(hosts < threshold)).size:
         expert = int(short[np.argmin(hosts[short])])
-        exchange = _find_exchange(counts, hosts, expert, threshold)
-        if exchange is None:
+        trade = _find_trade(counts, hosts, expert, threshold)
+        if trade is None:
             return False
-        other, source, target = exchange
+        other, source, target = trade
         counts[expert, source] -= 1
         counts[expert, target] += 1
         counts[other, target] -= 1
@@ -47,8 +49,8 @@ def _mend(counts: IntArray, threshold: int) -> bool:
     return True
 
 
-def _find_exchange(counts: IntArray, hosts: IntArray, expert: int, threshold: int) -> tuple[int, int, int] | None:
-    """Find (other, source, target): *expert* gives its double on source for a replica of *other* on target.
+def _find_trade(counts: IntArray, hosts: IntArray, expert: int, threshold: int) -> tuple[int, int, int] | None:
+    """Find (other, source, target): `expert` gives its double on source for a replica of `other` on target.
 
     The other expert may lose a host only where it has one to spare; the one with the most hosts is asked.
     """
@@ -69,7 +71,7 @@ def _find_exchange(counts: IntArray, hosts: IntArray, expert: int, threshold: in
 
 
 def _place_anew(replicas: IntArray, slots: IntArray, threshold: int) -> IntArray:
-    """Place one layer `[E, N]`: each expert first takes the *threshold* nodes with the most free slots.
+    """Place one layer `(E, N)`: each expert first takes the `threshold` nodes with the most free slots.
 
     Taking the fullest columns first never fails where any placement exists (Gale-Ryser).
     """

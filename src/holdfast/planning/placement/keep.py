@@ -1,4 +1,7 @@
-"""Filling slots so that few experts move: what nodes hold already stays, where replicas and slots allow."""
+"""Filling slots so that few experts move: what nodes hold already stays, where replicas and slots allow.
+
+Axes: L layers, E experts, N nodes, M experts of a layer that still wait.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ _OPTIMAL_UP_TO = 1_000_000
 
 
 def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: BoolArray) -> IntArray:
-    """Return which row of the *pattern* `[E, N]` each expert takes, `[L, E]`, so that few experts move.
+    """Return which row of the `pattern` `(E, N)` each expert takes, `(L, E)`, so that few experts move.
 
-    *held* `[L, E, N]` says which nodes hold which experts. An expert takes a row only if it has replicas `[L, E]` for
+    `held` `(L, E, N)` says which nodes hold which experts. An expert takes a row only if it has replicas `(L, E)` for
     all its hosts; by rank every expert can. Experts that all hosts of some row hold already settle there first where
     one optimal assignment of all would take too long; the others are assigned so that the fewest move.
     """
@@ -46,7 +49,7 @@ def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: BoolArray) ->
 
 
 def _settle(content: BoolArray, kind_of: IntArray) -> IntArray:
-    """Return a row `[L, E]` for each expert that is *content* `[L, E, kinds]` with its kind of row, else -1."""
+    """Return a row `(L, E)` for each expert that is `content` `(L, E, kinds)` with its kind of row, else -1."""
     settled = np.full(content.shape[:2], -1, dtype=np.int64)
     still_open = np.ones(content.shape[:2], dtype=np.bool_)
     for kind in range(content.shape[2]):
@@ -61,7 +64,7 @@ def _settle(content: BoolArray, kind_of: IntArray) -> IntArray:
 
 
 def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArray) -> IntArray:
-    """Give the experts without a row, -1 in *settled* `[L, E]`, the rows that are left."""
+    """Give the experts without a row, -1 in `settled` `(L, E)`, the rows that are left."""
     waiting = settled < 0
     # One place more: that of those who have none yet.
     taken = np.zeros((settled.shape[0], settled.shape[1] + 1), dtype=np.bool_)
@@ -78,24 +81,24 @@ def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArr
 
 
 def _differ(kept: NDArray[np.float32], waiting: BoolArray) -> BoolArray:
-    """Return for which layers the gains *kept* `[L, E, kinds]` of the *waiting* `[L, E]` experts are not all one."""
+    """Return for which layers the gains `kept` `(L, E, kinds)` of the `waiting` `(L, E)` experts are not all one."""
     low = kept.min(axis=(1, 2), initial=np.inf, where=waiting[:, :, None])
     high = kept.max(axis=(1, 2), initial=-np.inf, where=waiting[:, :, None])
     return low < high
 
 
 def deal_keeping(pattern: BoolArray, rows: IntArray, replicas: IntArray, slots: IntArray, held: BoolArray) -> IntArray:
-    """Return a placement `[L, E, N]` of *replicas* `[L, E]` in *slots* `[N]`, moving few experts.
+    """Return a placement `(L, E, N)` of `replicas` `(L, E)` in `slots` `(N,)`, moving few experts.
 
-    Each expert has the hosts that its one of the *rows* `[L, E]` of the *pattern* `[E, N]` says. What replicas are left
-    first become copies that nodes hold (*held* `[L, E, N]`), then doubles on nodes that host the expert anyway (which
+    Each expert has the hosts that its one of the `rows` `(L, E)` of the `pattern` `(E, N)` says. What replicas are left
+    first become copies that nodes hold (`held` `(L, E, N)`), then doubles on nodes that host the expert anyway (which
     cost no move), then they fill the rest. Experts with the most replicas in hand choose first.
     """
     excess = pattern.sum(axis=1)[rows] - replicas
-    # Only experts with replicas in hand take part: the first of each layer, [L, M].
+    # Only experts with replicas in hand take part: the first of each layer, `(L, M)`.
     order = stable_order(excess)[:, : int((excess < 0).sum(axis=1).max())]
     in_hand = -take_rows(excess, order).astype(np.int32)
-    # One contiguous table [L, M] per node, [N, L, M]: in 32 bits, as nobody has 2**31 slots.
+    # One contiguous table `(L, M)` per node, `(N, L, M)`: in 32 bits, as nobody has 2**31 slots.
     by_node = pattern.T[:, take_rows(rows, order)].astype(np.int32)
     had = np.ascontiguousarray(take_rows(held, order).transpose(2, 0, 1))
     free = np.repeat((slots - pattern.sum(axis=0))[:, None], len(rows), axis=1)
@@ -117,7 +120,7 @@ def deal_keeping(pattern: BoolArray, rows: IntArray, replicas: IntArray, slots: 
 
 
 def _first(wanted: NDArray[np.int32], free: IntArray) -> NDArray[np.int32]:
-    """Return the first *free* `[L]` units of *wanted* `[L, E]`."""
+    """Return the first `free` `(L,)` units of `wanted` `(L, E)`."""
     before = np.cumsum(wanted, axis=1, dtype=np.int32) - wanted
     room = free.astype(np.int32)[:, None] - before
     return np.minimum(np.maximum(room, 0, out=room), wanted, out=room)

@@ -4,10 +4,12 @@ Experts sorted by replicas form groups of c; the nodes form one disjoint group p
 expert has replicas, and each node of a group holds the whole expert group. So the layer lives while every node group
 has a live node. Two things go beyond the paper (ERRATA, Lazarus 1 to 3):
 
-- Groups are aligned across layers. Node group g has a *core*, the nodes it has in every layer (as many as the layer
+- Groups are aligned across layers. Node group g has a `core`, the nodes it has in every layer (as many as the layer
   with the fewest); what a layer has beyond the core comes from the nodes left over. Then the whole model lives
   while every core has a live node, instead of every group of every layer.
 - The last group, cut off by the number of nodes, may be too small: `with_guarantee` mends that.
+
+Axes: L layers, E experts, N nodes, G groups of experts.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from holdfast.planning.placement.strategy import PlacementProblem
 
 @dataclass(frozen=True, slots=True)
 class Mro:
-    """MRO with expert groups of *width* experts; by default the width whose rectangle (width x nodes) is largest."""
+    """MRO with expert groups of `width` experts; by default the width whose rectangle (width x nodes) is largest."""
 
     width: int | None = None
     name: str = "mro"
@@ -45,7 +47,7 @@ def default_width(slots: IntArray) -> int:
 
 
 def group_sizes(problem: PlacementProblem, width: int) -> IntArray:
-    """Return nodes per group and layer, `[L, G]`: the replicas of each group's rarest expert, while nodes last."""
+    """Return nodes per group and layer, `(L, G)`: the replicas of each group's rarest expert, while nodes last."""
     nodes = int((problem.slots >= width).sum())
     rarest = problem.ranked_replicas[:, ::width]
     before = np.cumsum(rarest, axis=1) - rarest
@@ -53,7 +55,7 @@ def group_sizes(problem: PlacementProblem, width: int) -> IntArray:
 
 
 def place_groups(problem: PlacementProblem, width: int, sizes: IntArray) -> IntArray:
-    """Return replicas `[L, E, N]` of the groups alone, with `sizes[L, G]` nodes per group: one of each expert of the
+    """Return replicas `(L, E, N)` of the groups alone, with `sizes` `(L, G)` nodes per group: one of each expert of the
     group on each node of the group. What is left of the replicas is still to be dealt."""
     layers, experts = problem.replicas.shape
     cores = sizes.min(axis=0)

@@ -1,4 +1,7 @@
-"""Failure domains above the node: replicas spread over racks before nodes."""
+"""Failure domains above the node: replicas spread over racks before nodes.
+
+Axes: E experts, N nodes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _BUDGET = 2000
 
 
 def over_racks(pattern: BoolArray, slots: IntArray, racks: IntArray, threshold: int) -> BoolArray:
-    """Return *pattern* `[E, N]` with its columns given to other nodes, so that lost racks hurt least.
+    """Return `pattern` `(E, N)` with its columns given to other nodes, so that lost racks hurt least.
 
     First every expert should be in as many racks as the threshold and the racks allow, then recovery from lost
     racks counts. Recovery from lost nodes stays the same: only nodes with the same slots swap columns.
@@ -52,13 +55,8 @@ def _improve(
     return columns
 
 
-def spread_over_racks(counts: IntArray, racks: IntArray) -> IntArray:
-    """Return in how many racks each expert lives, `[...]`, from replicas per node `[..., N]`."""
-    return _by_rack(counts > 0, racks).sum(axis=-1)
-
-
 def _in_turn(slots: IntArray, racks: IntArray, block: int) -> IntArray:
-    """Return for each node the column it takes: columns go to the racks of one *block* in turn, then the next block.
+    """Return for each node the column it takes: columns go to the racks of one `block` in turn, then the next block.
 
     Only nodes of the same slots share columns.
     """

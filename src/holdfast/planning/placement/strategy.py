@@ -1,4 +1,7 @@
-"""What every placement strategy takes and gives."""
+"""What every placement strategy takes and gives.
+
+Axes: L layers, E experts, N nodes.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ class PlacementProblem:
     Every row of `replicas` sums to `slots.sum()`, and `fault_threshold` fits (both as `allocate` gives them).
     """
 
-    #: `[L, E]` replicas per layer and expert.
+    #: `(L, E)` replicas per layer and expert.
     replicas: IntArray
-    #: `[N]` slots per node, for one layer.
+    #: `(N,)` slots per node, for one layer.
     slots: IntArray
     #: Each expert lives on at least this many distinct nodes.
     fault_threshold: int
-    #: `[N]` the rack of each node as 0, 1, ...; None where racks do not matter.
+    #: `(N,)` the rack of each node as 0, 1, ...; None where racks do not matter.
     racks: IntArray | None = None
-    #: `[L, E, N]` what the nodes hold now (0 for joiners); None for a first placement.
+    #: `(L, E, N)` what the nodes hold now (0 for joiners); None for a first placement.
     previous: IntArray | None = None
-    #: `[N + 1]` how much each number of lost nodes matters; None for the strategy's own.
+    #: `(N + 1,)` how much each number of lost nodes matters; None for the strategy's own.
     failure_weights: FloatArray | None = None
-    #: `[L, E]` tokens that the experts get, each layer's sum above 0; None where only the replicas are known.
+    #: `(L, E)` tokens that the experts get, each layer's sum above 0; None where only the replicas are known.
     loads: FloatArray | None = None
 
     @property
@@ -40,17 +43,17 @@ class PlacementProblem:
 
     @cached_property
     def by_rank(self) -> IntArray:
-        """The experts of each layer, those with the fewest replicas first, `[L, E]`."""
+        """The experts of each layer, those with the fewest replicas first, `(L, E)`."""
         return stable_order(self.replicas)
 
     @cached_property
     def ranked_replicas(self) -> IntArray:
-        """The replicas of the expert of each rank, ascending, `[L, E]`."""
+        """The replicas of the expert of each rank, ascending, `(L, E)`."""
         return take_rows(self.replicas, self.by_rank)
 
     @cached_property
     def previous_hosts(self) -> BoolArray | None:
-        """Which nodes hold which experts now, `[L, E, N]`; None for a first placement."""
+        """Which nodes hold which experts now, `(L, E, N)`; None for a first placement."""
         return None if self.previous is None else hosts_of(self.previous)
 
 
@@ -63,12 +66,12 @@ class Strategy(Protocol):
         ...
 
     def place(self, problem: PlacementProblem) -> IntArray:
-        """Return replicas `[L, E, N]`: summed over N the problem's replicas, summed over E its slots."""
+        """Return replicas `(L, E, N)`: summed over N the problem's replicas, summed over E its slots."""
         ...
 
 
 def hosts_of(counts: IntArray) -> BoolArray:
-    """Return who hosts what, `[..., E, N]` booleans, from replicas `[..., E, N]`."""
+    """Return who hosts what, `(..., E, N)` booleans, from replicas `(..., E, N)`."""
     return counts > 0
 
 
@@ -78,11 +81,11 @@ def fewest_hosts(counts: IntArray) -> int:
 
 
 def node_lists(counts: IntArray) -> list[list[int]]:
-    """Return one layer's placement `[E, N]` as each node's experts, one entry per slot, ascending."""
+    """Return one layer's placement `(E, N)` as each node's experts, one entry per slot, ascending."""
     experts = indices(counts.shape[0])
     return [[int(expert) for expert in np.repeat(experts, column)] for column in counts.T]
 
 
 def from_node_lists(lists: Sequence[Sequence[int]], experts: int) -> IntArray:
-    """Return replicas `[E, N]` from each node's experts (the inverse of `node_lists`)."""
+    """Return replicas `(E, N)` from each node's experts (the inverse of `node_lists`)."""
     return np.stack([np.bincount(np.asarray(held, dtype=np.int64), minlength=experts) for held in lists], axis=1)

@@ -2,6 +2,8 @@
 
 It survives while each expert of each layer has a live host, so only the smallest host sets matter (those that contain
 no other), over all layers at once.
+
+Axes: N nodes, S sets of nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ _TABLE_NODES = 16
 
 
 def smallest_sets(hosts: BoolArray) -> BoolArray:
-    """Return the distinct host sets `[S, N]` that contain no other, from *hosts* `[..., N]`."""
+    """Return the distinct host sets `(S, N)` that contain no other, from `hosts` `(..., N)`."""
     left = _distinct(hosts.reshape(-1, hosts.shape[-1]))
     left = left[np.argsort(left.sum(axis=1), kind="stable")]
     kept: list[BoolArray] = []

@@ -1,4 +1,7 @@
-"""What makes one placement better than another: fatal losses, weighted by how likely each number of lost nodes is."""
+"""What makes one placement better than another: fatal losses, weighted by how likely each number of lost nodes is.
+
+Axes: N nodes.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ _ROUNDING = 1e-9
 
 
 def default_weights(nodes: int) -> FloatArray:
-    """Return the weights `[N + 1]` of 0..N lost nodes: each further node at once is half as likely; losing none is no
+    """Return the weights `(N + 1,)` of 0..N lost nodes: each further node at once is half as likely; losing none is no
     event."""
     weights = np.where(indices(nodes + 1) > 0, 0.5 ** indices(nodes + 1), 0.0)
     return weights / weights.sum()
 
 
 def as_weights(shares: dict[int, float], nodes: int) -> FloatArray:
-    """Return weights `[N + 1]` from the share of each number of lost nodes.
+    """Return weights `(N + 1,)` from the share of each number of lost nodes.
 
     Raises `BadInputError` for numbers of nodes outside 0..N, shares below 0 or not finite, and a sum other than one.
     """
@@ -49,13 +52,13 @@ class Objective:
     losses, which floating point tells apart however small, and not recovery, which is 1 for both.
     """
 
-    #: `[N + 1]`, summing to one.
+    #: `(N + 1,)`, summing to one.
     weights: FloatArray
-    #: `[N + 1]` share of fatal losses that must not be exceeded; 1 where it does not matter.
+    #: `(N + 1,)` share of fatal losses that must not be exceeded; 1 where it does not matter.
     ceiling: FloatArray
 
     def cost(self, fatal: FloatArray) -> float:
-        """Return how bad a placement is by its share of *fatal* losses `[N + 1]`."""
+        """Return how bad a placement is by its share of `fatal` losses `(N + 1,)`."""
         above = np.maximum(fatal - self.ceiling, 0.0)
         return float(fatal @ self.weights + _CEILING_PENALTY * above.sum())
 

@@ -1,8 +1,10 @@
 """Patterns: who hosts what at the least, the same in all layers.
 
 With experts ranked by their replicas, rank i has at least `profile[i]` replicas in every layer. A pattern of hosts,
-`[E, N]`, within that profile fits every layer at once (row i for the layer's expert of rank i), and then the whole
+`(E, N)`, within that profile fits every layer at once (row i for the layer's expert of rank i), and then the whole
 model survives every loss that the pattern survives. So the joint problem over layers becomes that of one layer.
+
+Axes: L layers, E experts, N nodes.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ from holdfast.planning.survival.hitting import smallest_sets
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """The bounds of a pattern `[E, N]`."""
+    """The bounds of a pattern `(E, N)`."""
 
-    #: `[E]` most hosts per expert.
+    #: `(E,)` most hosts per expert.
     most: IntArray
     #: Fewest hosts of any expert.
     threshold: int
-    #: `[N]` most experts per node.
+    #: `(N,)` most experts per node.
     slots: IntArray
 
 
 def group_patterns(profile: IntArray, slots: IntArray) -> list[BoolArray]:
-    """Return the patterns of disjoint node groups worth a try, `[E, N]` each.
+    """Return the patterns of disjoint node groups worth a try, `(E, N)` each.
 
     For every width c that some nodes have: the expert group that is not full may come at any place (MRO's comes
     last), and node groups are as large as their rarest expert allows, evened out where there are too few nodes.
@@ -66,7 +68,7 @@ def _disjoint(profile: IntArray, starts: IntArray, nodes: IntArray, total: int) 
 
 
 def _share_nodes(wanted: IntArray, nodes: int) -> IntArray:
-    """Share *nodes* among the groups: none above what it wants, the smallest as large as possible."""
+    """Share `nodes` among the groups: none above what it wants, the smallest as large as possible."""
     sizes = np.zeros_like(wanted)
     left = nodes
     for place, group in enumerate(np.argsort(wanted, kind="stable")):
@@ -76,17 +78,17 @@ def _share_nodes(wanted: IntArray, nodes: int) -> IntArray:
 
 
 def common_pattern(counts: IntArray, by_rank: IntArray) -> BoolArray:
-    """Return the hosts `[E, N]` that the expert of each rank has in every layer of a placement `[L, E, N]`.
+    """Return the hosts `(E, N)` that the expert of each rank has in every layer of a placement `(L, E, N)`.
 
-    *by_rank* `[L, E]`: the experts of each layer in the order of their ranks.
+    `by_rank` `(L, E)`: the experts of each layer in the order of their ranks.
     """
     return np.logical_and.reduce(take_rows(counts > 0, by_rank), axis=0)
 
 
 def complete(pattern: BoolArray, room: Room) -> BoolArray | None:
-    """Return *pattern* with hosts added while there is room, experts below the threshold first.
+    """Return `pattern` with hosts added while there is room, experts below the threshold first.
 
-    None where an expert stays below the threshold (an exchange might help, but other patterns will do).
+    None where an expert stays below the threshold (a trade might help, but other patterns will do).
     """
     pattern = pattern.copy()
     free = room.slots - pattern.sum(axis=0)
@@ -102,10 +104,10 @@ def complete(pattern: BoolArray, room: Room) -> BoolArray | None:
 
 
 def trim(pattern: BoolArray, threshold: int) -> BoolArray:
-    """Return *pattern* without the hosts that recovery does not need: it survives the same losses.
+    """Return `pattern` without the hosts that recovery does not need: it survives the same losses.
 
     An expert whose hosts include all hosts of another one is safe whenever that one is, so these are enough for it, if
-    they are *threshold* nodes. What is trimmed is free to be filled as suits the migration.
+    they are `threshold` nodes. What is trimmed is free to be filled as suits the migration.
     """
     smallest = smallest_sets(pattern[pattern.sum(axis=1) >= threshold])
     if not len(smallest):

@@ -1,4 +1,7 @@
-"""The probability that a model survives the loss of nodes chosen at random (Lazarus, 6.3; ERRATA, Lazarus 3)."""
+"""The probability that a model survives the loss of nodes chosen at random (Lazarus, 6.3; ERRATA, Lazarus 3).
+
+Axes: L layers, E experts, N nodes, S sets of nodes, K lost nodes at the most.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _Z = 1.959964
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecoveryCurve:
-    """Recovery probability by number of lost nodes (or racks) 0..N, `[N + 1]` each."""
+    """Recovery probability by number of lost nodes (or racks) 0..N, `(N + 1,)` each."""
 
     probability: FloatArray
     #: 95 % confidence interval (Wilson); both equal to `probability` where that is exact.
@@ -37,7 +40,7 @@ class RecoveryCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FatalShare:
-    """Between what bounds the share of fatal losses lies, by number of lost nodes 0..N, `[N + 1]` each.
+    """Between what bounds the share of fatal losses lies, by number of lost nodes 0..N, `(N + 1,)` each.
 
     Equal where it is exact; each is exact to about 12 digits, however small.
     """
@@ -49,9 +52,9 @@ class FatalShare:
 def recovery_curve(counts: IntArray, *, samples: int = 20_000, seed: int = 0) -> RecoveryCurve:
     """Return the recovery curve of a placement: all its layers and experts must survive at once.
 
-    *counts* `[L, E, N]` (or `[E, N]` for one layer) replicas per node. Exact where a sweep over the nodes can be (up to
+    `counts` `(L, E, N)` (or `(E, N)` for one layer) replicas per node. Exact where a sweep over the nodes can be (up to
     20 nodes, and for all host sets that are disjoint or runs of nodes, on any number of nodes), and for few lost nodes;
-    otherwise from *samples* random orders of loss, with confidence intervals.
+    otherwise from `samples` random orders of loss, with confidence intervals.
     """
     sets = smallest_sets(counts > 0)
     outcome = _outcome(sets, _THOROUGH)
@@ -61,14 +64,14 @@ def recovery_curve(counts: IntArray, *, samples: int = 20_000, seed: int = 0) ->
 
 
 def rack_curve(counts: IntArray, racks: IntArray, *, samples: int = 20_000, seed: int = 0) -> RecoveryCurve:
-    """Return the recovery curve by number of lost *racks*; *racks* `[N]` is each node's rack as 0, 1, ..."""
+    """Return the recovery curve by number of lost `racks`; `racks` `(N,)` is each node's rack as 0, 1, ..."""
     names = np.unique(racks)
     by_rack = np.stack([counts[..., racks == name].sum(axis=-1) for name in names], axis=-1)
     return recovery_curve(by_rack, samples=samples, seed=seed)
 
 
 def fatal_share(hosts: BoolArray) -> FatalShare:
-    """Return the share of fatal losses where *hosts* `[..., N]` are the experts' nodes: never sampled.
+    """Return the share of fatal losses where `hosts` `(..., N)` are the experts' nodes: never sampled.
 
     Exact as far as a quick sweep reaches. Beyond, no smaller than for fewer lost nodes, and no larger than the sum
     over the host sets.
@@ -81,7 +84,7 @@ def fatal_share(hosts: BoolArray) -> FatalShare:
 
 
 def _outcome(sets: BoolArray, effort: int) -> LossShares:
-    """Return exact shares `[K + 1]` for as many lost nodes as the *effort* allows, at best K = N."""
+    """Return exact shares `(K + 1,)` for as many lost nodes as the `effort` allows, at best K = N."""
     nodes: int = sets.shape[1]
     if not sets.any(axis=1).all():
         none: FloatArray = np.zeros(nodes + 1)
@@ -94,7 +97,7 @@ def _outcome(sets: BoolArray, effort: int) -> LossShares:
 
 
 def _sum_over_sets(sets: BoolArray) -> FloatArray:
-    """Return the sum over *sets* `[S, N]` of how likely lost nodes take all of it, by their number, `[N + 1]`, at most
+    """Return the sum over `sets` `(S, N)` of how likely lost nodes take all of it, by their number, `(N + 1,)`, at most
     1."""
     nodes = sets.shape[1]
     sizes, number = np.unique(sets.sum(axis=1), return_counts=True)
@@ -111,7 +114,7 @@ def _sampled(sets: BoolArray, known: FloatArray, samples: int, rng: np.random.Ge
     """Lose the nodes in random orders; an order shows at once which numbers of lost nodes it survives.
 
     A set dies with its last node, the model with its first set. One order serves all numbers of lost nodes, so the
-    curve never rises. The first few are *known*.
+    curve never rises. The first few are `known`.
     """
     nodes = sets.shape[1]
     # died[d]: orders that are alive with up to d nodes lost.

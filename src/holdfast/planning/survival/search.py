@@ -1,8 +1,10 @@
 """Hill climbing on one pattern of hosts, for clusters small enough to look at every loss of nodes.
 
 A loss of nodes is a bit of one long integer (2**N bits): a host set is fatal for the losses that contain it,
-a pattern for those that are fatal for any of its experts. Host sets are bits of integers, too. So trying an exchange
+a pattern for those that are fatal for any of its experts. Host sets are bits of integers, too. So trying a trade
 costs a few operations on integers.
+
+Axes: E experts, N nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from holdfast.planning.survival.pattern import Room
 
 #: 2**12 losses are 512 bytes an expert.
 SEARCH_UP_TO_NODES = 12
-#: What an exchange must gain at least; on so few nodes nothing real gains less.
+#: What a trade must gain at least; on so few nodes nothing real gains less.
 _BETTER = 1e-12
 
 #: A pattern, as one number per expert: its hosts as bits.
@@ -38,7 +40,7 @@ class NodeLosses:
         self._fatal: dict[int, int] = {}
 
     def fatal(self, hosts: int) -> int:
-        """Return the losses that take all *hosts* (a bit mask of nodes)."""
+        """Return the losses that take all `hosts` (a bit mask of nodes)."""
         known = self._fatal.get(hosts)
         if known is None:
             known = -1
@@ -57,22 +59,22 @@ class NodeLosses:
         return fatal
 
     def share(self, fatal: int) -> FloatArray:
-        """Return the share that these *fatal* losses have of all, by number of lost nodes, `[N + 1]`."""
+        """Return the share that these `fatal` losses have of all, by number of lost nodes, `(N + 1,)`."""
         dead = [(fatal & bits).bit_count() for bits in self._of_size]
         return np.array([number / of for number, of in zip(dead, self._number, strict=True)])
 
     def share_of(self, hosts: BoolArray) -> FloatArray:
-        """Return the share of fatal losses `[N + 1]` where *hosts* `[E, N]` are the experts' nodes."""
+        """Return the share of fatal losses `(N + 1,)` where `hosts` `(E, N)` are the experts' nodes."""
         return self.share(self.fatal_of(as_masks(hosts)))
 
 
 def as_masks(pattern: BoolArray) -> Masks:
-    """Return the hosts of each expert of a *pattern* `[E, N]`, node n as bit n."""
+    """Return the hosts of each expert of a `pattern` `(E, N)`, node n as bit n."""
     return tuple((pattern @ (1 << indices(pattern.shape[1]))).tolist())
 
 
 def as_pattern(masks: Masks, nodes: int) -> BoolArray:
-    """Return the pattern `[E, N]` of these hosts."""
+    """Return the pattern `(E, N)` of these hosts."""
     return (np.array(masks, dtype=np.int64)[:, None] >> indices(nodes)) & 1 == 1
 
 
@@ -84,7 +86,7 @@ def _as_bits(flags: BoolArray) -> int:
 class Climber:
     """Improves one pattern step by step within its room, until its budget of patterns tried is spent.
 
-    A step moves one expert's host to another node, into a free slot or in exchange with another expert; or adds a host,
+    A step moves one expert's host to another node, into a free slot or against that of another expert; or adds a host,
     in place of another expert's where there is no free slot.
     """
 
@@ -95,7 +97,7 @@ class Climber:
         self._slots: list[int] = room.slots.tolist()
         self._threshold = room.threshold
         self._budget = budget
-        #: Costs by what is fatal: many exchanges change nothing about that.
+        #: Costs by what is fatal: many trades change nothing about that.
         self._costs: dict[int, float] = {}
 
     def climb(self, masks: Masks) -> tuple[Masks, float]:
@@ -114,7 +116,7 @@ class Climber:
         return masks, cost
 
     def explore(self, masks: Masks, cost: float, *, kicks: int) -> tuple[Masks, float]:
-        """Leave a local optimum: *kicks* times, take random steps from the best pattern so far and climb again."""
+        """Leave a local optimum: `kicks` times, take random steps from the best pattern so far and climb again."""
         rng = np.random.default_rng(0)
         for kick in range(kicks):
             if self._budget <= 0:
@@ -153,7 +155,7 @@ class Climber:
                         yield from self._steps(masks, expert, source, 1 << target, full[target])
 
     def _steps(self, masks: Masks, expert: int, source: int, target: int, full: bool) -> Iterator[Masks]:
-        """Yield the ways to move *expert* from *source* (0: from nowhere) to *target*, a bit each."""
+        """Yield the ways to move `expert` from `source` (0: from nowhere) to `target`, a bit each."""
         moved = list(masks)
         moved[expert] ^= source | target
         if not full:
@@ -162,6 +164,6 @@ class Climber:
         for other, mask in enumerate(masks):
             may_leave = not mask & source if source else mask.bit_count() > self._threshold
             if mask & target and may_leave:
-                exchanged = moved.copy()
-                exchanged[other] ^= source | target
-                yield tuple(exchanged)
+                traded = moved.copy()
+                traded[other] ^= source | target
+                yield tuple(traded)

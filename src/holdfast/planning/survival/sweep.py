@@ -1,9 +1,11 @@
 """How likely the loss of k random nodes is fatal, exactly, by one sweep over the nodes.
 
-Node after node stays or is lost. All that matters of the nodes behind is their *front*: which host sets have lost every
+Node after node stays or is lost. All that matters of the nodes behind is their `front`: which host sets have lost every
 node so far, and which nodes of theirs are still ahead. Host sets that are runs of consecutive nodes (as spread makes
 them) have as many fronts as the longest run has nodes, disjoint ones have two, on any number of nodes. Truly entangled
 sets have too many: then the sweep gives up, or counts a few lost nodes only.
+
+Axes: N nodes, S sets of nodes, K lost nodes at the most, M nodes of a set's table.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Front = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossShares:
-    """Shares of the losses of 0, 1, ..., K random nodes, `[K + 1]` each; together 1.
+    """Shares of the losses of 0, 1, ..., K random nodes, `(K + 1,)` each; together 1.
 
     Both are sums of positive terms: each is exact to about 12 digits, however small it is.
     """
@@ -32,9 +34,9 @@ class LossShares:
 
 
 def sweep(sets: BoolArray, most_lost: int, effort: int) -> LossShares | None:
-    """Return what losses of up to *most_lost* nodes do where the live nodes must meet every one of the *sets* `[S, N]`.
+    """Return what losses of up to `most_lost` nodes do where the live nodes must meet every one of the `sets` `(S, N)`.
 
-    None where that takes more than *effort* (about that many microseconds).
+    None where that takes more than `effort` (about that many microseconds).
     """
     within_reach = sets[sets.sum(axis=1) <= most_lost]
     order = _order(within_reach)
@@ -69,7 +71,7 @@ def sweep(sets: BoolArray, most_lost: int, effort: int) -> LossShares | None:
 
 
 def _kept(survived: FloatArray, swept: int, nodes: int) -> FloatArray:
-    """Return shares of losses among the first *swept* nodes as shares of losses among all *nodes*, `[K + 1]`."""
+    """Return shares of losses among the first `swept` nodes as shares of losses among all `nodes`, `(K + 1,)`."""
     lost = indices(survived.size)
     for number in range(swept + 1, nodes + 1):
         share = np.minimum(lost / number, 1.0)
@@ -78,7 +80,7 @@ def _kept(survived: FloatArray, swept: int, nodes: int) -> FloatArray:
 
 
 def _order(sets: BoolArray) -> IntArray:
-    """Return the nodes of any of the *sets* `[S, N]` in an order that keeps fronts few.
+    """Return the nodes of any of the `sets` `(S, N)` in an order that keeps fronts few.
 
     Always a node of the set with the fewest left, begun sets before others; of those, one that begins the fewest sets.
     """
@@ -98,7 +100,7 @@ def _order(sets: BoolArray) -> IntArray:
 
 
 def _by_first(sets: BoolArray) -> list[list[int]]:
-    """Return the *sets* `[S, M]` as bits, by their first node."""
+    """Return the `sets` `(S, M)` as bits, by their first node."""
     found: list[list[int]] = [[] for _ in range(sets.shape[1])]
     for members in sets:
         nodes = np.flatnonzero(members).tolist()
@@ -107,7 +109,7 @@ def _by_first(sets: BoolArray) -> list[list[int]]:
 
 
 def _without(node: int, front: Sequence[int]) -> Front | None:
-    """Return the *front* once *node* is lost, too; None where that leaves a set without any node."""
+    """Return the `front` once `node` is lost, too; None where that leaves a set without any node."""
     left = {nodes & ~(1 << node) for nodes in front}
     if 0 in left:
         return None

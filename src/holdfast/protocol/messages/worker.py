@@ -188,8 +188,6 @@ class Post(Struct, frozen=True, kw_only=True):
     value: Blob
 
 
-#: what is of interest only from a member of the generation
-MemberMessage = Prepared | Finished | Loads | CheckpointWritten | CheckpointKept | CheckpointDamaged
 WorkerMessage = (
     Attach
     | Begun

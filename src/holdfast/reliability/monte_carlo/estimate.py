@@ -1,4 +1,7 @@
-"""Monte Carlo of a strategy's CETT, with confidence intervals, to hold against the closed form."""
+"""Monte Carlo of a strategy's CETT, with confidence intervals, to hold against the closed form.
+
+Axes: N replications.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Repair capacity is unlimited, so blocks only share the failures of their rack (and bursts, where gaps between failures
 are not exponential). That is what allows all blocks of all replications to be simulated side by side: the outer loop
 runs over the k-th failure to arrive at each block, and is as long as the unluckiest block's list.
+
+Axes: F failures, O outages, A both.
 """
 
 from __future__ import annotations

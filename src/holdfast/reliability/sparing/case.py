@@ -18,7 +18,7 @@ from holdfast.reliability.arrays import (
 )
 from holdfast.reliability.sparing.block_mtbf import RepairChain
 from holdfast.reliability.sparing.gains import hardware_gain, power_limit_ratio
-from holdfast.reliability.sparing.recovery import RackFailures, RecoveryScheme, Synchronous, check_loss_limit
+from holdfast.reliability.sparing.recovery import RackFailures, RecoveryScheme, check_loss_limit
 
 #: GPUs of a cluster: counts of its blocks fit any array, and sums over them take seconds.
 MOST_GPUS = 10_000_000
@@ -205,11 +205,6 @@ class SparingCase:
             if first != index:
                 raise BadInputError(f"strategy[{index}] = {strategy.label}: is strategy[{first}] again: remove one")
             check_strategy(self.cluster, self.placement, strategy, f"strategy[{index}]")
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether the paper's own scheme applies."""
-        return isinstance(self.recovery, Synchronous)
 
 
 def blocks_per_zone(cluster: Cluster, strategy: SparingStrategy) -> int:

@@ -1,4 +1,7 @@
-"""The sparing paper's production case (section 4.1) and statements (4.3), to compare with."""
+"""The sparing paper's production case (section 4.1) and statements (4.3), to compare with.
+
+Axes: T repair times, M times between failures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which strategy is best where in the MTBF-MTTR plane: sparing paper, section 4.3."""
+"""Which strategy is best where in the MTBF-MTTR plane: sparing paper, section 4.3.
+
+Axes: T repair times, M times between failures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How many warm standby nodes pay for themselves."""
+"""How many warm standby nodes pay for themselves.
+
+Axes: S numbers of standbys.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""MTBF and MTTR from a trace, with confidence intervals, and how far it is from exponential."""
+"""MTBF and MTTR from a trace, with confidence intervals, and how far it is from exponential.
+
+Axes: N values of a sample, S samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A record of machines that failed and came back."""
+"""A record of machines that failed and came back.
+
+Axes: F failures.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Faults:
     """The faults that this worker has been told to have. Thread-safe."""
 
     def __init__(self, agent_pid: Callable[[], int | None]) -> None:
-        """Have none.
+        """Begin with none; the coordinator's orders bring them.
 
         Args:
             agent_pid: the agent's process, which dies too where the whole node does; None where there is none.

@@ -6,7 +6,7 @@ scales and clips, and an all-gather spreads the result over the bucket: each ele
 the same bits. Local gradients can be reused after a failure, and reduced ones applied later by a FORWARD decision.
 
 Clipping comes before the all-gather, for the price of one tiny collective more: each rank then multiplies its shard
-instead of everything, and nothing is read from memory once more behind the exchange.
+instead of everything, and nothing is read from memory once more behind the all-to-all.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Bucket:
     """Flat buffers of some parameters of one dtype and device.
 
     `local` has this rank's gradients as autograd made them, None where there is none.
-    `flat` holds this rank's gradients, and the reduced ones once they have been exchanged. Behind the `numel` gradient
+    `flat` holds this rank's gradients, and the reduced ones once they have been gathered. Behind the `numel` gradient
     elements lie one flag per parameter (how many ranks touched it) and zeros, so that any world up to MAX_WORLD can cut
     the buffer into equal shards.
     """
@@ -169,7 +169,7 @@ class _Bucket:
         shard = self.shard(rank, world)
         versions = self.received[: world * size].view(world, size)
         gradients = self._gradients_in(rank, world)
-        # (on a GPU no cache is to be stayed in, and each chunk would be a wait for the device)
+        # (on a GPU there is no cache to stay within, and each chunk would mean a wait for the device)
         chunk = CHUNK if shard.device.type == "cpu" else size
         square = 0.0
         for start in range(0, size, chunk):

@@ -11,8 +11,8 @@ from holdfast.protocol.plan import Passed, Phase
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
-from holdfast.runtime.session.expert_exchange import ExpertExchange
 from holdfast.runtime.session.resources import Groups, Shared
+from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.state.hashing import state_hash
 
 #: What is done about an exception of `after_apply` at a step, in a generation, at this worker's rank in it.
@@ -28,7 +28,7 @@ class Applying:
         workload: Workload,
         faults: Faults,
         *,
-        experts: ExpertExchange | None,
+        experts: SessionExperts | None,
         saver: CheckpointSaver | None,
         after_apply: Callable[[int, Commit], None] | None,
         give_up: GiveUp,

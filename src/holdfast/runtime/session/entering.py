@@ -15,9 +15,9 @@ from holdfast.runtime.checkpoints.saver import CheckpointSaver, DamagedCheckpoin
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.applying import Applying
-from holdfast.runtime.session.expert_exchange import ExpertExchange
 from holdfast.runtime.session.resources import Groups, Resources, Shared
-from holdfast.runtime.session.state_exchange import StateExchange
+from holdfast.runtime.session.session_experts import SessionExperts
+from holdfast.runtime.session.state_passing import StatePassing
 from holdfast.runtime.state.state import StateMismatchError
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ class Entrance:
         faults: Faults,
         *,
         applying: Applying,
-        exchange: StateExchange,
-        experts: ExpertExchange | None,
+        passing: StatePassing,
+        experts: SessionExperts | None,
         saver: CheckpointSaver | None,
     ) -> None:
         """Be outside; the arguments are those of the session, and its parts."""
@@ -42,7 +42,7 @@ class Entrance:
         self._workload = workload
         self._faults = faults
         self._applying = applying
-        self._exchange = exchange
+        self._passing = passing
         self._experts = experts
         self._saver = saver
 
@@ -59,7 +59,7 @@ class Entrance:
             self._applying.apply(generation, task.step, task.commit)
             return
         if isinstance(task, Move | Enter):
-            self._exchange.start_push(resources, task)
+            self._passing.start_push(resources, task)
         groups = self._shared.wait_for(generation, lambda: resources.groups)
         if groups is None:
             return
@@ -79,7 +79,7 @@ class Entrance:
             raise RuntimeError(f"checkpoint {name!r} is to be loaded, but this worker has no checkpoint directory")
         with self._shared.changed:
             over = self._shared.left(generation)
-        if over or not self._exchange.quiet():
+        if over or not self._passing.quiet():
             return
         try:
             step = self._saver.load(name, self._workload.state, first=plan.rank(worker) == 0)
@@ -93,7 +93,7 @@ class Entrance:
         self._saver.newest = step
         with self._shared.changed:
             self._applying.forget()
-            self._exchange.settle()
+            self._passing.settle()
             self._shared.machine.loaded(generation, step)
 
     def _damaged(self, generation: int, name: str, why: str) -> None:
@@ -128,7 +128,7 @@ class Entrance:
         with self._shared.changed:
             self._applying.forget()
             if self._shared.machine.received(generation, header.passed, header.step):
-                self._exchange.settle()
+                self._passing.settle()
 
     def _enter(self, resources: Resources) -> None:
         receipt = resources.receipt

@@ -85,7 +85,7 @@ class Generations:
     """The generations that one worker knows, each with its resources. Not thread-safe."""
 
     def __init__(self, post: Callable[[int, str, bytes], None]) -> None:
-        """Know no generation yet.
+        """Begin without any generation; each is made when it is first asked for.
 
         Args:
             post: sends a rendezvous key of a generation to its other members.

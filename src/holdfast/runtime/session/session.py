@@ -40,9 +40,9 @@ from holdfast.runtime.session.applying import Applying
 from holdfast.runtime.session.attempt import Attempt
 from holdfast.runtime.session.building import GroupBuilder, GroupBuilding
 from holdfast.runtime.session.entering import Entrance
-from holdfast.runtime.session.expert_exchange import ExpertExchange
 from holdfast.runtime.session.resources import Generations, Shared
-from holdfast.runtime.session.state_exchange import StateExchange
+from holdfast.runtime.session.session_experts import SessionExperts
+from holdfast.runtime.session.state_passing import StatePassing
 
 CLOSE_S = 2.0
 
@@ -109,20 +109,20 @@ class Session:
             carry_out=self._carry_out,
         )
         self._building = GroupBuilding(shared, groups)
-        self._exchange = StateExchange(shared, workload.state, faults, None if identity.alone else identity.host)
-        exchange = ExpertExchange(shared, experts, workload.state, faults, clock) if experts else None
+        self._passing = StatePassing(shared, workload.state, faults, None if identity.alone else identity.host)
+        held = SessionExperts(shared, experts, workload.state, faults, clock) if experts else None
         self._applying = Applying(
             shared,
             workload,
             faults,
-            experts=exchange,
+            experts=held,
             saver=saver,
             after_apply=after_apply,
             give_up=self._give_up,
             verify_state=verify_state,
         )
         self._entrance = Entrance(
-            shared, workload, faults, applying=self._applying, exchange=self._exchange, experts=exchange, saver=saver
+            shared, workload, faults, applying=self._applying, passing=self._passing, experts=held, saver=saver
         )
         if saver is not None:
             saver.notify(shared.notify)
@@ -150,7 +150,7 @@ class Session:
         """
         experts, order = self.workload.experts, self.workload.loader.order
         self._link.start(self._on_order, self._on_lost)
-        port = self._exchange.start()
+        port = self._passing.start()
         message = msg.Attach(
             worker=self._identity.worker,
             pid=os.getpid(),
@@ -203,7 +203,7 @@ class Session:
 
     def close(self) -> None:
         """Let go of threads, sockets and groups. The link stays: its end would look like a death."""
-        self._exchange.close()
+        self._passing.close()
         with self._changed:
             left = self._shared.resources.all()
             self._shared.resources.close()

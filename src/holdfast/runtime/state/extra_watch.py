@@ -26,7 +26,7 @@ class ExtraWatch:
     """The extra objects of a job as the last step has left them."""
 
     def __init__(self, extra: Mapping[str, Any]) -> None:
-        """Know nothing yet."""
+        """Watch these, by name; what they hold is first noted at the end of a step."""
         self._extra = dict(extra)
         self._left: dict[str, _Stamp] = {}
         #: those whose state_dict() makes other tensors each time: only their values can be compared

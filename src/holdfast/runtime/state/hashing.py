@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 
 import msgspec
-import torch
 
 from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.state import StateView
@@ -18,8 +17,3 @@ def state_hash(view: StateView) -> str:
     for tensor in view.tensors:
         digest.update(host_bytes(tensor))
     return digest.hexdigest()
-
-
-def tensor_hash(tensor: torch.Tensor) -> str:
-    """Return a hash of one tensor's bytes."""
-    return hashlib.blake2b(host_bytes(tensor), digest_size=16).hexdigest()

@@ -227,7 +227,7 @@ class StateInbox:
         open_receipt: Callable[[Ticket], Receipt | None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do nothing yet.
+        """Say what to listen on and whom to let in; `start` begins.
 
         Args:
             host: the address to bind to.

@@ -1,4 +1,7 @@
-"""The experts in one worker's memory: of which step each is, whatever the worker's machine believes."""
+"""The experts in one worker's memory: of which step each is, whatever the worker's machine believes.
+
+Axes: L layers, E experts.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def shape_of(plan: FaultPlan) -> ExpertShape | None:
 
 
 class StoredExperts:
-    """The step that each expert `[L, E]` in memory is of; -1 where there is none. At first all initial ones."""
+    """The step that each expert `(L, E)` in memory is of; -1 where there is none. At first all initial ones."""
 
     def __init__(self, shape: ExpertShape) -> None:
         self.shape = shape

@@ -2,7 +2,7 @@
 
 Out of place, like the dense reduction: the local sums stay intact until the step has passed. Each shard is summed by
 one rank, in rank order, and that rank's bits go to all hosts, so replicas stay equal in every bit. An expert with a
-single host needs no exchange.
+single host needs no all-to-all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.runtime.tensors import copy_each, pieces
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Traffic:
-    """One of the two exchanges: flat buffers, splits per rank, and the views that fill and empty them."""
+    """One of the two all-to-alls: flat buffers, splits per rank, and the views that fill and empty them."""
 
     send: torch.Tensor
     receive: torch.Tensor
@@ -61,8 +61,8 @@ class ExpertGradients:
         sizes = [{name: w[0].numel() for name, w in weights.items()} for weights in self._weights]
         everybody = families(placement, sizes)
         mine = [family for family in everybody if comm.rank in family.hosts]
-        #: Whether any expert of the job has a second host; without one no exchange is needed, on any rank.
-        self._exchanges = any(len(family.hosts) > 1 for family in everybody)
+        #: Whether any expert of the job has a second host; without one no all-to-all is needed, on any rank.
+        self._replicated = any(len(family.hosts) > 1 for family in everybody)
         self._alone = [family for family in mine if len(family.hosts) == 1]
         self._shared = [family for family in mine if len(family.hosts) > 1]
         self._local = [{name: torch.zeros_like(w) for name, w in weights.items()} for weights in self._weights]
@@ -113,7 +113,7 @@ class ExpertGradients:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
         with replacing(self._fresh_buffers):
-            scatter = self._start(comm, self._scatter) if self._exchanges else None
+            scatter = self._start(comm, self._scatter) if self._replicated else None
             counts = [self._reduce_alone(item, scale) for family in self._alone for item in family.items]
             if scatter is not None:
                 comm.wait(scatter)
@@ -132,7 +132,7 @@ class ExpertGradients:
             for part in (*alone, *self._owned.values()):
                 part.mul_(factor)
         with replacing(self._fresh_buffers):
-            if self._exchanges:
+            if self._replicated:
                 comm.wait(self._start(comm, self._gather))
         if self._landing:
             copy_each(self._landing, self._arrived)
@@ -173,7 +173,7 @@ class ExpertGradients:
         return buffers
 
     def _fresh_buffers(self) -> None:
-        """Make everything that an exchange writes to, and the views into it, anew."""
+        """Make everything that an all-to-all writes to, and the views into it, anew."""
         self._reduced = self._unwritten()
         first = next((w for weights in self._weights for w in weights.values()), torch.empty(0))
         rank = self._comm.rank
@@ -186,7 +186,7 @@ class ExpertGradients:
     def _traffic(
         self, like: torch.Tensor, parts: Callable[[Family, int], list[torch.Tensor]], owner: int | None
     ) -> _Traffic:
-        """Lay out one exchange with every peer.
+        """Lay out one all-to-all with every peer.
 
         Args:
             like: gives dtype and device.

@@ -1,4 +1,7 @@
-"""Who hosts which expert, as plain tuples: what a generation's plan carries. Pure."""
+"""Who hosts which expert, as plain tuples: what a generation's plan carries. Pure.
+
+Axes: L layers, E experts, N ranks.
+"""
 
 from __future__ import annotations
 

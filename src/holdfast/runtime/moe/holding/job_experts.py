@@ -1,6 +1,8 @@
 """The experts of one worker through a job's life: their weights, their moves, and their part of each step.
 
 Which count as held, and when they may go, is decided by `coordination.holding`; here is what lies in memory.
+
+Axes: L layers, E experts, N ranks.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def stage(
     arrived: tuple[dict[tuple[int, str], torch.Tensor], ...] = tuple({} for _ in specs)
     received = 0
     for wave in _waves(moves, specs, wave_bytes):
-        buffer, incoming = _exchange(comm, shards, specs, wave)
+        buffer, incoming = _send_wave(comm, shards, specs, wave)
         received += buffer.numel()
         _unpack(buffer, incoming, specs, arrived)
     return StagedMigration(
@@ -204,7 +204,7 @@ def _waves(moves: Sequence[Move], specs: Sequence[LayerSpec], most: int) -> Iter
         yield wave
 
 
-def _exchange(
+def _send_wave(
     comm: Communicator, shards: ExpertShards, specs: Sequence[LayerSpec], wave: Sequence[Move]
 ) -> tuple[torch.Tensor, list[Move]]:
     """Send this rank's parcels of a wave; return the bytes that came, and which moves they are, in order."""

@@ -91,7 +91,7 @@ def combine_backward(
 def interval_shares(tokens, replicas, sent, received, rank, ranks, stride_e, stride_n, BLOCK_N: tl.constexpr):
     """One expert's row and column of the interval schedule (`planning.Interval`), for one rank, `(E, N)` both.
 
-    The same integers as `planning.dispatch_schedule` gives; *tokens* `(E, N)` has strides, the others are contiguous.
+    The same integers as `planning.dispatch_schedule` gives; `tokens` `(E, N)` has strides, the others are contiguous.
     """
     e = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK_N)
@@ -119,7 +119,7 @@ def _capacities(T, R, start, n):
 
 @triton.jit
 def _grant(wanted, supply, start, n):
-    """Serve *wanted* from *supply*, rank by rank from *start* round to it again."""
+    """Serve `wanted` from `supply`, rank by rank from `start` round to it again."""
     before = tl.cumsum(wanted, axis=0) - wanted
     skipped = tl.sum(tl.where(n == start, before, 0), axis=0)
     wrapped = tl.where(n < start, tl.sum(wanted, axis=0), 0)
@@ -150,7 +150,7 @@ def order_by_segments(
 ):
     """order[q] = lookup[q + shifts[s]] for the segment s that holds place q; inverse undoes it.
 
-    *ends* `(segments,)` is where each segment ends, never falling; 2**STEPS > segments.
+    `ends` `(segments,)` is where each segment ends, never falling; 2**STEPS > segments.
     """
     q = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     known = q < number

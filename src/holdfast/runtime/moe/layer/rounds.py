@@ -1,4 +1,7 @@
-"""What the MoE layers of one worker share: which micro-batch is under way, and whether the step is void already."""
+"""What the MoE layers of one worker share: which micro-batch is under way, and whether the step is void already.
+
+Axes: E experts.
+"""
 
 from __future__ import annotations
 

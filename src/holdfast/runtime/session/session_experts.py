@@ -20,7 +20,7 @@ from holdfast.runtime.state.state import TrainingState
 logger = logging.getLogger(__name__)
 
 
-class ExpertExchange:
+class SessionExperts:
     """Moves, compares and collects the experts of one worker; for the training thread."""
 
     def __init__(self, shared: Shared, experts: JobExperts, state: TrainingState, faults: Faults, clock: Clock) -> None:

@@ -12,7 +12,7 @@ from holdfast.runtime.state.transfer import Push
 from holdfast.runtime.state.wire import Ticket
 
 
-class StateExchange:
+class StatePassing:
     """Sends and receives the state of one worker."""
 
     def __init__(self, shared: Shared, state: TrainingState, faults: Faults, host: str | None) -> None:
