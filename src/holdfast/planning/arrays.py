@@ -1,6 +1,7 @@
 """The array types of this package, and the letters their shapes are written in.
 
-L layers, E experts, N nodes (or ranks, where a function says so), G groups of nodes, M entries of a layer, K = N + 1 failure counts.
+L layers, E experts, N nodes (or ranks, where a function says so), G groups of nodes, M entries of a layer,
+K = N + 1 failure counts.
 """
 
 from __future__ import annotations
