@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     options = parser.parse_args()
-    settings = ("--nodes", str(options.most), "--slots", str(options.slots), "--allow-faults")
+    settings = ("--nodes", str(options.most), "--expert-slots", str(options.slots), "--allow-faults")
     with Watch() as watch, LocalJob(MOE, options.args or MOE_ARGS, options=settings) as job:
         bench = Bench(job, watch, random.Random(options.seed))
         bench.settle(since=0, steps=10)

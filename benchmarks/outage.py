@@ -69,14 +69,13 @@ class ManualJob(EventLog):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        token = ("--token", secrets.token_hex(16))
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOLDFAST_TOKEN": secrets.token_hex(16)}
         store = f"sqlite:{folder / 'store.db'}"
-        self._coordinator_command = ("coordinator", "--port", port, *token, "--store", store)
-        self._coordinator_command += ("--events", str(folder / "events.jsonl"), "--start-nodes", str(nodes))
+        self._coordinator_command = ("coordinator", "--listen", f"127.0.0.1:{port}", "--store", store)
+        self._coordinator_command += ("--events", str(folder / "events.jsonl"), "--nodes", str(nodes))
         url = f"http://127.0.0.1:{port}"
         self._agent_commands = [
-            ("agent", "--coordinator", url, *token, "--node", f"n{number}", str(script), *args)
-            for number in range(nodes)
+            ("agent", "--address", url, "--node-name", f"n{number}", str(script), *args) for number in range(nodes)
         ]
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -104,8 +103,9 @@ class ManualJob(EventLog):
 
     def _spawn(self, arguments: Sequence[str]) -> None:
         command = [sys.executable, "-m", "holdfast", *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._processes.append(subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env=environment))
+        self._processes.append(
+            subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env=self._environment)
+        )
 
 
 def coordinator_killed(job: ManualJob, wrong: list[str]) -> None:

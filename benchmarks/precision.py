@@ -90,7 +90,7 @@ def compare(case: Case, dtype: str, options: argparse.Namespace) -> float:
 def run(script: Path, args: list[str], steps: int, *, faults: int, seed: int) -> tuple[list[float], list[int]]:
     """Return the loss of every step and the world sizes that occurred; faults are kills and arrivals in turn."""
     rng = random.Random(seed)
-    with LocalJob(script, args, options=("--nodes", "4", "--verify-state", "--allow-faults")) as job:
+    with LocalJob(script, args, options=("--nodes", "4", "--verify-state", "1", "--allow-faults")) as job:
         since = 0
         for number in range(faults):
             job.wait(StepCommitted, step=(number + 1) * steps // (faults + 2))
@@ -102,7 +102,7 @@ def run(script: Path, args: list[str], steps: int, *, faults: int, seed: int) ->
             job.signal_node(rng.choice(job.nodes()))
             if number % 2:
                 with job.client() as client:
-                    client.add_node(2)
+                    client.add_nodes(2)
         code = job.wait_exit(timeout=600)
         if code != 0:
             raise SystemExit(f"the job ended with {code}:\n{job.story()}")

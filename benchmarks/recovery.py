@@ -99,7 +99,7 @@ class Bench:
         since = len(self.job.events)
         step = self._last_step() + 3
         self.killed.add(victim)
-        self.job.fail(victim, "kill", step=step, phase=phase)
+        self.job.inject("kill", victim, step=step, phase=phase)
         failure = self.job.wait(FailureDetected, node=victim, since=since)
         self.measure(f"phase {phase}", failure.time - failure.after_s, since, lost=1)
 
@@ -132,9 +132,9 @@ class Bench:
         self.killed |= {first, second}
         with self.job.client() as client:
             for survivor in (second, *others):
-                client.fail(survivor, "hold", step=step, phase="passed")
-            client.fail(second, "kill", step=step, phase="forward")
-            client.fail(first, "kill", step=step, phase="passed")
+                client.inject("hold", survivor, step=step, phase="passed")
+            client.inject("kill", second, step=step, phase="forward")
+            client.inject("kill", first, step=step, phase="passed")
         failure = self.job.wait(FailureDetected, node=first, since=since)
         self.job.wait(FailureDetected, node=second, since=since)
         self.measure("during FORWARD", failure.time - failure.after_s, since, lost=2)
@@ -144,8 +144,8 @@ class Bench:
         since = len(self.job.events)
         victim = self.job.nodes()[0]
         self.killed.add(victim)
-        self.job.fail(victim, "kill", phase="transfer")
-        self.job.call("add-node")
+        self.job.inject("kill", victim, phase="transfer")
+        self.job.call("scale", "+1")
         failure = self.job.wait(FailureDetected, node=victim, since=since)
         self.measure("during a transfer", failure.time - failure.after_s, since, lost=0)
 
@@ -183,7 +183,7 @@ class Bench:
 
     def add_node(self) -> None:
         since = len(self.job.events)
-        self.job.call("add-node")
+        self.job.call("scale", "+1")
         joined = self.job.wait(NodesJoined, since=since)
         node = joined.names[0]
         generation = self.job.wait(GenerationStarted, lambda e: node in e.members, since=since)

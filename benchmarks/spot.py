@@ -11,11 +11,11 @@ zygote under all policies, and what a restart costs is measured, not assumed. Ro
 model, which run through one iteration in 0.9 s of the paper's time. Checkpoints: DS every 50 of the paper's steps, the
 others every 250; ours looks at its placement every 200.
 
-DS is `--static-experts --on-failure restart`, DS(FT) `--static-experts` (docs/baselines.md). Where the samples went is
-counted in node-seconds: `down` are gaps between new steps beyond a usual one that a failure, a join or a roll-back lies
-in; `idle` nodes were there and not in the world; the rest of a difference is what a busy node gets done: imbalance, and
-whatever else makes a step slow. "At most" is what the emulated work alone leaves possible: all nodes busy all the time,
-in perfect balance. The loss of every step of our run is compared with an undisturbed run (float64).
+DS is `--static-experts --on-node-failure restart-all`, DS(FT) `--static-experts` (docs/baselines.md). Where the samples
+went is counted in node-seconds: `down` are gaps between new steps beyond a usual one that a failure, a join or a
+roll-back lies in; `idle` nodes were there and not in the world; the rest of a difference is what a busy node gets done:
+imbalance, and whatever else makes a step slow. "At most" is what the emulated work alone leaves possible: all nodes
+busy all the time, in perfect balance. The loss of every step of our run is compared with an undisturbed run (float64).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MODELS = {"S": ("lazarus_gpt_S_12L8E.npz", 8), "L": ("lazarus_gpt_L_12L16E.npz",
 POLICIES: dict[str, tuple[tuple[str, ...], int]] = {
     "holdfast": ((), 250),
     "DS(FT)": (("--static-experts",), 250),
-    "DS": (("--static-experts", "--on-failure", "restart"), 50),
+    "DS": (("--static-experts", "--on-node-failure", "restart-all"), 50),
 }
 #: what the paper reports (6.2, 6.4)
 GOALS = {
@@ -190,12 +190,14 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             events = Path(folder) / "events.jsonl"
             words = [*options, "--rebalance-every", str(steps_here(PAPER_REBALANCE_STEPS, speed))]
-            words += ["--checkpoint", f"{folder}/kept", "--checkpoint-every", str(every), *window]
-            words += ["--emulate-compute", str(self.options.seconds_per_token), "--events", str(events), "--json"]
-            done = _holdfast("replay", str(trace), "--speed", str(speed), *words, *self.script(speed, 1_000_000))
+            words += ["--checkpoint-dir", f"{folder}/kept", "--checkpoint-every", str(every), *window]
+            words += ["--emulate-compute", f"{self.options.seconds_per_token}/token", "--events", str(events), "--json"]
+            done = _holdfast(
+                "run", "--availability", str(trace), "--speed", str(speed), *words, *self.script(speed, 1_000_000)
+            )
             if done.returncode:
                 print(f"    {policy}: the job ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-            summary: dict[str, Any] = json.loads(done.stdout)
+            summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])["summary"]
             read = read_events(events)
         first = next(event.time for event in read if isinstance(event, StepCommitted))
         return [event for event in read if event.time <= first + summary["elapsed_s"]]
@@ -228,7 +230,7 @@ class Bench:
         steps = committed_steps(events)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             file = Path(folder) / "events.jsonl"
-            words = ["--nodes", "1", "--slots", str(self.experts), "--events", str(file), "--plain"]
+            words = ["--nodes", "1", "--expert-slots", str(self.experts), "--events", str(file), "--plain"]
             _holdfast("run", *words, *self.script(speed, len(steps)))
             calm = committed_steps(read_events(file))
         known = [

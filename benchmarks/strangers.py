@@ -231,7 +231,7 @@ def join(job: LocalJob) -> float:
     since = len(job.events)
     began = time.time()
     with job.client() as client:
-        client.add_node()
+        client.add_nodes()
     return float(job.wait(NodesJoined, since=since).time) - began
 
 

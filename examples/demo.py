@@ -57,7 +57,7 @@ def harm(log: EventLog, holdfast: tuple[str, ...], steps: int) -> None:
         for pid in (*workers, agent):
             os.kill(pid, signal.SIGKILL)
         log.wait(StepCommitted, step=steps // 2 + steps // 8, timeout=3600)
-        subprocess.run((*holdfast, "add-node", "--coordinator", log.wait(JobStarted).url), check=True)
+        subprocess.run((*holdfast, "scale", "+1", "--address", log.wait(JobStarted).url), check=True)
     except JobTimeoutError:
         return  # the job ended first: its own output says why
 

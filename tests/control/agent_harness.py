@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from holdfast.clock import SystemClock
 from holdfast.control.agent.node_agent import Agent
 from holdfast.control.agent.settings import AgentSettings
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, FromWorker, Hello, ToWorker, Welcome
 from holdfast.protocol.messages.orders import Posted
 from holdfast.protocol.messages.worker import Attach, WorkerMessage
@@ -112,16 +113,16 @@ class FakeCoordinator:
             self._changed.notify_all()
 
 
-def agent_settings(coordinator: str, folder: Path, script: str, *args: str, **changes: object) -> AgentSettings:
+def agent_settings(
+    coordinator: str, folder: Path, script: str, *args: str, workers: int = 1, **changes: object
+) -> AgentSettings:
     settings = AgentSettings(
         coordinator=coordinator,
         token=TOKEN,
-        job="job",
+        spec=JobSpec(name="job", script=str(CONTROL_SCRIPTS / script), args=args, workers_per_node=workers),
         node="node-0",
-        script=str(CONTROL_SCRIPTS / script),
         folder=str(folder),
         digest="d",
-        args=args,
         environment=dict(os.environ),
         preload=(),
     )
@@ -139,13 +140,16 @@ async def fake_coordinator(term: int = 1, port: int = 0) -> AsyncIterator[FakeCo
 Story = Callable[[FakeCoordinator, Agent, "asyncio.Task[int]"], Awaitable[None]]
 
 
-def play(story: Story, script: str = "obedient.py", *args: str, **changes: object) -> Agent:
+def play(story: Story, script: str = "obedient.py", *args: str, workers: int = 1, **changes: object) -> Agent:
     """Run a story with one agent; afterwards nothing of it may be left."""
 
     async def run() -> Agent:
         with tempfile.TemporaryDirectory(prefix="hf-") as folder:
             async with fake_coordinator() as coordinator:
-                agent = Agent(agent_settings(coordinator.url, Path(folder), script, *args, **changes), SystemClock())
+                agent = Agent(
+                    agent_settings(coordinator.url, Path(folder), script, *args, workers=workers, **changes),
+                    SystemClock(),
+                )
                 running = asyncio.create_task(agent.run())
                 try:
                     await asyncio.wait_for(story(coordinator, agent, running), 2 * DEADLINE)

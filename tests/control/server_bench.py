@@ -19,6 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import JobEntry
 from holdfast.protocol.events import Event
+from holdfast.protocol.job_spec import ExperimentSpec, JobSpec, OutputSpec
 from holdfast.protocol.messages.agent import CoordinatorMessage, FromWorker, Hello
 from holdfast.protocol.messages.worker import Attach, WorkerMessage
 from holdfast.protocol.names import PROTOCOL, worker_id
@@ -34,11 +35,12 @@ from pathlib import Path
 from holdfast.control.coordinator.server import ServerSettings, serve
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import HoldfastError
+from holdfast.protocol.job_spec import JobSpec
 import asyncio, msgspec
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 given = json.loads(sys.argv[1])
-config = CoordinatorConfig(**given.pop("config"))
-paths = {key: Path(given.pop(key)) for key in ("events", "registry", "certfile", "keyfile") if key in given}
+config = CoordinatorConfig(spec=msgspec.convert(given.pop("spec"), JobSpec), **given.pop("config"))
+paths = {key: Path(given.pop(key)) for key in ("registry", "tls_cert", "tls_key") if key in given}
 ready = lambda entry: print(msgspec.json.encode(entry).decode(), flush=True)
 try:
     sys.exit(asyncio.run(serve(ServerSettings(config=config, **paths, **given), on_ready=ready)))
@@ -58,9 +60,24 @@ class CoordinatorProcess:
         entry: how to reach it.
     """
 
-    def __init__(self, folder: Path, *, config: dict[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: int = 1,
+        allow_faults: bool = False,
+        events: Path | None = None,
+        config: dict[str, float] | None = None,
+        **settings: Any,
+    ) -> None:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
-        settings["config"] = {"job": "j", **(config or {})}
+        spec = JobSpec(
+            name="j",
+            max_nodes=nodes,
+            output=OutputSpec(events=str(events or "")),
+            experiments=ExperimentSpec(allow_faults=allow_faults),
+        )
+        settings |= {"spec": msgspec.to_builtins(spec), "config": config or {}}
         self.log_path = folder / f"coordinator-{time.monotonic_ns()}.log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(

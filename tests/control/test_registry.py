@@ -87,7 +87,7 @@ def test_a_broken_file_harms_nothing(directory: Path) -> None:
 
 
 def test_an_unregistered_url_needs_a_token(directory: Path) -> None:
-    with pytest.raises(BadInputError, match="--token"):
+    with pytest.raises(BadInputError, match="--token-file"):
         find_job(directory, "http://10.0.0.1:1")
     found = find_job(directory, "http://10.0.0.1:1/", "t")
     assert (found.url, found.token) == ("http://10.0.0.1:1", "t")

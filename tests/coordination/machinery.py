@@ -14,6 +14,7 @@ from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
 from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, Send
 from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import KnownCheckpoint, Record
@@ -80,7 +81,9 @@ class Job:
     """Drives one coordinator; remembers what it said. `records`, `events` outlive it, as store and journal do."""
 
     nodes: int = 3
-    config: dict[str, object] = field(default_factory=dict)
+    spec: JobSpec = field(default_factory=JobSpec)
+    report_timeout_s: float = 5.0
+    save_timeout_s: float = 30.0
     now: float = 100.0
     records: list[Record] = field(default_factory=list)
     events: list[ev.AnyEvent] = field(default_factory=list)
@@ -97,12 +100,12 @@ class Job:
     ) -> Job:
         """Start a coordinator from what is durable."""
         config = CoordinatorConfig(
-            job="job",
-            start_nodes=self.nodes,
+            spec=msgspec.structs.replace(self.spec, name="job", max_nodes=self.nodes),
             lease_s=3.0,
             prepare_timeout_s=30.0,
             takeover=takeover,
-            **self.config,  # pyright: ignore[reportArgumentType]
+            report_timeout_s=self.report_timeout_s,
+            save_timeout_s=self.save_timeout_s,
         )
         record = self.records[-1] if self.records else None
         self.machine = Coordinator(config, tail or reduce(Position.after, self.events, Position()), record)

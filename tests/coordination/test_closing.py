@@ -10,16 +10,18 @@ from holdfast.coordination.inputs import Received, Shutdown
 from holdfast.coordination.instructions import EndJob
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.record import KnownCheckpoint
 
+SHRINK, RESTART = JobSpec(), JobSpec(recovery=RecoverySpec(on_node_failure="restart-all"))
 CTRL_C = Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True)
 
 
-def interrupted_job(at: int = 4, **config: object) -> Job:
+def interrupted_job(at: int = 4, job: Job | None = None) -> Job:
     """Three nodes that have applied a step, told to stop."""
-    job = Job(config=config).start(saves=True)
+    job = (job or Job()).start(saves=True)
     for step in range(1, at + 1):
         job.step(step)
     job.feed(CTRL_C)
@@ -51,9 +53,9 @@ def all_save(job: Job, step: int, generation: int = 2, nodes: tuple[str, ...] = 
         job.say(msg.Finished(worker=w(node), generation=generation, step=step))
 
 
-@pytest.mark.parametrize("policy", ["reconfigure", "restart"])
-def test_all_members_save_where_they_stand_and_the_job_can_be_taken_up_again(policy: str) -> None:
-    job = interrupted_job(4, on_failure=policy)
+@pytest.mark.parametrize("policy", [SHRINK, RESTART], ids=["shrink", "restart-all"])
+def test_all_members_save_where_they_stand_and_the_job_can_be_taken_up_again(policy: JobSpec) -> None:
+    job = interrupted_job(4, Job(spec=policy))
     begin = all_report(job, 4)
     assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=4)
     all_save(job, 4)
@@ -92,7 +94,7 @@ def test_being_asked_again_changes_nothing_and_without_saving_ends_at_once() -> 
 
 @pytest.mark.parametrize("reported", [True, False])
 def test_what_takes_too_long_is_given_up(reported: bool) -> None:
-    job = interrupted_job(save_timeout_s=4.0)
+    job = interrupted_job(job=Job(save_timeout_s=4.0))
     if reported:
         all_report(job, 4)
     for _ in range(4):
@@ -209,7 +211,7 @@ def test_who_had_ended_its_loop_before_the_last_generation_has_not_saved_yet() -
 
 
 def test_asking_again_and_again_gives_no_more_time() -> None:
-    job = interrupted_job(save_timeout_s=4.0)
+    job = interrupted_job(job=Job(save_timeout_s=4.0))
     all_report(job, 4)
     for _ in range(4):
         assert job.machine.over is None
@@ -234,7 +236,7 @@ def test_the_wish_outlives_the_coordinator_that_was_asked() -> None:
 
 
 def test_nobody_is_stopped_while_the_first_one_still_saves() -> None:
-    job = interrupted_job(report_timeout_s=2.0)
+    job = interrupted_job(job=Job(report_timeout_s=2.0))
     all_report(job, 4)
     for node in ("n0", "n1", "n2"):
         job.say(msg.Entered(worker=w(node), generation=2, applied=4))
@@ -250,9 +252,9 @@ def test_nobody_is_stopped_while_the_first_one_still_saves() -> None:
 RAISED = "after_apply raised at step 4 on node n1, rank 1: ZeroDivisionError: of the script (train.py:33)"
 
 
-def failed_job(**config: object) -> Job:
+def failed_job(spec: JobSpec = SHRINK) -> Job:
     """Three nodes that have applied step 4, where the script of one has raised."""
-    job = Job(config=config).start(saves=True)
+    job = Job(spec=spec).start(saves=True)
     for step in range(1, 5):
         job.step(step)
     job.say(script_failed("n1"))
@@ -264,9 +266,9 @@ def script_failed(node: str, generation: int = 1) -> msg.ScriptFailed:
     return msg.ScriptFailed(worker=w(node), generation=generation, step=4, why=RAISED.replace("n1", node))
 
 
-@pytest.mark.parametrize("policy", ["reconfigure", "restart"])
-def test_a_script_that_cannot_go_on_fails_once_all_members_have_saved(policy: str) -> None:
-    job = failed_job(on_failure=policy)
+@pytest.mark.parametrize("policy", [SHRINK, RESTART], ids=["shrink", "restart-all"])
+def test_a_script_that_cannot_go_on_fails_once_all_members_have_saved(policy: JobSpec) -> None:
+    job = failed_job(policy)
     all_report(job, 4)
     all_save(job, 4)
     assert job.machine.over == EndJob(EXIT_FAILED, RAISED)

@@ -12,7 +12,7 @@ from machinery import Job, applied, attach, commit, hello, kept, w, written
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.hearing import Hearing
-from holdfast.coordination.inputs import FailNode, Input, Received, Shutdown
+from holdfast.coordination.inputs import InjectFault, Input, Received, Shutdown
 from holdfast.coordination.instructions import EndJob
 from holdfast.coordination.parts import JobState
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
@@ -578,7 +578,7 @@ def test_a_worker_process_that_dies_leaves_its_node_in_the_job() -> None:
 def test_faults_are_injected_only_where_they_are_allowed() -> None:
     job = Job().start()
     with pytest.raises(BadInputError, match="--allow-faults"):
-        job.feed(FailNode("n0", "kill"))
+        job.feed(InjectFault("kill", "n0"))
 
 
 def test_ctrl_c_ends_every_node() -> None:
@@ -753,7 +753,7 @@ def finish(job: Job, *nodes: str) -> None:
 
 
 def test_a_rank_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> None:
-    job = Job(config={"report_timeout_s": 2.0}).start()
+    job = Job(report_timeout_s=2.0).start()
     job.step(1)
     finish(job, "n1")
     keep_alive(job, 3.0)
@@ -765,7 +765,7 @@ def test_a_rank_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> Non
 
 
 def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time() -> None:
-    job = Job(config={"report_timeout_s": 2.0}).start()
+    job = Job(report_timeout_s=2.0).start()
     job.step(1)
     generation, asked = 1, []
     for _ in range(3):
@@ -886,7 +886,7 @@ def test_a_worker_that_died_while_nobody_listened_is_one_failure() -> None:
 
 
 def test_a_script_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> None:
-    job = Job(config={"report_timeout_s": 2.0}).start()
+    job = Job(report_timeout_s=2.0).start()
     job.step(1)
     leave(job, "n1")
     keep_alive(job, 3.0)

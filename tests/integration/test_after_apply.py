@@ -34,7 +34,7 @@ def check_saved(job: LocalJob, step: int) -> None:
 
 
 def saving(folder: Path) -> tuple[str, ...]:
-    return ("--checkpoint", str(folder / "kept"), "--checkpoint-every", "1000")
+    return ("--checkpoint-dir", str(folder / "kept"), "--checkpoint-every", "1000")
 
 
 @pytest.mark.parametrize("script", [TINY, TINY_MOE], ids=["dense", "experts"])
@@ -59,8 +59,8 @@ def test_where_it_raises_in_all_members_that_go_forward(start_job: StartJob, tmp
     job.wait(StepCommitted, step=4)
     victim, *survivors = job.nodes()
     for survivor in survivors:
-        job.fail(survivor, "hold", step=5, phase="passed")
-    job.fail(victim, "kill", step=5, phase="passed")
+        job.inject("hold", survivor, step=5, phase="passed")
+    job.inject("kill", victim, step=5, phase="passed")
     gate.touch()
     check_saved(job, 5)
     assert [event.node for event in job.all(FailureDetected)] == [victim]

@@ -21,7 +21,7 @@ from holdfast.protocol.events import (
 
 
 def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob) -> None:
-    options = ("--static-experts", "--emulate-compute", "0.0005")
+    options = ("--static-experts", "--emulate-compute", "0.0005/token")
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=5, options=options, script=TINY_MOE)
     started = job.wait(GenerationStarted)
     assert started.world_size == 4  # 8 experts, 6 slots a node: 2 nodes hold one replica of each
@@ -40,8 +40,8 @@ def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: 
 
 
 def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: StartJob, tmp_path: Path) -> None:
-    options = ("--on-failure", "restart", "--static-experts", "--emulate-compute", "0.0002")
-    options = (*options, "--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "4")
+    options = ("--on-node-failure", "restart-all", "--static-experts", "--emulate-compute", "0.0002/token")
+    options = (*options, "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "4")
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
     job.wait(CheckpointSaved, step=4)
     job.wait(StepCommitted, step=7)
@@ -64,11 +64,11 @@ def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: Sta
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--on-failure", "restart"), "give --checkpoint DIR"),
-        (("--on-failure", "pray"), "--on-failure is 'pray': give reconfigure or restart"),
+        (("--on-node-failure", "restart-all"), "give --checkpoint-dir DIR"),
+        (("--on-node-failure", "pray"), "--on-node-failure is 'pray': it must be one of shrink, restart-all"),
         (("--ep-size", "2"), "together with --static-experts"),
         (("--static-experts", "--workers-per-node", "2"), "give --workers-per-node 1"),
-        (("--emulate-compute", "-1"), "--emulate-compute is -1.0"),
+        (("--emulate-compute", "-1"), "--emulate-compute is '-1'"),
     ],
 )
 def test_options_that_do_not_go_together(start_job: StartJob, options: tuple[str, ...], why: str) -> None:

@@ -17,8 +17,9 @@ from holdfast.protocol.events import (
     Recovered,
     StepCommitted,
 )
+from holdfast.protocol.job_spec import JobSpec
 
-LEASE_S = CoordinatorConfig(job="").lease_s
+LEASE_S = CoordinatorConfig(spec=JobSpec()).lease_s
 
 
 def test_steps_go_on_while_the_coordinator_is_dead(start_job: StartJob) -> None:

@@ -49,7 +49,7 @@ def test_the_last_copy_is_lost_without_a_checkpoint(start_job: StartJob) -> None
 
 def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_job: StartJob, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    options = ("--checkpoint", str(folder), "--checkpoint-every", "10")
+    options = ("--checkpoint-dir", str(folder), "--checkpoint-every", "10")
     job = start_job("--steps", "40", "--step-seconds", "0.15", nodes=2, options=options)
     job.wait(CheckpointSaved, step=20)
     newest = max(path for path in folder.iterdir() if path.name.startswith("step-"))
@@ -67,7 +67,7 @@ def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_
 
 def test_a_job_resumes_from_its_checkpoints(start_job: StartJob, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    options = ("--checkpoint", str(folder), "--checkpoint-every", "10")
+    options = ("--checkpoint-dir", str(folder), "--checkpoint-every", "10")
     first = start_job("--steps", "20", nodes=2, options=options)
     assert first.wait_exit() == 0
     again = start_job("--steps", "20", nodes=3, options=options)
@@ -104,7 +104,7 @@ def test_a_worker_with_another_configuration_is_refused_and_the_job_goes_on(star
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=2)
     job.wait(StepCommitted, step=3)
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(job.folder.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "holdfast", "agent", "--coordinator", job.url, "--node", "other"]
+    command = [sys.executable, "-m", "holdfast", "agent", "--address", job.url, "--node-name", "other"]
     command += ["--", str(TINY), "--steps", "81"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 2, done.stdout + done.stderr

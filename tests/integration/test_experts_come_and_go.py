@@ -26,12 +26,15 @@ from holdfast.protocol.events import (
 )
 from holdfast.testing.local_job import LocalJob
 
-VERIFY = ("--verify-state",)
+VERIFY = (
+    "--verify-state",
+    "1",
+)
 
 
 def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJob) -> None:
     # Three nodes have room for exactly two copies of each of six experts: whoever is lost, copies must be made.
-    options, experts = (*VERIFY, "--slots", "4"), ("--experts", "6")
+    options, experts = (*VERIFY, "--expert-slots", "4"), ("--experts", "6")
     job = start_job(*FOREVER, *experts, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
     assert job.wait(GenerationStarted).fault_threshold == FaultThreshold(asked=2, given=2)
@@ -41,7 +44,7 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
     assert shrunk.experts_moved > 0
     assert shrunk.moved_bytes > 0
     since = len(job.events)
-    job.call("add-node", "--count", "2")
+    job.call("scale", "+2")
     job.wait(GenerationStarted, reason="join", world_size=5, since=since)
     job.wait(Recovered, action="grow", since=since)
     since = len(job.events)
@@ -54,7 +57,7 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
 
 
 def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
-    options = (*VERIFY, "--slots", "8")
+    options = (*VERIFY, "--expert-slots", "8")
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=3, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
     for _ in range(2):
@@ -64,7 +67,7 @@ def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
         goes_on(job)
     since = len(job.events)
     assert job.wait(GenerationStarted, world_size=1).fault_threshold == FaultThreshold(asked=2, given=1)
-    job.call("add-node", "--count", "2")
+    job.call("scale", "+2")
     job.wait(GenerationStarted, reason="join", world_size=3, since=since)
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=14)
@@ -74,17 +77,17 @@ def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
 # (A dense job is killed at every boundary; these are the ones at which experts' gradients and rows are in between.)
 def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None:
     """Four nodes have room for exactly two copies of each of eight experts, so one is added before the next kill."""
-    options = (*VERIFY, "--slots", "4")
+    options = (*VERIFY, "--expert-slots", "4")
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
     job.wait(StepCommitted)
     for phase in ("reducing", "voted", "applying"):
         goes_on(job)
         since = len(job.events)
         victim = job.nodes()[1]
-        job.fail(victim, "kill", phase=phase)
+        job.inject("kill", victim, phase=phase)
         job.wait(FailureDetected, node=victim, since=since)
         job.wait(Recovered, action="shrink", since=since)
-        job.call("add-node")
+        job.call("scale", "+1")
         job.wait(GenerationStarted, reason="join", world_size=4, since=since)
         job.wait(Recovered, action="grow", since=since)
     goes_on_until_interrupted(job)
@@ -95,14 +98,14 @@ def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None
 
 def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
     """The migration is broken off, and nothing that was to be dropped is missing: three owners of each expert."""
-    options = (*VERIFY, "--slots", "5", "--fault-threshold", "3")
+    options = (*VERIFY, "--expert-slots", "5", "--fault-threshold", "3")
     job = start_job("--steps", "24", "--step-seconds", "0.1", nodes=5, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=3)
     threshold = job.wait(GenerationStarted).fault_threshold
     assert threshold is not None
     assert threshold.asked == 3, "options reach the coordinator"
     first, second = job.nodes()[1], job.nodes()[3]
-    job.fail(second, "kill", step=1, phase="moving")
+    job.inject("kill", second, step=1, phase="moving")
     job.signal_node(first)
     job.wait(FailureDetected, node=second)
     assert job.wait_exit() == 0
@@ -112,11 +115,11 @@ def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
 
 def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: StartJob) -> None:
     """Every expert has one copy; without the lost node there is no room for all, so the job waits for another."""
-    options = ("--slots", "4", "--fault-threshold", "1")
+    options = ("--expert-slots", "4", "--fault-threshold", "1")
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=2, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
     job.signal_node(job.nodes()[0])
-    job.call("add-node")
+    job.call("scale", "+1")
     assert job.wait_exit() == 1
     why = job.all(JobFailed)[0].why
     assert "no live copy" in why
@@ -125,13 +128,13 @@ def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: S
 
 
 def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_path: Path) -> None:
-    options = ("--slots", "4", "--fault-threshold", "1", "--checkpoint", str(tmp_path / "kept"))
+    options = ("--expert-slots", "4", "--fault-threshold", "1", "--checkpoint-dir", str(tmp_path / "kept"))
     options = (*options, "--checkpoint-every", "5", *VERIFY)
     job = start_job(*FOREVER, "--step-seconds", "0.3", nodes=2, options=options, script=TINY_MOE)
     job.wait(CheckpointSaved)
     since = len(job.events)
     job.signal_node(job.nodes()[0])
-    job.call("add-node")
+    job.call("scale", "+1")
     rolled_back = job.wait(RolledBack, since=since)
     assert "expert" in rolled_back.why, rolled_back
     goes_on_until_interrupted(job)
@@ -139,7 +142,7 @@ def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_pa
 
 
 def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tmp_path: Path) -> None:
-    options = ("--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "10", "--slots", "4")
+    options = ("--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "10", "--expert-slots", "4")
     first = start_job("--steps", "20", nodes=3, options=options, script=TINY_MOE)
     assert first.wait_exit() == 0
     again = start_job("--steps", "30", nodes=2, options=options, script=TINY_MOE)
@@ -151,7 +154,7 @@ def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tm
 
 def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: StartJob) -> None:
     """24 samples in micro-batches of 4: six for eight workers, two of which only serve."""
-    options = (*VERIFY, "--workers-per-node", "2", "--slots", "4")
+    options = (*VERIFY, "--workers-per-node", "2", "--expert-slots", "4")
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
     job.signal_node(job.nodes()[1])
@@ -164,9 +167,9 @@ def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: 
 def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_path: Path) -> None:
     """Two workers on one node, one on another: each node hosts every expert once, however many share the work."""
     args = ("--steps", "25", "--step-seconds", "0.2", "--gate", str(tmp_path / "go"))
-    job = start_job(*args, nodes=1, options=("--workers-per-node", "2", "--slots", "8"), script=TINY_MOE)
+    job = start_job(*args, nodes=1, options=("--workers-per-node", "2", "--expert-slots", "8"), script=TINY_MOE)
     job.wait(StepCommitted, step=4)
-    with second_agent(job, "--workers", "1", "--slots", "8", str(TINY_MOE), *args):
+    with second_agent(job, "--workers-per-node", "1", "--expert-slots", "8", str(TINY_MOE), *args):
         job.wait(NodesJoined, lambda e: "other" in e.names)
         (tmp_path / "go").touch()
         generation = job.wait(GenerationStarted, reason="join", world_size=3)
@@ -182,7 +185,7 @@ def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_pa
 @contextmanager
 def second_agent(job: LocalJob, *options: str) -> Iterator[None]:
     """Start a node by `holdfast agent`, as on another machine."""
-    command = [sys.executable, "-m", "holdfast", "agent", "--coordinator", job.url, "--node", "other", *options]
+    command = [sys.executable, "-m", "holdfast", "agent", "--address", job.url, "--node-name", "other", *options]
     with subprocess.Popen(command, env=job.environment) as agent:
         try:
             yield
@@ -191,7 +194,7 @@ def second_agent(job: LocalJob, *options: str) -> Iterator[None]:
 
 
 def test_too_few_slots_for_the_experts_are_bad_input(start_job: StartJob) -> None:
-    job = start_job("--experts", "9", nodes=2, options=("--slots", "4"), script=TINY_MOE)
+    job = start_job("--experts", "9", nodes=2, options=("--expert-slots", "4"), script=TINY_MOE)
     assert job.wait_exit() == 2
     assert "9 experts" in job.output()
     assert "slots" in job.output()
@@ -199,7 +202,7 @@ def test_too_few_slots_for_the_experts_are_bad_input(start_job: StartJob) -> Non
 
 
 def test_status_shows_where_each_expert_lives(start_job: StartJob) -> None:
-    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=2, options=("--slots", "5"), script=TINY_MOE)
+    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=2, options=("--expert-slots", "5"), script=TINY_MOE)
     job.wait(StepCommitted, step=2)
     experts = json.loads(job.call("status", "--json"))["experts"]
     assert experts["fault_threshold"] == {"asked": 2, "given": 1}

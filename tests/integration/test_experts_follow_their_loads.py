@@ -23,7 +23,7 @@ from holdfast.testing.local_job import LocalJob
 
 #: Expert 0 begins with two replicas of 16, and takes nine tokens in ten.
 ARGS = ("--experts", "6", "--hot", "0.9")
-OPTIONS = ("--verify-state", "--slots", "4", "--rebalance-every", "15", "--emulate-compute", "0.002")
+OPTIONS = ("--verify-state", "1", "--expert-slots", "4", "--rebalance-every", "15", "--emulate-compute", "0.002/token")
 
 
 def start(start_job: StartJob, gate: Path, *steps: str) -> LocalJob:
@@ -75,7 +75,7 @@ def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path:
     job = start(start_job, gate, *FOREVER)
     victim = job.nodes()[2]
     if place == "moving":
-        job.fail(victim, "kill", step=1, phase="moving")
+        job.inject("kill", victim, step=1, phase="moving")
     through(gate, 1, 11, 21, 31)
     assert job.wait(RebalanceDecided).adopted
     if place == "prepared":

@@ -16,10 +16,11 @@ from namespaces import Network, joined
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.protocol.events import FailureDetected, GenerationStarted, NodesJoined, RolledBack, StepCommitted
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.testing.local_job import EventLog
 
 TIMEOUT_S = 4.0
-CONFIG = CoordinatorConfig(job="")
+CONFIG = CoordinatorConfig(spec=JobSpec())
 #: from the moment at which nothing comes any more: the time-out, then two leases
 WITHIN_S = TIMEOUT_S + 2 * CONFIG.lease_s
 
@@ -54,11 +55,22 @@ def job_on(network: Network, nodes: int, folder: Path) -> Iterator[EventLog]:
             stack.callback(process.send_signal, signal.SIGTERM)
             return process
 
-        listen = ("--host", network.address("hub"), "--port", "7077", "--start-nodes", str(nodes))
+        listen = ("--listen", f"{network.address('hub')}:7077", "--nodes", str(nodes))
         coordinator = start("hub", "coordinator", *listen, "--events", str(events))
         for index in range(nodes):
             name = f"node-{index}"
-            start(name, "agent", "--coordinator", url, "--node", name, "--host", network.address(name), "--", *script)
+            start(
+                name,
+                "agent",
+                "--address",
+                url,
+                "--node-name",
+                name,
+                "--advertise",
+                network.address(name),
+                "--",
+                *script,
+            )
         log = EventLog(events, alive=lambda: coordinator.poll() is None)
         log.follow()
         stack.callback(log.unfollow)

@@ -12,13 +12,14 @@ from holdfast.protocol.events import CheckpointSaved, JobFinished, RolledBack, S
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "options"), [(signal.SIGINT, 130, ()), (signal.SIGTERM, 75, ("--on-failure", "restart"))]
+    ("number", "code", "options"),
+    [(signal.SIGINT, 130, ()), (signal.SIGTERM, 75, ("--on-node-failure", "restart-all"))],
 )
 def test_an_interrupted_job_goes_on_where_it_was(
     start_job: StartJob, tmp_path: Path, number: int, code: int, options: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "checkpoints"
-    options = (*options, "--checkpoint", str(folder), "--checkpoint-every", "1000")
+    options = (*options, "--checkpoint-dir", str(folder), "--checkpoint-every", "1000")
     first = start_job(*FOREVER, "--step-seconds", "0.05", nodes=2, options=options)
     first.wait(StepCommitted, step=5)
     pids = [pid for node in first.nodes() for pid in (first.pids(node)[0], *first.pids(node)[1])]
@@ -42,7 +43,7 @@ def test_an_interrupted_job_goes_on_where_it_was(
 
 
 def test_experts_are_saved_too(start_job: StartJob, tmp_path: Path) -> None:
-    options = ("--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "1000")
+    options = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "1000")
     first = start_job(*FOREVER, nodes=2, options=options, script=TINY_MOE)
     first.wait(StepCommitted, step=5)
     assert first.process is not None

@@ -18,13 +18,22 @@ from holdfast.protocol.events import (
 
 
 def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob) -> None:
-    job = start_job("--steps", "60", "--step-seconds", "0.15", options=("--verify-state",))
+    job = start_job(
+        "--steps",
+        "60",
+        "--step-seconds",
+        "0.15",
+        options=(
+            "--verify-state",
+            "1",
+        ),
+    )
     job.wait(StepCommitted, step=8)
     first, second = job.nodes()[:2]
     job.signal_node(first)
     job.wait(GenerationStarted, reason="failure")
     job.wait(Recovered, action="shrink")
-    job.call("add-node", "--count", "2")
+    job.call("scale", "+2")
     job.wait(GenerationStarted, reason="join", world_size=4)
     job.signal_node(second)
     assert job.wait_exit() == 0
@@ -36,13 +45,22 @@ def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob)
 
 
 def test_a_kill_at_any_phase_boundary_loses_nothing(start_job: StartJob) -> None:
-    job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=8, options=("--verify-state",))
+    job = start_job(
+        *FOREVER,
+        "--step-seconds",
+        "0.1",
+        nodes=8,
+        options=(
+            "--verify-state",
+            "1",
+        ),
+    )
     job.wait(StepCommitted)
     for phase in ("compute", "reducing", "ready", "voted", "passed", "applying"):
         goes_on(job)
         since = len(job.events)
         victim = job.nodes()[1]
-        job.fail(victim, "kill", phase=phase)
+        job.inject("kill", victim, phase=phase)
         failure = job.wait(FailureDetected, node=victim, since=since)
         assert failure.kind == "connection_lost"
         job.wait(Recovered, action="shrink", since=since)
@@ -72,7 +90,7 @@ def test_a_worker_that_dies_is_replaced(start_job: StartJob) -> None:
     _, before = job.pids(node)
     for number, (how, kind) in enumerate([("exit", "process_exit"), ("raise", "exception")]):
         since = len(job.events)
-        job.fail(node, how, worker=0)
+        job.inject(how, node, worker=0)
         assert job.wait(FailureDetected, node=node, since=since).kind == kind
         job.wait(WorkersChanged, node=node, since=since)
         job.wait(GenerationStarted, reason="join", since=since)
@@ -82,7 +100,15 @@ def test_a_worker_that_dies_is_replaced(start_job: StartJob) -> None:
 
 
 def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: StartJob) -> None:
-    job = start_job(*FOREVER, "--step-seconds", "0.15", options=("--verify-state",))
+    job = start_job(
+        *FOREVER,
+        "--step-seconds",
+        "0.15",
+        options=(
+            "--verify-state",
+            "1",
+        ),
+    )
     job.wait(StepCommitted, step=5)
     victim = job.nodes()[2]
     since = len(job.events)
@@ -104,7 +130,7 @@ def test_arrivals_within_the_join_window_are_taken_in_together(start_job: StartJ
     job = start_job(*FOREVER, "--step-seconds", "0.05", nodes=1, options=("--join-window", "5"))
     job.wait(StepCommitted, step=2)
     for node in ("node-1", "node-2"):
-        job.call("add-node")
+        job.call("scale", "+1")
         # (the second comes well after the first, and within the window)
         job.wait(NodesJoined, lambda e, node=node: node in e.names)
     job.wait(GenerationStarted, reason="join")

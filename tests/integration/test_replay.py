@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,12 +19,11 @@ def replayed(tmp_path: Path, trace: Iterable[str], *args: str, options: tuple[st
     """Replay a trace of rows `seconds,event,node` to its end."""
     file = tmp_path / "trace.csv"
     file.write_text("\n".join(("seconds,event,node", *trace, "")))
-    command = ("replay", str(file))
     environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
     folder = tmp_path / "job"
     folder.mkdir()
-    options = (*options, "--zygote", job_cases.zygote)
-    with LocalJob(script, args, command=command, options=options, folder=folder, environment=environment) as job:
+    options = ("--availability", str(file), *options, "--zygote", job_cases.zygote)
+    with LocalJob(script, args, options=options, folder=folder, environment=environment) as job:
         job.wait_exit(180)
     check_journal(job)
     return job
@@ -34,8 +34,8 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     trace = ("0,add,a", "0,add,b", "0,add,c", "0,add,d", "20,remove,c", "60,remove,a", "60,remove,d", "80,remove,b")
     trace += ("100,add,a", "120,add,e")
     experts = ("--experts", "6")
-    options = ("--speed", "20", "--until", "6000", "--join-window", "0", "--slots", "4", "--verify-state")
-    options += ("--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "2")
+    options = ("--speed", "20", "--until", "6000", "--join-window", "0", "--expert-slots", "4", "--verify-state", "1")
+    options += ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "2")
     job = replayed(
         tmp_path, trace, "--steps", "30", *experts, "--step-seconds", "0.4", options=options, script=TINY_MOE
     )
@@ -65,7 +65,8 @@ def test_the_replay_ends_with_the_trace_and_sums_up(tmp_path: Path) -> None:
     assert job.process is not None
     assert job.process.returncode == 0, job.story()
     output = job.output()
-    summary = json.loads(output[output.index("{") :])
+    summary = next(line for line in map(json.loads, re.findall(r"^{.*}$", output, re.MULTILINE)) if "summary" in line)
+    summary = summary["summary"]
     assert summary["outcome"] == "trace over"
     assert summary["elapsed_s"] == pytest.approx(4.0)
     assert summary["nodes_lost"] == 1

@@ -22,9 +22,10 @@ from holdfast.control.link.framing import FrameDecoder, FromWorkerProcess, encod
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import Disconnected, FailNode, Received, Tick
+from holdfast.coordination.inputs import Disconnected, InjectFault, Received, Tick
 from holdfast.coordination.instructions import Emit, EndJob, Persist, Send
 from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import CheckpointSpec, ExperimentSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.position import Position
 
@@ -130,7 +131,10 @@ class Cluster:
         self._wake, self._waker = socket.socketpair()
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         config = CoordinatorConfig(
-            job=JOB, start_nodes=nodes, lease_s=600.0, tick_s=0.05, allow_faults=True, secret=b"s" * 32
+            spec=JobSpec(name=JOB, max_nodes=nodes, experiments=ExperimentSpec(allow_faults=True)),
+            lease_s=600.0,
+            tick_s=0.05,
+            secret=b"s" * 32,
         )
         self.machine = Coordinator(config, Position(), None)
         self._do(self.machine.start(time.time(), "test:", os.getpid()))
@@ -170,13 +174,12 @@ class Cluster:
             number = len(self._nodes) + 1
             node = _Node(f"n{number}", number, self.directory)
             self._nodes[number] = node
+        every = self._checkpoint_every
+        checkpoint = CheckpointSpec(dir=str(self.directory / "checkpoints") if every else "", every=every or 1)
         settings = WorkerSettings(
             socket=node.path,
             worker=node.worker,
-            job=JOB,
-            verify_state=True,
-            checkpoint_dir=str(self.directory / "checkpoints") if self._checkpoint_every else "",
-            checkpoint_every=self._checkpoint_every or 1,
+            spec=JobSpec(name=JOB, checkpoint=checkpoint, experiments=ExperimentSpec(verify_state=1)),
         )
         node.process = _context.Process(target=_child, args=(settings, node.name, str(self.directory), self.options))
         node.process.start()
@@ -188,7 +191,9 @@ class Cluster:
     def fail(self, name: str, *, how: str = "kill", step: int | None = None, phase: str = "") -> None:
         """Inject a fault into a node's only worker; its agent's stand-in dies with it."""
         with self._changed:
-            self._do(self.machine.handle(FailNode(node=name, how=how, worker=0, step=step, phase=phase), time.time()))
+            self._do(
+                self.machine.handle(InjectFault(fault=how, node=name, worker=0, step=step, phase=phase), time.time())
+            )
 
     def kill(self, name: str) -> None:
         """SIGKILL a node's worker, now."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import traceback
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from holdfast.cli.experts import place
-from holdfast.cli.job import cluster, inspect, replay, report, run
+from holdfast.cli.experts import plan
+from holdfast.cli.job import act, look, report, run, schema, servers
+from holdfast.cli.output import say
 from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
 
 
@@ -30,6 +32,7 @@ class Commands(TyperGroup):
 
         group = typer.main.get_command(commands.app)
         group.name = cmd_name
+        group.rich_help_panel = "Plan"  # pyright: ignore[reportAttributeAccessIssue]
         return group
 
 
@@ -44,11 +47,27 @@ app = typer.Typer(
 
 # One line per module; each adds its own commands.
 run.register(app)
-replay.register(app)
-cluster.register(app)
-inspect.register(app)
+look.register(app)
+act.register(app)
 report.register(app)
-place.register(app)
+servers.register(app)
+plan.register(app)
+schema.register(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"holdfast {importlib.metadata.version('holdfast')}")
+        raise typer.Exit
+
+
+@app.callback()
+def holdfast(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Keeps large training jobs moving."""
 
 
 def main() -> None:

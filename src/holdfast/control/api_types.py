@@ -15,11 +15,11 @@ MAX_WAIT_S = 60.0
 END_HEADER = "x-holdfast-end"
 
 
-class FailRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /fail."""
+class InjectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /inject."""
 
+    fault: Annotated[str, Meta(max_length=16)]
     node: Annotated[str, Meta(max_length=64)]
-    how: Annotated[str, Meta(max_length=16)]
     worker: Annotated[int, Meta(ge=0)] | None = None
     step: Annotated[int, Meta(ge=1)] | None = None
     phase: Annotated[str, Meta(max_length=64)] = ""

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.control.api_types import END_HEADER, FailRequest, NodesRequest, ShutdownRequest
+from holdfast.control.api_types import END_HEADER, InjectRequest, NodesRequest, ShutdownRequest
 from holdfast.control.registry import JobEntry
 from holdfast.errors import BadInputError, HoldfastError, RefusedError, UnreachableError
 from holdfast.observability.event_lines import decode_event
@@ -52,11 +52,11 @@ class CoordinatorClient:
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
         verify: ssl.SSLContext | bool = True
-        if job.cafile:
+        if job.tls_ca:
             try:
-                verify = ssl.create_default_context(cafile=job.cafile)
+                verify = ssl.create_default_context(cafile=job.tls_ca)
             except (OSError, ssl.SSLError) as error:
-                raise BadInputError(f"the certificate {job.cafile} cannot be used: {error}") from None
+                raise BadInputError(f"the certificate {job.tls_ca} cannot be used: {error}") from None
         self._http = httpx.Client(
             base_url=job.url,
             headers={"Authorization": f"Bearer {job.token}"},
@@ -82,11 +82,13 @@ class CoordinatorClient:
         """Return what /status answers."""
         return self._ask("GET", "/status").json()
 
-    def fail(self, node: str, how: str, *, worker: int | None = None, step: int | None = None, phase: str = "") -> None:
+    def inject(
+        self, fault: str, node: str, *, worker: int | None = None, step: int | None = None, phase: str = ""
+    ) -> None:
         """Inject a fault."""
-        self._ask("POST", "/fail", FailRequest(node=node, how=how, worker=worker, step=step, phase=phase))
+        self._ask("POST", "/inject", InjectRequest(fault=fault, node=node, worker=worker, step=step, phase=phase))
 
-    def add_node(self, count: int = 1) -> int:
+    def add_nodes(self, count: int = 1) -> int:
         """Ask the launcher for more nodes; return the request's number."""
         return self._ask("POST", "/nodes", NodesRequest(count=count)).json()["id"]
 
@@ -134,7 +136,7 @@ class CoordinatorClient:
         except httpx.TransportError as error:
             if _is_tls_failure(error):
                 raise UntrustedError(
-                    f"{self._job.url} is not trusted: {error}; give its certificate with --cafile"
+                    f"{self._job.url} is not trusted: {error}; give its certificate with --tls-ca"
                 ) from None
             raise UnreachableError(f"no coordinator answers at {self._job.url}: {error}") from None
         if answer.is_success:

@@ -11,18 +11,19 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.environment import TOKEN
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.names import NAME_PATTERN
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach one job. `cafile`: the certificate to trust, "" for the system's. `birth`: tells pids apart."""
+    """How to reach one job. `tls_ca`: the certificate to trust, "" for the system's. `birth`: tells pids apart."""
 
     url: str
     token: str
     job: str
     pid: int
-    cafile: str = ""
+    tls_ca: str = ""
     birth: str = ""
 
 
@@ -102,32 +103,44 @@ def check_name(what: str, name: str) -> None:
         raise BadInputError(f"{what} is {name!r}: use letters, digits, dots, dashes, at most 64")
 
 
-def find_job(directory: Path, coordinator: str | None = None, token: str | None = None, cafile: str = "") -> JobEntry:
-    """Return the job at the URL `coordinator`, or the only one that runs on this machine.
+def find_job(
+    directory: Path, address: str | None = None, token: str | None = None, *, tls_ca: str = "", job: str | None = None
+) -> JobEntry:
+    """Return the job at an address, else the only one of this name (or at all) that runs on this machine.
 
     Args:
-        token: for a URL that is not registered here.
+        token, tls_ca: for an address that is not registered here; what is there then need not be this job.
 
     Raises:
-        BadInputError: there are several, or no token for the URL, or one that cannot be sent.
+        BadInputError: there are several, or no token for the address, or one that cannot be sent.
         UnreachableError: there is none.
     """
     jobs = live_jobs(directory)
-    if coordinator is not None:
-        url = coordinator.rstrip("/")
+    if address is not None:
+        url = address.rstrip("/")
         known = next((entry for entry in jobs if entry.url == url), None)
-        if known is not None and token is None:
-            return known
-        if token is None:
-            raise BadInputError(f"the job at {url} does not run on this machine: give its --token")
-        check_token(token)
-        return JobEntry(url=url, token=token, job="", pid=0, cafile=cafile)
+        if known is None or token is not None:
+            return _elsewhere(url, token, tls_ca)
+        if job is not None and known.job != job:
+            raise UnreachableError(f"there is no job {job!r} at {url}: the one there is {known.job!r}")
+        return known
     if not jobs:
-        raise UnreachableError("no job runs on this machine: start one with `holdfast run`, or give --coordinator URL")
-    if len(jobs) > 1:
-        urls = ", ".join(f"{entry.url} ({entry.job})" for entry in jobs)
-        raise BadInputError(f"{len(jobs)} jobs run on this machine: choose one with --coordinator: {urls}")
-    return jobs[0]
+        raise UnreachableError("no job runs on this machine: start one with `holdfast run`, or give --address URL")
+    found = [entry for entry in jobs if job is None or entry.job == job]
+    if not found:
+        names = ", ".join(sorted({entry.job for entry in jobs}))
+        raise UnreachableError(f"there is no job {job!r} on this machine: those that run are {names}")
+    if len(found) > 1:
+        urls = ", ".join(f"{entry.url} ({entry.job})" for entry in found)
+        raise BadInputError(f"{len(found)} jobs run on this machine: choose one with --job or --address: {urls}")
+    return found[0]
+
+
+def _elsewhere(url: str, token: str | None, tls_ca: str) -> JobEntry:
+    if token is None:
+        raise BadInputError(f"the job at {url} does not run on this machine: give its token in {TOKEN} or --token-file")
+    check_token(token)
+    return JobEntry(url=url, token=token, job="", pid=0, tls_ca=tls_ca)
 
 
 def _check_private(directory: Path) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import ClassVar
 
-from holdfast.coordination.config import RESTART, CoordinatorConfig
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.deciding import Deciding
 from holdfast.coordination.generations.finishing import Finishing
 from holdfast.coordination.hearing import Hearing
-from holdfast.coordination.inputs import Disconnected, FailNode, Failure, Input, Planned, Received, Shutdown, Tick
+from holdfast.coordination.inputs import Disconnected, Failure, InjectFault, Input, Planned, Received, Shutdown, Tick
 from holdfast.coordination.instructions import Emit, EndJob, Instruction
 from holdfast.coordination.nodes.admission import Admission
 from holdfast.coordination.nodes.injection import injection
@@ -41,7 +41,7 @@ class Coordinator:
 
     def __init__(self, config: CoordinatorConfig, tail: Position, record: Record | None) -> None:
         self.config = config
-        record = record or Record(schema=SCHEMA, job=config.job, term=0)
+        record = record or Record(schema=SCHEMA, job=config.spec.name, term=0)
         #: events that are not in the journal, although the record knows of them
         self._lost = missing_events(record, tail)
         self.turn = Turn(record, reduce(Position.after, self._lost, tail))
@@ -94,7 +94,8 @@ class Coordinator:
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
             turn.change(checkpoints=tuple(checkpoints), term=term)
         if first:
-            turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, emulated_token_s=self.config.emulate_compute)
+            emulated = self.config.spec.experiments.emulate_compute
+            turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, emulated_token_s=emulated)
         else:
             turn.emit(ev.CoordinatorRestarted, url=url, coordinator_pid=pid)
         self.parts.absences.expect(map(node_of, turn.planned))
@@ -109,7 +110,7 @@ class Coordinator:
         """Take in one input.
 
         Raises:
-            BadInputError: a user's request that is refused (FailNode).
+            BadInputError: a user's request that is refused (InjectFault).
         """
         self.turn.now = max(now, self.turn.now)
         self._take(event)
@@ -149,7 +150,7 @@ class Coordinator:
 
     def _rearrange(self, plan: GenerationPlan) -> None:
         """Nothing is about to change the plan in force: change it where that is of use."""
-        if self.config.on_failure != RESTART:
+        if not self.config.spec.recovery.restarts_all:
             self.parts.joining.prepare(plan)
         elif self.parts.joining.newcomers(plan):
             self.parts.stopping.begin(self.turn.now)  # only a restart lets them in
@@ -302,7 +303,7 @@ class Coordinator:
         if failure.node in self.members.nodes:
             self.parts.failures.take(failure)
 
-    def _inject(self, request: FailNode) -> None:
+    def _inject(self, request: InjectFault) -> None:
         self.turn.send(*injection(self.config, self.members, request))
 
     def _shut_down(self, request: Shutdown) -> None:
@@ -321,7 +322,7 @@ class Coordinator:
         Disconnected: row(_disconnected, _disconnected, _disconnected, _disconnected_at_last),
         Tick: row(_tick, _tick, _tick, _tick_at_last),
         Failure: while_it_goes_on(_failed),
-        FailNode: always(_inject),
+        InjectFault: always(_inject),
         Shutdown: always(_shut_down),
         Planned: always(_planned),
     }

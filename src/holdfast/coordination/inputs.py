@@ -50,11 +50,11 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class FailNode:
+class InjectFault:
     """A user injects a fault. `worker` None: the whole node; `step` None: now."""
 
+    fault: str
     node: str
-    how: str
     worker: int | None = None
     step: int | None = None
     phase: str = ""
@@ -77,4 +77,4 @@ class Planned:
     experts: ExpertPlan | Shortage | None
 
 
-Input = Received | Disconnected | Tick | Failure | FailNode | Shutdown | Planned
+Input = Received | Disconnected | Tick | Failure | InjectFault | Shutdown | Planned

@@ -12,6 +12,7 @@ from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.protocol.job_spec import ExperimentSpec, ExpertSpec, JobSpec, RecoverySpec
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.simulation.clock import Timeline
@@ -180,18 +181,21 @@ class World:
 def _config(plan: FaultPlan) -> CoordinatorConfig:
     """Return a coordinator's configuration with times that suit the simulation's."""
     return CoordinatorConfig(
-        job="sim",
-        start_nodes=plan.start_nodes,
+        spec=_spec(plan),
         lease_s=1.0,
         heartbeat_s=0.3,
         tick_s=0.2,
         report_timeout_s=2.0,
         prepare_timeout_s=3.0,
         join_retry_s=0.3,
-        allow_faults=True,
-        static_experts=plan.ep_size > 0,
-        ep_size=plan.ep_size,
-        on_failure="restart" if plan.restart else "reconfigure",
-        strategy="mro",
-        rebalance_every=plan.rebalance_every,
+    )
+
+
+def _spec(plan: FaultPlan) -> JobSpec:
+    return JobSpec(
+        name="sim",
+        max_nodes=plan.start_nodes,
+        experts=ExpertSpec(placement="mro", rebalance_every=plan.rebalance_every),
+        recovery=RecoverySpec(on_node_failure="restart-all" if plan.restart else "shrink"),
+        experiments=ExperimentSpec(allow_faults=True, static_experts=plan.ep_size > 0, ep_size=plan.ep_size),
     )

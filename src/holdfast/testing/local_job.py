@@ -150,11 +150,11 @@ class EventLog:
 
 
 class LocalJob(EventLog):
-    """`holdfast run`, or another command like it, as a child process; a context manager that leaves no process behind.
+    """`holdfast run` as a child process; a context manager that leaves no process behind.
 
     Args:
         script: the training script. args: its arguments.
-        command: the command, with what stands before the script but options. options: its further options.
+        options: further ones of the command.
         folder: where events, output and store go; a temporary one by default.
     """
 
@@ -163,7 +163,6 @@ class LocalJob(EventLog):
         script: str | Path,
         args: Sequence[str] = (),
         *,
-        command: Sequence[str] = ("run",),
         options: Sequence[str] = (),
         folder: Path | None = None,
         environment: dict[str, str] | None = None,
@@ -175,7 +174,7 @@ class LocalJob(EventLog):
         self.folder = folder
         super().__init__(self.folder / "events.jsonl", alive=self._runs)
         self.output_file = self.folder / "output.txt"
-        launch = [sys.executable, "-m", "holdfast", *command, "--events", str(self.events_file), *options]
+        launch = [sys.executable, "-m", "holdfast", "run", "--events", str(self.events_file), *options]
         self.command = [*launch, str(script), *args]
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
@@ -225,7 +224,7 @@ class LocalJob(EventLog):
         Raises:
             subprocess.CalledProcessError: it failed.
         """
-        command = [sys.executable, "-m", "holdfast", *arguments, "--coordinator", self.url]
+        command = [sys.executable, "-m", "holdfast", *arguments, "--address", self.url]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True, timeout=60)
         return done.stdout
 
@@ -233,10 +232,12 @@ class LocalJob(EventLog):
         """Return a way to this job's coordinator that costs no process: a context manager."""
         return CoordinatorClient(find_job(registry_directory(self.environment), self.url))
 
-    def fail(self, node: str, how: str, *, worker: int | None = None, step: int | None = None, phase: str = "") -> None:
+    def inject(
+        self, fault: str, node: str, *, worker: int | None = None, step: int | None = None, phase: str = ""
+    ) -> None:
         """Inject a fault, within milliseconds."""
         with self.client() as client:
-            client.fail(node, how, worker=worker, step=step, phase=phase)
+            client.inject(fault, node, worker=worker, step=step, phase=phase)
 
     @property
     def url(self) -> str:

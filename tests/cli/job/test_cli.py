@@ -16,80 +16,51 @@ import typer
 from typer.testing import CliRunner
 
 from holdfast.cli import app, main
-from holdfast.control.launch.settings import STRATEGIES
+from holdfast.cli.spec_options import SPEC_OPTIONS
+from holdfast.documents import keys_of
+from holdfast.environment import TOKEN
 from holdfast.observability.event_lines import read_events
 from holdfast.planning import strategies
 from holdfast.protocol.events import FailureDetected, GenerationStarted, JobStarted, StepCommitted
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.testing.local_job import LocalJob
 from places import CONTROL_SCRIPTS
 
 DEADLINE = 60.0
 TRAINING = CONTROL_SCRIPTS / "fake_training.py"
 
-#: of all commands that launch a job
-LAUNCH_OPTIONS = {
-    "--workers-per-node",
-    "--events",
-    "--store",
-    "--checkpoint",
-    "--checkpoint-every",
-    "--allow-faults",
-    "--port",
-    "--job",
-    "--job-dir",
-    "--preload",
-    "--zygote",
-    "--plain",
-    "--verify-state",
-    "--slots",
-    "--fault-threshold",
-    "--strategy",
-    "--rebalance-every",
-    "--join-window",
-    "--static-experts",
-    "--ep-size",
-    "--on-failure",
-    "--emulate-compute",
-}
+SERVER = {"--address", "--job", "--token-file", "--tls-ca"}
 
-#: Options are a contract: whoever changes one changes this, and the README.
+#: Options are a contract: whoever changes one changes this, and docs/commands.md.
 OPTIONS = {
-    "run": {*LAUNCH_OPTIONS, "--nodes"},
-    "replay": {*LAUNCH_OPTIONS, "--speed", "--from", "--until", "--json"},
+    "run": {option.name for option in SPEC_OPTIONS}
+    | {"--set", "--store", "--port", "--job-dir", "--preload", "--zygote", "--plain", "--json"}
+    | {"--availability", "--speed", "--from", "--until"},
     "coordinator": {
-        "--host",
-        "--port",
-        "--token",
-        "--job",
+        "--listen",
+        "--token-file",
+        "--tls-cert",
+        "--tls-key",
+        "--name",
+        "--nodes",
         "--store",
         "--events",
-        "--start-nodes",
         "--fault-threshold",
-        "--strategy",
+        "--expert-placement",
         "--rebalance-every",
         "--join-window",
         "--allow-faults",
-        "--certfile",
-        "--keyfile",
-        "--checkpoint",
+        "--checkpoint-dir",
     },
-    "agent": {
-        "--coordinator",
-        "--token",
-        "--node",
-        "--workers",
-        "--host",
-        "--cafile",
-        "--rack",
-        "--checkpoint",
-        "--checkpoint-every",
-        "--slots",
-        "--verify-state",
-    },
-    "status": {"--coordinator", "--token", "--cafile", "--json"},
-    "events": {"--coordinator", "--token", "--cafile", "--follow", "--after", "--json"},
-    "add-node": {"--coordinator", "--token", "--cafile", "--count"},
-    "fail": {"--how", "--worker", "--step", "--phase", "--coordinator", "--token", "--cafile"},
+    "agent": SERVER
+    | {"--node-name", "--advertise", "--rack", "--workers-per-node"}
+    | {"--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state"},
+    "status": {*SERVER, "--json"},
+    "events": {*SERVER, "--follow", "--after", "--json"},
+    "report": {*SERVER, "--plot", "--json"},
+    "scale": {*SERVER, "--json"},
+    "inject": {*SERVER, "--worker", "--step", "--phase", "--json"},
+    "schema": set[str](),
 }
 
 
@@ -99,7 +70,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     runtime.mkdir(mode=0o700)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    return {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(temporary), "HOLDFAST_TOKEN": ""}
+    return {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(temporary), TOKEN: ""}
 
 
 def holdfast(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -125,8 +96,13 @@ def test_options_are_frozen_and_explained(command: str) -> None:
     assert result.exit_code == 0
 
 
-def test_the_strategies_that_the_options_name_are_those_that_there_are() -> None:
-    assert list(STRATEGIES) == list(strategies())
+def test_the_placements_that_there_are_can_be_asked_for() -> None:
+    assert list(keys_of(JobSpec)["experts.placement"].choices) == list(strategies())
+
+
+def test_every_key_of_a_job_has_an_option() -> None:
+    without = {"format", "script", "args", "min_nodes"}  # the first is the file's, the others stand in other options
+    assert {option.key for option in SPEC_OPTIONS} == keys_of(JobSpec).keys() - without
 
 
 def test_importing_the_command_line_leaves_torch_out() -> None:
@@ -149,32 +125,44 @@ def busy_port() -> Iterator[int]:
         (["run", "--nodes", "0", "SCRIPT"], "--nodes is 0"),
         (["run", "--workers-per-node", "0", "SCRIPT"], "--workers-per-node is 0"),
         (["run", "--checkpoint-every", "0", "SCRIPT"], "--checkpoint-every is 0"),
-        (["run", "--slots", "0", "SCRIPT"], "--slots is 0"),
+        (["run", "--expert-slots", "0", "SCRIPT"], "--expert-slots is 0: it must be a whole number from 1 to 65535"),
         (["run", "--fault-threshold", "0", "SCRIPT"], "--fault-threshold is 0"),
         (["run", "--join-window", "-1", "SCRIPT"], "--join-window is -1"),
         (["coordinator", "--fault-threshold", "0"], "--fault-threshold is 0"),
-        (["run", "--strategy", "random", "SCRIPT"], "choose one of best, mro, spread, compact"),
+        (["run", "--expert-placement", "random", "SCRIPT"], "it must be one of best, mro, spread, compact"),
         (["run", "--rebalance-every", "-1", "SCRIPT"], "--rebalance-every is -1"),
-        (["coordinator", "--strategy", "random"], "--strategy is 'random'"),
-        (["agent", "--slots", "0", "--", "SCRIPT"], "--slots is 0"),
+        (["coordinator", "--expert-placement", "random"], "--expert-placement is 'random'"),
+        (["agent", "--expert-slots", "0", "--", "SCRIPT"], "--expert-slots is 0"),
         (["run", "--events", "TMP/no/such/folder/e.jsonl", "SCRIPT"], "there is no folder"),
         (["run", "--events", "TMP", "SCRIPT"], "is a folder"),
-        (["run", "--checkpoint", "SCRIPT/below", "SCRIPT"], "is not a folder"),
+        (["run", "--checkpoint-dir", "SCRIPT/below", "SCRIPT"], "is not a folder"),
         (["run", "--port", "BUSY", "SCRIPT"], "Address already in use"),
         (["run", "--port", "70000", "SCRIPT"], "--port is 70000"),
-        (["run", "--job", "a b", "SCRIPT"], "the job's name is 'a b'"),
+        (["run", "--name", "a b", "SCRIPT"], "the job's name is 'a b'"),
         (["run", "--store", "etcetera:x", "SCRIPT"], "etcetera:x"),
         (["run", "--zygote", "TMP/none", "SCRIPT"], "no zygote listens there"),
-        (["coordinator", "--port", "BUSY"], "Address already in use"),
-        (["coordinator", "--start-nodes", "0"], "--start-nodes is 0"),
-        (["coordinator", "--host", "0.0.0.0"], "--token"),
+        (["coordinator", "--listen", "127.0.0.1:BUSY"], "Address already in use"),
+        (["coordinator", "--nodes", "0"], "--nodes is 0"),
+        (["coordinator", "--listen", "0.0.0.0:0"], "--token-file"),
+        (["coordinator", "--listen", "7000"], "--listen is '7000': it must be HOST:PORT"),
         (["agent", "--", "MISSING.py"], "there is no script"),
-        (["agent", "--workers", "0", "--", "SCRIPT"], "--workers is 0"),
-        (["agent", "--node", "../x", "--", "SCRIPT"], "--node is '../x'"),
-        (["agent", "--node", "n\n", "--", "SCRIPT"], "--node is 'n\\n'"),
-        (["coordinator", "--job", "a b"], "the job's name is 'a b'"),
-        (["status", "--coordinator", "http://127.0.0.1:1", "--token", "wörd"], "the token must be"),
-        (["status", "--coordinator", "http://127.0.0.1:9"], "--token"),
+        (["agent", "--workers-per-node", "0", "--", "SCRIPT"], "--workers-per-node is 0"),
+        (["agent", "--node-name", "../x", "--", "SCRIPT"], "--node-name is '../x'"),
+        (["agent", "--node-name", "n\n", "--", "SCRIPT"], "--node-name is 'n\\n'"),
+        (["coordinator", "--name", "a b"], "the job's name is 'a b'"),
+        (["status", "--address", "http://127.0.0.1:9"], "--token-file"),
+        (["status", "--token-file", "TMP/none"], "none cannot be read"),
+        (["run", "--nodes", "0:4", "SCRIPT"], "--nodes is '0:4': give a number of nodes, or MIN:MAX"),
+        (["run", "--nodes", "4:2", "SCRIPT"], "--nodes is 4:2"),
+        (["run", "--speed", "2", "SCRIPT"], "--speed is 2.0: it counts in a trace; give --availability TRACE"),
+        (["run", "--set", "checkpoint.evry=5", "SCRIPT"], "the nearest one is checkpoint.every"),
+        (["run", "--set", "checkpoint.every", "SCRIPT"], "write KEY=VALUE"),
+        (["run", "--set", "checkpoint.every=0", "SCRIPT"], "--set checkpoint.every is 0: it must be a whole number, 1"),
+        (["run", "--emulate-compute", "0.1", "SCRIPT"], "it must be seconds for each token, such as 0.0005/token"),
+        (["scale", "some"], "the size is 'some'"),
+        (["events", "EVENTS", "--follow"], "--follow is for a job that runs"),
+        (["events", "TMP/none"], "cannot be read as an event file"),
+        (["schema", "pool"], "there is no schema 'pool': choose one of job, events"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -194,7 +182,8 @@ def test_bad_input_is_one_clear_line_and_touches_nothing(
 
 
 @pytest.mark.parametrize(
-    "words", [["agent", "--", str(TRAINING)], ["status"], ["events"], ["add-node"], ["fail", "node-0", "--how", "kill"]]
+    "words",
+    [["agent", "--", str(TRAINING)], ["status"], ["events"], ["report"], ["scale", "+1"], ["inject", "kill", "node-0"]],
 )
 def test_where_no_job_runs_that_is_said(words: list[str], environment: dict[str, str]) -> None:
     result = holdfast(environment, *words)
@@ -204,7 +193,7 @@ def test_where_no_job_runs_that_is_said(words: list[str], environment: dict[str,
 
 
 def test_a_missing_coordinator_is_told(environment: dict[str, str]) -> None:
-    result = holdfast(environment, "status", "--coordinator", "http://127.0.0.1:9", "--token", "t")
+    result = holdfast({**environment, TOKEN: "t"}, "status", "--address", "http://127.0.0.1:9")
     assert result.returncode == 3
     assert "no coordinator answers at http://127.0.0.1:9" in result.stderr
 
@@ -227,15 +216,27 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
         assert holdfast(environment, "events", "--after", "1").stdout.count("joined") == 2
 
-        refused = holdfast(environment, "fail", "node-9", "--how", "kill")
+        report = json.loads(holdfast(environment, "report", "--json").stdout)
+        assert report["job"] == "fake_training"
+        assert holdfast(environment, "events", "-j", "fake_training", str(job.events_file)).returncode == 0
+        elsewhere = holdfast(environment, "status", "-j", "other")
+        assert elsewhere.returncode == 3
+        assert "those that run are fake_training" in elsewhere.stderr
+
+        fewer = holdfast(environment, "scale", "1")
+        assert fewer.returncode == 4
+        assert fewer.stderr == "holdfast: the job has 2 nodes: stopping nodes is not supported, so 1 is too few\n"
+        assert json.loads(holdfast(environment, "scale", "2", "--json").stdout) == {"nodes_started": 0}
+
+        refused = holdfast(environment, "inject", "kill", "node-9")
         assert refused.returncode == 3
         assert "node-9" in refused.stderr
-        assert holdfast(environment, "fail", "node-1", "--how", "kill").returncode == 0
+        assert holdfast(environment, "inject", "kill", "node-1").returncode == 0
         job.wait(FailureDetected, node="node-1")
         job.wait(GenerationStarted, members=("node-0",))
 
         job.wait(StepCommitted, since=len(job.events))
-        assert holdfast(environment, "fail", "node-0", "--how", "raise", "--worker", "0").returncode == 0
+        assert holdfast(environment, "inject", "raise", "node-0", "--worker", "0").returncode == 0
         failed = job.wait(FailureDetected, node="node-0")
         assert failed.kind == "exception"
         assert "injected: raise" in failed.detail
@@ -256,9 +257,9 @@ def test_two_jobs_must_be_told_apart_and_faults_be_allowed(environment: dict[str
         result = holdfast(environment, "status")
         assert result.returncode == 2
         assert all(url in result.stderr for url in urls)
-        chosen = holdfast(environment, "status", "--json", "--coordinator", urls[0])
+        chosen = holdfast(environment, "status", "--json", "--address", urls[0])
         assert json.loads(chosen.stdout)["url"] == urls[0]
-        refused = holdfast(environment, "fail", "node-0", "--how", "kill", "--coordinator", urls[0])
+        refused = holdfast(environment, "inject", "kill", "node-0", "--address", urls[0])
         assert refused.returncode == 2
         assert "--allow-faults" in refused.stderr
 
@@ -279,20 +280,33 @@ def test_a_mistake_of_ours_has_its_own_exit_code(
 def test_arguments_reach_the_script_untouched(environment: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(
-        "import json, sys\n"
-        "print(json.dumps(sys.argv[1:]))\n"
+        "import json, os, sys\n"
+        "print(json.dumps([*sys.argv[1:], os.environ.get('HOLDFAST_TOKEN', 'no secret')]))\n"
         "from holdfast.errors import BadInputError\nraise BadInputError('that is all')\n"
     )
     args = ["--nodes", "7", "-x", "--", "--help", "a b"]
-    result = holdfast(environment, "run", "--preload", "", "--nodes", "1", str(script), *args)
+    result = holdfast({**environment, TOKEN: "s3cret"}, "run", "--preload", "", "--nodes", "1", str(script), *args)
     assert result.returncode == 2
-    assert json.dumps(args) in result.stdout.splitlines()
+    assert json.dumps([*args, "no secret"]) in result.stdout.splitlines()
+
+
+def test_a_jobs_file_is_run_and_its_events_are_printed_as_json(environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(f'script = "{TRAINING}"\nargs = ["--steps", "3"]\nmax_nodes = 2\nname = "filed"\n')
+    result = holdfast(environment, "run", "--json", "--preload", "", "--set", "max_nodes=1", str(file))
+    assert result.returncode == 0, result.stderr
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {event["job"] for event in events} == {"filed"}
+    assert [event["step"] for event in events if event["event"] == "step_committed"] == [1, 2, 3]
+    assert [event["world_size"] for event in events if event["event"] == "generation_started"] == [1]
+    assert "job_finished" in [event["event"] for event in events]
+    assert "done: 3 steps" in result.stderr
 
 
 def test_the_pieces_on_their_own(environment: dict[str, str], tmp_path: Path) -> None:
     """A coordinator and an agent, started by hand as on two machines; the agent is there first, and waits."""
     command = [sys.executable, "-m", "holdfast"]
-    token = {**environment, "HOLDFAST_TOKEN": "s3cret"}
+    token = {**environment, TOKEN: "s3cret"}
     with (tmp_path / "log").open("wb") as log, socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
@@ -303,11 +317,12 @@ def test_the_pieces_on_their_own(environment: dict[str, str], tmp_path: Path) ->
             [
                 *command,
                 "agent",
-                "--coordinator",
+                "--address",
                 url,
-                "--node",
+                "--node-name",
                 "far",
                 "--verify-state",
+                "1",
                 "--",
                 str(TRAINING),
                 "--steps",
@@ -323,7 +338,7 @@ def test_the_pieces_on_their_own(environment: dict[str, str], tmp_path: Path) ->
         assert f"no coordinator answers at {url}" in line
         assert "waiting for it" in line
         coordinator = subprocess.Popen(
-            [*command, "coordinator", "--port", port, "--job", "two", "--events", str(events)],
+            [*command, "coordinator", "--listen", f"127.0.0.1:{port}", "--name", "two", "--events", str(events)],
             env=token,
             stdout=log,
             stderr=log,

@@ -16,7 +16,7 @@ from holdfast.reliability.sparing.reference import catalina
 from places import EXAMPLES
 
 EXAMPLE = str(EXAMPLES / "catalina.toml")
-COMMANDS = ("evaluate", "sensitivity", "validate", "fit", "standbys", "checkpoint")
+COMMANDS = ("plan", "map", "validate", "fit")
 
 
 def run(*arguments: str) -> str:
@@ -46,8 +46,8 @@ def test_help_explains(command: str) -> None:
     assert len(text) > 500
 
 
-def test_evaluate_json_is_the_evaluation_unrounded() -> None:
-    printed = run_json("evaluate", EXAMPLE)
+def test_plan_json_is_the_evaluation_unrounded() -> None:
+    printed = run_json("plan", EXAMPLE)
     evaluation = evaluate(catalina())
     assert printed["best"] == int(evaluation.best)
     needed = {
@@ -62,25 +62,25 @@ def test_evaluate_json_is_the_evaluation_unrounded() -> None:
         assert sum(row["losses"].values()) + row["cett"] == pytest.approx(1.0)
 
 
-def test_evaluate_recommends_in_words(tmp_path: Path) -> None:
-    text = run("evaluate", EXAMPLE, "--plot", str(tmp_path / "plots"))
+def test_plan_recommends_in_words(tmp_path: Path) -> None:
+    text = run("plan", EXAMPLE, "--plot", str(tmp_path / "plots"))
     for words in ("Best: 72/64", "Runner-up: 72/72", "1.0242 times", "Keep 4 of each zone's 256 blocks idle"):
         assert words in text
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {"losses.png", "spare_blocks.png"}
 
 
-def test_evaluate_says_why_nothing_remains(tmp_path: Path) -> None:
+def test_plan_says_why_nothing_remains(tmp_path: Path) -> None:
     path = tmp_path / "hopeless.toml"
     text = Path(EXAMPLE).read_text()
     path.write_text(text.replace("= 20_000\nmtbf_rack", "= 0.5\nmtbf_rack").replace("= 10_000", "= 0.1"))
-    assert "No strategy leaves any goodput" in run("evaluate", str(path))
-    for row in run_json("evaluate", str(path))["strategies"]:
+    assert "No strategy leaves any goodput" in run("plan", str(path))
+    for row in run_json("plan", str(path))["strategies"]:
         assert row["goodput_gpus"] == pytest.approx(0.0, abs=1e-9)
         assert row["no_goodput_reason"]
 
 
-def test_sensitivity_maps_the_plane(tmp_path: Path) -> None:
-    arguments = ("sensitivity", EXAMPLE, "--points", "9", "--mtbf", "1:1e5", "--plot", str(tmp_path))
+def test_map_shows_the_plane(tmp_path: Path) -> None:
+    arguments = ("map", EXAMPLE, "--points", "9", "--mtbf", "1:1e5", "--plot", str(tmp_path))
     maps = run_json(*arguments)
     assert len(maps) == 4
     assert len(maps[0]["best"]) == len(maps[0]["best"][0]) == 9
@@ -118,43 +118,46 @@ def test_fit_reports_trace_and_consequence(small: str, tmp_path: Path) -> None:
     assert "The closed form recommends" in text
 
 
-def test_standbys_says_how_many_pay() -> None:
-    printed = run_json("standbys", EXAMPLE)
+def test_plan_says_how_many_pay() -> None:
+    printed = run_json("plan", EXAMPLE)["standbys"]
     goodput = {plan["standbys"]: plan["goodput_nodes"] for plan in printed["plans"]}
     assert goodput[printed["best"]] == max(goodput.values())
     assert goodput[printed["best"]] - goodput[0] == pytest.approx(printed["gain_nodes"])
-    assert "No standby pays" in run("standbys", EXAMPLE, "--down-with", "60", "--down-without", "60")
+    assert "No standby pays" in run("plan", EXAMPLE, "--down-with", "60", "--down-without", "60")
 
 
-def test_checkpoint_compares_periods() -> None:
-    printed = run_json("checkpoint", EXAMPLE)
+def test_plan_compares_periods() -> None:
+    printed = run_json("plan", EXAMPLE)["checkpoint"]
     frozen = {row["method"]: row["gamma_frozen"] for row in printed["periods"]}
     assert min(frozen, key=frozen.__getitem__) == "best, clock frozen"
     assert frozen["in CLUSTER.toml"] == pytest.approx(float(evaluate(catalina()).strategies[1].gamma))
     options = ("--job-mtbf-hours", "1", "--save-seconds", "10", "--detect-seconds", "0", "--restart-seconds", "60")
-    assert "Daly" in run("checkpoint", *options)
+    assert "Daly" in run("plan", *options)
+    assert list(run_json("plan", *options)) == ["checkpoint"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("evaluate", "none.toml"), "cannot be read"),
-        (("sensitivity", EXAMPLE, "--mtbf", "5"), "--mtbf = '5': must be two numbers"),
-        (("sensitivity", EXAMPLE, "--mttr", "9:1"), "--mttr = '9:1': FROM must be above 0 and below TO"),
-        (("sensitivity", EXAMPLE, "--mttr", "0:1"), "FROM must be above 0"),
-        (("sensitivity", EXAMPLE, "--points", "1"), "--points = 1"),
-        (("sensitivity", EXAMPLE, "--points", "100000"), "--points = 100000: must be 2 or more, and at most 1,000"),
+        (("plan", "none.toml"), "cannot be read"),
+        (("map", EXAMPLE, "--mtbf", "5"), "--mtbf = '5': must be two numbers"),
+        (("map", EXAMPLE, "--mttr", "9:1"), "--mttr = '9:1': FROM must be above 0 and below TO"),
+        (("map", EXAMPLE, "--mttr", "0:1"), "FROM must be above 0"),
+        (("map", EXAMPLE, "--points", "1"), "--points = 1"),
+        (("map", EXAMPLE, "--points", "100000"), "--points = 100000: must be 2 or more, and at most 1,000"),
         (("validate", EXAMPLE, "--replications", "1"), "replications = 1: must be 2 or more"),
         (("validate", EXAMPLE, "--replications", "1000000000"), "replications = 1000000000: must be at most 100,000"),
         (("validate", EXAMPLE, "--hours", "inf"), "hours = inf: must be a finite number"),
         (("validate", EXAMPLE, "--ticket-hours", "inf"), "--ticket-hours = inf: must be a finite number"),
-        (("standbys", EXAMPLE, "--down-without", "inf"), "down_seconds_without = inf: must be a finite number"),
-        (("checkpoint", EXAMPLE, "--save-seconds", "inf"), "--save-seconds = inf: must be a finite number"),
+        (("plan", EXAMPLE, "--down-without", "inf"), "down_seconds_without = inf: must be a finite number"),
+        (("plan", EXAMPLE, "--save-seconds", "inf"), "--save-seconds = inf: must be a finite number"),
         (("validate", EXAMPLE, "--auto-hours", "-1"), "--auto-hours = -1: must be greater than 0"),
-        (("standbys", EXAMPLE, "--down-with", "500"), "down_seconds_with = 500: must be at most"),
-        (("checkpoint",), "--save-seconds: is missing"),
-        (("checkpoint", EXAMPLE, "--save-seconds", "0"), "--save-seconds = 0: must be greater than 0"),
-        (("evaluate", EXAMPLE, "--plot", "/dev/null/x"), "--plot /dev/null/x: cannot be written"),
+        (("plan", EXAMPLE, "--down-with", "500"), "down_seconds_with = 500: must be at most"),
+        (("plan",), "CLUSTER.toml is missing"),
+        (("plan", "--down-with", "5"), "CLUSTER.toml is missing"),
+        (("plan", "--job-mtbf-hours", "5"), "--save-seconds: is missing"),
+        (("plan", EXAMPLE, "--save-seconds", "0"), "--save-seconds = 0: must be greater than 0"),
+        (("plan", EXAMPLE, "--plot", "/dev/null/x"), "--plot /dev/null/x: cannot be written"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

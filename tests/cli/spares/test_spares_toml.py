@@ -88,8 +88,8 @@ def test_elastic_needs_no_checkpoint(tmp_path: Path) -> None:
 HARDWARE = "[hardware]\nspare_gpus_per_rack = 2\npower_limit_ratio = 1.1"
 
 WRONG = [
-    ("mtbf_tray_hours = 1000", "mtbf_tray_hour = 1000", "failures.mtbf_tray_hour: unknown key.*mtbf_tray_hours"),
-    ("[cluster]", "[clusters]", "clusters: unknown section.*cluster"),
+    ("mtbf_tray_hours = 1000", "mtbf_tray_hour = 1000", "failures.mtbf_tray_hour is not known.*mtbf_tray_hours"),
+    ("[cluster]", "[clusters]", "clusters is not known.*cluster"),
     ("zones = 1", "zones = 0", "cluster.zones = 0: must be greater than 0"),
     ("zones = 1", "zones = 1.5", "cluster.zones = 1.5: must be a whole number"),
     ("zones = 1", "zones = true", "cluster.zones = True: must be a whole number"),
@@ -142,7 +142,7 @@ WRONG = [
     ("racks_per_zone = 8", "racks_per_zone = 10000000", "must be at most 10,000,000 GPUs"),
     ("save_seconds = 10", "save_seconds = 601", "checkpoint.save_seconds = 601: must be at most period_seconds = 600"),
     ("zones = 1", "zones = " + "[" * 100_000, "too deep"),
-    ("zones = 1", 'zones = 1\n"a\\nb" = 1', "cluster.'a.+b': unknown key"),
+    ("zones = 1", 'zones = 1\n"a\\nb" = 1', "'cluster.a.+b' is not known"),
     ("[[strategy]]", '[recovery]\nscheme = "elastic"\n[[strategy]]', "recovery.down_seconds: is missing"),
     (
         "[[strategy]]",
@@ -154,7 +154,7 @@ WRONG = [
         '[recovery]\nscheme = "semi_synchronous"\nloss_limit_zones = 2\n[[strategy]]',
         "recovery.loss_limit_zones = 2: must be at most cluster.zones = 1",
     ),
-    ("[[strategy]]", "strategy = 3\n[x]", "unknown"),
+    ("[[strategy]]", "strategy = 3\n[x]", "x is not known"),
     ("zones = 1", "zones = = 1", "is not valid TOML"),
 ]
 
@@ -228,13 +228,11 @@ def files(draw: st.DrawFn) -> str:
 @settings(
     derandomize=True, deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(
-    text=files() | st.text(max_size=40), command=st.sampled_from(["evaluate", "standbys", "checkpoint", "sensitivity"])
-)
+@given(text=files() | st.text(max_size=40), command=st.sampled_from(["plan", "map"]))
 def test_whatever_it_is_given_it_answers_or_says_one_line(tmp_path: Path, text: str, command: str) -> None:
     path = tmp_path / "any.toml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    options = ["--points", "3"] if command == "sensitivity" else []
+    options = ["--points", "3"] if command == "map" else []
     result = CliRunner().invoke(app, ["spares", command, str(path), *options])
     if result.exit_code:
         assert isinstance(result.exception, BadInputError), (result.exception, text)

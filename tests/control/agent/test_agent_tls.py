@@ -14,11 +14,11 @@ from places import CONTROL_SCRIPTS
 TRAINING = CONTROL_SCRIPTS / "fake_training.py"
 
 
-def run_agent(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast", "agent", "--coordinator", url, "--node", "far", *options]
+def run_agent(url: str, folder: Path, token: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast", "agent", "--address", url, "--node-name", "far", *options]
     return subprocess.run(
         [*command, str(TRAINING), "--steps", "5"],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(folder), "TMPDIR": str(folder)},
+        env={**os.environ, "HOLDFAST_TOKEN": token, "XDG_RUNTIME_DIR": str(folder), "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -29,9 +29,9 @@ def run_agent(url: str, folder: Path, *options: str) -> subprocess.CompletedProc
 def test_an_agent_trains_over_tls(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
     with CoordinatorProcess(
-        tmp_path, certfile=cert, keyfile=key, token="t", events=tmp_path / "events.jsonl", config={"start_nodes": 1}
+        tmp_path, tls_cert=cert, tls_key=key, token="t", events=tmp_path / "events.jsonl"
     ) as coordinator:
-        done = run_agent(coordinator.entry.url, tmp_path, "--token", "t", "--cafile", str(cert))
+        done = run_agent(coordinator.entry.url, tmp_path, "t", "--tls-ca", str(cert))
         assert (done.returncode, done.stderr) == (0, "")
         assert coordinator.wait() == 0
     assert '"event":"job_finished"' in (tmp_path / "events.jsonl").read_text()
@@ -39,8 +39,8 @@ def test_an_agent_trains_over_tls(tmp_path: Path) -> None:
 
 def test_a_coordinator_that_cannot_prove_itself_is_refused(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
-    with CoordinatorProcess(tmp_path, certfile=cert, keyfile=key, token="t") as coordinator:
-        done = run_agent(coordinator.entry.url, tmp_path, "--token", "t")
+    with CoordinatorProcess(tmp_path, tls_cert=cert, tls_key=key, token="t") as coordinator:
+        done = run_agent(coordinator.entry.url, tmp_path, "t")
     assert done.returncode != 0
     assert "certificate" in done.stderr.lower()
     assert "Traceback" not in done.stderr
@@ -48,6 +48,6 @@ def test_a_coordinator_that_cannot_prove_itself_is_refused(tmp_path: Path) -> No
 
 def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path, token="t") as coordinator:
-        done = run_agent(coordinator.entry.url, tmp_path, "--token", "wrong")
+        done = run_agent(coordinator.entry.url, tmp_path, "wrong")
     assert done.returncode == 2
     assert "token" in done.stderr

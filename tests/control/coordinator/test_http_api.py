@@ -28,7 +28,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProc
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[CoordinatorProcess]:
-    with CoordinatorProcess(tmp_path, config={"start_nodes": 9, "allow_faults": True}) as running:
+    with CoordinatorProcess(tmp_path, nodes=9, allow_faults=True) as running:
         yield running
 
 
@@ -89,29 +89,29 @@ def test_a_fault_reaches_the_agent(coordinator: CoordinatorProcess) -> None:
     with coordinator.agent() as agent, coordinator.client() as client:
         say(agent, hello("n0"))
         hear(agent)
-        client.fail("n0", "kill")
-        assert hear(agent) == NodeFault(how="kill")
+        client.inject("kill", "n0")
+        assert hear(agent) == NodeFault(fault="kill")
 
 
 def test_what_cannot_be_done_is_said(coordinator: CoordinatorProcess) -> None:
     with coordinator.client() as client:
         with pytest.raises(UnreachableError, match="no node 'ghost'"):
-            client.fail("ghost", "kill")
+            client.inject("kill", "ghost")
         with pytest.raises(BadInputError, match="tickle"):
-            client.fail("n0", "tickle")
+            client.inject("tickle", "n0")
         with pytest.raises(BadInputError, match="hold needs --phase"):
-            client.fail("n0", "hold")
+            client.inject("hold", "n0")
         with pytest.raises(BadInputError, match="malformed"):
-            client.fail("n0", "kill", worker=-1)
+            client.inject("kill", "n0", worker=-1)
         with pytest.raises(RefusedError, match="holdfast agent"):
-            client.add_node()
+            client.add_nodes()
         assert client.status()["job"] == "j"
 
 
 def test_faults_are_refused_unless_allowed(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path) as coordinator, coordinator.client() as client:
         with pytest.raises(BadInputError, match="--allow-faults"):
-            client.fail("n0", "kill")
+            client.inject("kill", "n0")
         assert client.status()["job"] == "j"
 
 
@@ -121,10 +121,10 @@ def test_the_launcher_hears_of_wishes_for_nodes(coordinator: CoordinatorProcess)
         heard: list[list[tuple[int, int]]] = []
         waiting = threading.Thread(target=lambda: heard.append(launcher.node_requests(0, wait_s=30.0)))
         waiting.start()
-        first = client.add_node(2)
+        first = client.add_nodes(2)
         waiting.join(PATIENCE_S)
         assert heard == [[(first, 2)]]
-        second = client.add_node()
+        second = client.add_nodes()
         assert second > first
         assert launcher.node_requests(first, wait_s=0) == [(second, 1)]
         assert launcher.node_requests(0, wait_s=0) == [(first, 2), (second, 1)]
@@ -132,7 +132,7 @@ def test_the_launcher_hears_of_wishes_for_nodes(coordinator: CoordinatorProcess)
 
 def test_a_launcher_need_not_have_asked_yet(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.client() as client:
-        number = client.add_node()
+        number = client.add_nodes()
         assert client.node_requests(0, wait_s=0) == [(number, 1)]
 
 
@@ -151,7 +151,7 @@ def test_several_who_wait_for_nodes_all_hear(coordinator: CoordinatorProcess) ->
         thread.start()
     barrier.wait(PATIENCE_S)
     with coordinator.client() as client:
-        number = client.add_node()
+        number = client.add_nodes()
     for thread in waiting:
         thread.join(PATIENCE_S)
     assert heard == [[(number, 1)]] * 3
@@ -160,7 +160,7 @@ def test_several_who_wait_for_nodes_all_hear(coordinator: CoordinatorProcess) ->
 PATHS = [
     ("GET", "/status"),
     ("GET", "/events"),
-    ("POST", "/fail"),
+    ("POST", "/inject"),
     ("POST", "/shutdown"),
     ("POST", "/nodes"),
     ("GET", "/node-requests"),
@@ -196,12 +196,12 @@ def test_metrics_need_the_token_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/fail", b""),
-        ("/fail", b"{"),
-        ("/fail", b'{"node": 3, "how": "kill"}'),
-        ("/fail", b'{"node": "a", "how": "kill", "extra": 1}'),
-        ("/fail", b'{"node": "\xb5", "how": "kill"}'),
-        ("/fail", b'{"extra": ' + b"[" * 60_000),
+        ("/inject", b""),
+        ("/inject", b"{"),
+        ("/inject", b'{"node": 3, "fault": "kill"}'),
+        ("/inject", b'{"node": "a", "fault": "kill", "extra": 1}'),
+        ("/inject", b'{"node": "\xb5", "fault": "kill"}'),
+        ("/inject", b'{"extra": ' + b"[" * 60_000),
         ("/shutdown", b'{"exit_code": 256}'),
         ("/nodes", b'{"count": 0}'),
         ("/nodes", b'{"count": 1000000}'),
@@ -248,7 +248,7 @@ def test_what_is_no_url_is_bad_input(url: str) -> None:
 
 def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
-    with CoordinatorProcess(tmp_path, certfile=cert, keyfile=key) as coordinator:
+    with CoordinatorProcess(tmp_path, tls_cert=cert, tls_key=key) as coordinator:
         assert coordinator.entry.url.startswith("https://127.0.0.1:")
         with coordinator.client() as client:
             assert client.status()["job"] == "j"

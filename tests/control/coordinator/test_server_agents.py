@@ -236,7 +236,7 @@ def _next_stop(agent: ClientConnection) -> Stop:
 @pytest.mark.parametrize("how", ["fin", "reset"])
 def test_a_connection_that_ends_stops_the_others(tmp_path: Path, how: str) -> None:
     # The lease is far longer than the test's patience: only the end of the connection can tell.
-    with CoordinatorProcess(tmp_path, config={"start_nodes": 3, "lease_s": 1000.0}) as coordinator:
+    with CoordinatorProcess(tmp_path, nodes=3, config={"lease_s": 1000.0}) as coordinator:
         with coordinator.raw_agent() as raw:
             raw.sendall(frame(hello("a")) + frame(attach("a")))
             with _generation_of(coordinator, ["b", "c"]) as agents:
@@ -264,7 +264,7 @@ with connect(sys.argv[2], additional_headers=headers, ping_interval=None, proxy=
 
 
 def test_the_death_of_an_agents_process_is_seen_without_a_lease(tmp_path: Path) -> None:
-    with CoordinatorProcess(tmp_path, config={"start_nodes": 2, "lease_s": 1000.0}) as coordinator:
+    with CoordinatorProcess(tmp_path, nodes=2, config={"lease_s": 1000.0}) as coordinator:
         url = coordinator.entry.url.replace("http", "ws", 1) + "/agent"
         here = str(CONTROL_SCRIPTS.parent)
         victim = subprocess.Popen(

@@ -22,6 +22,7 @@ from holdfast.control.store.choose import open_store
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import BadInputError
 from holdfast.protocol.events import CoordinatorRestarted, JobFinished, JobStarted, NodesJoined, name_of
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.agent import EndNode, ToWorker, Welcome
 from holdfast.protocol.messages.orders import Begin, JobDone, Order, Stop
 from holdfast.protocol.messages.worker import Entered, Finished
@@ -122,7 +123,7 @@ def test_events_of_another_job_or_run_are_refused(tmp_path: Path, place: Path, j
 
 @pytest.mark.parametrize("damage", ["removed", "last lost", "NUL tail", "torn and NUL"])
 def test_a_journal_that_was_damaged_is_mended(tmp_path: Path, damage: str) -> None:
-    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "config": {"start_nodes": 9}}
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     path = tmp_path / "s.db.events.jsonl"
     with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
         say(agent, hello("n0"))
@@ -155,27 +156,27 @@ def test_events_of_another_job_are_refused(tmp_path: Path, place: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"host": "0.0.0.0"}, "give a --token"),
-        ({"host": "10.1.2.3"}, "give a --token"),
-        ({"host": "example.org"}, "give a --token"),
+        ({"host": "0.0.0.0"}, "--token-file"),
+        ({"host": "10.1.2.3"}, "--token-file"),
+        ({"host": "example.org"}, "--token-file"),
         ({"token": ""}, "token must be"),
         ({"token": "a b\n"}, "token must be"),
         ({"token": "wörd"}, "token must be"),
         ({"port": 65536}, "port is 65536"),
         ({"port": -1}, "port is -1"),
-        ({"certfile": Path("c.pem")}, "both a certificate and its key"),
-        ({"keyfile": Path("k.pem")}, "both a certificate and its key"),
-        ({"certfile": Path("missing.pem"), "keyfile": Path("missing.key")}, "missing.pem cannot be used"),
+        ({"tls_cert": Path("c.pem")}, "both a certificate and its key"),
+        ({"tls_key": Path("k.pem")}, "both a certificate and its key"),
+        ({"tls_cert": Path("missing.pem"), "tls_key": Path("missing.key")}, "missing.pem cannot be used"),
     ],
 )
 def test_bad_settings_are_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(BadInputError, match=why):
-        ServerSettings(config=CoordinatorConfig(job="j"), **changes).check()
+        ServerSettings(config=CoordinatorConfig(spec=JobSpec(name="j")), **changes).check()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_no_token(host: str) -> None:
-    settings = ServerSettings(config=CoordinatorConfig(job="j"), host=host)
+    settings = ServerSettings(config=CoordinatorConfig(spec=JobSpec(name="j")), host=host)
     settings.check()
     assert settings.loopback
 
@@ -256,7 +257,7 @@ def test_whoever_follows_hears_the_end_however_late(tmp_path: Path) -> None:
 
 
 def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "config": {"start_nodes": 9}}
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     with CoordinatorProcess(tmp_path, **settings) as first:
         with first.agent() as agent:
             say(agent, hello("n0"))
@@ -315,7 +316,7 @@ def test_a_follower_outlives_the_coordinator(tmp_path: Path) -> None:
 
 def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
     """Another has taken over meanwhile: the old one changes neither store nor journal, says nothing, and ends."""
-    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "config": {"start_nodes": 9}}
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     with CoordinatorProcess(tmp_path, **settings) as old, old.agent() as agent:
         say(agent, hello("n0"))
         hear(agent)

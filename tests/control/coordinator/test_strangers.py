@@ -24,7 +24,7 @@ UPGRADE = (
     b"GET /agent HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\nAuthorization: Bearer wrong\r\n\r\n"
 )
-POST = b"POST /fail HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /inject HTTP/1.1\r\nHost: x\r\n"
 HEAVY = Frame(Opcode.BINARY, b"x" * (2 * MAX_MESSAGE_BYTES)).serialize(mask=True)
 
 Connect = Callable[[CoordinatorProcess], socket.socket]
@@ -154,7 +154,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(shared: CoordinatorProcess,
 
 def test_who_does_not_speak_tls_is_dropped(tmp_path: Path, connect: Connect) -> None:
     cert, key = make_certificate(tmp_path)
-    with CoordinatorProcess(tmp_path, certfile=cert, keyfile=key, token="t") as coordinator:
+    with CoordinatorProcess(tmp_path, tls_cert=cert, tls_key=key, token="t") as coordinator:
         half = b"\x16\x03\x01\x00\xf8\x01\x00\x00\xf4\x03\x03"
         late = [connect(coordinator) for _ in range(2)]
         late[1].sendall(half)

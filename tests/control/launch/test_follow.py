@@ -98,7 +98,7 @@ def test_a_coordinator_says_all_that_happens_in_one_answer(tmp_path: Path) -> No
                     assert await follower.shutdown(0, "enough")
         return seen
 
-    with CoordinatorProcess(tmp_path, config={"start_nodes": 9}, launched=True) as coordinator:
+    with CoordinatorProcess(tmp_path, nodes=9, launched=True) as coordinator:
         seen = asyncio.run(asyncio.wait_for(follow(coordinator), PATIENCE_S))
         assert coordinator.wait() == 0
     assert seen == ["job_started", "failure_detected", "node_left"]

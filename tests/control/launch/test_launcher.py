@@ -218,15 +218,15 @@ def test_workers_of_a_killed_agent_end_even_when_they_are_stopped(world: World) 
         wait_until(lambda: not set(workers) & set(world.processes()), "the workers to end")
 
 
-@pytest.mark.parametrize(("how", "kind"), [("stop", "lease_expired"), ("exit", "connection_lost")])
-def test_a_whole_node_can_be_made_to_fail(world: World, how: str, kind: str) -> None:
+@pytest.mark.parametrize(("fault", "kind"), [("freeze", "lease_expired"), ("exit", "connection_lost")])
+def test_a_whole_node_can_be_made_to_fail(world: World, fault: str, kind: str) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "3", "--allow-faults")) as job:
         job.wait(StepCommitted, step=3)
         agent, _ = job.pids("node-1")
-        assert cli(world, "fail", "node-1", "--how", how)[0] == 0
+        assert cli(world, "inject", fault, "node-1")[0] == 0
         assert job.wait(FailureDetected, node="node-1").kind == kind
         job.wait(GenerationStarted, lambda e: sorted(e.members) == ["node-0", "node-2"])
-        if how == "stop":
+        if fault == "freeze":
             since = len(job.events)
             os.kill(agent, signal.SIGCONT)  # it learns that it was expelled, and comes back with new workers
             job.wait(NodesJoined, lambda e: "node-1" in e.names, since=since)
@@ -235,7 +235,7 @@ def test_a_whole_node_can_be_made_to_fail(world: World, how: str, kind: str) -> 
 def test_nodes_can_be_added(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
         job.wait(StepCommitted, step=3)
-        assert cli(world, "add-node", "--count", "2") == (0, "2 more nodes are on the way\n", "")
+        assert cli(world, "scale", "+2") == (0, "2 more nodes are on the way\n", "")
         job.wait(NodesJoined, lambda e: "node-1" in e.names)
         job.wait(NodesJoined, lambda e: "node-2" in e.names)
 

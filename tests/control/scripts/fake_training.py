@@ -57,7 +57,7 @@ class Training:
     def on_order(self, order: Order) -> None:
         with self.changed:
             match order:
-                case Inject(how="raise"):
+                case Inject(fault="raise"):
                     self.poisoned = True
                 case Inject():
                     os._exit(13)

@@ -14,6 +14,7 @@ from holdfast.coordination.progress.costs import DEFAULT_BANDWIDTH, LEAST_PAUSE_
 from holdfast.coordination.progress.recovery_cost import RecoveryCost
 from holdfast.planning import Shortage
 from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import ExpertSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
 
 EVERY = 10
@@ -140,7 +141,7 @@ def test_a_gain_below_the_cost_is_refused_with_both_numbers() -> None:
 def test_workers_of_a_node_share_its_tokens() -> None:
     gains = []
     for workers in (1, 2):
-        job = Job(nodes=4, config={"rebalance_every": EVERY}).boot()
+        job = Job(nodes=4, spec=JobSpec(experts=ExpertSpec(rebalance_every=EVERY))).boot()
         names = [msg.worker_id(f"n{node}", worker, "a") for node in range(4) for worker in range(workers)]
         for node in range(4):
             job.connect(msgspec.structs.replace(hello(f"n{node}"), workers=workers))

@@ -11,6 +11,7 @@ from machinery import Job, attach, hello, w
 from holdfast.coordination.experts.loads import decode_loads, encode_loads
 from holdfast.coordination.experts.placing import decode
 from holdfast.planning.arrays import FloatArray
+from holdfast.protocol.job_spec import ExpertSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
 
 SHAPE = msg.ExpertShape(layers=2, experts=4, slots=3)
@@ -29,9 +30,9 @@ def test_what_are_no_loads_is_refused(tokens: FloatArray) -> None:
         decode_loads(encode_loads(tokens), SHAPE)
 
 
-def moe_job(nodes: int = 3, shape: msg.ExpertShape = SHAPE, **config: object) -> Job:
+def moe_job(nodes: int = 3, shape: msg.ExpertShape = SHAPE, *, rebalance_every: int = 200) -> Job:
     """All nodes are there, in the first generation, and have entered it."""
-    job = Job(nodes=nodes, config=config).boot()
+    job = Job(nodes=nodes, spec=JobSpec(experts=ExpertSpec(rebalance_every=rebalance_every))).boot()
     for index in range(nodes):
         job.connect(hello(f"n{index}"))
         job.say(attach(w(f"n{index}"), experts=shape))

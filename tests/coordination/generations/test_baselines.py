@@ -7,11 +7,12 @@ from machinery import Job, attach, commit, hello, kept, w, written
 
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import ExperimentSpec, JobSpec, RecoverySpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 
-STATIC = {"static_experts": True, "ep_size": 2}
-RESTART = {"on_failure": "restart"}
+STATIC = JobSpec(experiments=ExperimentSpec(static_experts=True, ep_size=2))
+RESTART = JobSpec(recovery=RecoverySpec(on_node_failure="restart-all"))
 
 
 def comes(job: Job, node: str, nonce: str) -> None:
@@ -21,7 +22,7 @@ def comes(job: Job, node: str, nonce: str) -> None:
 
 
 def test_nodes_beyond_the_largest_multiple_wait_and_are_used_when_they_fit() -> None:
-    job = Job(nodes=3, config=STATIC).boot()
+    job = Job(nodes=3, spec=STATIC).boot()
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node))
         job.say(attach(w(node)))
@@ -36,7 +37,7 @@ def test_nodes_beyond_the_largest_multiple_wait_and_are_used_when_they_fit() -> 
 
 
 def test_who_waits_is_lost_without_a_recovery() -> None:
-    job = Job(nodes=3, config=STATIC).boot()
+    job = Job(nodes=3, spec=STATIC).boot()
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node))
         job.say(attach(w(node)))
@@ -45,7 +46,7 @@ def test_who_waits_is_lost_without_a_recovery() -> None:
 
 
 def test_a_member_that_is_left_over_comes_again_with_a_fresh_worker() -> None:
-    job = Job(nodes=4, config=STATIC).start()
+    job = Job(nodes=4, spec=STATIC).start()
     job.step(1, generation=1)
     job.lose("n1")
     for node in ("n0", "n2", "n3"):
@@ -64,7 +65,7 @@ def test_a_member_that_is_left_over_comes_again_with_a_fresh_worker() -> None:
 
 
 def test_a_job_with_too_few_nodes_for_one_replica_waits_for_more() -> None:
-    job = Job(nodes=2, config=STATIC).start()
+    job = Job(nodes=2, spec=STATIC).start()
     job.step(1, generation=1)
     job.lose("n1")
     job.report("n0", 1)
@@ -76,7 +77,7 @@ def test_a_job_with_too_few_nodes_for_one_replica_waits_for_more() -> None:
 
 
 def test_an_ep_size_that_does_not_divide_the_experts_is_bad_input() -> None:
-    job = Job(nodes=1, config={"static_experts": True, "ep_size": 3}).boot()
+    job = Job(nodes=1, spec=JobSpec(experiments=ExperimentSpec(static_experts=True, ep_size=3))).boot()
     job.connect(hello("n0"))
     shape = msg.ExpertShape(layers=2, experts=8, slots=6)
     job.say(msgspec.structs.replace(attach(w("n0")), expert_shape=shape))
@@ -86,7 +87,7 @@ def test_an_ep_size_that_does_not_divide_the_experts_is_bad_input() -> None:
 
 
 def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
-    job = Job(nodes=3, config=RESTART).start()
+    job = Job(nodes=3, spec=RESTART).start()
     for step in (1, 2, 3):
         job.step(step, generation=1)
     job.say(written("n0", 2, "two"))
@@ -110,7 +111,7 @@ def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
 
 
 def test_without_a_checkpoint_yet_a_restart_begins_anew() -> None:
-    job = Job(nodes=2, config=RESTART).start()
+    job = Job(nodes=2, spec=RESTART).start()
     job.step(1, generation=1)
     job.lose("n1")
     job.report("n0", 1)
@@ -121,7 +122,7 @@ def test_without_a_checkpoint_yet_a_restart_begins_anew() -> None:
 
 
 def test_newcomers_are_taken_in_by_a_restart() -> None:
-    job = Job(nodes=1, config=RESTART | {"join_window_s": 1.0}).start()
+    job = Job(nodes=1, spec=JobSpec(recovery=RecoverySpec(on_node_failure="restart-all", join_window=1.0))).start()
     job.step(1, generation=1)
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
@@ -137,7 +138,7 @@ def test_newcomers_are_taken_in_by_a_restart() -> None:
 
 
 def test_a_node_that_does_not_come_back_from_a_restart_is_gone_after_the_lease() -> None:
-    job = Job(nodes=3, config=RESTART).start()
+    job = Job(nodes=3, spec=RESTART).start()
     job.step(1, generation=1)
     job.lose("n2")
     for node in ("n0", "n1"):
@@ -153,7 +154,7 @@ def test_a_node_that_does_not_come_back_from_a_restart_is_gone_after_the_lease()
 
 
 def test_a_coordinator_that_dies_during_a_restart_is_followed_by_one_that_goes_on() -> None:
-    job = Job(nodes=2, config=RESTART).start()
+    job = Job(nodes=2, spec=RESTART).start()
     job.step(1, generation=1)
     job.lose("n1")
     job.report("n0", 1)

@@ -36,7 +36,7 @@ def test_the_stop_is_meant_for_those_that_have_swapped_already_as_well() -> None
 
 
 def test_nobody_was_silent_while_the_coordinator_was_away() -> None:
-    job = Job(config={"report_timeout_s": 2.0}).start()
+    job = Job(report_timeout_s=2.0).start()
     job.step(1)
     job.lose("n2")
     assert set(job.orders(msg.Stop)) == {w("n0"), w("n1")}

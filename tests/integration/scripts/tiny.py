@@ -57,7 +57,7 @@ for step in job.steps(args.steps):
     while args.gate and step.number == 5 and not os.path.exists(args.gate):
         time.sleep(0.01)
     for inputs, wanted in step.micro_batches():
-        if step.number == args.hang_at and os.environ["HOLDFAST_WORKER"].startswith("node-1/"):
+        if step.number == args.hang_at and '"worker":"node-1/' in os.environ["HOLDFAST_WORKER"]:
             time.sleep(1e6)  # (a data loader that waits for a file server, say)
         time.sleep(args.step_seconds * args.micro_batch / args.global_batch)
         step.backward(torch.nn.functional.mse_loss(model(inputs), wanted))

@@ -18,7 +18,7 @@ def none() -> int | None:
 
 def test_a_fault_strikes_once_at_its_step_and_phase() -> None:
     faults = Faults(none)
-    faults.order(Inject(how="raise", step=5, phase="ready"))
+    faults.order(Inject(fault="raise", step=5, phase="ready"))
     for step in range(1, 5):
         for phase in FAULT_PHASES:
             faults.at(phase, step)
@@ -32,7 +32,7 @@ def test_a_fault_strikes_once_at_its_step_and_phase() -> None:
 
 def test_a_step_that_is_past_strikes_at_the_next_chance() -> None:
     faults = Faults(none)
-    faults.order(Inject(how="raise", step=5, phase="forward"))
+    faults.order(Inject(fault="raise", step=5, phase="forward"))
     with pytest.raises(InjectedError):
         faults.at("forward", 9)
 
@@ -40,7 +40,7 @@ def test_a_step_that_is_past_strikes_at_the_next_chance() -> None:
 def test_a_hold_waits_in_the_training_thread_alone() -> None:
     faults, held = Faults(none), []
     faults.on_hold(lambda: held.append(True))
-    faults.order(Inject(how="hold", step=2, phase="passed"))
+    faults.order(Inject(fault="hold", step=2, phase="passed"))
     faults.at("passed", 1)
     faults.at_side("passed", 2)
     assert held == []
@@ -52,14 +52,14 @@ def test_a_hold_waits_in_the_training_thread_alone() -> None:
 def test_a_hold_that_came_too_late_is_void() -> None:
     faults, held = Faults(none), []
     faults.on_hold(lambda: held.append(True))
-    faults.order(Inject(how="hold", step=2, phase="passed"))
+    faults.order(Inject(fault="hold", step=2, phase="passed"))
     faults.at("passed", 3)
     assert held == []
 
 
 def test_an_exception_now_waits_for_the_training_thread() -> None:
     faults = Faults(none)
-    faults.order(Inject(how="raise"))
+    faults.order(Inject(fault="raise"))
     faults.at_side("transfer", 3)
     with pytest.raises(InjectedError):
         faults.at("", 3)
@@ -67,7 +67,7 @@ def test_an_exception_now_waits_for_the_training_thread() -> None:
 
 def test_an_exception_in_a_transfer_is_raised_in_the_training_thread() -> None:
     faults = Faults(none)
-    faults.order(Inject(how="raise", step=2, phase="transfer"))
+    faults.order(Inject(fault="raise", step=2, phase="transfer"))
     faults.at("compute", 3)
     faults.at_side("transfer", 3)
     with pytest.raises(InjectedError):
@@ -83,7 +83,7 @@ def _strike(inject: Inject, agent: int | None) -> None:
 @pytest.mark.parametrize(("how", "code"), [("kill", -signal.SIGKILL), ("exit", EXIT_CODE)])
 @pytest.mark.parametrize("phase", ["", "voted"])
 def test_a_process_dies_and_its_agent_lives_unless_the_node_is_meant(how: str, code: int, phase: str) -> None:
-    inject = Inject(how=how, whole_node=False, step=1 if phase else None, phase=phase)
+    inject = Inject(fault=how, whole_node=False, step=1 if phase else None, phase=phase)
     process = _context.Process(target=_strike, args=(inject, os.getpid()))
     process.start()
     process.join()
@@ -93,7 +93,7 @@ def test_a_process_dies_and_its_agent_lives_unless_the_node_is_meant(how: str, c
 def test_a_killed_node_takes_its_agent_along() -> None:
     agent = _context.Process(target=signal.pause)
     agent.start()
-    process = _context.Process(target=_strike, args=(Inject(how="kill"), agent.pid))
+    process = _context.Process(target=_strike, args=(Inject(fault="kill"), agent.pid))
     process.start()
     process.join()
     agent.join()
@@ -101,7 +101,7 @@ def test_a_killed_node_takes_its_agent_along() -> None:
 
 
 def test_a_stopped_process_stands_still_until_it_is_continued() -> None:
-    process = _context.Process(target=_strike, args=(Inject(how="stop", whole_node=False), None))
+    process = _context.Process(target=_strike, args=(Inject(fault="freeze", whole_node=False), None))
     process.start()
     assert process.pid is not None
     _, status = os.waitpid(process.pid, os.WUNTRACED)

@@ -1,1 +1,1 @@
-"""`holdfast place`."""
+"""`holdfast experts plan`."""

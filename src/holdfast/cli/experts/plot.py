@@ -1,4 +1,4 @@
-"""The picture `holdfast place --plot` draws: where experts live, and what each strategy survives."""
+"""The picture `holdfast experts plan --plot` draws: where experts live, and what each strategy survives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `holdfast place` prints: a table for people, JSON for programs."""
+"""What `holdfast experts plan` prints: a table for people, JSON for programs."""
 
 from __future__ import annotations
 

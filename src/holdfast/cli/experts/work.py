@@ -1,16 +1,14 @@
-"""What `holdfast place` does with its options."""
+"""What `holdfast experts plan` does with its options."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-
-import typer
 
 from holdfast.cli.experts.inputs import parse_slots, parse_weights, read_loads, read_racks
 from holdfast.cli.experts.plot import draw
 from holdfast.cli.experts.report import as_json, as_text
+from holdfast.cli.output import print_json, say
 from holdfast.errors import BadInputError
 from holdfast.planning import (
     Plan,
@@ -25,7 +23,7 @@ from holdfast.planning import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlaceRequest:
+class PlanRequest:
     """The command's options, as given."""
 
     loads: Path
@@ -40,7 +38,7 @@ class PlaceRequest:
     as_json: bool
 
 
-def run(request: PlaceRequest) -> None:
+def run(request: PlanRequest) -> None:
     """Plan, print and draw; raises `BadInputError` for everything users can get wrong."""
     per_node = parse_slots(request.slots, request.nodes)
     count = int(per_node.size)
@@ -64,11 +62,11 @@ def run(request: PlaceRequest) -> None:
 
     plan = plan_by(strategy_named(request.strategy))
     if request.as_json:
-        typer.echo(json.dumps(as_json(plan, racks)))
+        print_json(as_json(plan, racks))
         if request.plot is None:
             return
     curves = {name: recovery_curve(plan_by(other).counts) for name, other in strategies().items()}
     if not request.as_json:
-        typer.echo(as_text(plan, request.strategy, curves, racks))
+        say(as_text(plan, request.strategy, curves, racks))
     if request.plot is not None:
         draw(request.plot, plan, request.strategy, curves)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,33 +11,38 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.cli.connection import Server
+from holdfast.cli.job.look import EventsFile, events_of
 from holdfast.cli.job.progress import loss_text
 from holdfast.cli.job.report_plot import plot_events
-from holdfast.observability.event_lines import read_events
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, print_json, say
 from holdfast.observability.report import JobReport, make_report
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command("report")(report)
+    app.command("report", rich_help_panel="Afterwards")(grouped(report))
 
 
 def report(
-    events: Annotated[Path, typer.Argument(help="The file that --events wrote; the job may still run.")],
+    events: EventsFile = None,
     plot: Annotated[Path | None, typer.Option(help="Draw throughput and loss over time into this PNG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
+    *,
+    server: Server,
 ) -> None:
     """Sum up a job from its events: progress, recoveries and what each of them cost."""
-    read = read_events(events)
+    read = list(events_of(events, server))
     summary = make_report(read)
     if plot is not None:
         plot_events(read, plot)
     if as_json:
-        print(json.dumps(asdict(summary), indent=2))
+        print_json(asdict(summary))
         return
     print_report(summary, Console())
     if plot is not None:
-        print(f"plot: {plot}")
+        say(f"plot: {plot}")
 
 
 def print_report(summary: JobReport, console: Console) -> None:

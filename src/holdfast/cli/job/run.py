@@ -2,126 +2,128 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import dataclasses
-import logging
-import sys
-import tempfile
-from collections.abc import Callable, Coroutine, Generator
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from holdfast.cli.job.launch_options import JoinWindow, LaunchOptions, Script, ScriptArgs, with_launch_options
-from holdfast.cli.job.live import LiveProgress
-from holdfast.cli.job.progress import PlainProgress
+from holdfast.cli.job.availability import TraceOptions, run_through
+from holdfast.cli.job.show import OnEvent, Shown, run_shown
+from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped
+from holdfast.cli.output import AsJson, start_log, warn
+from holdfast.cli.spec_options import SpecGroup, given_job, job_spec
+from holdfast.control.agent.zygote import PRELOAD
 from holdfast.control.launch.launcher import launch
 from holdfast.control.launch.settings import LaunchSettings
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED
-from holdfast.protocol.events import ReadEvent
+from holdfast.control.registry import registry_directory
+from holdfast.documents import Given
+from holdfast.environment import for_workers, log_level
+from holdfast.protocol.job_spec import JobSpec
 
-_TAIL_LINES = 20
+_LOG = "warning"
 
-OnEvent = Callable[[ReadEvent], None]
-#: runs a job with these settings, tells each event, and returns the exit code
-RunJob = Callable[[LaunchSettings, OnEvent], Coroutine[Any, Any, int]]
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a job is run on this machine; what the job is, its keys say."""
+
+    set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Set any key of job.toml, such as checkpoint.every=50.",
+            show_default=False,
+            rich_help_panel=JOB,
+        ),
+    ] = None
+    store: Annotated[
+        str,
+        typer.Option(
+            help="Where the coordinator keeps its state: sqlite:PATH or memory:.",
+            show_default="in the job's folder",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = ""
+    port: Annotated[int, typer.Option(help="The coordinator's port; 0: a free one.", rich_help_panel=CONNECTION)] = 0
+    job_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the job's files here.",
+            show_default="a temporary folder",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+    preload: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="Modules to import once, before workers are forked.",
+            show_default="torch and more",
+            rich_help_panel=JOB,
+        ),
+    ] = ",".join(PRELOAD)
+    zygote: Annotated[
+        str,
+        typer.Option(
+            metavar="SOCKET",
+            help="Fork workers from this zygote, which runs already.",
+            show_default="one of the job's own",
+            rich_help_panel=JOB,
+        ),
+    ] = ""
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines, also in a terminal.", rich_help_panel=OUTPUT)] = (
+        False
+    )
+
+    def settings(self, spec: JobSpec) -> LaunchSettings:
+        """Return what the launcher is told."""
+        return LaunchSettings(
+            spec=spec,
+            store=self.store,
+            port=self.port,
+            job_dir=self.job_dir,
+            registry=registry_directory(os.environ),
+            environment=for_workers(os.environ),
+            preload=tuple(name for name in self.preload.split(",") if name),
+            zygote=self.zygote,
+            log=log_level(os.environ, _LOG),
+        )
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     # What follows SCRIPT belongs to the script, options included.
-    app.command("run", context_settings={"allow_interspersed_args": False})(with_launch_options(run))
+    settings = {"allow_interspersed_args": False}
+    app.command("run", context_settings=settings, rich_help_panel="Run")(grouped(run))
 
 
 def run(
-    script: Script,
-    args: ScriptArgs = None,
-    nodes: Annotated[int, typer.Option(help="Nodes to start; each is an agent with its workers.")] = 4,
-    join_window: JoinWindow = 0.0,
+    script: Annotated[str, typer.Argument(help="The training script, or a job's file.", metavar="SCRIPT|JOB.toml")],
+    args: Annotated[list[str] | None, typer.Argument(help="The script's arguments, passed on as they are.")] = None,
     *,
-    options: LaunchOptions,
+    spec: Annotated[dict[str, Given], SpecGroup()],
+    options: RunOptions,
+    trace: TraceOptions,
+    as_json: AsJson = False,
 ) -> None:
-    """Run a job on this machine: a coordinator, agents, and their workers.
+    """Run a job on this machine, to its end: a coordinator, agents, and their workers.
 
-    Ends with 0 when the job is done, 1 when it failed, 2 for bad input, 130 after Ctrl-C.
+    An option says more than --set, and that more than the job's file.
+
+    Ends with 0 when the job is done, 1 when it failed, 2 for bad input, 75 when it was ended from outside, 130 after
+    Ctrl-C.
     """
-    settings = dataclasses.replace(options.settings(script, args), nodes=nodes, join_window=join_window)
+    start_log(_LOG, times=False)
+    given = given_job(script, args or (), options.set or (), spec)
+    shown = Shown(plain=options.plain, as_json=as_json)
+    if trace.availability is not None:
+        raise typer.Exit(run_through(trace, given, options.settings, shown))
+    trace.check_unused()
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
         return await launch(settings, on_event, warn)
 
-    raise typer.Exit(run_shown(settings, job, plain=options.plain))
-
-
-def run_shown(settings: LaunchSettings, job: RunJob, *, plain: bool) -> int:
-    """Run a job and show how it goes: live in a terminal, else (or where `plain`) line by line.
-
-    Returns:
-        The job's exit code.
-    """
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    if sys.stdout.isatty() and not plain:
-        code, failure = _run_live(settings, job)
-    else:
-        progress = PlainProgress(say)
-        code, failure = asyncio.run(job(settings, progress)), progress.failure
-    tell_failure(code, failure)
-    return code
-
-
-def tell_failure(code: int, failure: str) -> None:
-    """Say in one line why a job failed."""
-    if code in (EXIT_FAILED, EXIT_BAD_INPUT) and failure:
-        warn(f"holdfast: {failure}")
-
-
-def _run_live(settings: LaunchSettings, job: RunJob) -> tuple[int, str]:
-    """Run with the live view, which must have the terminal for itself: what the workers print goes to files.
-
-    Returns:
-        The exit code, and why the job failed ("" where it did not).
-    """
-    settings.check()
-    with worker_logs(settings) as logged:
-        with LiveProgress(Console()) as progress:
-            code = asyncio.run(job(logged, progress))
-        show_tails(logged, code)
-    return code, progress.failure
-
-
-@contextlib.contextmanager
-def worker_logs(settings: LaunchSettings) -> Generator[LaunchSettings]:
-    """Give the workers' output files of its own, in the job's folder where there is one."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-logs-") as folder:
-        logs = settings.job_dir or Path(folder)
-        logs.mkdir(parents=True, exist_ok=True)
-        yield dataclasses.replace(settings, log_folder=logs)
-
-
-def show_tails(settings: LaunchSettings, code: int) -> None:
-    """Show the ends of the workers' files where the job did not end well."""
-    if code not in (EXIT_DONE, EXIT_ENDED, EXIT_INTERRUPTED) and settings.log_folder is not None:
-        for log in sorted(settings.log_folder.glob("*.log")):
-            _tail(log)
-
-
-def _tail(log: Path) -> None:
-    """Show the end of a worker's output."""
-    lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-    if lines:
-        warn(f"--- {log.stem} ---")
-        for line in lines:
-            warn(line)
-
-
-def say(line: str) -> None:
-    """Print one line now."""
-    print(line, flush=True)
-
-
-def warn(line: str) -> None:
-    """Print one line now, where errors go."""
-    print(line, file=sys.stderr, flush=True)
+    raise typer.Exit(run_shown(options.settings(job_spec(given)), job, shown))

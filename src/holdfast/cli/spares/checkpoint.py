@@ -1,14 +1,14 @@
-"""`holdfast spares checkpoint`."""
+"""What `holdfast spares plan` says of checkpoint periods."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.spares.report import duration, percent, print_json, table
-from holdfast.cli.spares.toml import CaseFile, read_case
+from holdfast.cli.spares.report import duration, percent, table
+from holdfast.cli.spares.toml import CaseFile
 from holdfast.errors import BadInputError
 from holdfast.reliability.arrays import require_finite, require_not_negative, require_positive
 from holdfast.reliability.checkpointing import (
@@ -21,33 +21,67 @@ from holdfast.reliability.checkpointing import (
 from holdfast.reliability.sparing.evaluation import block_pool, evaluate
 from holdfast.reliability.sparing.recovery import SECONDS_PER_HOUR
 
+PANEL = "Checkpoint period"
+_FILES = "[checkpoint] in CLUSTER.toml"
 
-def checkpoint(
-    cluster: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CLUSTER.toml]", help="Take from it what the options don't give.", show_default=False),
-    ] = None,
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """What a checkpoint costs; in place of what CLUSTER.toml says."""
+
     job_mtbf_hours: Annotated[
-        float | None, typer.Option(help="Mean hours between failures of the whole job; else of the best strategy's.")
-    ] = None,
-    save_seconds: Annotated[float | None, typer.Option(help="What saving a checkpoint costs.")] = None,
-    detect_seconds: Annotated[float | None, typer.Option(help="From a failure to its detection.")] = None,
-    restart_seconds: Annotated[float | None, typer.Option(help="From detection to training again.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-) -> None:
-    """Find the checkpoint period that wastes least, beside Young's and Daly's formulae.
+        float | None,
+        typer.Option(
+            help="Mean hours between failures of the whole job.",
+            show_default="the best strategy's",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    save_seconds: Annotated[
+        float | None,
+        typer.Option(help="What saving a checkpoint costs.", show_default=_FILES, rich_help_panel=PANEL),
+    ] = None
+    detect_seconds: Annotated[
+        float | None,
+        typer.Option(help="From a failure to its detection.", show_default=_FILES, rich_help_panel=PANEL),
+    ] = None
+    restart_seconds: Annotated[
+        float | None,
+        typer.Option(help="From detection to training again.", show_default=_FILES, rich_help_panel=PANEL),
+    ] = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the user asks for the period."""
+        return any(value is not None for value in asdict(self).values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeriodPlan:
+    """Periods beside each other, for a job that fails so often."""
+
+    job_mtbf_hours: float
+    periods: list[dict[str, float | str]]
+
+
+def planned_periods(file: CaseFile | None, options: CheckpointOptions) -> PeriodPlan | None:
+    """Find the checkpoint period that wastes least, beside Young's and Daly's; None where nobody asks for it.
 
     The best period minimises the model's own gamma, the share of unblocked time that is not useful work, exactly:
     with the failure clock frozen while saving and restarting (as the sparing paper assumes), and with it running.
+
+    Raises:
+        BadInputError: a time is missing, or breaks a rule.
     """
-    file = None if cluster is None else read_case(cluster)
     known = None if file is None else file.checkpoint
+    if known is None and not options.given:
+        return None
     times = {
-        "save": _either("--save-seconds", save_seconds, known and known.save_seconds),
-        "detect": _either("--detect-seconds", detect_seconds, known and known.detect_seconds),
-        "restart": _either("--restart-seconds", restart_seconds, known and known.restart_seconds),
+        "save": _either("--save-seconds", options.save_seconds, known and known.save_seconds),
+        "detect": _either("--detect-seconds", options.detect_seconds, known and known.detect_seconds),
+        "restart": _either("--restart-seconds", options.restart_seconds, known and known.restart_seconds),
     }
-    mtbf = _either("--job-mtbf-hours", job_mtbf_hours, None if file is None else _job_mtbf_hours(file))
+    mtbf = _either("--job-mtbf-hours", options.job_mtbf_hours, None if file is None else _job_mtbf_hours(file))
     require_finite("--job-mtbf-hours", mtbf)
     for name, seconds in times.items():
         require_finite(f"--{name}-seconds", seconds)
@@ -56,10 +90,11 @@ def checkpoint(
     require_not_negative("--detect-seconds", times["detect"])
     require_not_negative("--restart-seconds", times["restart"])
     rows = _periods(1.0 / (mtbf * SECONDS_PER_HOUR), times, None if known is None else float(known.period_seconds))
-    if as_json:
-        print_json({"job_mtbf_hours": mtbf, "periods": rows})
-        return
-    typer.echo(f"The job fails every {duration(mtbf)}.\n")
+    return PeriodPlan(job_mtbf_hours=mtbf, periods=rows)
+
+
+def periods_text(plan: PeriodPlan) -> str:
+    """Return the periods as people read them."""
     cells = [
         [
             str(row["method"]),
@@ -67,9 +102,10 @@ def checkpoint(
             percent(float(row["gamma_frozen"]), 3),
             percent(float(row["gamma_running"]), 3),
         ]
-        for row in rows
+        for row in plan.periods
     ]
-    typer.echo(table(["period", "length", "wasted, clock frozen", "wasted, clock running"], cells))
+    headers = ["period", "length", "wasted, clock frozen", "wasted, clock running"]
+    return "\n".join([f"The job fails every {duration(plan.job_mtbf_hours)}.", "", table(headers, cells)])
 
 
 def _either(option: str, given: float | None, known: object) -> float:

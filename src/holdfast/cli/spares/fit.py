@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.spares.report import estimate_json, print_json, table
+from holdfast.cli.output import AsJson, print_json, say, warn
+from holdfast.cli.spares.report import estimate_json, table
 from holdfast.cli.spares.toml import read_case
 from holdfast.cli.spares.trace import read_trace
 from holdfast.errors import BadInputError
@@ -35,7 +36,7 @@ def fit(
     ] = False,
     replications: Annotated[int, typer.Option(help="Simulated years per strategy and row.")] = 10,
     seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw the distributions into DIR.")] = None,
 ) -> None:
     """Fit MTBF and MTTR to a trace of failures, and say what its real shape does to the recommendation.
@@ -55,16 +56,16 @@ def fit(
     settings = SimulationSettings(replications=replications, seed=seed)
     fitted = fit_trace(record, seed=seed)
     if not as_json:
-        typer.echo(_fit_text(fitted))
+        say(_fit_text(fitted))
     outcome = consequence(case, record, fitted, settings, trays_per_node=trays)
     if as_json:
         print_json({"fit": _fit_json(fitted), "consequence": _consequence_json(outcome)})
     else:
-        typer.echo("\n" + _consequence_text(outcome, "the paper's cluster" if cluster is None else str(cluster)))
+        say("\n" + _consequence_text(outcome, "the paper's cluster" if cluster is None else str(cluster)))
     if plot is not None:
         from holdfast.cli.spares.plots import plot_fit
 
-        typer.echo(f"wrote {plot_fit(record, fitted, plot)}", err=True)
+        warn(f"wrote {plot_fit(record, fitted, plot)}")
 
 
 def _interval(value: Estimate) -> str:

@@ -1,11 +1,10 @@
-"""Words, tables and JSON for `holdfast spares`."""
+"""Words, tables and JSON for `holdfast spares`, and what its commands take."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +13,8 @@ from holdfast.reliability.sparing.case import SparingCase
 from holdfast.reliability.sparing.evaluation import HOPELESS_GPUS, Evaluation, StrategyGoodput
 from holdfast.reliability.sparing.losses import Losses, losses
 
+ClusterFile = Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="The case; see examples/catalina.toml.")]
+PlotDirectory = Annotated[Path | None, typer.Option("--plot", metavar="DIR", help="Also draw pictures into DIR.")]
 LOSS_WORDS = {
     "spare_trays": "idle spare trays inside blocks",
     "spare_blocks": "idle spare blocks",
@@ -35,21 +36,6 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
     return "  ".join([cells[0].ljust(widths[0]), *rest]).rstrip()
-
-
-def print_json(value: Any) -> None:
-    """Print JSON; numbers that JSON has no word for become null."""
-    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -83,7 +69,7 @@ def hopeless_reason(case: SparingCase, outcome: StrategyGoodput) -> str | None:
 
 
 def evaluation_json(case: SparingCase, evaluation: Evaluation) -> dict[str, Any]:
-    """Return what `evaluate --json` prints; fractions unrounded."""
+    """Return what `plan --json` prints of the strategies; fractions unrounded."""
     strategies = [
         {
             "block_gpus": outcome.strategy.block_gpus,

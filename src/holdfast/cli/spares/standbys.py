@@ -1,41 +1,63 @@
-"""`holdfast spares standbys`."""
+"""What `holdfast spares plan` says of warm standbys."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.spares.report import percent, print_json, table
-from holdfast.cli.spares.toml import CaseFile, read_case
+from holdfast.cli.spares.report import percent, table
+from holdfast.cli.spares.toml import CaseFile
 from holdfast.errors import BadInputError
 from holdfast.reliability.sparing.standbys import StandbyCase, StandbyPlan, plan_standbys
 
+PANEL = "Standbys"
 #: Nodes: what a number of standbys brings takes as many steps.
 _MOST_NODES = 100_000
 
 
-def standbys(
-    cluster: Annotated[Path, typer.Argument(metavar="CLUSTER.toml", help="The case; see examples/catalina.toml.")],
-    down_with: Annotated[
-        float | None, typer.Option(help="Seconds the job stops per failure if a warm standby takes over.")
-    ] = None,
-    down_without: Annotated[float | None, typer.Option(help="Seconds the job stops if none is ready.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-) -> None:
-    """Say how many warm standby nodes pay for themselves.
+@dataclass(frozen=True, kw_only=True)
+class StandbyOptions:
+    """How long the job stops; in place of what CLUSTER.toml says."""
 
-    A standby doesn't train, but shortens the stop after a failure. The down times come from the options or from
-    [standbys] in CLUSTER.toml, where node_gpus and mtbf_node_hours may be given too. Rack failures, which take many
-    nodes at once, are left out: standbys of single nodes are no help against them.
+    down_with: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds the job stops per failure if a warm standby takes over.",
+            show_default="[standbys] in CLUSTER.toml",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    down_without: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds the job stops if none is ready.",
+            show_default="[standbys] in CLUSTER.toml",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the user asks for standbys."""
+        return self.down_with is not None or self.down_without is not None
+
+
+def planned_standbys(file: CaseFile, options: StandbyOptions) -> tuple[StandbyCase, StandbyPlan] | None:
+    """Say how many warm standby nodes pay for themselves; None where neither file nor options ask for it.
+
+    A standby doesn't train, but shortens the stop after a failure. Rack failures, which take many nodes at once, are
+    left out: standbys of single nodes are no help against them.
+
+    Raises:
+        BadInputError: a time is missing, or breaks a rule.
     """
-    case = _standby_case(read_case(cluster), down_with, down_without)
-    plan = plan_standbys(case)
-    if as_json:
-        print_json(_plan_json(case, plan))
-    else:
-        typer.echo(_plan_text(case, plan))
+    section = file.standbys
+    if not options.given and section.down_seconds_with is None and section.down_seconds_without is None:
+        return None
+    case = _standby_case(file, options.down_with, options.down_without)
+    return case, plan_standbys(case)
 
 
 def _standby_case(file: CaseFile, down_with: float | None, down_without: float | None) -> StandbyCase:
@@ -80,7 +102,7 @@ def _shown(plan: StandbyPlan) -> list[int]:
     return sorted(count for count in steps if 0 <= count <= top)
 
 
-def _plan_json(case: StandbyCase, plan: StandbyPlan) -> dict[str, object]:
+def standbys_json(case: StandbyCase, plan: StandbyPlan) -> dict[str, object]:
     return {
         "nodes": case.nodes,
         "best": plan.best,
@@ -90,7 +112,7 @@ def _plan_json(case: StandbyCase, plan: StandbyPlan) -> dict[str, object]:
     }
 
 
-def _plan_text(case: StandbyCase, plan: StandbyPlan) -> str:
+def standbys_text(case: StandbyCase, plan: StandbyPlan) -> str:
     rows = [
         [
             f"{count:,}",

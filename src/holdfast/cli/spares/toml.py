@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.documents import check_known, load_toml, shown
 from holdfast.errors import BadInputError
 from holdfast.reliability.checkpointing import FailureClock
 from holdfast.reliability.sparing.block_mtbf import RepairChain
@@ -36,8 +35,6 @@ E = TypeVar("E", bound=StrEnum)
 Reader = Callable[[str, Any], Any]
 #: No hours, seconds or counts are more, or less but for 0: products of a few stay far from over- and underflow.
 MOST, LEAST = 1e15, 1e-15
-#: Characters of a bad value that are shown.
-_MOST_SHOWN = 60
 
 
 class Scheme(StrEnum):
@@ -73,14 +70,7 @@ def read_case(path: Path) -> CaseFile:
     Raises:
         BadInputError: naming the file, the key and the rule.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from error
-    except RecursionError:
-        raise BadInputError(f"{path}: is not valid TOML: lists or tables within each other too deep to read") from None
-    except ValueError as error:  # of TOML, of UTF-8, and of numbers with thousands of digits
-        raise BadInputError(f"{path}: is not valid TOML: {str(error).splitlines()[0]}") from None
+    document = load_toml(path)
     try:
         return _case_file(document)
     except BadInputError as error:
@@ -90,25 +80,20 @@ def read_case(path: Path) -> CaseFile:
 def number(key: str, value: Any) -> float:
     """Return a TOML number as float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadInputError(f"{key} = {_shown(value)}: must be a number")
+        raise BadInputError(f"{key} = {shown(value)}: must be a number")
     if not abs(value) <= MOST:
-        raise BadInputError(f"{key} = {_shown(value)}: must be a finite number, of at most {MOST:g}")
+        raise BadInputError(f"{key} = {shown(value)}: must be a finite number, of at most {MOST:g}")
     if 0 < abs(value) < LEAST:
-        raise BadInputError(f"{key} = {_shown(value)}: must be 0, or at least {LEAST:g}")
+        raise BadInputError(f"{key} = {shown(value)}: must be 0, or at least {LEAST:g}")
     return float(value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
 
 def integer(key: str, value: Any) -> int:
     """Return a TOML integer."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInputError(f"{key} = {_shown(value)}: must be a whole number")
+        raise BadInputError(f"{key} = {shown(value)}: must be a whole number")
     if abs(value) > MOST:
-        raise BadInputError(f"{key} = {_shown(value)}: must be at most {MOST:g}")
+        raise BadInputError(f"{key} = {shown(value)}: must be at most {MOST:g}")
     return value
 
 
@@ -120,7 +105,7 @@ def choice(kind: type[E]) -> Callable[[str, Any], E]:
             return kind(value)
         except ValueError:
             allowed = " or ".join(f'"{member}"' for member in kind)
-            raise BadInputError(f"{key} = {_shown(value)}: must be {allowed}") from None
+            raise BadInputError(f"{key} = {shown(value)}: must be {allowed}") from None
 
     return read
 
@@ -175,7 +160,8 @@ SECTIONS = (
 
 
 def _case_file(document: dict[str, Any]) -> CaseFile:
-    _check_known("", document, SECTIONS, "section")
+    for name in document:
+        check_known(name, SECTIONS, name)
     checkpoint = None
     if "checkpoint" in document:
         needed = ("period_seconds", "save_seconds", "detect_seconds", "restart_seconds")
@@ -240,17 +226,10 @@ def _section(document: dict[str, Any], name: str, readers: dict[str, Reader], ne
 
 def _values(name: str, table: Any, readers: dict[str, Reader], needed: Iterable[str]) -> dict[str, Any]:
     if not isinstance(table, dict):
-        raise BadInputError(f"{name} = {_shown(table)}: must be a section")
-    _check_known(f"{name}.", table, tuple(readers), "key")
+        raise BadInputError(f"{name} = {shown(table)}: must be a section")
+    for key in table:
+        check_known(key, readers, f"{name}.{key}")
     for key in needed:
         if key not in table:
             raise BadInputError(f"{name}.{key}: is missing")
     return {key: readers[key](f"{name}.{key}", value) for key, value in table.items()}
-
-
-def _check_known(prefix: str, table: dict[str, Any], known: tuple[str, ...], what: str) -> None:
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            name = key if key.isprintable() else repr(key)
-            raise BadInputError(f"{prefix}{name}: unknown {what}; the nearest known one is {near}")

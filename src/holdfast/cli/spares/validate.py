@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.spares.report import estimate_json, percent, print_json, table
+from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.spares.report import estimate_json, percent, table
 from holdfast.cli.spares.toml import read_case
 from holdfast.errors import BadInputError
 from holdfast.reliability.arrays import require_finite, require_positive
@@ -29,7 +30,7 @@ def validate(
         float | None, typer.Option(help="MTTR of automatically remediated failures; MTTR/24 by default.")
     ] = None,
     ticket_hours: Annotated[float | None, typer.Option(help="MTTR of ticketed ones; 2 MTTR by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate every strategy beside its closed form, with 99 % confidence intervals.
 
@@ -55,11 +56,11 @@ def validate(
     if as_json:
         print_json({"comparisons": [_json(row) for row in rows], "repair_mixes": [_json(row) for row in mixed]})
         return
-    typer.echo(f"{replications} replications of {hours:,.0f} h; 99 % confidence intervals\n")
-    typer.echo(_table(rows))
-    typer.echo(f"\nTwo kinds of repair, {auto:g} h and {ticket:g} h, beside the closed form with their mean:\n")
-    typer.echo(_table(mixed))
-    typer.echo("\n" + _verdict([row for row in rows if row.assumptions == "as the closed form"] + mixed))
+    say(f"{replications} replications of {hours:,.0f} h; 99 % confidence intervals\n")
+    say(_table(rows))
+    say(f"\nTwo kinds of repair, {auto:g} h and {ticket:g} h, beside the closed form with their mean:\n")
+    say(_table(mixed))
+    say("\n" + _verdict([row for row in rows if row.assumptions == "as the closed form"] + mixed))
 
 
 def _check_goodput(case: SparingCase) -> None:

@@ -31,6 +31,7 @@ from holdfast.coordination.agent.instructions import (
     StartWorker,
 )
 from holdfast.coordination.agent.machine import AgentMachine, NodeIdentity
+from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
 from holdfast.protocol.messages.worker import WorkerMessage
@@ -49,9 +50,9 @@ class Agent:
         self.settings = settings
         self.clock = clock
         node = NodeIdentity(
-            job=settings.job,
+            job=settings.spec.name,
             node=settings.node,
-            workers=settings.workers,
+            workers=settings.spec.workers_per_node,
             digest=settings.digest,
             agent_pid=os.getpid(),
             rack=settings.rack,
@@ -120,7 +121,7 @@ class Agent:
         settings, machine = self.settings, self.machine
         backoff = _FIRST_BACKOFF_S
         secure = settings.coordinator.startswith("https:")
-        tls = ssl.create_default_context(cafile=settings.cafile or None) if secure else None
+        tls = ssl.create_default_context(cafile=settings.tls_ca or None) if secure else None
         while not self._exit.done():
             try:
                 channel = await open_channel(settings.coordinator, settings.token, self._on_message, tls=tls)
@@ -142,19 +143,22 @@ class Agent:
     def _refused_by_server(self, error: ChannelRefusedError) -> None:
         # Only at the start: training that runs is not thrown away because something else answers on the port.
         if error.status in _UNAUTHORISED and not self.machine.ever_welcomed:
-            self.end(EXIT_BAD_INPUT, f"{self.settings.coordinator} refuses the token ({error}): give --token")
+            self.end(
+                EXIT_BAD_INPUT,
+                f"{self.settings.coordinator} refuses the token ({error}): give it in {TOKEN} or --token-file",
+            )
 
     def _on_message(self, message: CoordinatorMessage) -> None:
         if isinstance(message, NodeFault):
-            self._node_fault(message.how)
+            self._node_fault(message.fault)
         else:
             self._obey(self.machine.hear(message, self.clock.monotonic()))
 
-    def _node_fault(self, how: str) -> None:
-        _log.warning("injected fault: %s", how)
-        number = signal.SIGSTOP if how == "stop" else signal.SIGKILL
+    def _node_fault(self, fault: str) -> None:
+        _log.warning("injected fault: %s", fault)
+        number = signal.SIGSTOP if fault == "freeze" else signal.SIGKILL
         self.workforce.send_signal(number)
-        if how == "exit":
+        if fault == "exit":
             os._exit(EXIT_FAILED)
         os.kill(os.getpid(), number)
 
@@ -222,6 +226,6 @@ def run_agent(settings: AgentSettings, say: Callable[[str], None]) -> int:
     """
     if settings.parent:
         die_with_parent(settings.parent)
-    if not os.path.isfile(settings.script):
-        raise BadInputError(f"there is no script {settings.script}")
+    if not os.path.isfile(settings.spec.script):
+        raise BadInputError(f"there is no script {settings.spec.script}")
     return asyncio.run(live(settings, SystemClock(), say))

@@ -51,7 +51,7 @@ class Workforce:
         start_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.settings = settings
-        self.places = [ProcessPlace(index=index) for index in range(settings.workers)]
+        self.places = [ProcessPlace(index=index) for index in range(settings.spec.workers_per_node)]
         self.socket_path = f"{settings.folder}/{settings.node}.sock"
         self._owner = owner
         self._start_task = start_task
@@ -180,7 +180,11 @@ class Workforce:
                 try:
                     zygote = await self._zygotes.get()
                     pid = await zygote.fork(
-                        script=settings.script, args=settings.args, env=environment, cwd=settings.cwd, output=output
+                        script=settings.spec.script,
+                        args=settings.spec.args,
+                        env=environment,
+                        cwd=settings.cwd,
+                        output=output,
                     )
                 except (OSError, ZygoteLostError) as error:
                     _log.warning("no worker could be forked: %s; trying again", error)
@@ -206,16 +210,11 @@ class Workforce:
     def _worker_settings(self, worker: str) -> WorkerSettings:
         settings = self.settings
         return WorkerSettings(
+            spec=settings.spec,
             socket=self.socket_path,
             worker=worker,
-            job=settings.job,
-            host=settings.host,
+            host=settings.advertise,
             local_rank=index_of(worker),
-            checkpoint_dir=settings.checkpoint_dir,
-            checkpoint_every=settings.checkpoint_every,
-            verify_state=settings.verify_state,
-            slots=settings.slots,
-            emulate_compute=settings.emulate_compute,
             script_digest=settings.digest,
         )
 
@@ -240,7 +239,7 @@ class Workforce:
 
     def _tell_exit(self, place: ProcessPlace, worker: str) -> None:
         if place.worker == worker and place.exit_code is not None:
-            code, down = place.exit_code, place.obituary(place.exit_code, self.settings.script)
+            code, down = place.exit_code, place.obituary(place.exit_code, self.settings.spec.script)
             place.refill("")
             if not self._closing:
                 self._owner.on_worker_exit(down, clean=code in (EXIT_DONE, UNKNOWN_EXIT))

@@ -21,14 +21,14 @@ from holdfast.control.api_types import (
     END_HEADER,
     MAX_BODY_BYTES,
     MAX_WAIT_S,
-    FailRequest,
+    InjectRequest,
     NodesRequest,
     ShutdownRequest,
 )
 from holdfast.control.coordinator.agent_channel import AgentChannel
 from holdfast.control.coordinator.doorkeeper import Address
 from holdfast.control.coordinator.shell import MALFORMED, Shell
-from holdfast.coordination.inputs import FailNode, Shutdown
+from holdfast.coordination.inputs import InjectFault, Shutdown
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.observability.metrics import CONTENT_TYPE
@@ -150,7 +150,7 @@ class HttpApi:
             Route("/status", self.status, methods=["GET"]),
             Route("/events", self.events, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
-            Route("/fail", self.fail, methods=["POST"]),
+            Route("/inject", self.inject, methods=["POST"]),
             Route("/shutdown", self.shutdown, methods=["POST"]),
             Route("/nodes", self.add_nodes, methods=["POST"]),
             Route("/node-requests", self.node_requests, methods=["GET"]),
@@ -197,10 +197,12 @@ class HttpApi:
                     return
                 await journal.wait_beyond(after, max(until - loop.time(), 0.0))
 
-    async def fail(self, request: Request) -> Response:
+    async def inject(self, request: Request) -> Response:
         """Inject a fault."""
-        body = await _body(request, FailRequest)
-        self._shell.feed(FailNode(node=body.node, how=body.how, worker=body.worker, step=body.step, phase=body.phase))
+        body = await _body(request, InjectRequest)
+        self._shell.feed(
+            InjectFault(fault=body.fault, node=body.node, worker=body.worker, step=body.step, phase=body.phase)
+        )
         return _json({"ok": True})
 
     async def shutdown(self, request: Request) -> Response:

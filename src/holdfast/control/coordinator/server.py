@@ -174,13 +174,13 @@ class _Server:
     @contextlib.contextmanager
     def registered(self) -> Generator[JobEntry]:
         """Be listed for the commands of this machine, and take over the job."""
-        directory, certfile = self._settings.registry, self._settings.certfile
+        directory, cert = self._settings.registry, self._settings.tls_cert
         entry = JobEntry(
             url=self._url,
             token=self._token,
             job=self._settings.job,
             pid=os.getpid(),
-            cafile=str(certfile.absolute()) if certfile else "",
+            tls_ca=str(cert.absolute()) if cert else "",
         )
         with contextlib.ExitStack() as stack:
             # First the list: it may be refused, and then the store must not have changed.
@@ -308,5 +308,5 @@ def _url(settings: ServerSettings, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
-    scheme = "https" if settings.certfile else "http"
+    scheme = "https" if settings.tls_cert else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

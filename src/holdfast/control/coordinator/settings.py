@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdfast.control.registry import check_name, check_token
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.environment import TOKEN
 from holdfast.errors import BadInputError
 from holdfast.protocol.record import KnownCheckpoint
 
@@ -17,11 +18,10 @@ from holdfast.protocol.record import KnownCheckpoint
 class ServerSettings:
     """One coordinator.
 
-    config: of the machine; its `job` is the job's name. host: the address to listen on. port: 0 for a free one.
+    config: of the machine, with the job. host: the address to listen on. port: 0 for a free one.
     token: what agents and commands must show; None for a fresh random one, on loopback only. store: `sqlite:PATH` or
-    `memory:`. events: the journal's file; None puts it beside a SQLite store (PATH.events.jsonl), so that a restarted
-    coordinator knows where it stopped, and into memory otherwise. certfile, keyfile: serve TLS. registry: where the
-    job is listed for the commands of this machine; None for nowhere. checkpoints: intact ones that lie there already.
+    `memory:`. tls_cert, tls_key: serve TLS. registry: where the job is listed for the commands of this machine; None
+    for nowhere. checkpoints: intact ones that lie there already.
     launched: whoever started this coordinator reads its events, must not miss the last ones, and starts further nodes.
     """
 
@@ -30,9 +30,8 @@ class ServerSettings:
     port: int = 0
     token: str | None = None
     store: str = "memory:"
-    events: Path | None = None
-    certfile: Path | None = None
-    keyfile: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     registry: Path | None = None
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     launched: bool = False
@@ -40,13 +39,14 @@ class ServerSettings:
     @property
     def job(self) -> str:
         """The job's name."""
-        return self.config.job
+        return self.config.spec.name
 
     @property
     def journal_path(self) -> Path | None:
-        """Where the journal lies, None for in memory."""
-        if self.events is not None:
-            return self.events
+        """Where the journal lies, None for in memory: in the events file that the job names, else beside a SQLite store
+        (PATH.events.jsonl), so that a coordinator that is restarted knows where it stopped."""
+        if self.config.spec.output.events:
+            return Path(self.config.spec.output.events)
         kind, _, path = self.store.partition(":")
         return Path(f"{path}.events.jsonl") if kind == "sqlite" and path else None
 
@@ -68,14 +68,17 @@ class ServerSettings:
         if self.token is not None:
             check_token(self.token)
         if self.token is None and not self.loopback:
-            raise BadInputError(f"the address {self.host} can be reached from outside: give a --token, or 127.0.0.1")
-        if (self.certfile is None) != (self.keyfile is None):
-            raise BadInputError("TLS needs both a certificate and its key: give --certfile and --keyfile")
-        if self.certfile is not None:
+            raise BadInputError(
+                f"the address {self.host} can be reached from outside: give a token in {TOKEN} or --token-file, "
+                "or listen on 127.0.0.1"
+            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise BadInputError("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
+        if self.tls_cert is not None:
             try:
-                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certfile, self.keyfile)
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.tls_cert, self.tls_key)
             except (OSError, ssl.SSLError) as error:
-                raise BadInputError(f"the certificate {self.certfile} cannot be used with its key: {error}") from None
+                raise BadInputError(f"the certificate {self.tls_cert} cannot be used with its key: {error}") from None
 
 
 def is_loopback(host: str) -> bool:

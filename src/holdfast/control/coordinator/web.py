@@ -125,6 +125,6 @@ class WebServer:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=1,
-            ssl_certfile=str(settings.certfile) if settings.certfile else None,
-            ssl_keyfile=str(settings.keyfile) if settings.keyfile else None,
+            ssl_certfile=str(settings.tls_cert) if settings.tls_cert else None,
+            ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
         )

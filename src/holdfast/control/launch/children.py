@@ -28,12 +28,14 @@ class CoordinatorOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     settings: ServerSettings
     parent: int
+    log: str
 
 
 class AgentOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Be this agent (its settings name the parent)."""
 
     settings: AgentSettings
+    log: str
 
 
 def spawn(order: CoordinatorOrder | AgentOrder, environment: Mapping[str, str]) -> ChildProcess:
@@ -66,8 +68,8 @@ def carry_out(order: CoordinatorOrder | AgentOrder) -> int:
 
 def main() -> int:
     """Read an order from stdin and carry it out."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=CoordinatorOrder | AgentOrder, dec_hook=_text_to_path)
+    logging.basicConfig(level=order.log.upper(), format="%(name)s: %(message)s")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

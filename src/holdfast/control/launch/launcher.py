@@ -115,6 +115,7 @@ class Launcher:
         director: Director | None = None,
     ) -> None:
         self.settings = settings
+        self._spec = settings.spec.settled(os.getcwd())
         self.url = f"http://127.0.0.1:{port}"
         self.token = secrets.token_urlsafe(32)
         self._port = port
@@ -163,7 +164,7 @@ class Launcher:
         """End the job (a signal came), and save what it has led to; every further time wait for less."""
         if self._over.done():
             self._hurry.set()
-        elif self.settings.checkpoint_dir is None or self._saving:
+        elif not self._spec.checkpoint.dir or self._saving:
             self._over.set_result(code)
         else:
             self._saving = True
@@ -177,7 +178,9 @@ class Launcher:
         if earlier is not None:
             await earlier.wait()
         if not self._over.done():
-            child = spawn(AgentOrder(settings=self._agent_settings(name)), self.settings.environment)
+            child = spawn(
+                AgentOrder(settings=self._agent_settings(name), log=self.settings.log), self.settings.environment
+            )
             self._agents[name] = child
             self._task(self._await_agent(child))
 
@@ -223,53 +226,31 @@ class Launcher:
     def _start_coordinator(self) -> ChildProcess:
         settings = self.settings
         server = ServerSettings(
-            config=CoordinatorConfig(
-                job=settings.job_name,
-                start_nodes=settings.nodes,
-                allow_faults=settings.allow_faults,
-                fault_threshold=settings.fault_threshold,
-                strategy=settings.strategy,
-                rebalance_every=settings.rebalance_every,
-                join_window_s=settings.join_window,
-                static_experts=settings.static_experts,
-                ep_size=settings.ep_size,
-                on_failure=settings.on_failure,
-                emulate_compute=settings.emulate_compute,
-                # An outcome that the one before wrote stands; on a store from an earlier run it does not.
-                takeover=bool(self._restarts),
-            ),
+            # An outcome that the one before wrote stands; on a store from an earlier run it does not.
+            config=CoordinatorConfig(spec=self._spec, takeover=bool(self._restarts)),
             port=self._port,
             token=self.token,
             store=settings.store or f"sqlite:{self._folder / 'store.sqlite'}",
-            events=settings.events.absolute() if settings.events else None,
             registry=settings.registry,
             checkpoints=self._checkpoints,
             launched=True,
         )
-        return spawn(CoordinatorOrder(settings=server, parent=os.getpid()), settings.environment)
+        return spawn(CoordinatorOrder(settings=server, parent=os.getpid(), log=settings.log), settings.environment)
 
     def _agent_settings(self, node: str) -> AgentSettings:
         settings = self.settings
         return AgentSettings(
+            spec=self._spec,
             coordinator=self.url,
             token=self.token,
-            job=settings.job_name,
             node=node,
-            script=str(settings.script.absolute()),
             folder=str(self._sockets),
-            digest=script_digest(settings.script, settings.args),
-            workers=settings.workers_per_node,
-            args=settings.args,
+            digest=script_digest(self._spec.script, self._spec.args),
             cwd=os.getcwd(),
             zygote=self._zygote_path,
             environment=settings.environment,
             preload=settings.preload,
             log_folder=str(settings.log_folder.absolute()) if settings.log_folder else "",
-            checkpoint_dir=str(settings.checkpoint_dir.absolute()) if settings.checkpoint_dir else "",
-            checkpoint_every=settings.checkpoint_every,
-            verify_state=settings.verify_state,
-            slots=settings.slots,
-            emulate_compute=settings.emulate_compute,
             parent=os.getpid(),
             quiet=True,
         )
@@ -391,7 +372,7 @@ async def launch(
         BadInputError: the settings cannot work; nothing was started.
     """
     settings.check()
-    checkpoints = intact_checkpoints(settings.checkpoint_dir, say)
+    checkpoints = intact_checkpoints(settings.spec.checkpoint.dir, say)
     with reserved_port(settings.port) as port, job_folders(settings) as (folder, sockets):
         launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director)
         loop = asyncio.get_running_loop()

@@ -39,7 +39,7 @@ class Rebalancing:
     def ask(self, plan: GenerationPlan, committed: int) -> None:
         """Have a placement computed for the members of `plan`, if one is due after this step."""
         config, turn = self._config, self._turn
-        every = 0 if config.static_experts else config.rebalance_every
+        every = 0 if config.spec.experiments.static_experts else config.spec.experts.rebalance_every
         self._asked_at = min(self._asked_at, committed)  # after a roll-back
         if not every or committed == self._asked_at:
             return
@@ -81,7 +81,7 @@ class Rebalancing:
         return found if decision.adopt else None
 
     def _steps_to_next_look(self) -> int:
-        every = self._config.rebalance_every
+        every = self._config.spec.experts.rebalance_every
         return every - self._asked_at % every
 
     def _announce(self, decision: RebalanceDecision, found: ExpertPlan) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.coordination.config import RESTART
 from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
 from holdfast.coordination.generations.finishing import left_alone
@@ -71,7 +70,7 @@ class Deciding:
                 self._closing.end()  # (nobody waits for the nodes that would bring room)
             return
         reports = stopping.end()
-        if self._config.on_failure == RESTART and not closing:
+        if self._config.spec.recovery.restarts_all and not closing:
             self._restart()
             return
         arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
@@ -100,7 +99,7 @@ class Deciding:
         if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
             return
         complete = [node for node in turn.members.nodes.values() if node.complete]
-        needed = config.start_nodes if record.generation == 0 else 1
+        needed = config.spec.nodes_to_begin if record.generation == 0 else 1
         if len(complete) < needed or (record.generation and lacks_slots(turn, config)):
             return
         workers = [info.id for info in turn.members.workers()]
@@ -113,7 +112,7 @@ class Deciding:
     def _anew(self) -> bool:
         """Where nothing is left and there is no checkpoint, begin from the start: none was kept yet, or none may be."""
         record = self._turn.record
-        return self._config.on_failure == RESTART or (record.saves and not record.unreadable)
+        return self._config.spec.recovery.restarts_all or (record.saves and not record.unreadable)
 
     def _judge(self, members: tuple[str, ...]) -> bool:
         """Collectives failed: where nobody is gone whose fault that was, look for whose it is; True if it is found."""

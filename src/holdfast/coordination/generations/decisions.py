@@ -105,7 +105,7 @@ def without_state(
         return NothingLeft(why=why)
     return NothingLeft(
         why=f"{what} and there is no checkpoint: {committed} committed steps are lost "
-        "(give --checkpoint DIR to keep some)"
+        "(give --checkpoint-dir DIR to keep some)"
     )
 
 

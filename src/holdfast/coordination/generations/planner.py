@@ -45,7 +45,7 @@ def plan_generation(
         The plan, or why there is none: too few slots for the experts.
     """
     ordered = [w for w in workers if w in holders] + [w for w in workers if w not in holders]
-    if config.static_experts:
+    if config.spec.experiments.static_experts:
         placed = _place_statically(record, ordered, held_experts, config)
         if isinstance(placed, Shortage):
             return placed
@@ -103,10 +103,10 @@ def placing(
         dict(held),
         slots=list(_slots_by_node(members, workers, shape).values()),
         loads=loads,
-        fault_threshold=config.fault_threshold,
-        strategy=config.strategy,
+        fault_threshold=config.spec.recovery.fault_threshold,
+        strategy=config.spec.experts.placement,
         racks=_racks_by_node(members, workers),
-        window=config.rebalance_every or LOADS_WINDOW,
+        window=config.spec.experts.rebalance_every or LOADS_WINDOW,
     )
 
 
@@ -114,7 +114,7 @@ def _place_statically(
     record: Record, workers: Sequence[str], held: Mapping[str, bytes], config: CoordinatorConfig
 ) -> tuple[list[str], ExpertPlan | None] | Shortage:
     """Return the members in rank order, which need not be all, and where the experts live."""
-    shape, size = record.expert_shape, ep_size_of(record.expert_shape, config.ep_size)
+    shape, size = record.expert_shape, ep_size_of(record.expert_shape, config.spec.experiments.ep_size)
     if isinstance(size, Shortage):
         return size
     if len({node_of(worker) for worker in workers}) < len(workers):
@@ -124,13 +124,13 @@ def _place_statically(
     if not usable(len(workers), size):
         return Shortage(
             reason=f"one replica of all experts takes {size} nodes, {len(workers)} are here",
-            remedy="give more nodes, more --slots, or a smaller --ep-size",
+            remedy="give more nodes, more --expert-slots, or a smaller --ep-size",
         )
     chunks = seats(workers, held, shape, size)
     ordered = [worker for worker in workers if worker in chunks]
     if shape is None:
         return ordered, None
-    return ordered, place_static(shape, ordered, held, chunks, asked=config.fault_threshold)
+    return ordered, place_static(shape, ordered, held, chunks, asked=config.spec.recovery.fault_threshold)
 
 
 def _racks_by_node(members: Membership, workers: Sequence[str]) -> list[int] | None:
@@ -159,15 +159,15 @@ def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Sho
         return None
     return Shortage(
         reason=f"{shape.experts} experts per layer do not fit the {slots} slots of the nodes",
-        remedy="give more --slots, or more nodes",
+        remedy="give more --expert-slots, or more nodes",
     )
 
 
 def lacks_slots(turn: Turn, config: CoordinatorConfig, workers: Sequence[str] = ()) -> bool:
     """True where the nodes of these workers, by default of all, have too little room for all experts."""
     workers = workers or [info.id for info in turn.members.workers()]
-    if config.static_experts:
-        size = ep_size_of(turn.record.expert_shape, config.ep_size)
+    if config.spec.experiments.static_experts:
+        size = ep_size_of(turn.record.expert_shape, config.spec.experiments.ep_size)
         return bool(workers) and not isinstance(size, Shortage) and not usable(len(workers), size)
     return bool(workers) and shortage(turn.record, turn.members, workers) is not None
 

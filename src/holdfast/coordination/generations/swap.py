@@ -42,7 +42,7 @@ class Joining:
 
     def arrived(self) -> None:
         """A fresh worker is here."""
-        self._not_before = max(self._not_before, self._turn.now + self._config.join_window_s)
+        self._not_before = max(self._not_before, self._turn.now + self._config.spec.recovery.join_window)
 
     def wait_anew(self) -> None:
         """The pending group is given its full time anew."""
@@ -60,8 +60,8 @@ class Joining:
             return []
         complete = (node for node in turn.members.nodes.values() if node.complete)
         fresh = [w for node in complete for w in node.workers if plan.rank(w) is None and not self._is_left_out(w)]
-        if config.static_experts:
-            size = ep_size_of(turn.record.expert_shape, config.ep_size)
+        if config.spec.experiments.static_experts:
+            size = ep_size_of(turn.record.expert_shape, config.spec.experiments.ep_size)
             world = len(plan.members)
             return fresh if not isinstance(size, Shortage) and usable(world + len(fresh), size) > world else []
         return fresh

@@ -120,7 +120,7 @@ class Admission:
             asked.first = now
         asked.last = now
         if known.seen - asked.first > 2 * lease_s:
-            why = f"a node named {known.name} is connected: choose another --node"
+            why = f"a node named {known.name} is connected: choose another --node-name"
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
         why = f"the lease of a node named {known.name} still runs"
         return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
@@ -164,7 +164,7 @@ def _misfit(record: Record, hello: Hello) -> str | None:
     if hello.protocol != PROTOCOL:
         return f"protocol {hello.protocol} of node {hello.node} is not {PROTOCOL}: install the same holdfast everywhere"
     if hello.job != record.job:
-        return f"job {hello.job!r} is not run here, but {record.job!r}: give the right --coordinator"
+        return f"job {hello.job!r} is not run here, but {record.job!r}: give the right --address"
     if record.script_digest and hello.digest != record.script_digest:
         return f"script or arguments of node {hello.node} differ from those of the job: start it with the same ones"
     return None

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.inputs import FailNode
+from holdfast.coordination.inputs import InjectFault
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.messages.agent import NodeFault, ToWorker
 from holdfast.protocol.messages.orders import FAULT_PHASES, Inject
 from holdfast.protocol.names import index_of
 
-WAYS = ("kill", "exit", "raise", "stop", "hold")
+FAULTS = ("kill", "exit", "raise", "freeze", "hold")
 
 
-def injection(config: CoordinatorConfig, members: Membership, fault: FailNode) -> tuple[int, NodeFault | ToWorker]:
+def injection(config: CoordinatorConfig, members: Membership, request: InjectFault) -> tuple[int, NodeFault | ToWorker]:
     """Return whom to tell what, so that the fault happens.
 
     Raises:
         BadInputError: faults are not allowed here, or there is no such fault or phase.
         UnreachableError: there is no such node or worker.
     """
-    if not config.allow_faults:
+    if not config.spec.experiments.allow_faults:
         raise BadInputError("fault injection is refused: start the job with --allow-faults")
-    if fault.how not in WAYS:
-        raise BadInputError(f"--how is {fault.how!r}: it must be one of {', '.join(WAYS)}")
-    if fault.how == "hold" and not fault.phase:
-        raise BadInputError("--how hold needs --phase: where the worker is to wait until its generation is over")
-    node = members.nodes.get(fault.node)
+    if request.fault not in FAULTS:
+        raise BadInputError(f"the fault is {request.fault!r}: it must be one of {', '.join(FAULTS)}")
+    if request.fault == "hold" and not request.phase:
+        raise BadInputError("hold needs --phase: where the worker is to wait until its generation is over")
+    node = members.nodes.get(request.node)
     if node is None:
         known = ", ".join(sorted(members.nodes)) or "none"
-        raise UnreachableError(f"there is no node {fault.node!r}: the nodes are {known}")
-    if fault.phase and fault.phase not in FAULT_PHASES:
-        raise BadInputError(f"--phase is {fault.phase!r}: it must be one of {', '.join(FAULT_PHASES)}")
-    if fault.worker is None and fault.step is None and not fault.phase and fault.how != "raise":
-        return node.connection, NodeFault(how=fault.how)
-    index = fault.worker or 0
+        raise UnreachableError(f"there is no node {request.node!r}: the nodes are {known}")
+    if request.phase and request.phase not in FAULT_PHASES:
+        raise BadInputError(f"--phase is {request.phase!r}: it must be one of {', '.join(FAULT_PHASES)}")
+    if request.worker is None and request.step is None and not request.phase and request.fault != "raise":
+        return node.connection, NodeFault(fault=request.fault)
+    index = request.worker or 0
     target = next((worker for worker in node.workers if index_of(worker) == index), None)
     if target is None:
-        raise UnreachableError(f"node {fault.node} has no worker {index}: it has {len(node.workers)}")
-    order = Inject(how=fault.how, whole_node=fault.worker is None, step=fault.step, phase=fault.phase)
+        raise UnreachableError(f"node {request.node} has no worker {index}: it has {len(node.workers)}")
+    order = Inject(fault=request.fault, whole_node=request.worker is None, step=request.step, phase=request.phase)
     return node.connection, ToWorker(worker=target, order=order)

@@ -149,9 +149,9 @@ class ToWorker(Struct, frozen=True, kw_only=True):
 
 
 class NodeFault(Struct, frozen=True, kw_only=True):
-    """Fault injection: the whole node dies (`kill`, `stop`, `exit`)."""
+    """Fault injection: the whole node dies (`kill`, `freeze`, `exit`)."""
 
-    how: Text
+    fault: Text
 
 
 class EndNode(Struct, frozen=True, kw_only=True):

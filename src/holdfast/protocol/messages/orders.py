@@ -95,7 +95,7 @@ class Inject(Struct, frozen=True, kw_only=True):
     `hold` is no death: the training thread waits at the phase until the generation is over, whoever ends it.
     """
 
-    how: Text  # kill | exit | raise | stop | hold
+    fault: Text  # kill | exit | raise | freeze | hold
     whole_node: bool = True
     step: Count | None = None
     phase: Text = ""

@@ -16,7 +16,7 @@ IN_THREAD = ("raise", "hold")
 
 
 class InjectedError(HoldfastError):
-    """The exception of `how="raise"`."""
+    """The exception of `fault="raise"`."""
 
 
 class Faults:
@@ -39,7 +39,7 @@ class Faults:
 
     def order(self, inject: Inject) -> None:
         """Take an order: carried out here and now where it names no phase; some wait for the training thread."""
-        if inject.step is None and not inject.phase and inject.how not in IN_THREAD:
+        if inject.step is None and not inject.phase and inject.fault not in IN_THREAD:
             self._strike(inject)
             return
         with self._lock:
@@ -53,7 +53,7 @@ class Faults:
         """The step has reached a phase. Does not return where a fault is due.
 
         Raises:
-            InjectedError: how="raise".
+            InjectedError: fault="raise".
         """
         if self._armed:
             self._take(phase, step, raising=True)
@@ -64,13 +64,13 @@ class Faults:
             return
         with self._lock:
             for place, inject in enumerate(self._armed):
-                if inject.how == "raise" and inject.phase == phase and _due(inject, phase, step):
-                    self._armed[place] = Inject(how="raise", whole_node=inject.whole_node)
+                if inject.fault == "raise" and inject.phase == phase and _due(inject, phase, step):
+                    self._armed[place] = Inject(fault="raise", whole_node=inject.whole_node)
         self._take(phase, step, raising=False)
 
     def _take(self, phase: str, step: int, *, raising: bool) -> None:
         with self._lock:
-            wanted = (inject for inject in self._armed if raising or inject.how not in IN_THREAD)
+            wanted = (inject for inject in self._armed if raising or inject.fault not in IN_THREAD)
             due = next((inject for inject in wanted if _due(inject, phase, step)), None)
             if due is not None:
                 self._armed.remove(due)
@@ -79,17 +79,17 @@ class Faults:
 
     def _strike(self, inject: Inject) -> None:
         agent = self._agent_pid() if inject.whole_node else None
-        if inject.how == "raise":
+        if inject.fault == "raise":
             raise InjectedError("injected fault: an exception in the training thread")
-        if inject.how == "hold":
+        if inject.fault == "hold":
             self._hold()
-        if inject.how == "exit":
+        if inject.fault == "exit":
             os._exit(EXIT_CODE)
-        if inject.how == "kill":
+        if inject.fault == "kill":
             if agent is not None:
                 os.kill(agent, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
-        if inject.how == "stop":
+        if inject.fault == "freeze":
             if agent is not None:
                 os.kill(agent, signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -100,5 +100,5 @@ def _due(inject: Inject, phase: str, step: int) -> bool:
 
     Only `hold` is for its own step alone: one that an earlier halt made needless would stop the job for nothing.
     """
-    late = inject.step is None or step == inject.step or (step > inject.step and inject.how != "hold")
+    late = inject.step is None or step == inject.step or (step > inject.step and inject.fault != "hold")
     return inject.phase in ("", phase) and late

@@ -32,7 +32,7 @@ class Applying:
         saver: CheckpointSaver | None,
         after_apply: Callable[[int, Commit], None] | None,
         give_up: GiveUp,
-        verify_state: bool,
+        verify_state: int,
     ) -> None:
         """Carry out none yet; the arguments are those of the session.
 
@@ -70,7 +70,7 @@ class Applying:
         self._faults.at("applying", step)
         failure = self._run_after_apply(step, commit)
         self._workload.state.watch.note()
-        digest = state_hash(self._workload.state.capture()) if self._verify_state else ""
+        digest = state_hash(self._workload.state.capture()) if self._verifies(step) else ""
         with self._shared.changed:
             rank = machine.generations.rank
             forward = machine.phase is Phase.FORWARD
@@ -85,6 +85,9 @@ class Applying:
     def forget(self) -> None:
         """The state is replaced by another that was not applied here."""
         self.last = None
+
+    def _verifies(self, step: int) -> bool:
+        return self._verify_state > 0 and step % self._verify_state == 0
 
     def _run_after_apply(self, step: int, commit: Commit) -> Exception | SystemExit | None:
         """Run the script's part of a step; return what it raised: model and optimizer are whole all the same."""
@@ -109,7 +112,7 @@ class Applying:
         if rank == 0:
             self._experts.tell_loads(step=step, generation=origin[1])
         if groups is not None:
-            self._experts.after_step(groups, self._saver, step=step, origin=origin, verify=self._verify_state)
+            self._experts.after_step(groups, self._saver, step=step, origin=origin, verify=self._verifies(step))
 
     def finish(self) -> None:
         """Loop or job want no further step: what they have led to is saved, unless it is already."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ import torch
 from holdfast.clock import SystemClock
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.environment import log_level
 from holdfast.errors import BadInputError
 from holdfast.protocol.plan import Commit
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
@@ -51,8 +53,8 @@ class Job:
             checkpoint_dir, checkpoint_every: for a world of one; an agent's settings come first.
         """
         self._settings = settings
-        self._checkpoint_dir = settings.checkpoint_dir if settings else checkpoint_dir
-        self._checkpoint_every = settings.checkpoint_every if settings else checkpoint_every
+        self._checkpoint_dir = settings.spec.checkpoint.dir if settings else checkpoint_dir
+        self._checkpoint_every = settings.spec.checkpoint.every if settings else checkpoint_every
         self._session: Session | None = None
         self._ended = False
         self._after_apply: Callable[[Step], None] | None = None
@@ -166,7 +168,7 @@ class Job:
         self._after_apply(step)
 
     def _emulate(self, model: torch.nn.Module) -> None:
-        seconds = self._settings.emulate_compute if self._settings else 0.0
+        seconds = self._settings.spec.experiments.emulate_compute if self._settings else 0.0
         if not seconds:
             return
         layers = moe_layers(model)
@@ -180,7 +182,7 @@ class Job:
         directory = Path(self._checkpoint_dir).absolute() if self._checkpoint_dir else None
         identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
         if settings:
-            identity = Identity(worker=settings.worker, host=settings.host, slots=settings.slots)
+            identity = Identity(worker=settings.worker, host=settings.host, slots=settings.spec.experts.slots)
         agent: WorkerLink | None = WorkerLink(settings.socket) if settings else None
         link: Link = agent if agent is not None else SoloLink(directory)
         saver = None
@@ -200,7 +202,7 @@ class Job:
             faults=Faults(lambda: agent.agent_pid if agent is not None else None),
             clock=SystemClock(),
             saver=saver,
-            verify_state=settings.verify_state if settings else False,
+            verify_state=settings.spec.experiments.verify_state if settings else 0,
             after_apply=self._applied if self._after_apply else None,
         )
         session.attach(config)
@@ -236,10 +238,13 @@ def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: int = 10
 
     Args:
         checkpoint_dir, checkpoint_every: where and how often (in steps) a world of one saves its state, and resumes
-            from; under an agent, `--checkpoint` says so.
+            from; under an agent, its options say so.
 
     Raises:
         BadInputError: the agent's settings in the environment are wrong.
     """
+    level = log_level(os.environ)
+    if level:
+        logging.getLogger("holdfast").setLevel(level.upper())
     settings = WorkerSettings.from_environment(os.environ)
     return Job(settings, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)

@@ -81,7 +81,7 @@ class Session:
         faults: Faults,
         clock: Clock,
         saver: CheckpointSaver | None = None,
-        verify_state: bool = False,
+        verify_state: int = 0,
         after_apply: Callable[[int, msg.Commit], None] | None = None,
     ) -> None:
         """Make a session that nobody knows of yet; `attach` announces it.
@@ -89,7 +89,7 @@ class Session:
         Args:
             groups: builds the groups of each generation.
             saver: writes checkpoints; None for none.
-            verify_state: report a hash of all state with every applied step.
+            verify_state: report a hash of all state every so many applied steps, 0 for never.
             after_apply: the script's part of a step, called with it and its v before anything is saved or sent.
         """
         self.workload = workload

@@ -1,11 +1,10 @@
-"""`holdfast replay`: what it refuses before anything is touched, and where its options may stand."""
+"""`holdfast run --availability`: what it refuses before anything is touched."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from holdfast.cli import app
@@ -30,7 +29,8 @@ GOOD = "seconds,event,node\n0,add,a\n10,add,b\n"
         (GOOD, ["--from", "20"], "before it begins at 20 s"),
         (GOOD, ["--until", "inf"], "--until is inf"),
         (GOOD, ["--join-window", "-1"], "--join-window is -1"),
-        (GOOD, ["--slots", "0"], "--slots is 0"),
+        (GOOD, ["--expert-slots", "0"], "--expert-slots is 0"),
+        (GOOD, ["--nodes", "2"], "--nodes has no place beside --availability"),
     ],
 )
 def test_bad_input_is_told_and_touches_nothing(
@@ -41,25 +41,8 @@ def test_bad_input_is_told_and_touches_nothing(
     if trace is not None:
         file.write_bytes(trace if isinstance(trace, bytes) else trace.encode())
     before = sorted(tmp_path.rglob("*"))
-    result = CliRunner().invoke(app, ["replay", str(file), *words, str(SCRIPT)])
+    result = CliRunner().invoke(app, ["run", "--availability", str(file), *words, str(SCRIPT)])
     assert isinstance(result.exception, BadInputError), result.output
     assert says in str(result.exception)
     assert "\n" not in str(result.exception)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--speed", "30", "T", "S", "--speed", "x", "--", "y"],
-        ["T", "--speed", "30", "S", "--speed", "x", "--", "y"],
-        ["T", "--speed=30", "--", "S", "--speed", "x", "--", "y"],
-        ["--speed", "30", "--", "T", "S", "--speed", "x", "--", "y"],
-    ],
-)
-def test_options_stand_before_or_after_the_trace(words: list[str]) -> None:
-    command = typer.main.get_command(app).commands["replay"]  # type: ignore[attr-defined]
-    context = command.make_context("replay", list(words), resilient_parsing=False)
-    assert context.params["speed"] == 30
-    assert (context.params["trace"], context.params["script"]) == (Path("T"), Path("S"))
-    assert context.params["args"] == ["--speed", "x", "--", "y"]

@@ -1,4 +1,4 @@
-"""`holdfast place`: its JSON, its pictures, and one clear line for every bad input."""
+"""`holdfast experts plan`: its JSON, its pictures, and one clear line for every bad input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loads(tmp_path: Path) -> Path:
 
 
 def place(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["place", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["experts", "plan", *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -44,7 +44,9 @@ def bad(*arguments: object) -> str:
 
 @pytest.mark.parametrize("strategy", ["best", "mro", "spread", "compact"])
 def test_json_has_the_promised_shape(loads, strategy):
-    plan = json.loads(place("--loads", loads, "--nodes", 5, "--slots", 3, "--strategy", strategy, "--json"))
+    plan = json.loads(
+        place("--loads", loads, "--nodes", 5, "--expert-slots", 3, "--expert-placement", strategy, "--json")
+    )
     assert set(plan) == {"layers", "recovery", "fault_threshold"}
     assert set(plan["recovery"]) == {"model", "layers"}
     assert len(plan["layers"]) == len(plan["recovery"]["layers"]) == 2
@@ -65,27 +67,27 @@ def test_json_has_the_promised_shape(loads, strategy):
 
 
 def test_best_is_the_default_strategy(loads):
-    arguments = ("--loads", loads, "--nodes", 5, "--slots", 3, "--json")
-    assert place(*arguments) == place(*arguments, "--strategy", "best")
+    arguments = ("--loads", loads, "--nodes", 5, "--expert-slots", 3, "--json")
+    assert place(*arguments) == place(*arguments, "--expert-placement", "best")
 
 
 def test_csv_json_and_npz_give_the_same_plan(loads, tmp_path):
     table, recording = tmp_path / "loads.csv", tmp_path / "loads.npz"
     table.write_text("a,b,c,d\n" + "\n".join(",".join(map(str, row)) for row in LOADS) + "\n")
     np.savez(recording, iterations=[1, 11], tokens=[np.zeros((2, 4), int), LOADS])
-    size = ("--nodes", 4, "--slots", 3, "--json")
+    size = ("--nodes", 4, "--expert-slots", 3, "--json")
     plans = [place("--loads", loads, *size), place("--loads", table, *size)]
     plans.append(place("--loads", recording, "--iteration", 11, *size))
     assert len(set(plans)) == 1
 
 
 def test_slots_may_differ_per_node(loads):
-    plan = json.loads(place("--loads", loads, "--slots", "2,3,4,5", "--json"))
+    plan = json.loads(place("--loads", loads, "--expert-slots", "2,3,4,5", "--json"))
     assert [len(held) for held in plan["layers"][0]["nodes"]] == [2, 3, 4, 5]
 
 
 def test_a_threshold_that_does_not_fit_is_lowered_and_said(loads):
-    arguments = ("--loads", loads, "--nodes", 2, "--slots", 4, "--fault-threshold", 3)
+    arguments = ("--loads", loads, "--nodes", 2, "--expert-slots", 4, "--fault-threshold", 3)
     assert json.loads(place(*arguments, "--json"))["fault_threshold"] == {"asked": 3, "given": 2}
     assert "asked 3, given 2" in place(*arguments)
 
@@ -93,17 +95,17 @@ def test_a_threshold_that_does_not_fit_is_lowered_and_said(loads):
 def test_layers_without_load_are_uniform_and_said(tmp_path):
     path = tmp_path / "loads.json"
     path.write_text("[[0, 0, 0], [1, 1, 1]]")
-    plan = json.loads(place("--loads", path, "--nodes", 3, "--slots", 2, "--json"))
+    plan = json.loads(place("--loads", path, "--nodes", 3, "--expert-slots", 2, "--json"))
     assert plan["uniform_layers"] == [0]
     assert plan["layers"][0]["replicas"] == [2, 2, 2]
-    assert "planned as uniform: layers 0" in place("--loads", path, "--nodes", 3, "--slots", 2)
+    assert "planned as uniform: layers 0" in place("--loads", path, "--nodes", 3, "--expert-slots", 2)
 
 
 def test_racks_are_spread_over_and_reported(loads, tmp_path):
     names, listed = tmp_path / "racks.txt", tmp_path / "racks.json"
     names.write_text("a\na\nb\nb\n")
     listed.write_text('["a", "a", "b", "b"]')
-    size = ("--loads", loads, "--nodes", 4, "--slots", 3)
+    size = ("--loads", loads, "--nodes", 4, "--expert-slots", 3)
     plan = json.loads(place(*size, "--racks", names, "--json"))
     assert plan["recovery"]["racks"] == {"1": 1.0, "2": 0.0}
     assert plan == json.loads(place(*size, "--racks", listed, "--json"))
@@ -111,13 +113,13 @@ def test_racks_are_spread_over_and_reported(loads, tmp_path):
 
 
 def test_failure_weights_are_taken(loads):
-    size = ("--loads", loads, "--nodes", 5, "--slots", 3, "--json")
+    size = ("--loads", loads, "--nodes", 5, "--expert-slots", 3, "--json")
     plan = json.loads(place(*size, "--failure-weights", "1:0.5,3:0.5"))
     assert plan["recovery"]["model"]["1"] == 1.0
 
 
 def test_table_compares_all_strategies(loads):
-    table = place("--loads", loads, "--nodes", 5, "--slots", 3)
+    table = place("--loads", loads, "--nodes", 5, "--expert-slots", 3)
     header = next(line for line in table.splitlines() if line.strip().startswith("lost"))
     assert header.split() == ["lost", "best", "mro", "spread", "compact"]
     assert "node 4:" in table
@@ -125,13 +127,13 @@ def test_table_compares_all_strategies(loads):
 
 def test_plot_writes_a_picture(loads, tmp_path):
     picture = tmp_path / "placement.png"
-    place("--loads", loads, "--nodes", 4, "--slots", 3, "--plot", picture, "--json")
+    place("--loads", loads, "--nodes", 4, "--expert-slots", 3, "--plot", picture, "--json")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000
 
 
 def test_too_few_slots_say_what_to_change(loads):
-    message = bad("--loads", loads, "--nodes", 1, "--slots", 3)
+    message = bad("--loads", loads, "--nodes", 1, "--expert-slots", 3)
     assert message == "4 experts need 4 slots, but 1 node has 3: raise slots to 4 a node, or nodes to 2"
 
 
@@ -154,7 +156,7 @@ def test_too_few_slots_say_what_to_change(loads):
 def test_bad_loads_are_named(tmp_path, text, words):
     path = tmp_path / "loads.json"
     path.write_text(text)
-    assert words in bad("--loads", path, "--nodes", 2, "--slots", 3)
+    assert words in bad("--loads", path, "--nodes", 2, "--expert-slots", 3)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def test_bad_loads_are_named(tmp_path, text, words):
 def test_bad_csv_is_named_with_its_line(tmp_path, text, words):
     path = tmp_path / "loads.csv"
     path.write_text(text)
-    assert words in bad("--loads", path, "--nodes", 2, "--slots", 3)
+    assert words in bad("--loads", path, "--nodes", 2, "--expert-slots", 3)
 
 
 @pytest.mark.parametrize("ending", ["csv", "json"])
@@ -186,7 +188,7 @@ def test_a_byte_order_mark_does_no_harm(tmp_path, ending):
     text = json.dumps(LOADS) if ending == "json" else "\n".join(",".join(map(str, row)) for row in LOADS)
     plain.write_text(text)
     marked.write_text("\ufeff" + text)
-    size = ("--nodes", 4, "--slots", 3, "--json")
+    size = ("--nodes", 4, "--expert-slots", 3, "--json")
     assert place("--loads", marked, *size) == place("--loads", plain, *size)
 
 
@@ -194,14 +196,14 @@ def test_numbers_near_the_end_of_the_range_keep_their_proportions(tmp_path):
     small, large = tmp_path / "small.csv", tmp_path / "large.csv"
     small.write_text("3,1,1,1\n")
     large.write_text("1.5e308,5e307,5e307,5e307\n")
-    size = ("--nodes", 4, "--slots", 3, "--json")
+    size = ("--nodes", 4, "--expert-slots", 3, "--json")
     assert place("--loads", large, *size) == place("--loads", small, *size)
 
 
 def test_bad_recordings_are_named(tmp_path):
     path = tmp_path / "loads.npz"
     np.savez(path, iterations=[1, 11], tokens=np.ones((2, 1, 3), int))
-    size = ("--nodes", 2, "--slots", 3)
+    size = ("--nodes", 2, "--expert-slots", 3)
     assert "7 is not recorded: choose one of 1, 11" in bad("--loads", path, "--iteration", 7, *size)
     assert "--iteration is missing" in bad("--loads", path, *size)
     np.savez(path, iterations=[1], tokens=np.ones((2, 1, 3), int))
@@ -225,29 +227,29 @@ def test_bad_recordings_are_named(tmp_path):
 
 
 def test_other_bad_options_are_named(loads, tmp_path):
-    size = ("--loads", loads, "--nodes", 2, "--slots", 3)
+    size = ("--loads", loads, "--nodes", 2, "--expert-slots", 3)
     wide = tmp_path / "wide.json"
     wide.write_text(json.dumps([[1] * 2100] * 2))
-    assert "cannot be read" in bad("--loads", tmp_path / "none.json", "--nodes", 2, "--slots", 3)
-    assert "must end in .npz, .csv or .json" in bad("--loads", tmp_path / "x.txt", "--nodes", 2, "--slots", 3)
+    assert "cannot be read" in bad("--loads", tmp_path / "none.json", "--nodes", 2, "--expert-slots", 3)
+    assert "must end in .npz, .csv or .json" in bad("--loads", tmp_path / "x.txt", "--nodes", 2, "--expert-slots", 3)
     assert "for .npz recordings only" in bad(*size, "--iteration", 1)
-    assert "choose one of best, mro" in bad(*size, "--strategy", "magic")
+    assert "choose one of best, mro" in bad(*size, "--expert-placement", "magic")
     assert "fault threshold is 0" in bad(*size, "--fault-threshold", 0)
-    assert "--slots is 'x'" in bad("--loads", loads, "--nodes", 2, "--slots", "x")
-    assert "3 numbers for 2 nodes" in bad("--loads", loads, "--nodes", 2, "--slots", "1,2,3")
-    assert "at most 4194304 in all" in bad("--loads", loads, "--nodes", 2, "--slots", "5000000000000")
-    assert "at most 4194304 on all" in bad("--loads", loads, "--nodes", 2, "--slots", "9" * 30)
-    assert "at most 16384" in bad("--loads", loads, "--nodes", 10**9, "--slots", 3)
-    assert "too many to plan at once" in bad("--loads", wide, "--nodes", 16_384, "--slots", 200)
-    assert "at least 1 slot" in bad("--loads", loads, "--nodes", 2, "--slots", "0")
-    assert "--nodes is missing" in bad("--loads", loads, "--slots", "3")
-    assert "nodes is 0" in bad("--loads", loads, "--nodes", 0, "--slots", "3")
+    assert "--expert-slots is 'x'" in bad("--loads", loads, "--nodes", 2, "--expert-slots", "x")
+    assert "3 numbers for 2 nodes" in bad("--loads", loads, "--nodes", 2, "--expert-slots", "1,2,3")
+    assert "at most 4194304 in all" in bad("--loads", loads, "--nodes", 2, "--expert-slots", "5000000000000")
+    assert "at most 4194304 on all" in bad("--loads", loads, "--nodes", 2, "--expert-slots", "9" * 30)
+    assert "at most 16384" in bad("--loads", loads, "--nodes", 10**9, "--expert-slots", 3)
+    assert "too many to plan at once" in bad("--loads", wide, "--nodes", 16_384, "--expert-slots", 200)
+    assert "at least 1 slot" in bad("--loads", loads, "--nodes", 2, "--expert-slots", "0")
+    assert "--nodes is missing" in bad("--loads", loads, "--expert-slots", "3")
+    assert "nodes is 0" in bad("--loads", loads, "--nodes", 0, "--expert-slots", "3")
     assert "must end in .png" in bad(*size, "--plot", tmp_path / "x.gif")
     assert "cannot be written" in bad(*size, "--plot", tmp_path / "none" / "x.png")
 
 
 def test_bad_weights_and_racks_are_named(loads, tmp_path):
-    size = ("--loads", loads, "--nodes", 2, "--slots", 3)
+    size = ("--loads", loads, "--nodes", 2, "--expert-slots", 3)
     assert "sum to 0.7" in bad(*size, "--failure-weights", "1:0.5,2:0.2")
     assert "only 2 nodes" in bad(*size, "--failure-weights", "3:1")
     assert "LOST:SHARE" in bad(*size, "--failure-weights", "half")
@@ -279,11 +281,11 @@ def test_whatever_it_is_given_it_answers_or_says_one_line(tmp_path, data, conten
     path = tmp_path / f"any{ending}"
     path.write_bytes(_mangled(data, content) if ending == ".npz" else content)
     number = st.integers(-2, 9).map(str) | st.sampled_from(["", "x", "1,2", "3,,4", "1e3", "5000000000000", "9" * 5000])
-    size = ["--nodes", str(data.draw(st.integers(-1, 5))), "--slots", data.draw(number)]
+    size = ["--nodes", str(data.draw(st.integers(-1, 5))), "--expert-slots", data.draw(number)]
     weights = data.draw(st.none() | st.sampled_from(["1:1", "1:inf", "0:1", "1:0.5,2:0.5", ":", "9" * 5000 + ":1"]))
     if weights is not None:
         size += ["--failure-weights", weights]
-    result = CliRunner().invoke(app, ["place", "--loads", str(path), *size, "--json"])
+    result = CliRunner().invoke(app, ["experts", "plan", "--loads", str(path), *size, "--json"])
     if result.exit_code == 0:
         assert json.loads(result.output)["layers"]
     elif isinstance(result.exception, SystemExit):

@@ -1,4 +1,4 @@
-"""`holdfast place`: where expert replicas should live, and what that placement survives."""
+"""`holdfast experts plan`: where expert replicas should live, and what that placement survives."""
 
 from __future__ import annotations
 
@@ -7,38 +7,50 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.output import AsJson
+
+group = typer.Typer(name="experts", help="Plan where the experts of MoE layers live.", no_args_is_help=True)
+
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("place")(place)
+    """Add the group of commands to the command line."""
+    app.add_typer(group, rich_help_panel="Plan")
 
 
-def place(
+@group.callback()
+def experts() -> None:
+    """Plan where the experts of MoE layers live."""
+
+
+@group.command()
+def plan(
     loads: Annotated[Path, typer.Option(help="Tokens per layer and expert: .npz (with --iteration), .csv or .json.")],
-    slots: Annotated[str, typer.Option(help="Expert slots per node: one number, or one per node (6,6,4,8).")],
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes; optional where --slots lists them.")] = None,
+    expert_slots: Annotated[str, typer.Option(help="Expert slots per node: one number, or one per node (6,6,4,8).")],
+    nodes: Annotated[
+        int | None, typer.Option(help="Number of nodes; optional where --expert-slots lists them.")
+    ] = None,
     iteration: Annotated[int | None, typer.Option(help="Which of a recording's iterations to plan for.")] = None,
     fault_threshold: Annotated[int, typer.Option(help="On how many distinct nodes each expert must live.")] = 2,
-    strategy: Annotated[str, typer.Option(help="best, mro, spread or compact.")] = "best",
+    expert_placement: Annotated[str, typer.Option(help="best, mro, spread or compact.")] = "best",
     racks: Annotated[Path | None, typer.Option(help="Each node's rack: one name per line, or a .json list.")] = None,
     failure_weights: Annotated[
         str | None, typer.Option(help="How likely each number of lost nodes is, summing to one: 1:0.7,2:0.2,4:0.1.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of placement and recovery curves (.png).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Place expert replicas on nodes by their load, and show what losses of nodes the model survives."""
     # Imported here: SciPy takes a quarter of a second that no other command should pay.
-    from holdfast.cli.experts.work import PlaceRequest, run
+    from holdfast.cli.experts.work import PlanRequest, run
 
     run(
-        PlaceRequest(
+        PlanRequest(
             loads=loads,
-            slots=slots,
+            slots=expert_slots,
             nodes=nodes,
             iteration=iteration,
             fault_threshold=fault_threshold,
-            strategy=strategy,
+            strategy=expert_placement,
             racks=racks,
             failure_weights=failure_weights,
             plot=plot,

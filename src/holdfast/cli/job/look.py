@@ -1,0 +1,121 @@
+"""Commands that look at a job: `status`, `events`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.connection import Server
+from holdfast.cli.job.progress import stamped
+from holdfast.cli.job.show import event_json
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, print_json, say
+from holdfast.errors import EXIT_INTERRUPTED, BadInputError
+from holdfast.observability.event_lines import read_events
+from holdfast.protocol.events import ReadEvent
+
+EventsFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[EVENTS]",
+        help="A file that --events wrote; the job may still run.",
+        show_default="the events of the job that runs",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("status", rich_help_panel="Look")(grouped(status))
+    app.command("events", rich_help_panel="Look")(grouped(events))
+
+
+def status(server: Server, as_json: AsJson = False) -> None:
+    """Show who is in the job and where it stands."""
+    with server.client() as client:
+        answer = client.status()
+    if as_json:
+        print_json(answer)
+        return
+    console = Console()
+    facts = {name: value for name, value in answer.items() if not isinstance(value, list | dict)}
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), _text(value))
+    console.print(table)
+    nodes = answer.get("nodes")
+    if isinstance(nodes, list) and nodes:
+        console.print(_node_table(nodes))
+    experts = answer.get("experts")
+    if isinstance(experts, dict):
+        given = experts["fault_threshold"]
+        console.print(f"each expert lives on {given['given']} nodes or more (asked: {given['asked']})")
+        console.print(_expert_table(experts["layers"]))
+
+
+def _node_table(nodes: list[dict[str, Any]]) -> Table:
+    names = list(nodes[0])
+    table = Table(*[name.replace("_", " ") for name in names])
+    for node in nodes:
+        table.add_row(*[_text(node.get(name)) for name in names])
+    return table
+
+
+def _expert_table(layers: list[dict[str, list[int]]]) -> Table:
+    """Show the experts of each node, layer by layer; neighbouring layers that are placed alike share a line."""
+    nodes = list(layers[0])
+    table = Table("experts of layer", *nodes)
+    first = 0
+    for layer in range(1, len(layers) + 1):
+        if layer < len(layers) and layers[layer] == layers[first]:
+            continue
+        name = f"{first}-{layer - 1}" if layer - 1 > first else str(first)
+        table.add_row(name, *[" ".join(str(expert) for expert in layers[first][node]) for node in nodes])
+        first = layer
+    return table
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, list):
+        return "\n".join(_text(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
+    return "-" if value is None or value == "" else str(value)
+
+
+def events(
+    file: EventsFile = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    after: Annotated[int, typer.Option(metavar="SEQ", help="Only events with a higher `seq` than this.")] = 0,
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Print what has happened in a job, one line an event."""
+    if file is not None and follow:
+        raise BadInputError(f"--follow is for a job that runs, not for a file: leave out {file}")
+    try:
+        for event in events_of(file, server, after, follow=follow):
+            say(event_json(event).decode() if as_json else stamped(event))
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def events_of(file: Path | None, server: Server, after: int = 0, *, follow: bool = False) -> Iterator[ReadEvent]:
+    """Yield events above number `after`: of a file where one is given, else of the job that runs.
+
+    Raises:
+        BadInputError: the file is none of events. BadInputError, UnreachableError: as `Server.client`.
+    """
+    if file is not None:
+        yield from (event for event in read_events(file) if event.seq > after)
+        return
+    with server.client() as client:
+        yield from client.events(after, follow=follow)

@@ -1,0 +1,60 @@
+"""What commands print: facts on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import typer
+
+from holdfast.cli.options import OUTPUT
+from holdfast.environment import log_level
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON on stdout, and all else on stderr.", rich_help_panel=OUTPUT)
+]
+
+
+def say(line: str) -> None:
+    """Print one line now."""
+    print(line, flush=True)
+
+
+def warn(line: str) -> None:
+    """Print one line now, where errors go."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(value: object) -> None:
+    """Print a document; numbers that JSON has no word for become null."""
+    say(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def print_json_line(value: object) -> None:
+    """Print one document of a stream, on a line of its own."""
+    say(json.dumps(_finite(value), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in cast(dict[str, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in cast(Sequence[Any], value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def start_log(default: str, *, times: bool = True) -> None:
+    """Log to stderr, as much as the user's variable says, else `default`.
+
+    Raises:
+        BadInputError: the variable names no level.
+    """
+    line = "%(asctime)s %(name)s: %(message)s" if times else "%(name)s: %(message)s"
+    logging.basicConfig(level=log_level(os.environ, default).upper(), format=line)

@@ -1,0 +1,163 @@
+"""The options that set a job's keys: one line each. What they mean, their rules and defaults are the keys' own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.options import EXPERIMENTS, EXPERTS, JOB, OUTPUT, RECOVERY
+from holdfast.documents import Given, build, check_known, keys_of, read_toml
+from holdfast.errors import BadInputError
+from holdfast.protocol.job_spec import JobSpec
+
+NODES = "max_nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class SpecOption:
+    """An option: the key that it sets, how its value is written, and where help shows it."""
+
+    name: str
+    key: str
+    metavar: str
+    panel: str
+
+
+SPEC_OPTIONS = (
+    SpecOption("--name", "name", "NAME", JOB),
+    SpecOption("--nodes", NODES, "N|MIN:MAX", JOB),
+    SpecOption("--workers-per-node", "workers_per_node", "N", JOB),
+    SpecOption("--checkpoint-dir", "checkpoint.dir", "DIR", RECOVERY),
+    SpecOption("--checkpoint-every", "checkpoint.every", "STEPS", RECOVERY),
+    SpecOption("--on-node-failure", "recovery.on_node_failure", "shrink|restart-all", RECOVERY),
+    SpecOption("--fault-threshold", "recovery.fault_threshold", "F", RECOVERY),
+    SpecOption("--join-window", "recovery.join_window", "TIME", RECOVERY),
+    SpecOption("--expert-slots", "experts.slots", "N", EXPERTS),
+    SpecOption("--expert-placement", "experts.placement", "best|mro|spread|compact", EXPERTS),
+    SpecOption("--rebalance-every", "experts.rebalance_every", "STEPS", EXPERTS),
+    SpecOption("--events", "output.events", "FILE", OUTPUT),
+    SpecOption("--static-experts", "experiments.static_experts", "", EXPERIMENTS),
+    SpecOption("--ep-size", "experiments.ep_size", "N", EXPERIMENTS),
+    SpecOption("--emulate-compute", "experiments.emulate_compute", "S/token", EXPERIMENTS),
+    SpecOption("--verify-state", "experiments.verify_state", "EVERY", EXPERIMENTS),
+    SpecOption("--allow-faults", "experiments.allow_faults", "", EXPERIMENTS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecGroup:
+    """The group of some of these options; the command gets what was given of them, by key.
+
+    defaults: what the command takes where nothing is given, by key, in place of the keys' own.
+    """
+
+    names: tuple[str, ...] = tuple(option.name for option in SPEC_OPTIONS)
+    defaults: Mapping[str, object] | None = None
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return one parameter for each option."""
+        keys = keys_of(JobSpec)
+        return [
+            inspect.Parameter(
+                _python_name(option),
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False if keys[option.key].is_flag else None,
+                annotation=self._annotation(option),
+            )
+            for option in self._options()
+        ]
+
+    def collect(self, values: Mapping[str, Any]) -> dict[str, Given]:
+        """Return what was given, by key; rules are not looked at yet."""
+        given = {key: Given(value, key) for key, value in (self.defaults or {}).items()}
+        for option in self._options():
+            value = values[_python_name(option)]
+            if value is True:
+                given[option.key] = Given(True, option.name)
+            elif isinstance(value, str):
+                given |= _nodes(value) if option.key == NODES else {option.key: Given(value, option.name, text=True)}
+        return given
+
+    def _options(self) -> Iterable[SpecOption]:
+        return (option for option in SPEC_OPTIONS if option.name in self.names)
+
+    def _annotation(self, option: SpecOption) -> object:
+        key = keys_of(JobSpec)[option.key]
+        default = (self.defaults or {}).get(option.key, key.default)
+        if key.is_flag:
+            return Annotated[bool, typer.Option(option.name, help=key.description, rich_help_panel=option.panel)]
+        return Annotated[
+            str | None,
+            typer.Option(
+                option.name,
+                metavar=option.metavar,
+                help=key.description,
+                show_default=str(default) if default not in ("", 0) else False,
+                rich_help_panel=option.panel,
+            ),
+        ]
+
+
+def _python_name(option: SpecOption) -> str:
+    return option.name.removeprefix("--").replace("-", "_")
+
+
+def _nodes(text: str) -> dict[str, Given]:
+    """Read N (all of them have to come before the first step), or MIN:MAX."""
+    least, colon, most = text.partition(":")
+    if colon and not (least.isdecimal() and int(least) > 0):
+        raise BadInputError(f"--nodes is {text!r}: give a number of nodes, or MIN:MAX")
+    return {
+        "min_nodes": Given(least if colon else "0", "--nodes", text=True),
+        NODES: Given(most if colon else text, "--nodes", text=True),
+    }
+
+
+def given_settings(pairs: Sequence[str]) -> dict[str, Given]:
+    """Read what `--set KEY=VALUE` gives.
+
+    Raises:
+        BadInputError: one has no `=`, or its key is not known.
+    """
+    keys = keys_of(JobSpec)
+    given: dict[str, Given] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise BadInputError(f"--set is {pair!r}: write KEY=VALUE, such as checkpoint.every=50")
+        check_known(name, keys, f"--set {name}")
+        given[name] = Given(value, f"--set {name}", text=True)
+    return given
+
+
+def given_job(source: str, args: Sequence[str], pairs: Sequence[str], options: Mapping[str, Given]) -> dict[str, Given]:
+    """Gather what is said of a job: by a file, then `--set`, then options; what comes later wins.
+
+    Args:
+        source: a script, or a file that ends in .toml. args: the script's; () for those in the file.
+
+    Raises:
+        BadInputError: the file cannot be read, or a key is not known.
+    """
+    given = read_toml(Path(source), JobSpec) if source.endswith(".toml") else {"script": Given(source, "SCRIPT")}
+    given |= given_settings(pairs)
+    given |= options
+    if args:
+        given["args"] = Given(tuple(args), "ARGS")
+    if "script" not in given:
+        raise BadInputError(f"{source}: script is missing: give the path of a Python file")
+    return given
+
+
+def job_spec(given: Mapping[str, Given]) -> JobSpec:
+    """Return the job.
+
+    Raises:
+        BadInputError: a value breaks its key's rule.
+    """
+    return build(JobSpec, given)

@@ -1,0 +1,251 @@
+"""Reads what users write, files and options alike, into one declared struct; everything wrong is one line.
+
+A key is the path of a field, such as `checkpoint.every`. Where a value comes from several places, the caller lets the
+later one win before it asks for the struct.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os.path
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args, get_type_hints
+
+import msgspec
+from msgspec import Struct, inspect
+
+from holdfast.errors import BadInputError
+from holdfast.units import parse_duration, parse_per_token
+
+S = TypeVar("S", bound=Struct)
+_Extra = Mapping[str, Any]
+_NOTHING: _Extra = {}
+#: characters of a bad value that are shown
+_MOST_SHOWN = 60
+#: how text becomes a number with a unit, and what such a text looks like
+_UNITS: dict[str, tuple[Callable[[str], float], str]] = {
+    "seconds": (parse_duration, "a number of seconds, or a time such as 90s, 15m or 4h"),
+    "per token": (parse_per_token, "seconds for each token, such as 0.0005/token"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value, and what a complaint calls it: `--nodes`, or `job.toml: max_nodes`.
+
+    text: it comes from the command line, where a number is text too. folder: where a path in it begins.
+    """
+
+    value: object
+    name: str
+    text: bool = False
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is declared of one key. owner: the struct that it is a field of."""
+
+    name: str
+    owner: type[Struct]
+    hint: Any
+    default: object
+    kind: inspect.Type
+    description: str
+    extra: _Extra
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is true or false."""
+        return isinstance(self.kind, inspect.BoolType)
+
+    @property
+    def choices(self) -> tuple[object, ...]:
+        """The values that there are, in their order; () for a key that is no choice."""
+        return get_args(get_args(self.hint)[0]) if isinstance(self.kind, inspect.LiteralType) else ()
+
+
+def keys_of(struct: type[Struct], prefix: str = "") -> dict[str, Key]:
+    """Return all keys of a struct, those of its sections included, in their order."""
+    return {key.name: key for key in _keys(struct, prefix)}
+
+
+def _keys(struct: type[Struct], prefix: str) -> Iterator[Key]:
+    hints = get_type_hints(struct, include_extras=True)
+    declared = inspect.type_info(struct)
+    assert isinstance(declared, inspect.StructType)
+    for field in declared.fields:
+        kind, name = field.type, f"{prefix}{field.name}"
+        if isinstance(kind, inspect.StructType):
+            yield from _keys(kind.cls, f"{name}.")
+            continue
+        description, extra = "", _NOTHING
+        if isinstance(kind, inspect.Metadata):
+            metadata = cast(Any, kind)  # (whose own types say too little)
+            description = str((metadata.extra_json_schema or _NOTHING).get("description", ""))
+            kind, extra = kind.type, metadata.extra or _NOTHING
+        yield Key(name, struct, hints[field.name], field.default, kind, description, extra)
+
+
+def schema_of(struct: type[Struct]) -> dict[str, Any]:
+    """Return the JSON schema of a file that describes such a struct."""
+    schema = msgspec.json.schema(struct)
+    for key in keys_of(struct).values():
+        if "unit" in key.extra:
+            field = key.name.rpartition(".")[2]
+            schema["$defs"][key.owner.__name__]["properties"][field]["type"] = ["number", "string"]
+    return schema
+
+
+def read_toml(path: Path, struct: type[Struct]) -> dict[str, Given]:
+    """Read the keys of a TOML file that describes such a struct; their values are not looked at yet.
+
+    Raises:
+        BadInputError: the file cannot be read, or is not TOML, or has a key that the struct lacks.
+    """
+    document = load_toml(path)
+    known = keys_of(struct)
+    sections = {name.rpartition(".")[0] for name in known} - {""}
+    folder = os.path.dirname(path)
+    found: dict[str, Given] = {}
+    for name, value in _flat(document, sections, str(path)):
+        check_known(name, known, f"{path}: {name}")
+        found[name] = Given(value, f"{path}: {name}", folder=folder)
+    return found
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file holds.
+
+    Raises:
+        BadInputError: the file cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise BadInputError(f"{path}: is not valid TOML: lists or tables within each other too deep to read") from None
+    except ValueError as error:  # of TOML, of UTF-8, and of numbers with thousands of digits
+        raise BadInputError(f"{path}: is not valid TOML: {str(error).splitlines()[0]}") from None
+
+
+def _flat(document: Mapping[str, Any], sections: set[str], file: str) -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        if name not in sections:
+            yield name, value
+            continue
+        if not isinstance(value, dict):
+            raise BadInputError(f"{file}: {name} is {shown(value)}: it must be a section, [{name}]")
+        yield from ((f"{name}.{key}", inner) for key, inner in cast(_Extra, value).items())
+
+
+def check_known(name: str, known: Collection[str], said: str) -> None:
+    """Refuse a key that there is not, and say which is nearest.
+
+    Args:
+        said: what the complaint calls it.
+
+    Raises:
+        BadInputError: it is not known.
+    """
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        said = said if said.isprintable() else repr(said)
+        raise BadInputError(f"{said} is not known; the nearest one is {nearest}")
+
+
+def build(struct: type[S], given: Mapping[str, Given]) -> S:
+    """Make the struct from what is given of it, by key; all else has its default.
+
+    Raises:
+        BadInputError: a value breaks its rule; the first one is said.
+    """
+    tree: dict[str, Any] = {}
+    for name, key in keys_of(struct).items():
+        if name in given:
+            *sections, last = name.split(".")
+            branch = tree
+            for section in sections:
+                branch = branch.setdefault(section, {})
+            branch[last] = value_of(key, given[name])
+    return msgspec.convert(tree, struct)
+
+
+def value_of(key: Key, given: Given) -> object:
+    """Return a value as its key declares it.
+
+    Raises:
+        BadInputError: it breaks the key's rule.
+    """
+    value = given.value
+    try:
+        if given.text and isinstance(value, str):
+            value = _from_text(key, value)
+        if "unit" in key.extra and isinstance(value, str):
+            value = _UNITS[key.extra["unit"]][0](value)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("not finite")
+        value = msgspec.convert(value, key.hint)
+    except (msgspec.ValidationError, ValueError):
+        raise BadInputError(f"{given.name} is {_said(key, given)}: it must be {rule(key)}") from None
+    if "path" in key.extra and value:
+        return os.path.join(given.folder, str(value))
+    return value
+
+
+def _from_text(key: Key, text: str) -> object:
+    """Read text as TOML would, but for what is text anyway."""
+    if "unit" in key.extra or (isinstance(key.kind, inspect.StrType | inspect.LiteralType) and key.name != "format"):
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text
+
+
+def _said(key: Key, given: Given) -> str:
+    words = isinstance(key.kind, inspect.StrType | inspect.LiteralType)
+    return str(given.value) if given.text and not words and _number(str(given.value)) else shown(given.value)
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def shown(value: object) -> str:
+    """Return a bad value for a complaint, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+
+
+def rule(key: Key) -> str:
+    """Say what a key's value must be."""
+    kind = key.kind
+    if "unit" in key.extra:
+        return _UNITS[key.extra["unit"]][1]
+    match kind:
+        case inspect.LiteralType():
+            return f"{'' if len(key.choices) == 1 else 'one of '}{', '.join(map(str, key.choices))}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType() | inspect.FloatType():
+            return f"a {'whole ' if isinstance(kind, inspect.IntType) else ''}number{_range(kind)}"
+        case inspect.VarTupleType() | inspect.ListType():
+            return "a list of texts"
+        case _:
+            return "text"
+
+
+def _range(kind: inspect.IntType | inspect.FloatType) -> str:
+    if kind.ge is not None and kind.le is not None:
+        return f" from {kind.ge} to {kind.le}"
+    return f", {kind.ge} or more" if kind.ge is not None else ""

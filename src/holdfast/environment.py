@@ -1,0 +1,49 @@
+"""Every environment variable that holdfast reads or sets, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.errors import BadInputError
+
+ADDRESS = "HOLDFAST_ADDRESS"
+TOKEN = "HOLDFAST_TOKEN"
+TOKEN_FILE = "HOLDFAST_TOKEN_FILE"
+TLS_CA = "HOLDFAST_TLS_CA"
+JOB = "HOLDFAST_JOB"
+LOG = "HOLDFAST_LOG"
+#: for users; the command line and `init()` read them, and an option says more than they do
+PUBLIC = {
+    ADDRESS: "the coordinator's URL, as --address",
+    TOKEN: "the job's secret, which agents and commands show",
+    TOKEN_FILE: "a file that holds the secret, as --token-file",
+    TLS_CA: "certificates to trust, as --tls-ca",
+    JOB: "which of this machine's jobs is meant, as --job",
+    LOG: "how much is logged: debug, info, warning or error",
+}
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+#: an agent's to its workers: their settings, as JSON; where it is set, a script runs under an agent
+WORKER = "HOLDFAST_WORKER"
+
+#: what no worker gets: secrets, and the places that other launchers have given to the process that starts it
+_NOT_FOR_WORKERS = {TOKEN, TOKEN_FILE, WORKER, "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what workers get of an environment: one thread each, unless the user says otherwise (as torchrun does)."""
+    kept = {name: value for name, value in environment.items() if name not in _NOT_FOR_WORKERS}
+    return {"OMP_NUM_THREADS": "1", **kept}
+
+
+def log_level(environment: Mapping[str, str], default: str = "") -> str:
+    """Return how much is to be logged: what the user's variable says, else `default` ("": as the program has it).
+
+    Raises:
+        BadInputError: the variable names no level.
+    """
+    level = environment.get(LOG) or default
+    if level and level not in LOG_LEVELS:
+        raise BadInputError(f"{LOG} is {level!r}: it must be one of {', '.join(LOG_LEVELS)}")
+    return level

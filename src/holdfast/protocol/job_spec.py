@@ -1,0 +1,143 @@
+"""A job as its user describes it. What is declared here is a key of job.toml, what an option sets, and the schema."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, structs
+
+#: for the reader: text that is a number with a unit, or a path that counts from the file's folder
+SECONDS = {"unit": "seconds"}
+PER_TOKEN = {"unit": "per token"}
+PATH = {"path": True}
+
+RESTART_ALL = "restart-all"
+
+
+class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and how often the job's state is saved."""
+
+    dir: Annotated[str, Meta(description="Keep checkpoints in this folder, and resume from them.", extra=PATH)] = ""
+    every: Annotated[int, Meta(ge=1, description="Steps between checkpoints.")] = 100
+
+
+class ExpertSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the experts of MoE layers live."""
+
+    slots: Annotated[int, Meta(ge=1, le=65535, description="A node's room for expert replicas in each MoE layer.")] = 6
+    placement: Annotated[
+        Literal["best", "mro", "spread", "compact"], Meta(description="How expert replicas are placed.")
+    ] = "best"
+    rebalance_every: Annotated[
+        int,
+        Meta(ge=0, description="Steps between looks at whether it pays to move experts after their loads; 0: never."),
+    ] = 200
+
+
+class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What becomes of the job when nodes fail and come."""
+
+    on_node_failure: Annotated[
+        Literal["shrink", "restart-all"],
+        Meta(description="Go on with the others, or restart all workers from the newest checkpoint (at arrivals too)."),
+    ] = "shrink"
+    fault_threshold: Annotated[
+        int, Meta(ge=1, description="On how many distinct nodes each expert is to live, where there is room.")
+    ] = 2
+    join_window: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Time without another arrival before newcomers are taken in, together.",
+            extra=SECONDS,
+        ),
+    ] = 0.0
+
+    @property
+    def restarts_all(self) -> bool:
+        """Whether all workers start anew at every change."""
+        return self.on_node_failure == RESTART_ALL
+
+
+class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the job leaves behind for people to read."""
+
+    events: Annotated[
+        str, Meta(description="Write the job's events to this file, a JSON object a line.", extra=PATH)
+    ] = ""
+
+
+class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Baselines, emulation and checks; nothing that training needs."""
+
+    static_experts: Annotated[
+        bool,
+        Meta(
+            description="Baseline: classic expert parallelism. Experts are divided equally, the nodes left over wait."
+        ),
+    ] = False
+    ep_size: Annotated[
+        int, Meta(ge=0, description="With static experts: nodes that share one replica of all experts; 0: the least.")
+    ] = 0
+    emulate_compute: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Emulate an accelerator: expert computation takes so many seconds for each token.",
+            extra=PER_TOKEN,
+        ),
+    ] = 0.0
+    verify_state: Annotated[
+        int, Meta(ge=0, description="Compare the hashes of all replicas' state every so many steps (slow); 0: never.")
+    ] = 0
+    allow_faults: Annotated[bool, Meta(description="Allow `holdfast inject` in this job.")] = False
+
+
+class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One job: what it trains, on how many nodes, and how it lives through failures.
+
+    Made by commands from a file, `--set` and options; passed on as it is to coordinator, agents and workers.
+    """
+
+    format: Annotated[Literal[1], Meta(description="The layout of this file.")] = 1
+    name: Annotated[str, Meta(description="The job's name; by default the script's.")] = ""
+    script: Annotated[str, Meta(description="The training script.", extra=PATH)] = ""
+    args: Annotated[tuple[str, ...], Meta(description="The script's arguments.")] = ()
+    min_nodes: Annotated[
+        int, Meta(ge=0, description="Nodes that have to come before the first step; 0: all of max_nodes.")
+    ] = 0
+    max_nodes: Annotated[
+        int, Meta(ge=1, description="Nodes that the job is given; the first step waits for MIN, else all of them.")
+    ] = 4
+    workers_per_node: Annotated[int, Meta(ge=1, le=1024, description="Worker processes on each node.")] = 1
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    experts: ExpertSpec = ExpertSpec()
+    recovery: RecoverySpec = RecoverySpec()
+    output: OutputSpec = OutputSpec()
+    experiments: ExperimentSpec = ExperimentSpec()
+
+    @property
+    def nodes_to_begin(self) -> int:
+        """Nodes that have to come before the first step."""
+        return self.min_nodes or self.max_nodes
+
+    def settled(self, folder: str) -> JobSpec:
+        """Return it with a name, the script's where none was given, and with paths that do not depend on a folder.
+
+        Args:
+            folder: absolute; where paths begin that are not.
+        """
+
+        def absolute(path: str) -> str:
+            return os.path.join(folder, path) if path else ""
+
+        stem = os.path.splitext(os.path.basename(self.script))[0]
+        return structs.replace(
+            self,
+            name=self.name or re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip(".-_")[:64] or "job",
+            script=absolute(self.script),
+            checkpoint=structs.replace(self.checkpoint, dir=absolute(self.checkpoint.dir)),
+            output=structs.replace(self.output, events=absolute(self.output.events)),
+        )

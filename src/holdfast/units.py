@@ -1,0 +1,38 @@
+"""Quantities as users write them, read in one place."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)")
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PER_TOKEN = "/token"
+
+
+def parse_duration(text: str) -> float:
+    """Read seconds (`90`), or a number with its unit: `500ms`, `90s`, `15m`, `4h`, `2d`.
+
+    Returns:
+        Seconds, 0 or more.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or found[2] not in _SECONDS:
+        raise ValueError(f"{text!r} is no duration")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def parse_per_token(text: str) -> float:
+    """Read seconds for each token, `0.0005/token`; `0` for none.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number, slash, _ = text.strip().partition(_PER_TOKEN)
+    seconds = float(number)
+    if text.strip() != number + slash or not (slash or seconds == 0) or not 0 <= seconds < math.inf:
+        raise ValueError(f"{text!r} is no time for each token")
+    return seconds

@@ -1,0 +1,43 @@
+"""The job's struct: what follows from what its user has said."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec, RecoverySpec
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [("train.py", "train"), ("a/b c.py", "b-c"), (".hidden.py", "hidden"), ("", "job"), ("ö.py", "job")],
+)
+def test_a_job_without_a_name_has_its_scripts(script: str, name: str) -> None:
+    assert JobSpec(script=script).settled("/here").name == name
+    assert JobSpec(script=script, name="mine").settled("/here").name == "mine"
+
+
+def test_paths_are_made_absolute() -> None:
+    spec = JobSpec(script="train.py", checkpoint=CheckpointSpec(dir="/kept"), output=OutputSpec(events="e.jsonl"))
+    settled = spec.settled("/here")
+    assert (settled.script, settled.checkpoint.dir, settled.output.events) == (
+        "/here/train.py",
+        "/kept",
+        "/here/e.jsonl",
+    )
+    assert JobSpec().settled("/here").checkpoint.dir == ""
+
+
+def test_the_first_step_waits_for_all_nodes_unless_fewer_will_do() -> None:
+    assert JobSpec(max_nodes=5).nodes_to_begin == 5
+    assert JobSpec(min_nodes=2, max_nodes=5).nodes_to_begin == 2
+
+
+def test_what_restarts_all() -> None:
+    assert RecoverySpec(on_node_failure="restart-all").restarts_all
+    assert not RecoverySpec().restarts_all
+
+
+def test_it_travels_as_json() -> None:
+    spec = JobSpec(script="train.py", args=("--steps", "5"), recovery=RecoverySpec(join_window=2.5))
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec

@@ -1,0 +1,31 @@
+"""The table of environment variables, and what workers get of an environment."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from holdfast import environment as env
+from holdfast.errors import BadInputError
+from places import ROOT
+
+
+def test_workers_get_no_secret_and_no_place_of_another_launcher() -> None:
+    given = {"PATH": "/bin", env.TOKEN: "s", env.TOKEN_FILE: "f", env.LOG: "debug", "RANK": "1", "WORLD_SIZE": "2"}
+    given |= {"MASTER_ADDR": "h", "MASTER_PORT": "1", env.WORKER: "{}"}
+    assert env.for_workers(given) == {"PATH": "/bin", env.LOG: "debug", "OMP_NUM_THREADS": "1"}
+    assert env.for_workers({"OMP_NUM_THREADS": "7"}) == {"OMP_NUM_THREADS": "7"}
+
+
+def test_how_much_is_logged() -> None:
+    assert env.log_level({}, "info") == env.log_level({env.LOG: ""}, "info") == "info"
+    assert env.log_level({env.LOG: "debug"}, "info") == "debug"
+    with pytest.raises(BadInputError, match="HOLDFAST_LOG is 'loud': it must be one of debug, info, warning, error"):
+        env.log_level({env.LOG: "loud"}, "info")
+
+
+def test_no_variable_of_ours_is_missing_from_the_table() -> None:
+    table = {*env.PUBLIC, env.WORKER}
+    for path in (ROOT / "src").rglob("*.py"):
+        assert set(re.findall(r"HOLDFAST_[A-Z_]+", path.read_text())) <= table, path

@@ -1,0 +1,43 @@
+"""Quantities as users write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.units import parse_duration, parse_per_token
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("0", 0.0),
+        ("1.5", 1.5),
+        ("500ms", 0.5),
+        ("90s", 90.0),
+        ("15m", 900.0),
+        (" 4 h ", 14400.0),
+        ("2d", 172800.0),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1", "4 weeks", "1h30m", "nan", "inf", "1e400"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="no duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0.0005/token", 5e-4), ("2e-6/token", 2e-6), ("0", 0.0), ("0/token", 0.0)]
+)
+def test_seconds_for_each_token(text: str, seconds: float) -> None:
+    assert parse_per_token(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0.1", "-1/token", "inf/token", "nan/token", "1/step", "1/token/token", "/token"])
+def test_what_is_no_time_for_each_token(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no time for each token|could not convert"):
+        parse_per_token(text)
