@@ -247,5 +247,9 @@ def rule(key: Key) -> str:
 
 def _range(kind: inspect.IntType | inspect.FloatType) -> str:
     if kind.ge is not None and kind.le is not None:
-        return f" from {kind.ge} to {kind.le}"
-    return f", {kind.ge} or more" if kind.ge is not None else ""
+        return f" from {_plain(kind.ge)} to {_plain(kind.le)}"
+    return f", {_plain(kind.ge)} or more" if kind.ge is not None else ""
+
+
+def _plain(number: float) -> str:
+    return str(int(number) if number == int(number) else number)

@@ -68,7 +68,7 @@ def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: Sta
         (("--on-node-failure", "pray"), "--on-node-failure is 'pray': it must be one of shrink, restart-all"),
         (("--ep-size", "2"), "together with --static-experts"),
         (("--static-experts", "--workers-per-node", "2"), "give --workers-per-node 1"),
-        (("--emulate-compute", "-1"), "--emulate-compute is '-1'"),
+        (("--emulate-compute", "-1"), "--emulate-compute is -1"),
     ],
 )
 def test_options_that_do_not_go_together(start_job: StartJob, options: tuple[str, ...], why: str) -> None:
