@@ -49,7 +49,7 @@ class Turn:
         return list(dict.fromkeys(worker for plan in plans for worker in plan.workers))
 
     def planned_on(self, node: str) -> list[str]:
-        """Return those of a node."""
+        """Return those of the planned workers that are on a node."""
         return [worker for worker in self.planned if node_of(worker) == node]
 
     def is_member(self, worker: str) -> bool:

@@ -24,7 +24,7 @@ class Process:
             action(*args)
 
     def stop(self) -> None:
-        """SIGSTOP."""
+        """SIGSTOP: what comes from now on waits."""
         self.stopped = True
 
     def resume(self) -> None:

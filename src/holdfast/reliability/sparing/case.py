@@ -208,7 +208,7 @@ class SparingCase:
 
 
 def blocks_per_zone(cluster: Cluster, strategy: SparingStrategy) -> int:
-    """Return L."""
+    """Return L, the blocks that a zone is cut into."""
     return cluster.racks_per_zone * (cluster.gpus_per_rack // strategy.block_gpus)
 
 

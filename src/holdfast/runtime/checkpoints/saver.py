@@ -52,7 +52,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, order: SampleOrder) -> Samples:
-        """Return those of an order."""
+        """Return what of a job's order of samples a checkpoint must share."""
         return cls(global_batch=order.global_batch, length=order.length, seed=order.seed)
 
     def differences(self, other: Samples) -> list[str]:

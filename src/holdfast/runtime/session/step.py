@@ -108,7 +108,7 @@ class Step:
             raise StepUseError(f"step {self.number}: the loop goes on without step.apply()")
 
     def passed(self, commit: Commit) -> None:
-        """Say what v says."""
+        """The step is applied: take its loss, its norm and whether it was skipped from v."""
         self.applied = True
         self.loss = mean_loss(commit)
         self.grad_norm = math.sqrt(commit.grad_square)

@@ -16,7 +16,7 @@ _MAX_DEPTH = 32
 
 
 class _Node(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of the nodes."""
+    """Base of all that a tree of values is made of; each kind has a tag of one letter."""
 
 
 class Plain(_Node, frozen=True, array_like=True, tag="v"):
@@ -24,7 +24,7 @@ class Plain(_Node, frozen=True, array_like=True, tag="v"):
 
 
 class Raw(_Node, frozen=True, array_like=True, tag="b"):
-    """Bytes."""
+    """A leaf of bytes."""
 
     value: bytes
 

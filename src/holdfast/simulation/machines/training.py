@@ -60,13 +60,13 @@ def vote(reduced: SimReduced, share: Iterable[int], samples: int, flags: tuple[F
 
 
 def combine(votes: Iterable[Commit]) -> Commit:
-    """Return v."""
+    """Return v of all votes: lanes are added up, flags are up where all raised them."""
     numbers = [to_numbers(vote) for vote in votes]
     return from_sums([sum(column) for column in zip(*numbers, strict=True)], len(numbers))
 
 
 def next_state(state: int, reduced: SimReduced, commit: Commit) -> int:
-    """Apply a step."""
+    """Return the state after a step; it depends on every bit that went into it."""
     return hash((19, state, reduced.parts, reduced.rounding, lanes_of(commit)))
 
 
