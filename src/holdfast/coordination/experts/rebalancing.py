@@ -28,7 +28,7 @@ class Rebalancing:
     """Asks for a placement once loads are known and at multiples of `rebalance_every` steps; weighs what comes."""
 
     def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, step: int) -> None:
-        """Begin at the committed `step`: the first look is due as soon as loads are known."""
+        """Begin at the committed `step`: the first look is due after a later one, once loads are known."""
         self._turn = turn
         self._config = config
         self._loads = loads
