@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -103,10 +103,11 @@ def _json(option: str, path: Path) -> Any:
 
 def read_racks(path: Path, nodes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Read the rack of each node, in node order: a JSON list of names, or one name per line; numbered 0, 1, ..."""
-    names = _json("--racks", path) if path.suffix == ".json" else _text("--racks", path).split("\n")
-    if not isinstance(names, list) or not all(isinstance(name, str | int) for name in names):
+    given = _json("--racks", path) if path.suffix == ".json" else _text("--racks", path).split("\n")
+    listed = cast(list[object], given) if isinstance(given, list) else [None]
+    if not all(isinstance(name, str | int) for name in listed):
         raise BadInputError(f"--racks {path}: must hold a list of rack names, one per node")
-    names = [str(name).strip() for name in names if str(name).strip()]
+    names = [str(name).strip() for name in listed if str(name).strip()]
     if len(names) != nodes:
         raise BadInputError(f"--racks {path}: names {len(names)} racks for {nodes} nodes; give one per node, in order")
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}

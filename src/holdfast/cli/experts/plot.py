@@ -25,10 +25,9 @@ def draw(path: Path, plan: Plan, name: str, curves: dict[str, RecoveryCurve]) ->
     columns = min(shown, 4)
     rows = -(-shown // columns)
     width = max(2.4 * columns, 3.2) + 1.0
-    figure = Figure(figsize=(width + 5.4, max(2.3 * rows, 4.4) + 0.6), layout="constrained")
+    figure: Any = Figure(figsize=(width + 5.4, max(2.3 * rows, 4.4) + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
-    halves: Any = figure.subfigures(1, 2, width_ratios=[width, 5.4])
-    left, right = halves
+    left, right = figure.subfigures(1, 2, width_ratios=[width, 5.4])
     maps = left.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     most = int(plan.counts[:shown].max())
     image = None

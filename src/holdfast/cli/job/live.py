@@ -69,7 +69,7 @@ class JobPicture:
     step: int = 0
     loss: float | None = None
     samples: int = 0
-    nodes: dict[str, NodeLine] = field(default_factory=dict)
+    nodes: dict[str, NodeLine] = field(default_factory=dict[str, NodeLine])
     events: deque[ReadEvent] = field(default_factory=lambda: deque(maxlen=_SHOWN_EVENTS))
     recent: deque[StepCommitted] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
     failure: str = ""

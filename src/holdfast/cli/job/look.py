@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -48,11 +48,11 @@ def status(server: Server, as_json: AsJson = False) -> None:
     for name, value in facts.items():
         table.add_row(name.replace("_", " "), _text(value))
     console.print(table)
-    nodes = answer.get("nodes")
-    if isinstance(nodes, list) and nodes:
+    nodes: list[dict[str, Any]] = answer.get("nodes") or []
+    if nodes:
         console.print(_node_table(nodes))
-    experts = answer.get("experts")
-    if isinstance(experts, dict):
+    experts: dict[str, Any] = answer.get("experts") or {}
+    if experts:
         given = experts["fault_threshold"]
         console.print(f"each expert lives on {given['given']} nodes or more (asked: {given['asked']})")
         console.print(_expert_table(experts["layers"]))
@@ -84,9 +84,9 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
     if isinstance(value, list):
-        return "\n".join(_text(item) for item in value)
+        return "\n".join(_text(item) for item in cast(list[object], value))
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
+        return ", ".join(f"{name} {_text(item)}" for name, item in cast(dict[str, object], value).items())
     return "-" if value is None or value == "" else str(value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from holdfast.errors import BadInputError
 from holdfast.observability.report import committed_steps
@@ -20,9 +20,6 @@ from holdfast.protocol.events import (
     RolledBack,
     StepCommitted,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 #: steps over which throughput is averaged
 WINDOW = 8
@@ -43,7 +40,7 @@ def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
         raise BadInputError(f"{len(steps)} committed steps are too few for a plot: let the job run a little")
     start = events[0].time
     seconds = [step.time - start for step in steps]
-    figure = Figure(figsize=(10, 5.6), layout="constrained")
+    figure: Any = Figure(figsize=(10, 5.6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     rates = _throughput(steps)
     top.plot(seconds[1:], rates, color="#1f5fa8", linewidth=1.6)
@@ -72,7 +69,7 @@ def _throughput(steps: Sequence[StepCommitted]) -> list[float]:
     return rates
 
 
-def _mark(top: Axes, bottom: Axes, events: Sequence[ReadEvent], start: float) -> None:
+def _mark(top: Any, bottom: Any, events: Sequence[ReadEvent], start: float) -> None:
     """Draw a line for each loss and arrival, with its name above the plot; the first world's arrivals are no news."""
     begun = next((event.time for event in events if isinstance(event, GenerationStarted)), start)
     height = 0

@@ -10,6 +10,7 @@ import numpy as np
 
 from holdfast.cli.spares.report import LOSS_WORDS
 from holdfast.errors import BadInputError
+from holdfast.reliability.arrays import FloatArray
 from holdfast.reliability.sparing.case import SparingCase, SparingStrategy
 from holdfast.reliability.sparing.evaluation import Evaluation, evaluate_strategy
 from holdfast.reliability.sparing.losses import losses
@@ -149,9 +150,10 @@ def _draw_map(panel: Any, one: SensitivityMap) -> None:
 
 def _middle(region: np.ndarray[Any, Any]) -> tuple[int, int]:
     """Return the point of a region that is farthest from its edge, where a label fits best."""
-    from scipy import ndimage
+    from scipy import ndimage  # pyright: ignore[reportMissingTypeStubs]
 
-    depth = np.asarray(ndimage.distance_transform_edt(np.pad(region, 1)))[1:-1, 1:-1]
+    untyped: Any = ndimage
+    depth: FloatArray = untyped.distance_transform_edt(np.pad(region, 1))[1:-1, 1:-1]
     row, column = np.unravel_index(int(np.argmax(depth)), depth.shape)
     return int(row), int(column)
 
@@ -165,7 +167,8 @@ def plot_fit(trace: FailureTrace, fit: TraceFit, directory: Path) -> Path:
     ):
         ordered = np.sort(hours)
         left = 1.0 - np.arange(ordered.size) / ordered.size
-        times = np.geomspace(max(ordered[ordered > 0][0], 1e-3 * shape.mean_hours), ordered[-1], 200)
+        first = max(float(ordered[ordered > 0][0]), 1e-3 * shape.mean_hours)
+        times: FloatArray = np.geomspace(first, float(ordered[-1]), 200)
         panel.step(np.maximum(ordered, times[0]), left, where="pre", color="k", label="trace")
         panel.plot(times, np.exp(-times / shape.mean_hours), color="#c44e52", label="exponential, same mean")
         panel.plot(times, np.exp(-((times / shape.weibull.scale) ** shape.weibull.shape)), "--", label="Weibull fit")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from holdfast.documents import check_known, load_toml, shown
 from holdfast.errors import BadInputError
@@ -198,10 +198,11 @@ def _recovery(document: dict[str, Any], checkpoint: Checkpoint | None) -> Recove
 
 
 def _strategies(document: dict[str, Any]) -> tuple[SparingStrategy, ...]:
-    tables = document.get("strategy", [])
-    if not isinstance(tables, list) or not tables:
+    given = document.get("strategy", [])
+    tables = cast(list[object], given) if isinstance(given, list) else []
+    if not tables:
         raise BadInputError("strategy: at least one [[strategy]] is needed")
-    strategies = []
+    strategies: list[SparingStrategy] = []
     for index, table in enumerate(tables):
         name = f"strategy[{index}]"
         values = _values(name, table, STRATEGY, ("block_gpus", "spare_gpus"))

@@ -30,10 +30,10 @@ _MOST_SHOWN = 200
 class _Failures:
     """Columns while they are read."""
 
-    node: list[str] = field(default_factory=list)
-    start_s: list[float] = field(default_factory=list)
-    end_s: list[float] = field(default_factory=list)
-    line: list[int] = field(default_factory=list)
+    node: list[str] = field(default_factory=list[str])
+    start_s: list[float] = field(default_factory=list[float])
+    end_s: list[float] = field(default_factory=list[float])
+    line: list[int] = field(default_factory=list[int])
     #: machines the file itself tells of
     nodes: int = 0
     #: when observation begins and the last thing happens
