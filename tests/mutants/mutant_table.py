@@ -335,7 +335,7 @@ MUTANTS = (
     Mutant(
         name="receivers_push",
         file=PLANNER,
-        old="    receivers = [worker for worker in ordered if worker not in holders] if holders else []\n",
+        old="    receivers = [worker for worker in roles if worker not in holders] if holders else []\n",
         new="    receivers = []\n",
         why="whoever lacks the state is sent it",
         quick=True,

@@ -58,12 +58,24 @@ class Decision(Struct, frozen=True, kw_only=True):
     source: StateSource | None = None
 
 
-class Member(Struct, frozen=True, kw_only=True):
+class Role(Struct, frozen=True, kw_only=True):
+    """Which part of a model replica a worker is: a stage of it, and there a place in its node; both 0-based."""
+
+    stage: Count = 0
+    place: Count = 0
+
+
+#: The role of a worker that has a whole replica; the same object wherever it is meant: so it takes no room in messages.
+WHOLE_REPLICA = Role()
+
+
+class Member(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker of a generation; its rank is its place in the plan."""
 
     worker: WorkerId
     host: Text
     state_port: Annotated[int, Meta(ge=0, le=65535)]
+    role: Role = WHOLE_REPLICA
 
     @property
     def node(self) -> str:
@@ -123,6 +135,12 @@ class GenerationPlan(Struct, frozen=True, kw_only=True):
             decision: what the generation begins with, None after a swap.
         """
         return self.sources.get(worker) or (decision.source if decision is not None else None)
+
+    def domain_of(self, worker: str) -> tuple[int, ...]:
+        """Return the ranks of all members of a member's role, its own among them, ascending."""
+        roles = [member.role for member in self.members]
+        mine = next(member.role for member in self.members if member.worker == worker)
+        return tuple(rank for rank, role in enumerate(roles) if role == mine)
 
     @property
     def workers(self) -> tuple[str, ...]:

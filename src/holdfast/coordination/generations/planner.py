@@ -14,13 +14,23 @@ from holdfast.coordination.experts.placing import lost_experts, place
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
 from holdfast.coordination.generations.assignment import keep_summed
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
+from holdfast.coordination.generations.roles import assign_roles
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import LOADS_WINDOW, Decision, DecisionKind, ExpertPlan, ExpertShape, GenerationPlan, Member
+from holdfast.protocol.plan import (
+    LOADS_WINDOW,
+    Decision,
+    DecisionKind,
+    ExpertPlan,
+    ExpertShape,
+    GenerationPlan,
+    Member,
+    Role,
+)
 from holdfast.protocol.record import Record
 from holdfast.protocol.state import LiveSource
 
@@ -51,30 +61,30 @@ def plan_generation(
             return placed
         ordered, experts = placed
         holders = [worker for worker in holders if worker in ordered]
-        return plan_with(record, members, ordered, holders, experts, config)
+        return plan_with(record, members, assign_roles(ordered), holders, experts, config)
     place_experts = placing(record, members, ordered, held_experts, config, loads)
     experts = place_experts() if place_experts is not None else None
     if isinstance(experts, Shortage):
         return experts
-    return plan_with(record, members, ordered, holders, experts, config)
+    return plan_with(record, members, assign_roles(ordered), holders, experts, config)
 
 
 def plan_with(
     record: Record,
     members: Membership,
-    ordered: Sequence[str],
+    roles: Mapping[str, Role],
     holders: Sequence[str],
     experts: ExpertPlan | None,
     config: CoordinatorConfig,
 ) -> GenerationPlan:
-    """Return the next generation's plan for these workers by rank, and a placement of their experts."""
+    """Return the next generation's plan for these workers by rank, in their roles, and their experts' placement."""
     generation = record.generation + 1
-    receivers = [worker for worker in ordered if worker not in holders] if holders else []
+    receivers = [worker for worker in roles if worker not in holders] if holders else []
     givers = {worker: holders[place % len(holders)] for place, worker in enumerate(receivers)}
     return GenerationPlan(
         term=record.term,
         generation=generation,
-        members=tuple(_member(members, worker) for worker in ordered),
+        members=tuple(_member(members, worker, role) for worker, role in roles.items()),
         sources={worker: LiveSource(members=(giver,)) for worker, giver in givers.items()},
         expert_plan=experts,
         secret=hashlib.sha256(config.secret + f"/{record.term}/{generation}".encode()).digest(),
@@ -222,7 +232,7 @@ def salvaged(
     return kept, sum(map(len, summed.values())) - kept if whole else None
 
 
-def _member(members: Membership, worker: str) -> Member:
+def _member(members: Membership, worker: str, role: Role) -> Member:
     info = members.worker(worker)
     assert info is not None
-    return Member(worker=worker, host=info.attach.host, state_port=info.attach.state_port)
+    return Member(worker=worker, host=info.attach.host, state_port=info.attach.state_port, role=role)

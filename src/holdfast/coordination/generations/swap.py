@@ -82,7 +82,8 @@ class Joining:
     def rearrange(self, plan: GenerationPlan, experts: ExpertPlan) -> None:
         """Begin a pending plan of the same members with another placement."""
         turn, workers = self._turn, plan.workers
-        self._propose(plan_with(turn.record, turn.members, workers, workers, experts, self._config))
+        roles = {member.worker: member.role for member in plan.members}
+        self._propose(plan_with(turn.record, turn.members, roles, workers, experts, self._config))
 
     def _propose(self, pending: GenerationPlan) -> None:
         turn = self._turn

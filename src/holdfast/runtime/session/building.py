@@ -43,6 +43,10 @@ class GroupBuilder:
             host=self._host,
             halt=resources.halt,
         )
+        if len(plan.domain_of(plan.workers[rank])) < len(plan.members):
+            raise RuntimeError(
+                "broken invariant: the plan has several roles, and groups of one role cannot be built yet"
+            )
         return Groups(world=world, domain=world)
 
     def close(self, timeout_s: float) -> None:
