@@ -228,9 +228,10 @@ def _section(document: dict[str, Any], name: str, readers: dict[str, Reader], ne
 def _values(name: str, table: Any, readers: dict[str, Reader], needed: Iterable[str]) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise BadInputError(f"{name} = {shown(table)}: must be a section")
-    for key in table:
+    values = cast(dict[str, Any], table)
+    for key in values:
         check_known(key, readers, f"{name}.{key}")
     for key in needed:
-        if key not in table:
+        if key not in values:
             raise BadInputError(f"{name}.{key}: is missing")
-    return {key: readers[key](f"{name}.{key}", value) for key, value in table.items()}
+    return {key: readers[key](f"{name}.{key}", value) for key, value in values.items()}

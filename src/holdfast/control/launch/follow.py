@@ -1,4 +1,4 @@
-"""A coordinator's news for an event loop: following outlives its restarts, and ends when it is cancelled."""
+"""The launched job's news, for an event loop: following it outlives restarts, and ends when it is cancelled."""
 
 from __future__ import annotations
 

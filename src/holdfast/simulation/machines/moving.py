@@ -1,4 +1,4 @@
-"""The experts of one worker as its training thread sees them: they move, are trained, and tell of their loads."""
+"""A simulated worker's experts, as its training thread sees them: they move, are trained, and tell of their loads."""
 
 from __future__ import annotations
 
