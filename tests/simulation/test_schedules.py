@@ -11,13 +11,14 @@ import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.simulation.cluster import Outcome, run_plan
-from holdfast.simulation.faults.plans import FaultKind, interrupted_plan, lively_plan, random_plan, wide_plan
+from holdfast.simulation.faults.plans import FaultKind, interrupted_plan, lively_plan, random_plan, slow_plan, wide_plan
 from holdfast.simulation.schedules.enumeration import (
     FIRST_BASELINE_SEED,
     FIRST_INTERRUPTED_SEED,
     FIRST_LIVELY_SEED,
     FIRST_POWER_SEED,
     FIRST_SEED,
+    FIRST_SLOW_SEED,
     FIRST_WIDE_SEED,
     FIRSTS,
     SCHEDULES,
@@ -35,6 +36,7 @@ WIDE_SCHEDULES = 400
 LIVELY_SCHEDULES = 300
 POWER_SCHEDULES = 400
 INTERRUPTED_SCHEDULES = 300
+SLOW_SCHEDULES = 600
 
 
 def run_all(seeds: Iterable[int]) -> list[Outcome]:
@@ -106,6 +108,12 @@ def test_power_cuts(chunk: int) -> None:
     run_all(range(FIRST_POWER_SEED + chunk, FIRST_POWER_SEED + POWER_SCHEDULES, 4))
 
 
+@pytest.mark.parametrize("chunk", range(2))
+def test_random_schedules_with_a_slow_store(chunk: int) -> None:
+    """What is to be told waits for the record, and coordinators die while it is on its way."""
+    run_all(range(FIRST_SLOW_SEED + chunk, FIRST_SLOW_SEED + SLOW_SCHEDULES, 2))
+
+
 def test_random_schedules_that_their_user_ends() -> None:
     """Ctrl-C at any moment of any schedule: the job ends, saved where that can be."""
     outcomes = run_all(range(FIRST_INTERRUPTED_SEED, FIRST_INTERRUPTED_SEED + INTERRUPTED_SCHEDULES))
@@ -135,7 +143,7 @@ def test_every_enumerated_schedule_has_its_own_number() -> None:
 def test_random_plans_cover_every_kind_of_fault_and_size() -> None:
     plans = [random_plan(seed) for seed in range(300)]
     plans += [wide_plan(seed) for seed in range(300)] + [lively_plan(seed) for seed in range(10)]
-    plans.append(interrupted_plan(0))
+    plans += [interrupted_plan(0), slow_plan(0)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {1, 16} <= {plan.nodes for plan in plans}
     assert any(plan.crashes for plan in plans)

@@ -156,6 +156,35 @@ def test_a_power_cut_takes_what_is_not_on_disk() -> None:
     assert sum(said_twice(seed) > 0 for seed in range(16)) > 3
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slow_store_holds_up_what_is_told_and_what_is_heard(seed: int) -> None:
+    slow = Fault(kind=FaultKind.SLOW_STORE, time=0.0, duration=2.0)
+    kill = Fault(kind=FaultKind.KILL_NODE, boundary="reducing", step=2, target=1)
+    cluster = run(slow, kill, seed=seed, steps=20)
+    story = cluster.world.story
+    assert story is not None
+    doings = [line[3] for line in story if line[1] == "coordinator"]
+    writes = [place for place, what in enumerate(doings) if what == "writes"]
+    assert writes
+    assert {doings[place + 1] for place in writes} == {"has written"}
+
+
+def test_a_write_on_its_way_arrives_after_its_coordinator_s_death_or_never() -> None:
+    """Either way the next coordinator goes on from what there is, and the job is done."""
+    slow = Fault(kind=FaultKind.SLOW_STORE, time=0.0, duration=1.0)
+    crash = Fault(kind=FaultKind.CRASH_COORDINATOR, time=0.3, duration=0.01)
+    arrived: list[bool] = []
+    for seed in range(24):
+        story = run(slow, crash, seed=seed).world.story
+        assert story is not None
+        first = next(line[2] for line in story if line[1] == "coordinator")
+        doings = [line[3] for line in story if line[1:3] == ("coordinator", first)]
+        died = doings.index("crashes") if "crashes" in doings else 0
+        if doings[died - 1] == "writes":
+            arrived.append("has written" in doings[died:])
+    assert {True, False} <= set(arrived)
+
+
 def test_too_few_slots_make_those_who_are_left_wait() -> None:
     kill = Fault(kind=FaultKind.KILL_NODE, time=0.6, target=0)
     back = Fault(kind=FaultKind.RETURN, time=1.6, target=0)

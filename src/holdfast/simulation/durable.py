@@ -19,6 +19,8 @@ class SimStore:
     def __init__(self) -> None:
         self.version = 0
         self.record: Record | None = None
+        #: power cuts so far: what was on its way to the store then has never come
+        self.cuts = 0
         self._on_disk: tuple[int, Record | None] = (0, None)
 
     def swap(self, record: Record, version: int) -> int:
@@ -41,6 +43,7 @@ class SimStore:
     def power_cut(self) -> None:
         """Go back to what is on disk."""
         self.version, self.record = self._on_disk
+        self.cuts += 1
 
 
 class SimJournal:

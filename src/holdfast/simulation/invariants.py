@@ -135,13 +135,17 @@ class Checker:
 
     # ---- the coordinator's side ----
 
-    def handles(self, event: Input | None) -> None:
-        """An input is handled: nothing of an expelled worker may have had an effect."""
-        self._stale = None
-        if not isinstance(event, Received) or not isinstance(event.message, msg.FromWorker):
-            return
-        if event.message.message.worker in self._expelled:
-            self._stale = event.message.message
+    def handles(self, event: Input | None) -> msg.WorkerMessage | None:
+        """An input is handled: nothing of an expelled worker may have an effect. Returns what may have none."""
+        said = (
+            event.message.message if isinstance(event, Received) and isinstance(event.message, msg.FromWorker) else None
+        )
+        self._stale = said if said is not None and said.worker in self._expelled else None
+        return self._stale
+
+    def goes_on(self, stale: msg.WorkerMessage | None) -> None:
+        """What an input led to goes on, after something else was handled; `stale`: as `handles` returned."""
+        self._stale = stale
 
     def persisted(self, machine: Coordinator, record: Record) -> None:
         """A record was swapped in."""

@@ -108,6 +108,8 @@ class World:
         self.journal = parts.journal()
         self.checkpoints = CheckpointDirectory()
         self.data_plane = DataPlane()
+        #: what a coordinator writes may take until then
+        self.store_slow_until = START
         #: its user wants the job to end
         self.interrupted = False
         self.story: deque[tuple[Any, ...]] | None = deque(maxlen=20000) if keep_trace else None
@@ -131,6 +133,11 @@ class World:
         """The same for what goes to a node's disk."""
         delay, slow_s = self.rng.uniform(*self.timing.spans[span]), self.troubles(node).slow_until - self.timeline.now
         self.timeline.after(max(delay, slow_s), process.deliver, action, *args)
+
+    def store_delay(self) -> float:
+        """Return how long a write to the store takes, in seconds; 0 for at once."""
+        slow_s = self.store_slow_until - self.timeline.now
+        return self.rng.uniform(0.0, slow_s) if slow_s > 0 else 0.0
 
     # ---- names and values ----
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -55,6 +57,28 @@ def _closed_for(agent: ClientConnection) -> tuple[int, str]:
             agent.recv(timeout=PATIENCE_S)
         except ConnectionClosed as closed:
             return (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
+
+
+def test_a_store_that_takes_its_time_holds_up_what_is_told_and_not_the_server(tmp_path: Path) -> None:
+    store = tmp_path / "s.db"
+    with (
+        CoordinatorProcess(tmp_path, store=f"sqlite:{store}") as coordinator,
+        contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other,
+        coordinator.agent() as agent,
+    ):
+        say(agent, hello("n0"))
+        assert isinstance(hear(agent), Welcome)
+        other.execute("BEGIN IMMEDIATE")
+        say(agent, attach("n0"))
+        with pytest.raises(TimeoutError):
+            agent.recv(timeout=0.5)
+        url, token = coordinator.entry.url, coordinator.entry.token
+        answer = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}, timeout=5.0)
+        assert "holdfast_" in answer.text
+        other.execute("ROLLBACK")
+        told = hear(agent)
+        assert isinstance(told, ToWorker)
+        assert isinstance(told.order, Begin)
 
 
 def test_an_agent_is_welcome(shared: CoordinatorProcess) -> None:
@@ -321,15 +345,15 @@ class FakeShell:
     def refused(self) -> None:
         self.story.append("refused")
 
-    def add(self, number: int, connection: Any, message: Any) -> None:
+    async def add(self, number: int, connection: Any, message: Any) -> None:
         self.story.append(("hello", number))
         self.connection = connection
         self.joined.set()
 
-    def feed(self, event: Any) -> None:
+    async def feed(self, event: Any) -> None:
         self.story.append(event)
 
-    def remove(self, number: int) -> None:
+    async def remove(self, number: int) -> None:
         self.story.append(("gone", number))
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import pytest
 
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
+from holdfast.control.store.interface import StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
 from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
-from holdfast.errors import BadInputError, SupersededError
+from holdfast.errors import BadInputError, HoldfastError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal, JournalError
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import CoordinatorRestarted, StepCommitted
@@ -19,6 +22,7 @@ from holdfast.protocol.messages.agent import Committed, Hello
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
+PATIENCE_S = 30.0
 HELLO = Hello(protocol=PROTOCOL, job="j", node="n", session="0" * 8, term=0, agent_pid=1, workers=1, digest="")
 
 
@@ -62,17 +66,34 @@ class FakeConnection:
         self.said.append("closed")
 
 
+class GatedStore(MemoryStore):
+    """Writes once its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+
+    def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
+        assert self.gate.wait(PATIENCE_S)
+        if self.failure is not None:
+            raise self.failure
+        return super().compare_and_swap(key, value, expected_revision)
+
+
 class Bench:
     """A shell with a fake machine, and all that can be seen of it."""
 
-    def __init__(self) -> None:
-        self.store = MemoryStore()
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.store = GatedStore()
         self.machine = FakeMachine()
         self.journal = Journal()
         self.ended: list[int] = []
         self.planned: list[PlanExperts] = []
         self.failed: list[BaseException] = []
         self.time = 10.0
+        self.run = runner.run
         self.shell = Shell(
             self.machine,
             RecordKeeper(self.store, "j"),
@@ -86,12 +107,12 @@ class Bench:
 
     def connect(self, number: int) -> FakeConnection:
         connection = FakeConnection()
-        self.shell.add(number, connection, HELLO)
+        self.run(self.shell.add(number, connection, HELLO))
         return connection
 
     def does(self, *instructions: Instruction) -> None:
         self.machine.answers.append(list(instructions))
-        self.shell.feed(Tick())
+        self.run(self.shell.feed(Tick()))
 
     def stored_term(self) -> int:
         record = RecordKeeper(self.store, "j").record
@@ -99,8 +120,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def bench() -> Iterator[Bench]:
+    with asyncio.Runner() as runner:
+        yield Bench(runner)
 
 
 def _say(connection: int, step: int) -> Send:
@@ -108,7 +130,7 @@ def _say(connection: int, step: int) -> Send:
 
 
 def test_instructions_are_carried_out_in_order(bench: Bench) -> None:
-    bench.shell.start("http://h:1", 7)
+    bench.run(bench.shell.start("http://h:1", 7))
     first, second = bench.connect(1), bench.connect(2)
     bench.does(Persist(_record(2)), Emit(_event(2)), _say(1, 5), _say(2, 6), _say(1, 7), Close(1), EndJob(3, "over"))
     assert first.said == [5, 7, "closed"]
@@ -129,9 +151,9 @@ def test_the_journal_is_on_disk_before_a_record_that_counts_its_events_and_befor
 def test_inputs_carry_the_time_and_the_connections(bench: Bench) -> None:
     bench.connect(4)
     bench.time = 11.0
-    bench.shell.remove(4)
-    bench.shell.remove(4)
-    bench.shell.remove(5)
+    bench.run(bench.shell.remove(4))
+    bench.run(bench.shell.remove(4))
+    bench.run(bench.shell.remove(5))
     assert bench.machine.seen == [(Received(4, HELLO), 10.0), (Disconnected(4), 11.0)]
     assert bench.shell.connections == {}
 
@@ -148,19 +170,19 @@ def test_an_event_that_is_in_the_journal_is_not_counted_again(bench: Bench) -> N
 
 
 def test_whoever_was_superseded_says_nothing_more(bench: Bench) -> None:
-    bench.shell.start("http://h:1", 7)
+    bench.run(bench.shell.start("http://h:1", 7))
     connection = bench.connect(1)
     RecordKeeper(bench.store, "j").swap(_record(9))
     bench.machine.answers.append([_say(1, 1), Persist(_record(2)), Emit(_event(2)), _say(1, 2)])
     with pytest.raises(SupersededError):
-        bench.shell.feed(Tick())
+        bench.run(bench.shell.feed(Tick()))
     assert [type(error) for error in bench.failed] == [SupersededError]
     assert connection.said == [1]
     assert bench.journal.last_seq == 1
     assert bench.stored_term() == 9
     seen = len(bench.machine.seen)
-    bench.shell.feed(Tick())
-    bench.shell.remove(1)
+    bench.run(bench.shell.feed(Tick()))
+    bench.run(bench.shell.remove(1))
     assert len(bench.machine.seen) == seen
     assert bench.connect(2).said == ["closed"]
     assert bench.failed[1:] == []
@@ -179,10 +201,11 @@ def test_two_that_start_from_the_same_record_do_not_both_lead() -> None:
     RecordKeeper(store, "other").swap(_record(1))
 
 
-def test_a_refused_request_harms_nothing(bench: Bench) -> None:
-    bench.machine.answers.append(BadInputError("no such node"))
-    with pytest.raises(BadInputError, match="no such node"):
-        bench.shell.feed(Tick())
+@pytest.mark.parametrize("refusal", [BadInputError("no phase"), UnreachableError("no node")], ids=["bad", "nowhere"])
+def test_a_refused_request_harms_nothing(bench: Bench, refusal: HoldfastError) -> None:
+    bench.machine.answers.append(refusal)
+    with pytest.raises(type(refusal), match="no "):
+        bench.run(bench.shell.feed(Tick()))
     assert bench.failed == []
     bench.does(Emit(_event(1)))
     assert bench.journal.last_seq == 1
@@ -193,10 +216,83 @@ def test_whatever_breaks_stops_the_shell(bench: Bench, answer: list[Instruction]
     bench.machine.answers.append(answer)
     kind = ZeroDivisionError if isinstance(answer, Exception) else JournalError
     with pytest.raises(kind):
-        bench.shell.feed(Tick())
+        bench.run(bench.shell.feed(Tick()))
     assert [type(error) for error in bench.failed] == [kind]
-    bench.shell.feed(Tick())
+    bench.run(bench.shell.feed(Tick()))
     assert len(bench.machine.seen) == 1
+
+
+async def _soon(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_what_follows_a_record_waits_for_its_writing_and_inputs_for_their_turn(bench: Bench) -> None:
+    connection = bench.connect(1)
+    before, after = [_say(1, 1), Emit(_event(1))], [_say(1, 2), Emit(_event(2))]
+    bench.machine.answers = [
+        [*before, Persist(_record(2)), *after, Persist(_record(3)), _say(1, 3)],
+        [_say(1, 4)],
+    ]
+    seen = len(bench.machine.seen)
+
+    async def main() -> None:
+        bench.store.gate.clear()
+        first = asyncio.create_task(bench.shell.feed(Tick()))
+        await _soon(lambda: connection.said == [1])
+        others = [asyncio.create_task(bench.shell.feed(Tick())), asyncio.create_task(bench.shell.remove(1))]
+        looked = asyncio.create_task(bench.shell.between_turns(lambda: list(connection.said)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (connection.said, bench.journal.last_seq, bench.stored_term()) == ([1], 1, 0)
+        assert len(bench.machine.seen) == seen + 1, "the machine is not fed while it is being written"
+        assert not looked.done()
+        bench.store.gate.set()
+        await asyncio.gather(first, *others)
+        assert await looked == [1, 2, 3, 4]
+
+    bench.run(main())
+    assert (bench.journal.last_seq, bench.stored_term()) == (2, 3)
+    assert [event for event, _ in bench.machine.seen[seen:]] == [Tick(), Tick(), Disconnected(1)]
+
+
+def test_a_turn_whose_caller_is_cancelled_comes_to_its_end(bench: Bench) -> None:
+    connection = bench.connect(1)
+    bench.machine.answers.append([Persist(_record(2)), _say(1, 1), Persist(_record(3)), _say(1, 2)])
+
+    async def main() -> None:
+        bench.store.gate.clear()
+        caller = asyncio.create_task(bench.shell.feed(Tick()))
+        await asyncio.sleep(0)
+        caller.cancel()
+        stopping = asyncio.create_task(bench.shell.stop())
+        await asyncio.sleep(0)
+        caller.cancel()
+        bench.store.gate.set()
+        await stopping
+        assert caller.cancelled()
+
+    bench.run(main())
+    assert (connection.said, bench.stored_term(), bench.failed) == ([1, 2], 3, [])
+
+
+def test_a_write_that_fails_is_the_last_word(bench: Bench) -> None:
+    connection = bench.connect(1)
+    bench.machine.answers.append([Persist(_record(2)), _say(1, 1)])
+    seen = len(bench.machine.seen)
+
+    async def main() -> list[BaseException | None]:
+        bench.store.gate.clear()
+        feeding = [asyncio.create_task(bench.shell.feed(Tick())) for _ in range(2)]
+        await asyncio.sleep(0)
+        bench.store.failure = StoreError("the server is gone")
+        bench.store.gate.set()
+        return await asyncio.gather(*feeding, return_exceptions=True)
+
+    assert [type(result) for result in bench.run(main())] == [StoreError, type(None)]
+    assert [type(error) for error in bench.failed] == [StoreError]
+    assert (connection.said, len(bench.machine.seen)) == ([], seen + 1)
 
 
 @pytest.mark.parametrize(("schema", "whose"), [(SCHEMA - 1, "an older one wrote it"), (SCHEMA + 1, "a newer one")])

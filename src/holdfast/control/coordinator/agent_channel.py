@@ -1,4 +1,4 @@
-"""The agents' WebSocket: authenticated before it is accepted, bounded in every direction, handled without waiting."""
+"""The agents' WebSocket: authenticated before it is accepted, bounded in every direction, one message at a time."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class AgentChannel:
             for task in (reader, writer):
                 task.cancel()
             results = await asyncio.gather(reader, writer, return_exceptions=True)
-            self._shell.remove(number)
+            await self._shell.remove(number)
         for result in results:
             # What broke the shell has already been told to the server; only surprises are uvicorn's to log.
             if isinstance(result, Exception) and not isinstance(result, HoldfastError):
@@ -131,7 +131,7 @@ class AgentChannel:
         if not isinstance(first, Hello):
             self._refuse(number, connection, "the first message is no Hello")
             return
-        self._shell.add(number, connection, first)
+        await self._shell.add(number, connection, first)
         while not connection.closing:
             frame = await websocket.receive()
             if connection.closing:
@@ -142,10 +142,10 @@ class AgentChannel:
             if isinstance(message, Hello):
                 self._refuse(number, connection, "a second Hello")
                 break
-            self._shell.feed(Received(number, message))
+            await self._shell.feed(Received(number, message))
             if isinstance(message, AppliedSteps):
                 await asyncio.sleep(0)  # the next page may be here already: others get their turn before it
-        self._shell.remove(number)
+        await self._shell.remove(number)
 
     def _decode(self, number: int, connection: AgentConnection, frame: Any) -> AgentMessage | None:
         """Return the message in a frame; None where the connection has ended, or ends for what it holds."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -136,7 +136,7 @@ def _closing(send: Send) -> Send:
 class HttpApi:
     """The routes; `status` gives what /status answers."""
 
-    def __init__(self, shell: Shell, status: Callable[[], dict[str, Any]], requests: NodeRequests) -> None:
+    def __init__(self, shell: Shell, status: Callable[[], Awaitable[dict[str, Any]]], requests: NodeRequests) -> None:
         self._shell = shell
         self._status = status
         self._requests = requests
@@ -158,7 +158,7 @@ class HttpApi:
 
     async def status(self, request: Request) -> Response:
         """Who is there and where the job stands."""
-        return _json(self._status())
+        return _json(await self._status())
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format."""
@@ -200,15 +200,14 @@ class HttpApi:
     async def inject(self, request: Request) -> Response:
         """Inject a fault."""
         body = await _body(request, InjectRequest)
-        self._shell.feed(
-            InjectFault(fault=body.fault, node=body.node, worker=body.worker, step=body.step, phase=body.phase)
-        )
+        fault = InjectFault(fault=body.fault, node=body.node, worker=body.worker, step=body.step, phase=body.phase)
+        await self._shell.feed(fault)
         return _json({"ok": True})
 
     async def shutdown(self, request: Request) -> Response:
         """End the job."""
         body = await _body(request, ShutdownRequest)
-        self._shell.feed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
+        await self._shell.feed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
         return _json({"ok": True})
 
     async def add_nodes(self, request: Request) -> Response:

@@ -16,7 +16,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any
 
 from holdfast.clock import Clock, SystemClock
@@ -77,7 +77,7 @@ async def serve(
         keeper = RecordKeeper(store, settings.job)
         journal = stack.enter_context(contextlib.closing(open_journal(settings, keeper)))
         server = _Server(settings, listener, keeper, journal, clock or SystemClock())
-        with server.registered() as entry:
+        async with server.registered() as entry:
             if on_ready is not None:
                 on_ready(entry)
             return await server.run()
@@ -167,12 +167,12 @@ class _Server:
             on_end=self._end,
             on_failure=self._fail,
         )
-        self._planning: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._requests = NodeRequests(launched=settings.launched)
         self._api = HttpApi(self._shell, self._status, self._requests)
 
-    @contextlib.contextmanager
-    def registered(self) -> Generator[JobEntry]:
+    @contextlib.asynccontextmanager
+    async def registered(self) -> AsyncGenerator[JobEntry]:
         """Be listed for the commands of this machine, and take over the job."""
         directory, cert = self._settings.registry, self._settings.tls_cert
         entry = JobEntry(
@@ -186,7 +186,7 @@ class _Server:
             # First the list: it may be refused, and then the store must not have changed.
             if directory is not None:
                 stack.callback(unregister, register(directory, entry))
-            self._shell.start(self._url, os.getpid(), self._settings.checkpoints)
+            await self._shell.start(self._url, os.getpid(), self._settings.checkpoints)
             yield entry
 
     async def run(self) -> int:
@@ -200,7 +200,7 @@ class _Server:
                 if self._over.done() and self._over.exception() is None:
                     await self._farewell()
         finally:
-            self._shell.stop()
+            await self._shell.stop()
             self._journal.close()
             self._requests.wake()
             if self._settings.launched and not serving.done():
@@ -225,7 +225,7 @@ class _Server:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._settings.config.tick_s)
-            self._shell.feed(Tick())
+            await self._shell.feed(Tick())
 
     async def _farewell(self) -> None:
         """Let the agents leave; their last words still count. Where the job had ended before, they come first."""
@@ -242,9 +242,13 @@ class _Server:
 
     def _plan(self, order: PlanExperts) -> None:
         """Compute a placement in a thread: heartbeats and recoveries go on meanwhile."""
-        task = asyncio.get_running_loop().create_task(self._planned(order))
-        self._planning.add(task)
-        task.add_done_callback(self._planning.discard)
+        self._soon(self._planned(order))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside all else."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _planned(self, order: PlanExperts) -> None:
         try:
@@ -253,7 +257,7 @@ class _Server:
             # Training goes on with the placement that there is.
             _log.exception("no new placement of the experts could be computed")
             experts = None
-        self._shell.feed(Planned(order.generation, experts))
+        await self._shell.feed(Planned(order.generation, experts))
 
     def _end(self, exit_code: int) -> None:
         if not self._over.done():
@@ -284,7 +288,8 @@ class _Server:
         save = self._signals == 1 and not self._settings.launched
         if save and self._coordinator.record.saves:
             _log.info("job %s is saved, then it ends; another signal ends it at once", self._settings.job)
-        self._shell.feed(Shutdown(EXIT_AFTER_SIGNAL[number.name], f"the coordinator was ended by {number.name}", save))
+        why = f"the coordinator was ended by {number.name}"
+        self._soon(self._shell.feed(Shutdown(EXIT_AFTER_SIGNAL[number.name], why, save)))
 
     async def _serve(self) -> None:
         """Serve agents, people and tools until the web server is stopped."""
@@ -293,8 +298,8 @@ class _Server:
         )
         await self._web.serve(build_app(self._api, AgentChannel(self._shell), gate), gate.shown)
 
-    def _status(self) -> dict[str, Any]:
-        job = status_of(self._coordinator, self._now())
+    async def _status(self) -> dict[str, Any]:
+        job = await self._shell.between_turns(lambda: status_of(self._coordinator, self._now()))
         return {**job, "events": self._journal.last_seq, "url": self._url, "coordinator_pid": os.getpid()}
 
 

@@ -1,14 +1,17 @@
-"""The coordinator's shell: feeds the machine what happens and carries out what it asks for, in order, at once.
+"""The coordinator's shell: feeds the machine what happens, and carries out what it asks for, in order: a turn.
 
-Nothing here waits. An input is handled to its end before the next one is looked at: the record is swapped, the events
-are in the journal and the messages in their queues when `feed` returns.
+An input is handled to its end before the next one is looked at: the record is swapped, the events are in the journal
+and the messages in their queues when `feed` returns. Only a write to the store takes time. It is made in a thread of
+its own; what the machine wants told after it waits for it, and so do inputs that come meanwhile, in their order
+(docs/protocol.md, Durable before told).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +28,8 @@ from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _log = logging.getLogger("holdfast.coordinator")
+
+T = TypeVar("T")
 
 
 class Machine(Protocol):
@@ -125,29 +130,66 @@ class Shell:
         self._on_end = on_end
         self._on_failure = on_failure
         self._stopped = False
+        #: held for a turn; whoever waits for it gets it in order
+        self._turn = asyncio.Lock()
         self._encoder = msgspec.msgpack.Encoder()
 
-    def start(self, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> None:
+    async def start(self, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> None:
         """Let the machine begin: afterwards the store and the journal know this coordinator.
 
         Raises:
             SupersededError, JournalError, StoreError: as `feed`.
         """
-        self._execute(self.machine.start(self._now(), url, pid, checkpoints))
+        async with self._turn:
+            await self._execute(self.machine.start(self._now(), url, pid, checkpoints))
 
-    def feed(self, event: Input) -> None:
-        """Handle one input and carry out all that follows from it; once stopped, nothing.
+    async def feed(self, event: Input) -> None:
+        """Handle one input, after those that came before it, and carry out all that follows; once stopped, nothing.
+
+        Whoever is cancelled while its turn is under way learns of that at the turn's end.
 
         Raises:
             BadInputError, UnreachableError: the machine refuses a user's request; nothing has happened.
             SupersededError: another coordinator leads; nothing of this input was said to anybody.
             JournalError, StoreError: the disk fails us.
         """
+        async with self._turn:
+            await self._handle(event)
+
+    async def add(self, number: int, connection: Connection, hello: Hello) -> None:
+        """Take in a connection with its first message."""
+        async with self._turn:
+            if self._stopped:
+                connection.close()
+                return
+            self.connections[number] = connection
+            self.metrics.connected(len(self.connections))
+            await self._handle(Received(number, hello))
+
+    async def remove(self, number: int) -> None:
+        """A connection has ended; one that never said Hello is nobody's business."""
+        async with self._turn:
+            if self.connections.pop(number, None) is not None:
+                self.metrics.connected(len(self.connections))
+                await self._handle(Disconnected(number))
+
+    async def between_turns(self, look: Callable[[], T]) -> T:
+        """Look at the machine while all that it says is written down."""
+        async with self._turn:
+            return look()
+
+    async def stop(self) -> None:
+        """Handle nothing from now on; the turn that is under way comes to its end."""
+        self._stopped = True
+        async with self._turn:
+            pass
+
+    async def _handle(self, event: Input) -> None:
         if self._stopped:
             return
         try:
-            self._execute(self.machine.handle(event, self._now()))
-        except (BadInputError, UnreachableError):
+            await self._execute(self.machine.handle(event, self._now()))
+        except (BadInputError, UnreachableError, asyncio.CancelledError):
             raise
         except BaseException as error:
             # Whatever it was, the machine may now believe what nobody was told: another coordinator must begin anew.
@@ -155,28 +197,29 @@ class Shell:
             self._on_failure(error)
             raise
 
-    def add(self, number: int, connection: Connection, hello: Hello) -> None:
-        """Take in a connection with its first message."""
-        if self._stopped:
-            connection.close()
-            return
-        self.connections[number] = connection
-        self.metrics.connected(len(self.connections))
-        self.feed(Received(number, hello))
+    async def _execute(self, instructions: Sequence[Instruction]) -> None:
+        rest = iter(instructions)
+        record = self._up_to_a_record(rest)
+        if record is not None:
+            await _to_its_end(self._write_and_go_on(record, rest))
 
-    def remove(self, number: int) -> None:
-        """A connection has ended; one that never said Hello is nobody's business."""
-        if self.connections.pop(number, None) is not None:
-            self.metrics.connected(len(self.connections))
-            self.feed(Disconnected(number))
+    async def _write_and_go_on(self, record: Record | None, rest: Iterator[Instruction]) -> None:
+        while record is not None:
+            await asyncio.to_thread(self._write, record)
+            record = self._up_to_a_record(rest)
 
-    def stop(self) -> None:
-        """Handle nothing from now on."""
-        self._stopped = True
+    def _write(self, record: Record) -> None:
+        """In a thread."""
+        # What the record has counted must not be missing before it.
+        self.journal.sync()
+        self._keeper.swap(record)
 
-    def _execute(self, instructions: list[Instruction]) -> None:
+    def _up_to_a_record(self, instructions: Iterator[Instruction]) -> Record | None:
+        """Carry out instructions; return the next record to write, None where all are carried out."""
         for instruction in instructions:
             match instruction:
+                case Persist(record):
+                    return record
                 case Send(number, message):
                     connection = self.connections.get(number)
                     if connection is not None:
@@ -184,10 +227,6 @@ class Shell:
                 case Emit(event):
                     if self.journal.append(event):
                         self.metrics.observe(event)
-                case Persist(record):
-                    # What the record has counted must not be missing before it.
-                    self.journal.sync()
-                    self._keeper.swap(record)
                 case Close(number):
                     connection = self.connections.get(number)
                     if connection is not None:
@@ -198,3 +237,17 @@ class Shell:
                     self.journal.sync()
                     _log.info("the job ends with exit code %d: %s", exit_code, why)
                     self._on_end(exit_code)
+        return None
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work that must not be broken off half-way: a cancellation takes effect once it has ended."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError

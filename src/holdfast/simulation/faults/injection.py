@@ -124,6 +124,9 @@ class Injector:
                 cluster.add_node(gone[fault.target % len(gone)])
         elif kind is FaultKind.DAMAGE:
             self._world.checkpoints.damage_newest()
+        elif kind is FaultKind.SLOW_STORE:
+            world = self._world
+            world.store_slow_until = max(world.store_slow_until, world.timeline.now + fault.duration)
         elif kind is FaultKind.INTERRUPT:
             cluster.interrupt()
         elif kind in (

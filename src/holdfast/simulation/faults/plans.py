@@ -33,6 +33,7 @@ class FaultKind(StrEnum):
     POWER_CUT = "power_cut"  # the coordinator's machine goes down, and with it what is not on disk; for the duration
     SLOW_DISK = "slow_disk"  # writing and renaming a node's checkpoints takes until the end of the duration
     FULL_DISK = "full_disk"  # a node's checkpoints cannot be written
+    SLOW_STORE = "slow_store"  # what the coordinator writes takes its time, until the end of the duration at most
     INTERRUPT = "interrupt"  # the job's user wants it to end, saved
 
 
@@ -228,6 +229,29 @@ def power_plan(seed: int) -> FaultPlan:
     plan, rng = random_plan(seed), Random(seed * 43 + 9)
     last = max(plan.crashes, default=0)
     return replace(plan, crashes=(*plan.crashes, last + rng.randint(1, 40 * plan.nodes)), power_cuts=True)
+
+
+def slow_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed whose store is slow, now and then, while other things go wrong."""
+    rng = Random(seed * 53 + 13)
+    plan = rng.choice((random_plan, wide_plan, power_plan, baseline_plan))(seed)
+    span = 0.15 * plan.steps + 0.3
+    slow = tuple(
+        Fault(
+            kind=FaultKind.SLOW_STORE,
+            time=rng.choice((0.0, rng.uniform(0.0, span))),
+            duration=rng.choice((0.02, 0.3, 1.5, 4.0, 8.0)),
+        )
+        for _ in range(rng.choice((1, 2, 4)))
+    )
+    # Let the coordinator die while a write is on its way.
+    ends = (FaultKind.CRASH_COORDINATOR, FaultKind.SUPERSEDE, FaultKind.POWER_CUT)
+    dies = tuple(
+        Fault(kind=rng.choice(ends), time=fault.time + rng.random() * fault.duration, duration=rng.choice((0.01, 0.5)))
+        for fault in slow
+        if rng.random() < 0.5
+    )
+    return replace(plan, faults=(*plan.faults, *slow, *dies))
 
 
 def interrupted_plan(seed: int) -> FaultPlan:

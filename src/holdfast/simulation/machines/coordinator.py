@@ -1,13 +1,22 @@
-"""The shell around the coordinator's machine: instructions in order, and a crash wherever the plan wants one."""
+"""The shell around the coordinator's machine: instructions in order, and a crash wherever the plan wants one.
+
+As in the real one, a write to the store may take time: what comes after it waits for it, and so do inputs. The
+coordinator may die meanwhile; its write may arrive all the same.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from holdfast.coordination.inputs import Disconnected, Input, Planned, Received, Tick
 from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.errors import SupersededError
+from holdfast.protocol.messages.worker import WorkerMessage
+from holdfast.protocol.record import Record
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.experts import FreeMoves
 from holdfast.simulation.network import SimConnection
@@ -36,6 +45,10 @@ class CoordinatorShell(Process):
         self.pid = pid
         self.connections: dict[int, SimConnection] = {}
         self.ended = False
+        #: what came while a record is being written; None while none is
+        self._waiting: deque[Callable[[], object]] | None = None
+        #: what has come with the input of the turn that is under way, or was last, and may have no effect
+        self._stale: WorkerMessage | None = None
         self._cluster = cluster
         self._world = world = cluster.world
         self._version = world.store.version
@@ -60,11 +73,13 @@ class CoordinatorShell(Process):
         self._tick_later()
 
     def feed(self, event: Input) -> None:
-        """Handle one input to its end."""
-        if self.alive:
+        """Handle one input to its end, after those that came before it."""
+        if self._waiting is not None:
+            self._waiting.append(partial(self.feed, event))
+        elif self.alive:
             self._world.trace("coordinator", self.pid, "<-", event)
             instructions = self.machine.handle(event, self._world.timeline.now)
-            self._cluster.checker.handles(event)
+            self._stale = self._cluster.checker.handles(event)
             self._execute(instructions)
 
     def feed_connection(self, number: int, event: Received) -> None:
@@ -96,18 +111,56 @@ class CoordinatorShell(Process):
         self._world.timeline.after(self._world.config.tick_s, self.deliver, self._tick)
 
     def _tick(self) -> None:
+        if self._waiting is not None:
+            self._waiting.append(self._tick)
+            return
         self.feed(Tick())
         self._tick_later()
 
-    def _execute(self, instructions: list[Instruction]) -> None:
-        for instruction in instructions:
+    def _execute(self, instructions: Iterable[Instruction]) -> None:
+        rest = iter(instructions)
+        for instruction in rest:
             if self._cluster.write_due(self, type(instruction).__name__):
                 return
+            if isinstance(instruction, Persist):
+                self._world.journal.sync()
+                delay = self._world.store_delay()
+                if delay:
+                    self._waiting = deque()
+                    store = self._world.store
+                    self._world.trace("coordinator", self.pid, "writes", instruction.record)
+                    self._world.timeline.after(delay, self._arrive, instruction.record, store.cuts, rest)
+                    return
             try:
                 self._carry_out(instruction)
             except SupersededError:
                 self.crash()
                 return
+
+    def _arrive(self, record: Record, cuts: int, rest: Iterator[Instruction]) -> None:
+        """A write is at the store; one of a coordinator that is dead by now arrives or not, as chance will have it."""
+        world = self._world
+        if world.store.cuts != cuts or not (self.alive or world.rng.random() < 0.5):
+            return
+        world.trace("coordinator", self.pid, "has written", record)
+        self._cluster.checker.goes_on(self._stale)  # (another one may have handled something meanwhile)
+        try:
+            self._carry_out(Persist(record))
+        except SupersededError:
+            self.deliver(self.crash)
+        else:
+            self.deliver(self._written, rest)
+
+    def _written(self, rest: Iterator[Instruction]) -> None:
+        """The store has answered: go on where the turn was left, then with what has come meanwhile."""
+        waiting, self._waiting = self._waiting or deque[Callable[[], object]](), None
+        self._cluster.checker.goes_on(self._stale)
+        self._execute(rest)
+        while waiting:
+            if self._waiting is not None:  # another write: those who waited before come first
+                self._waiting.extendleft(reversed(waiting))
+                return
+            waiting.popleft()()
 
     def _carry_out(self, instruction: Instruction) -> None:
         world, checker = self._world, self._cluster.checker
@@ -122,7 +175,6 @@ class CoordinatorShell(Process):
                 world.trace("journal", event)
                 checker.emitted(self.machine, event)
             case Persist(record):
-                world.journal.sync()
                 self._version = world.store.swap(record, self._version)
                 checker.persisted(self.machine, record)
             case Close(number):

@@ -16,6 +16,7 @@ from holdfast.simulation.faults.plans import (
     lively_plan,
     power_plan,
     random_plan,
+    slow_plan,
     wide_plan,
 )
 
@@ -33,6 +34,8 @@ FIRST_LIVELY_SEED = 4_000_000_000
 FIRST_POWER_SEED = 5_000_000_000
 #: from here on, random ones that their user ends
 FIRST_INTERRUPTED_SEED = 6_000_000_000
+#: from here on, random ones whose store is slow
+FIRST_SLOW_SEED = 7_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -77,7 +80,8 @@ FAMILIES: dict[str, range] = {
     "wide": range(FIRST_WIDE_SEED, FIRST_LIVELY_SEED),
     "lively": range(FIRST_LIVELY_SEED, FIRST_POWER_SEED),
     "power": range(FIRST_POWER_SEED, FIRST_INTERRUPTED_SEED),
-    "interrupted": range(FIRST_INTERRUPTED_SEED, FIRST_INTERRUPTED_SEED + 1_000_000_000),
+    "interrupted": range(FIRST_INTERRUPTED_SEED, FIRST_SLOW_SEED),
+    "slow": range(FIRST_SLOW_SEED, FIRST_SLOW_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -86,6 +90,7 @@ _RANDOM_PLANS = {
     "lively": lively_plan,
     "power": power_plan,
     "interrupted": interrupted_plan,
+    "slow": slow_plan,
 }
 
 

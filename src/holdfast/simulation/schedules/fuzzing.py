@@ -18,7 +18,7 @@ from holdfast.simulation.schedules.shrinking import failure, shrunk
 from holdfast.simulation.world import Parts
 
 #: how often each family comes, within one round
-SHARES = {"random": 3, "enumerated": 2, "baseline": 1, "wide": 4, "lively": 2, "power": 1, "interrupted": 1}
+SHARES = {"random": 3, "enumerated": 2, "baseline": 1, "wide": 4, "lively": 2, "power": 1, "interrupted": 1, "slow": 2}
 #: a run of so many schedules that strike at random must have seen every pair of fault and phase
 LONG_RUN = 100_000
 #: how many are kept of the schedules which fail in the same way
