@@ -23,8 +23,8 @@ from holdfast.cli.spec_options import NODES, SpecGroup, job_spec
 from holdfast.control.agent.node_agent import run_agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.client import CoordinatorClient
+from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
-from holdfast.control.launch.known_checkpoints import intact_checkpoints
 from holdfast.control.launch.settings import check_places, check_script, script_digest
 from holdfast.control.registry import JobEntry, check_name, registry_directory
 from holdfast.coordination.agent.machine import TAIL_FAILED

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.zygote_client import start_zygote
+from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.launch.children import AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.launch.follow import Follower
-from holdfast.control.launch.known_checkpoints import intact_checkpoints
 from holdfast.control.launch.settings import LaunchSettings, script_digest
 from holdfast.control.launch.standing import Standing
 from holdfast.control.processes import ChildProcess, ProcessHandle, end_all

@@ -1,4 +1,4 @@
-"""A node's agent: a shell around `AgentMachine` with one connection and simulated worker processes."""
+"""A simulated node's agent: a shell around `AgentMachine` with one connection and simulated worker processes."""
 
 from __future__ import annotations
 

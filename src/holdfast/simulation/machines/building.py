@@ -1,4 +1,4 @@
-"""The groups that one worker builds, in the background: whose addresses have come, and which groups stand."""
+"""The groups that one simulated worker builds, in the background: whose addresses have come, and which groups stand."""
 
 from __future__ import annotations
 

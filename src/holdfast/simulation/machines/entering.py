@@ -1,4 +1,4 @@
-"""How one worker's training thread enters a generation: it loads, moves experts, receives state, and is in."""
+"""How a simulated worker's training thread enters a generation: it loads, moves experts, receives state, and is in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experts in one worker's memory: of which step each is, whatever the worker's machine believes.
+"""The experts in a simulated worker's memory: of which step each is, whatever the worker's machine believes.
 
 Axes: L layers, E experts.
 """

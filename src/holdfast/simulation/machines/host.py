@@ -1,4 +1,4 @@
-"""What the parts of a worker process ask of it: the process itself is above them."""
+"""What the parts of a simulated worker process ask of it: the process itself is above them."""
 
 from __future__ import annotations
 

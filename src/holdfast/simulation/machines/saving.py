@@ -1,4 +1,4 @@
-"""The checkpoints that one worker writes, in the background, and renames or removes as it is told."""
+"""The checkpoints that one simulated worker writes, in the background, and renames or removes as it is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State on its way from a member that has it to one that lacks it: takes time, can be torn."""
+"""Simulated state on its way from a member that has it to one that lacks it: takes time, can be torn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker process: a training thread and a listener around `WorkerMachine`, with a fake model.
+"""One simulated worker process: a training thread and a listener around `WorkerMachine`, with a fake model.
 
 The training thread does one thing at a time (`busy`); a Halt makes it leave collectives and transfers, never a
 micro-batch or an apply. Whatever is half done is garbage: a value that no other process has.

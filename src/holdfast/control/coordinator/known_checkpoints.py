@@ -1,4 +1,4 @@
-"""Which checkpoints of an earlier run a job can resume from."""
+"""Which checkpoints of an earlier run a coordinator begins with."""
 
 from __future__ import annotations
 
