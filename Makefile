@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \
-	bench-layer bench-spot bench-strangers fuzz every-write mutants
+	bench-layer bench-spot bench-strangers bench-control-plane fuzz every-write mutants
 
 install: $(STAMP)
 
@@ -113,3 +113,7 @@ bench-spot: install
 # a thousand strangers at the coordinator's port beside a training job, in turns with nobody
 bench-strangers: install
 	$(BIN)/python benchmarks/strangers.py
+
+# what the control plane costs, and how fast it reacts, from 16 to 1,024 nodes x 8 workers: fake nodes, no training
+bench-control-plane: install
+	$(BIN)/python benchmarks/control_plane.py

@@ -32,6 +32,9 @@ _decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
 _encoder = msgspec.msgpack.Encoder()
 
 
+OnMessage = Callable[[CoordinatorMessage], None]
+
+
 class ChannelRefusedError(ConnectionError):
     """The coordinator's server answered, but not with a WebSocket. `status`: of the HTTP answer, 0 for none."""
 
@@ -43,7 +46,7 @@ class ChannelRefusedError(ConnectionError):
 class CoordinatorChannel(asyncio.Protocol):
     """One connection. `on_message` for each message, inside the read; `closed` is done once it has ended."""
 
-    def __init__(self, url: str, token: str, on_message: Callable[[CoordinatorMessage], None]) -> None:
+    def __init__(self, url: str, token: str, on_message: OnMessage) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -201,6 +204,10 @@ class CoordinatorChannel(asyncio.Protocol):
         self._on_message(message)
 
 
+#: makes a channel of the URL, the token and what is called with each message
+ChannelMaker = Callable[[str, str, OnMessage], CoordinatorChannel]
+
+
 def websocket_url(coordinator: str) -> str:
     """Return the agents' URL of a coordinator's http(s) URL."""
     return "ws" + coordinator.removeprefix("http").rstrip("/") + "/agent"
@@ -209,12 +216,13 @@ def websocket_url(coordinator: str) -> str:
 async def open_channel(
     coordinator: str,
     token: str,
-    on_message: Callable[[CoordinatorMessage], None],
+    on_message: OnMessage,
     *,
     tls: ssl.SSLContext | None = None,
     timeout_s: float = 10.0,
+    make: ChannelMaker = CoordinatorChannel,
 ) -> CoordinatorChannel:
-    """Connect to a coordinator.
+    """Connect to a coordinator, over a channel that `make` makes of the URL, the token and `on_message`.
 
     Raises:
         OSError: nobody answers (ChannelRefusedError: not with a WebSocket).
@@ -227,7 +235,7 @@ async def open_channel(
     try:
         async with asyncio.timeout(timeout_s):
             _, channel = await loop.create_connection(
-                lambda: CoordinatorChannel(url, token, on_message),
+                lambda: make(url, token, on_message),
                 where.host,
                 where.port,
                 ssl=tls if where.secure else None,

@@ -13,12 +13,12 @@ import signal
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.control.agent.channel import ChannelRefusedError, CoordinatorChannel, open_channel
+from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.agent.settings import AgentSettings
-from holdfast.control.agent.workforce import Workforce
+from holdfast.control.agent.workforce import Workforce, WorkforceOwner
 from holdfast.control.processes import die_with_parent
 from holdfast.coordination.agent.instructions import (
     AgentInstruction,
@@ -33,7 +33,7 @@ from holdfast.coordination.agent.instructions import (
 from holdfast.coordination.agent.machine import AgentMachine, NodeIdentity
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
-from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
+from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, ToWorker, WorkerDown
 from holdfast.protocol.messages.worker import WorkerMessage
 
 _log = logging.getLogger("holdfast.agent")
@@ -42,11 +42,46 @@ _FIRST_BACKOFF_S = 0.02
 _LAST_BACKOFF_S = 0.5
 _UNAUTHORISED = (401, 403)
 
+StartTask = Callable[[Coroutine[Any, Any, None]], None]
+
+
+class NodeWorkers(Protocol):
+    """The workers of a node, as its agent needs them: `Workforce` says what each does."""
+
+    async def open(self) -> None: ...
+
+    async def end(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def replace(self, worker: str) -> None: ...
+
+    def pass_on(self, message: ToWorker) -> None: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+    def stopped(self) -> set[str]: ...
+
+    def kill_hung(self, worker: str) -> None: ...
+
 
 class Agent:
     """One node. `run` returns the exit code once the node's part in the job has ended and its workers are gone."""
 
-    def __init__(self, settings: AgentSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        clock: Clock,
+        *,
+        workers: Callable[[AgentSettings, WorkforceOwner, StartTask], NodeWorkers] = Workforce,
+        channel: ChannelMaker = CoordinatorChannel,
+    ) -> None:
+        """Begin with nobody.
+
+        Args:
+            workers: makes what stands for the node's workers; others than processes where no training is wanted.
+            channel: makes that of each connection.
+        """
         self.settings = settings
         self.clock = clock
         node = NodeIdentity(
@@ -59,7 +94,8 @@ class Agent:
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8))
         self._tasks: set[asyncio.Task[None]] = set()
-        self.workforce = Workforce(settings, self, self._task)
+        self.workforce = workers(settings, self, self._task)
+        self._make_channel = channel
         self._channel: CoordinatorChannel | None = None
         self._exit: asyncio.Future[EndAgent] = asyncio.get_running_loop().create_future()
 
@@ -124,7 +160,9 @@ class Agent:
         tls = ssl.create_default_context(cafile=settings.tls_ca or None) if secure else None
         while not self._exit.done():
             try:
-                channel = await open_channel(settings.coordinator, settings.token, self._on_message, tls=tls)
+                channel = await open_channel(
+                    settings.coordinator, settings.token, self._on_message, tls=tls, make=self._make_channel
+                )
             except ChannelRefusedError as error:
                 self._refused_by_server(error)
             except OSError as error:  # TimeoutError too

@@ -1,0 +1,191 @@
+"""A worker that trains nothing: the real machine, told at once that all it waits for has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.coordination.worker.tasks import (
+    Build,
+    Compute,
+    Drop,
+    Enter,
+    Finish,
+    Forward,
+    Receive,
+    Tell,
+    WorkerInstruction,
+)
+from holdfast.protocol.commit import Commit
+from holdfast.protocol.messages.orders import AcceptCheckpoint, Inject, Order, Posted, PruneCheckpoints
+from holdfast.protocol.messages.worker import Attach, Post, WorkerMessage
+from holdfast.protocol.names import index_of
+from holdfast.protocol.plan import GenerationPlan, Phase
+
+
+class Rendezvous(StrEnum):
+    """Whose library makes the group: which keys its ranks post."""
+
+    NCCL = "nccl"  # rank 0 posts the group's id, 128 bytes
+    GLOO = "gloo"  # each rank posts its addresses, 154 bytes and 8 for each rank (measured with torch 2.13)
+
+    def key_of(self, rank: int, world: int) -> bytes | None:
+        """Return what a rank posts, None for nothing."""
+        if self is Rendezvous.GLOO:
+            return bytes(154 + 8 * world)
+        return bytes(128) if rank == 0 else None
+
+    def keys(self, world: int) -> int:
+        """Return how many keys a rank waits for, its own among them."""
+        return world if self is Rendezvous.GLOO else 1
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModel:
+    """What all workers say they train: so many micro-batches of one sample a step, with this v."""
+
+    micro_batches: int
+
+    @property
+    def commit(self) -> Commit:
+        """v of every step."""
+        return Commit(grad_square=1.0, loss_sum=2.0 * self.micro_batches, samples=self.micro_batches, nonfinite=0)
+
+
+class FakeWorker:
+    """One worker. `say` sends to the agent; `told` and `entered` are called with the generation that it is told to
+    begin, and that it has entered."""
+
+    def __init__(
+        self,
+        worker: str,
+        model: FakeModel,
+        *,
+        say: Callable[[WorkerMessage], None],
+        told: Callable[[int], None],
+        entered: Callable[[int], None],
+    ) -> None:
+        self.rendezvous = Rendezvous.NCCL
+        self.machine = WorkerMachine(worker, micro_batches=model.micro_batches)
+        self._worker = worker
+        self._model = model
+        self._say = say
+        self._told = told
+        self._entered = entered
+        #: the keys that have come, and the plans of the groups that are wanted, by generation
+        self._keys: dict[int, set[str]] = {}
+        self._plans: dict[int, GenerationPlan] = {}
+
+    def attach(self) -> None:
+        """Be there, with a fresh state."""
+        batches = self._model.micro_batches
+        attach = Attach(
+            worker=self._worker,
+            pid=1 + index_of(self._worker),
+            host="127.0.0.1",
+            state_port=1,
+            config={"model": "none"},
+            global_batch=batches,
+            micro_batches=batches,
+        )
+        self._say(attach)
+
+    def order(self, order: Order) -> None:
+        """Obey an order, and do what can be done then."""
+        match order:
+            case Posted():
+                self._keys.setdefault(order.generation, set()).add(order.key)
+                self._build(order.generation)
+            case AcceptCheckpoint() | PruneCheckpoints() | Inject():
+                return
+            case _:
+                self._obey(self.machine.order(order))
+        self._go_on()
+
+    def compute(self) -> None:
+        """Compute the first micro-batch of the step in progress."""
+        task = self.machine.task
+        assert isinstance(task, Compute), f"{self._worker} has to {task}"
+        for micro_batch in task.micro_batches[:1]:
+            self.machine.computing(micro_batch)
+
+    def train(self, step: int) -> None:
+        """Compute and apply this step."""
+        machine, task = self.machine, self.machine.task
+        assert isinstance(task, Compute), f"{self._worker} has to {task}"
+        assert task.step == step, f"{self._worker} is at step {task.step}, not {step}"
+        for micro_batch in task.micro_batches:
+            machine.computing(micro_batch)
+        machine.computed()
+        machine.reduced()
+        machine.voting()
+        self._obey(machine.vote_passed(self._model.commit))
+        machine.begin_apply()
+        self._obey(machine.applied_step())
+
+    # ---- inside ----
+
+    def _obey(self, instructions: Iterable[WorkerInstruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Tell(message):
+                    self._say(message)
+                case Build(plan, pending):
+                    self._begin_to_build(plan, pending)
+                case Drop(generation):
+                    self._plans.pop(generation, None)
+                case _:
+                    pass  # (nothing is under way that could be interrupted)
+
+    def _begin_to_build(self, plan: GenerationPlan, pending: bool) -> None:
+        generation = plan.generation
+        for old in [known for known in {*self._plans, *self._keys} if known < self.machine.generation]:
+            self._plans.pop(old, None)
+            self._keys.pop(old, None)
+        self._plans[generation] = plan
+        if not pending:
+            self._told(generation)
+        rank = plan.rank(self._worker)
+        assert rank is not None, f"{self._worker} is to build the group of generation {generation} without it"
+        value = self.rendezvous.key_of(rank, len(plan.members))
+        if value is not None:
+            key = str(rank)
+            self._keys.setdefault(generation, set()).add(key)
+            self._say(Post(worker=self._worker, generation=generation, key=key, value=value))
+        self._build(generation)
+
+    def _build(self, generation: int) -> None:
+        if self._stands(generation):
+            self._obey(self.machine.prepared(generation))
+
+    def _stands(self, generation: int) -> bool:
+        plan = self._plans.get(generation)
+        return plan is not None and len(self._keys.get(generation, ())) >= self.rendezvous.keys(len(plan.members))
+
+    def _go_on(self) -> None:
+        """Enter the generation as far as it can be entered; what is received is here at once."""
+        machine = self.machine
+        if machine.phase is Phase.PASSED and not machine.frozen:
+            machine.begin_apply()
+            self._obey(machine.applied_step())
+        while self._stands(machine.generation):
+            match machine.task:
+                case Forward():
+                    machine.begin_apply()
+                    self._obey(machine.applied_step())
+                case Receive(plan):
+                    decision = machine.generations.decision
+                    if not machine.pushed(plan.generation):
+                        return
+                    machine.received(plan.generation, None, decision.applied if decision else 0)
+                case Enter(plan):
+                    self._obey(machine.entered())
+                    self._entered(plan.generation)
+                    return
+                case Finish():
+                    self._obey(machine.finish())
+                    return
+                case _:
+                    return
