@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         name="computes_all",
         file=WORKER,
-        old="        return round_robin(self.micro_batches, self.generations.world)[self.generations.rank]\n",
+        old="        return round_robin(self.micro_batches, self.generations.world, self.generations.rank)\n",
         new="        return tuple(range(self.micro_batches))\n",
         why="each micro-batch counts once",
         quick=True,

@@ -20,14 +20,15 @@ from holdfast.simulation.faults.coverage import Seen, expected, table
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
 from holdfast.simulation.invariants import InvariantError
 from holdfast.simulation.schedules.enumeration import FAMILIES, Schedule, plan_of
-from holdfast.simulation.schedules.fuzzing import LONG_RUN, Tally, fresh, report
+from holdfast.simulation.schedules.fuzzing import LONG_RUN, Tally, fresh, report, too_much
 from holdfast.simulation.schedules.shrinking import failure, shrunk, signature
 from holdfast.simulation.world import Parts
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_schedule_has_the_same_story_in_every_process(family: str) -> None:
-    numbers = [str(FAMILIES[family].start + offset) for offset in (3, 14, 159)]
+    offsets = (10,) if family == "large" else (3, 14, 159)
+    numbers = [str(FAMILIES[family].start + offset) for offset in offsets]
     code = "import sys; from holdfast.simulation.__main__ import main\nfor n in sys.argv[1:]: main(['replay', n])"
     stories = []
     for hash_seed in ("1", "2"):
@@ -136,6 +137,20 @@ def test_replay_of_a_schedule_that_passes() -> None:
     assert replay(plan_of(7)) == EXIT_DONE
 
 
+def test_one_job_of_any_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["one", "--nodes", "40", "--steps", "10", "--faults", "4"]) == EXIT_DONE
+    said = capsys.readouterr().out
+    assert "40 nodes, 10 steps, 4 of 4 faults struck" in said
+    assert "(0, 'done')" in said
+
+
+def test_large_schedules_leave_time_to_the_others() -> None:
+    large, other = (Schedule(number=FAMILIES[family].start) for family in ("large", "random"))
+    busy = Tally(seconds={"large": 2.0, "random": 8.0})
+    calm = Tally(seconds={"large": 1.0, "random": 9.0})
+    assert [too_much(tally, schedule) for tally in (busy, calm) for schedule in (large, other)] == [True] + 3 * [False]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -145,6 +160,8 @@ def test_replay_of_a_schedule_that_passes() -> None:
         ["fuzz", "--seconds", "0"],
         ["fuzz", "--processes", "-1"],
         ["writes", "--schedules", "0"],
+        ["one", "--nodes", "0"],
+        ["one", "--faults", "-1"],
     ],
 )
 def test_bad_input(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,16 +5,20 @@ A schedule that fails prints the command that replays it.
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterable
 
 import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.simulation.cluster import Outcome, run_plan
+from holdfast.simulation.faults.large_plans import large_plan
 from holdfast.simulation.faults.plans import FaultKind, interrupted_plan, lively_plan, random_plan, slow_plan, wide_plan
 from holdfast.simulation.schedules.enumeration import (
     FIRST_BASELINE_SEED,
     FIRST_INTERRUPTED_SEED,
+    FIRST_LARGE_SEED,
     FIRST_LIVELY_SEED,
     FIRST_POWER_SEED,
     FIRST_SEED,
@@ -37,6 +41,8 @@ LIVELY_SCHEDULES = 300
 POWER_SCHEDULES = 400
 INTERRUPTED_SCHEDULES = 300
 SLOW_SCHEDULES = 600
+#: processor time for jobs of 33 to 128 nodes, each of which takes as long as fifty small ones, in seconds
+LARGE_S = 3.0
 
 
 def run_all(seeds: Iterable[int]) -> list[Outcome]:
@@ -138,6 +144,18 @@ def test_every_enumerated_schedule_has_its_own_number() -> None:
     assert last.crashes_after_strike == (WRITES,)
     assert len(last.faults) == 2
     assert last.faults[0].target != last.faults[1].target
+
+
+def test_large_schedules() -> None:
+    until, numbers = time.process_time() + LARGE_S, itertools.count(FIRST_LARGE_SEED)
+    run_all(itertools.takewhile(lambda number: number < FIRST_LARGE_SEED + 3 or time.process_time() < until, numbers))
+
+
+def test_large_plans_have_whole_racks_struck() -> None:
+    plans = [large_plan(seed) for seed in range(100)]
+    assert {33, 128} <= {plan.nodes for plan in map(large_plan, range(1000))}
+    assert any(len(plan.faults) > 16 for plan in plans)
+    assert large_plan(5) == large_plan(5) != large_plan(6)
 
 
 def test_random_plans_cover_every_kind_of_fault_and_size() -> None:

@@ -48,7 +48,7 @@ def test_a_partition_keeps_a_side_from_all_others_or_from_one(other: frozenset[s
     plane.part(timeline, Partition(frozenset({A}), other), heals_after_s=1.0)
     pairs = [(A, B), (A, C), (B, C)]
     assert {pair for pair in pairs if plane.parted(pair)} == apart
-    assert {pair for pair in pairs if not plane.reaches(pair[1], [pair[0]])} == apart
+    assert {pair for pair in pairs if not plane.reaches(pair[1], {pair[0]})} == apart
     plane.when_healed(lambda: healed.append(timeline.now))
     while timeline.step():
         pass

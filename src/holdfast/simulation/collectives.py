@@ -29,7 +29,7 @@ class Rank(Protocol):
 
 
 class SimOperation:
-    """One collective: who has issued it with what, who still waits for it, and who waits in vain."""
+    """One collective: who has issued it with what, who still waits for it, and who waits in vain (`hung`)."""
 
     __slots__ = ("hung", "key", "payloads", "scheduled", "value", "waiting")
 
@@ -37,7 +37,7 @@ class SimOperation:
         self.key = key
         self.payloads: dict[str, Any] = {}
         self.waiting: dict[str, Rank] = {}
-        self.hung: set[str] = set()
+        self.hung: dict[str, Rank] = {}
         self.scheduled: set[str] = set()
         #: the result once all have issued it, None before
         self.value: Any = None
@@ -61,7 +61,10 @@ class Group:
         self._rng = rng
         self._duration = duration
         self._data_plane = data_plane
-        self._nodes = {member.node for member in plan.members}
+        #: whose members these are
+        self.nodes = frozenset(member.node for member in plan.members)
+        #: whether they reached each other when last looked at, and the data plane's version then
+        self._parted = (False, 0)
         self._operations: dict[tuple[str, int], SimOperation] = {}
         self._stalled: dict[str, list[tuple[SimOperation, Rank]]] = {}
 
@@ -90,6 +93,7 @@ class Group:
     def abandon(self, rank: Rank, operation: SimOperation) -> None:
         """A rank halts and leaves an operation; its connections are severed."""
         operation.waiting.pop(rank.id, None)
+        operation.hung.pop(rank.id, None)
         self.fail(rank.id)
 
     def fail(self, worker: str) -> None:
@@ -104,7 +108,7 @@ class Group:
         """Let the operation that a rank waits for fail with nobody dead; False where it waits for none."""
         for operation in self._operations.values():
             rank = operation.waiting.get(worker)
-            if rank is not None and worker not in operation.hung:
+            if rank is not None:
                 self.failed = True
                 self._error_later(operation, rank)
                 return True
@@ -114,33 +118,34 @@ class Group:
         """A member is stopped: some of those that wait for a result get it only when it goes on."""
         held = self._stalled.setdefault(worker, [])
         for operation in self._operations.values():
-            for rank in operation.waiting.values():
-                due = operation.value is not None and rank.id not in operation.hung and rank.id != worker
-                if due and self._rng.random() < 0.5:
-                    operation.hung.add(rank.id)
+            if operation.value is None:
+                continue
+            for rank in list(operation.waiting.values()):
+                if rank.id != worker and self._rng.random() < 0.5:
+                    operation.hung[rank.id] = operation.waiting.pop(rank.id)
                     held.append((operation, rank))
 
     def unstall(self, worker: str) -> None:
         """The stopped member goes on."""
         for operation, rank in self._stalled.pop(worker, ()):
-            operation.hung.discard(rank.id)
-            operation.scheduled.discard(rank.id)
-            self._complete_later(operation, rank)
+            if operation.hung.pop(rank.id, None) is not None:
+                operation.waiting[rank.id] = rank
+                operation.scheduled.discard(rank.id)
+                self._complete_later(operation, rank)
 
     def _forget_before(self, step: int) -> None:
         """All have issued an operation of `step`, so whatever came before is behind everybody who can still use it."""
-        old = [key for key, operation in self._operations.items() if key[1] < step and not operation.waiting]
+        old = [key for key, op in self._operations.items() if key[1] < step and not (op.waiting or op.hung)]
         for key in old:
             del self._operations[key]
 
     def _fate(self, operation: SimOperation, rank: Rank) -> None:
-        if rank.id in operation.hung:
-            return
+        """Say what becomes of one who still waits, though somebody is gone; who waits in vain is not asked again."""
         draw = self._rng.random()
         if operation.value is not None and draw < 0.4:
             self._complete_later(operation, rank)
         elif draw < 0.7:
-            operation.hung.add(rank.id)
+            operation.hung[rank.id] = operation.waiting.pop(rank.id)
         else:
             self._error_later(operation, rank)
 
@@ -151,19 +156,28 @@ class Group:
         self._timeline.after(self._rng.uniform(*self._duration), rank.deliver, self._complete, operation, rank)
 
     def _complete(self, operation: SimOperation, rank: Rank) -> None:
-        if rank.id in operation.hung or rank.id not in operation.waiting:
+        if rank.id not in operation.waiting:
             return
-        if self._data_plane.parted(self._nodes):
+        if self._apart:
             operation.scheduled.discard(rank.id)
             self._data_plane.when_healed(lambda: self._complete_later(operation, rank))
             return
         del operation.waiting[rank.id]
         rank.operation_done(operation, operation.value)
 
+    @property
+    def _apart(self) -> bool:
+        """True while some members cannot reach each other."""
+        parted, version = self._parted
+        if version != self._data_plane.version:
+            parted = self._data_plane.parted(self.nodes)
+            self._parted = parted, self._data_plane.version
+        return parted
+
     def _error_later(self, operation: SimOperation, rank: Rank) -> None:
-        operation.hung.add(rank.id)
+        operation.hung[rank.id] = operation.waiting.pop(rank.id)
         self._timeline.after(self._rng.uniform(*self._duration), rank.deliver, self._error, operation, rank)
 
     def _error(self, operation: SimOperation, rank: Rank) -> None:
-        if operation.waiting.pop(rank.id, None) is not None:
+        if operation.hung.pop(rank.id, None) is not None:
             rank.operation_failed(operation)

@@ -6,6 +6,7 @@ the newest persisted plan applies it; a decision that undoes the step takes it o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NoReturn
 
 from holdfast.coordination.coordinator import Coordinator
@@ -38,6 +39,10 @@ class Checker:
         self._passed: dict[tuple[int, int], tuple[Commit, int]] = {}
         self._promised: dict[str, tuple[object, ...]] = {}
         self._record: Record | None = None
+        #: those of the record's plans: they count
+        self._counted: frozenset[str] = frozenset()
+        #: what `_expected` returned last, and for what
+        self._parts: tuple[tuple[int, int], tuple[int, ...]] = ((0, 0), ())
         #: generation -> the workers of its plan
         self._members: dict[int, tuple[str, ...]] = {}
         self._term = 0
@@ -92,22 +97,29 @@ class Checker:
         machine, plan = worker.machine, self._world.plan
         self._keeps_promise(worker, "applied")
         step = machine.applied or 0
-        if reduced.parts != training.expected_parts(before, step, plan.micro_batches):
+        if reduced.parts != self._expected(before, step):
             self._fail(f"{worker.id} applied step {step} with other parts than each micro-batch once: {reduced}")
         if commit.samples != plan.micro_batches * plan.micro_batch:
             self._fail(f"{worker.id} applied step {step} with {commit.samples} samples")
-        counts = self._record is not None and _is_member(self._record, worker.id)
-        if counts:
+        if worker.id in self._counted:
             self.holds(worker)
             self._witnesses.setdefault(step, set()).add(worker.id)
             known = self._commits.setdefault(step, commit)
             if known != commit:
                 self._fail(f"{worker.id} applied step {step} with {commit}, not the recorded {known}")
 
+    def _expected(self, state: int, step: int) -> tuple[int, ...]:
+        """Return the parts of a step with every micro-batch exactly once; nearly all members ask for the same."""
+        asked, parts = self._parts
+        if asked != (state, step):
+            parts = training.expected_parts(state, step, self._world.plan.micro_batches)
+            self._parts = (state, step), parts
+        return parts
+
     def holds(self, worker: Peer) -> None:
         """A worker holds a state (applied, received or loaded): it must be that of the decided lineage."""
         step = worker.machine.applied or 0
-        if self._record is None or not _is_member(self._record, worker.id):
+        if worker.id not in self._counted:
             return
         if self._truth.setdefault(step, worker.state) != worker.state:
             self._fail(f"{worker.id} has another state of step {step} than the lineage")
@@ -154,18 +166,21 @@ class Checker:
         self._without_effect(record)
         self._term, self._writer = record.term, machine
         before, self._record = self._record, record
+        if before is not None and before.plan is record.plan and before.pending is record.pending:
+            return
         if record.plan is not None:
             self._members[record.plan.generation] = record.plan.workers
-        if before is None or (before.plan is record.plan and before.pending is record.pending):
+        plans = [plan for plan in (record.plan, record.pending) if plan is not None]
+        self._counted = frozenset(worker for plan in plans for worker in plan.workers)
+        if before is None:
             return
-        for plan in (record.plan, record.pending):
+        for plan in plans:
             self._guarantees(plan)
         if record.generation < before.generation or record.lineage < before.lineage:
             self._fail(f"generation or lineage went back: {before} {record}")
-        after = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
-        self._taken_in_again(after & self._expelled)
+        self._taken_in_again(self._counted & self._expelled)
         if before.plan is not None:
-            self._expelled.update(worker for worker in before.plan.workers if worker not in after)
+            self._expelled.update(worker for worker in before.plan.workers if worker not in self._counted)
         promoted = (
             record.plan is not None
             and before.pending is not None
@@ -174,14 +189,14 @@ class Checker:
         if record.decision is not before.decision and not promoted:
             self._decided(record)
 
-    def _guarantees(self, plan: msg.GenerationPlan | None) -> None:
+    def _guarantees(self, plan: msg.GenerationPlan) -> None:
         """Every expert lives on as many distinct nodes as the plan says, and as are possible."""
         shape = shape_of(self._world.plan)
-        wrong = broken_guarantee(plan, shape) if plan is not None and shape is not None else ""
-        if plan is not None and wrong:
+        wrong = broken_guarantee(plan, shape) if shape is not None else ""
+        if wrong:
             self._fail(f"generation {plan.generation}: {wrong}")
 
-    def _taken_in_again(self, workers: set[str]) -> None:
+    def _taken_in_again(self, workers: Iterable[str]) -> None:
         """Expelled workers are members again: only right for one that never heard that it was in a generation."""
         for worker in workers:
             process = self._world.worker(worker)
@@ -408,7 +423,3 @@ class Checker:
         raise InvariantError(f"at {now:.4f}: {what}\nseed {self._world.plan.seed}: {self._world.plan}")
 
     _writer: Coordinator | None = None
-
-
-def _is_member(record: Record, worker: str) -> bool:
-    return any(plan is not None and plan.rank(worker) is not None for plan in (record.plan, record.pending))

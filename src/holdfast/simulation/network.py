@@ -54,10 +54,10 @@ class SimConnection:
             self._last_up = max(self._arrival(self._last_up), self._troubles.up_until)
             self._world.timeline.at(self._last_up, self._arrive_up, message)
 
-    def send_down(self, message: CoordinatorMessage) -> None:
-        """Send to the agent."""
+    def send_down(self, message: CoordinatorMessage, leaves_at: float = 0.0) -> None:
+        """Send to the agent; `leaves_at`: when the coordinator has come to it, if that is not yet."""
         if not self._cut:
-            self._last_down = max(self._arrival(self._last_down), self._troubles.down_until)
+            self._last_down = max(self._arrival(self._last_down, leaves_at), self._troubles.down_until)
             self._world.timeline.at(self._last_down, self._arrive_down, message)
 
     def close_from_above(self) -> None:
@@ -87,9 +87,9 @@ class SimConnection:
         timeline.at(max(self._last_up, timeline.now + above_s), self._end_above)
         timeline.at(max(self._last_down, timeline.now + below_s), self._notify_agent)
 
-    def _arrival(self, last: float) -> float:
+    def _arrival(self, last: float, leaves_at: float = 0.0) -> float:
         world = self._world
-        return max(last, world.timeline.now + world.rng.uniform(*world.timing.link))
+        return max(last, max(world.timeline.now, leaves_at) + world.rng.uniform(*world.timing.link))
 
     def _arrive_up(self, message: AgentMessage) -> None:
         if not self._lost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
@@ -171,7 +172,13 @@ class World:
 
     def reaches(self, worker: str, peer: str) -> bool:
         """Tell whether data can pass between two workers."""
-        return self.data_plane.reaches(node_of(worker), [node_of(peer)])
+        return self.data_plane.reaches(node_of(worker), {node_of(peer)})
+
+    def cut_off(self, node: str, nodes: AbstractSet[str]) -> AbstractSet[str]:
+        """Return those nodes that another one does not reach."""
+        if self.data_plane.reaches(node, nodes):
+            return frozenset()
+        return {other for other in nodes if not self.data_plane.reaches(node, {other})}
 
     def group(self, plan: GenerationPlan) -> Group:
         """Return the group of a generation, the same for all its members."""

@@ -10,7 +10,7 @@ from holdfast.coordination.generations.assignment import keep_summed, round_robi
 
 @given(micro_batches=st.integers(0, 40), world=st.integers(1, 20))
 def test_round_robin_gives_each_once_and_evenly(micro_batches: int, world: int) -> None:
-    shares = round_robin(micro_batches, world)
+    shares = [round_robin(micro_batches, world, rank) for rank in range(world)]
     assert sorted(m for share in shares for m in share) == list(range(micro_batches))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

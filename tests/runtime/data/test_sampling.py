@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -43,12 +44,15 @@ def test_every_pass_has_each_sample_once(order: SampleOrder) -> None:
 
 @given(orders, st.integers(1, 9), st.integers(1, 9), st.integers(1, 5))
 def test_a_step_is_the_same_samples_in_any_world(order: SampleOrder, world: int, other: int, step: int) -> None:
-    def samples(shares: tuple[tuple[int, ...], ...]) -> list[int]:
+    def samples(shares: Sequence[tuple[int, ...]]) -> list[int]:
         return sorted(index for share in shares for part in share for index in order.indices(step, part))
 
-    after_failure = keep_summed(order.micro_batches, [share[:1] for share in round_robin(order.micro_batches, other)])
-    expected = samples(round_robin(order.micro_batches, 1))
-    assert samples(round_robin(order.micro_batches, world)) == expected
+    def dealt(ranks: int) -> list[tuple[int, ...]]:
+        return [round_robin(order.micro_batches, ranks, rank) for rank in range(ranks)]
+
+    after_failure = keep_summed(order.micro_batches, [share[:1] for share in dealt(other)])
+    expected = samples(dealt(1))
+    assert samples(dealt(world)) == expected
     assert samples(after_failure) == expected
     assert len(expected) == order.global_batch
 

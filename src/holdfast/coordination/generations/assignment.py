@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 
 
-def round_robin(micro_batches: int, world: int) -> tuple[tuple[int, ...], ...]:
-    """Return each rank's micro-batches, 0-based: rank, rank + world, ... Sizes differ by one at most."""
-    return tuple(tuple(range(rank, micro_batches, world)) for rank in range(world))
+def round_robin(micro_batches: int, world: int, rank: int) -> tuple[int, ...]:
+    """Return a rank's micro-batches, 0-based: rank, rank + world, ... Ranks have as many, or one more than others."""
+    return tuple(range(rank, micro_batches, world))
 
 
 def keep_summed(micro_batches: int, summed: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -28,9 +29,13 @@ def keep_summed(micro_batches: int, summed: Sequence[Sequence[int]]) -> tuple[tu
         keep = [] if taken & set(mine) else sorted(mine)
         taken.update(keep)
         shares.append(keep)
+    least = [(len(share), rank) for rank, share in enumerate(shares)]
+    heapify(least)
     for micro_batch in range(micro_batches):
         if micro_batch not in taken:
-            min(shares, key=len).append(micro_batch)
+            size, rank = least[0]
+            shares[rank].append(micro_batch)
+            heapreplace(least, (size + 1, rank))
     return tuple(tuple(share) for share in shares)
 
 

@@ -113,7 +113,7 @@ class WorkerMachine:
         """This worker's micro-batches of the step in progress."""
         if self._share.assigned is not None:
             return self._share.assigned
-        return round_robin(self.micro_batches, self.generations.world)[self.generations.rank]
+        return round_robin(self.micro_batches, self.generations.world, self.generations.rank)
 
     # ---- orders from the coordinator ----
 

@@ -51,7 +51,10 @@ class Injector:
         self._cluster = cluster
         self._world = cluster.world
         self._plan = plan
-        self._at_boundary = [fault for fault in plan.faults if fault.boundary]
+        self._at_boundary: dict[str, list[Fault]] = {}
+        for fault in plan.faults:
+            if fault.boundary:
+                self._at_boundary.setdefault(fault.boundary, []).append(fault)
         self._next_node = plan.nodes
         self._crashes = set(plan.crashes)
         self._writes = 0
@@ -85,11 +88,13 @@ class Injector:
 
     def at_boundary(self, worker: SimWorker, name: str) -> None:
         """Strike where a fault waits for this place."""
-        for fault in self._at_boundary:
-            here = fault.boundary == name and fault.step in (0, worker.machine.step)
-            if not here or fault.target % self._plan.nodes != _number(worker.agent.name) % self._plan.nodes:
+        for fault in self._at_boundary.get(name, ()):
+            if fault.step not in (0, worker.machine.step):
                 continue
-            self._at_boundary.remove(fault)
+            if fault.target % self._plan.nodes != _number(worker.agent.name) % self._plan.nodes:
+                continue
+            self._at_boundary[name].remove(fault)
+            self._at_boundary = {place: faults for place, faults in self._at_boundary.items() if faults}
             self._world.trace(worker.id, "at", name)
             self._strike(fault, self._cluster.agents[worker.node], worker)
             self.extend(fault.duration + _RESCUE_AFTER_S)

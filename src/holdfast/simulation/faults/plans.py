@@ -63,6 +63,7 @@ class FaultPlan:
     crashes_after_strike: the same, counted from the first fault on. experts: per MoE layer, 0 for a dense model;
     slots: for them, per layer and node, 0 for room for all; rebalance_every: steps. leaves: all scripts leave their
     loops (`break`) after the last step, and end.
+    handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
     seed: int
@@ -85,6 +86,8 @@ class FaultPlan:
     crash_down_s: float = 0.2
     power_cuts: bool = False
     leaves: bool = False
+    handle_s: float = 0.0
+    send_s: float = 0.0
 
     @property
     def nodes_for_experts(self) -> int:

@@ -4,6 +4,7 @@ and a data plane that is parted."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from holdfast.simulation.clock import Timeline
@@ -32,24 +33,33 @@ class Partition:
     #: None: everybody else
     other: frozenset[str] | None
 
-    def parts(self, one: str, two: str) -> bool:
-        """Tell whether two nodes are kept apart."""
-        return self._across(one, two) or self._across(two, one)
+    def cuts_off(self, one: str, others: AbstractSet[str]) -> bool:
+        """Tell whether a node does not reach all of the others; as quick for thousands of them as for two."""
+        if one in self.side and not (others <= self.side if self.other is None else others.isdisjoint(self.other)):
+            return True
+        across = one not in self.side if self.other is None else one in self.other
+        return across and not others.isdisjoint(self.side)
 
-    def _across(self, one: str, two: str) -> bool:
-        return one in self.side and (two not in self.side if self.other is None else two in self.other)
+    def parts(self, nodes: AbstractSet[str]) -> bool:
+        """Tell whether some of these nodes are kept apart from each other."""
+        return any(self.cuts_off(one, nodes) for one in self.side & nodes)
 
 
 @dataclass(slots=True)
 class DataPlane:
-    """Who reaches whom with collectives and state. The coordinator is reached by everybody all the time."""
+    """Who reaches whom with collectives and state. The coordinator is reached by everybody all the time.
 
+    version: another one after every change.
+    """
+
+    version: int = 0
     _partitions: list[Partition] = field(default_factory=list[Partition])
     _waiting: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
 
     def part(self, timeline: Timeline, partition: Partition, heals_after_s: float | None) -> None:
         """Keep nodes apart, for a time or for good."""
         self._partitions.append(partition)
+        self.version += 1
         if heals_after_s is not None:
             timeline.after(heals_after_s, self._heal, partition)
 
@@ -57,17 +67,12 @@ class DataPlane:
         """Tell whether some of these nodes cannot reach each other."""
         if not self._partitions:
             return False
-        names = sorted(set(nodes))
-        return any(
-            partition.parts(one, two)
-            for partition in self._partitions
-            for place, one in enumerate(names)
-            for two in names[place + 1 :]
-        )
+        names = frozenset(nodes)
+        return any(partition.parts(names) for partition in self._partitions)
 
-    def reaches(self, one: str, others: Iterable[str]) -> bool:
+    def reaches(self, one: str, others: AbstractSet[str]) -> bool:
         """Tell whether a node reaches all others."""
-        return not any(partition.parts(one, other) for partition in self._partitions for other in others)
+        return not any(partition.cuts_off(one, others) for partition in self._partitions)
 
     def when_healed(self, action: Callable[[], object]) -> None:
         """Try again what could not get through, once something has healed."""
@@ -75,6 +80,7 @@ class DataPlane:
 
     def _heal(self, partition: Partition) -> None:
         self._partitions.remove(partition)
+        self.version += 1
         waiting, self._waiting = self._waiting, []
         for action in waiting:
             action()

@@ -39,11 +39,13 @@ class SimAgent(Process):
         )
         self.machine = world.parts.agent(node, world.nonce)
         self._connection: SimConnection | None = None
+        #: how far this node's clock is off: no two neighbours' agree
+        self._clock_off_s = 3600.0 * (int(name[1:]) % 5 - 2)
 
     @property
     def _now(self) -> float:
-        """What this node's clock shows: no two nodes' agree."""
-        return self._world.timeline.now + 3600.0 * (int(self.name[1:]) % 5 - 2)
+        """What this node's clock shows."""
+        return self._world.timeline.now + self._clock_off_s
 
     # ---- life ----
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.names import node_of
 from holdfast.simulation.collectives import Group
 from holdfast.simulation.machines.host import WorkerHost
 
@@ -10,7 +11,7 @@ from holdfast.simulation.machines.host import WorkerHost
 class Building:
     """A group that is being built: whose addresses are here, and whether it stands."""
 
-    __slots__ = ("built", "got", "group", "nodes", "pending", "plan", "posts_needed")
+    __slots__ = ("built", "got", "group", "pending", "plan", "posts_needed")
 
     def __init__(self, plan: msg.GenerationPlan, group: Group, pending: bool, got: set[str]) -> None:
         self.plan = plan
@@ -18,7 +19,6 @@ class Building:
         self.pending = pending
         self.got = got
         self.posts_needed = len(plan.members)
-        self.nodes = {member.node for member in plan.members}
         self.built = False
 
 
@@ -91,7 +91,7 @@ class Builder:
             if world.rng.random() < 0.5:
                 worker.obey(worker.machine.complain(plan.generation, "a peer is gone while the group is built"))
             return
-        if not world.data_plane.reaches(worker.node, building.nodes):
+        if not world.data_plane.reaches(worker.node, building.group.nodes):
             world.data_plane.when_healed(lambda: world.after("build", worker, self._built, building))
             return
         building.built = True
@@ -104,7 +104,7 @@ class Builder:
     def _late(self, building: Building) -> None:
         worker, generation = self._worker, building.plan.generation
         if self._builds.get(generation) is building and not building.built:
-            workers = building.plan.workers
-            missing = [w for w in workers if w not in building.got or not worker.world.reaches(worker.id, w)]
+            cut_off = worker.world.cut_off(worker.node, building.group.nodes)
+            missing = [w for w in building.plan.workers if w not in building.got or node_of(w) in cut_off]
             why = "the group could not be built in time"
             worker.obey(worker.machine.complain(generation, why, timed_out=True, unreachable=missing))

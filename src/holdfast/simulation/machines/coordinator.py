@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.coordination.inputs import Disconnected, Input, Planned, Received, Tick
 from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
@@ -49,6 +49,8 @@ class CoordinatorShell(Process):
         self._waiting: deque[Callable[[], object]] | None = None
         #: what has come with the input of the turn that is under way, or was last, and may have no effect
         self._stale: WorkerMessage | None = None
+        #: until when its processor is busy with what has come so far
+        self._free_at = 0.0
         self._cluster = cluster
         self._world = world = cluster.world
         self._version = world.store.version
@@ -83,12 +85,27 @@ class CoordinatorShell(Process):
             self._execute(instructions)
 
     def feed_connection(self, number: int, event: Received) -> None:
-        """Handle a message of a connection that is still known."""
+        """Handle a message of a connection that is still known, once the processor comes to it."""
+        self._in_turn(self._heard, number, event)
+
+    def forget_connection(self, number: int, event: Disconnected) -> None:
+        """Handle a connection's end, once, after what it has brought."""
+        self._in_turn(self._ended, number, event)
+
+    def _in_turn(self, action: Callable[..., object], *args: Any) -> None:
+        """Let something happen when all that came before it has had its processor time."""
+        timeline, handle_s = self._world.timeline, self._world.plan.handle_s
+        if not handle_s:
+            action(*args)
+            return
+        self._free_at = max(self._free_at, timeline.now) + handle_s
+        timeline.at(self._free_at, self.deliver, action, *args)
+
+    def _heard(self, number: int, event: Received) -> None:
         if number in self.connections:
             self.feed(event)
 
-    def forget_connection(self, number: int, event: Disconnected) -> None:
-        """Handle a connection's end, once."""
+    def _ended(self, number: int, event: Disconnected) -> None:
         if self.connections.pop(number, None) is not None:
             self.feed(event)
 
@@ -169,7 +186,8 @@ class CoordinatorShell(Process):
                 connection = self.connections.get(number)
                 if connection is not None:
                     world.trace("coordinator", self.pid, "->", number, message)
-                    connection.send_down(message)
+                    self._free_at = max(self._free_at, world.timeline.now) + world.plan.send_s
+                    connection.send_down(message, self._free_at)
             case Emit(event):
                 self._length = world.journal.append(event, self._length)
                 world.trace("journal", event)

@@ -13,6 +13,7 @@ from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker import tasks
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Phase
 from holdfast.simulation.collectives import Group, SimOperation
 from holdfast.simulation.invariants import Checker
@@ -331,10 +332,15 @@ class SimWorker(Process):
         if kind == "vote":
             self.obey(self.machine.vote_abandoned())
         why = f"{kind}: {'it has taken too long' if timed_out else 'a peer is gone'}"
-        peers = self.machine.plan.workers if self.machine.plan and timed_out else ()
-        missing = [worker for worker in peers if not self.world.reaches(self.id, worker)]
+        missing = self._cut_off() if timed_out else ()
         self.obey(self.machine.complain(self.machine.generation, why, timed_out=timed_out, unreachable=missing))
         self.advance()
+
+    def _cut_off(self) -> list[str]:
+        """Return the members that cannot be reached from here."""
+        nodes = self.world.cut_off(self.node, self._group().nodes)
+        workers = self.machine.plan.workers if nodes and self.machine.plan else ()
+        return [worker for worker in workers if node_of(worker) in nodes]
 
     def _vote(self) -> None:
         if self.busy != "pause" or self.hung:

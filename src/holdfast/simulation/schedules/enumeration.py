@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
+from holdfast.simulation.faults.large_plans import large_plan
 from holdfast.simulation.faults.plans import (
     STEP_BOUNDARIES,
     Fault,
@@ -36,6 +37,8 @@ FIRST_POWER_SEED = 5_000_000_000
 FIRST_INTERRUPTED_SEED = 6_000_000_000
 #: from here on, random ones whose store is slow
 FIRST_SLOW_SEED = 7_000_000_000
+#: from here on, random ones with more nodes
+FIRST_LARGE_SEED = 8_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -81,7 +84,8 @@ FAMILIES: dict[str, range] = {
     "lively": range(FIRST_LIVELY_SEED, FIRST_POWER_SEED),
     "power": range(FIRST_POWER_SEED, FIRST_INTERRUPTED_SEED),
     "interrupted": range(FIRST_INTERRUPTED_SEED, FIRST_SLOW_SEED),
-    "slow": range(FIRST_SLOW_SEED, FIRST_SLOW_SEED + 1_000_000_000),
+    "slow": range(FIRST_SLOW_SEED, FIRST_LARGE_SEED),
+    "large": range(FIRST_LARGE_SEED, FIRST_LARGE_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -91,6 +95,7 @@ _RANDOM_PLANS = {
     "power": power_plan,
     "interrupted": interrupted_plan,
     "slow": slow_plan,
+    "large": large_plan,
 }
 
 

@@ -18,7 +18,19 @@ from holdfast.simulation.schedules.shrinking import failure, shrunk
 from holdfast.simulation.world import Parts
 
 #: how often each family comes, within one round
-SHARES = {"random": 3, "enumerated": 2, "baseline": 1, "wide": 4, "lively": 2, "power": 1, "interrupted": 1, "slow": 2}
+SHARES = {
+    "random": 3,
+    "enumerated": 2,
+    "baseline": 1,
+    "wide": 4,
+    "lively": 2,
+    "power": 1,
+    "interrupted": 1,
+    "slow": 2,
+    "large": 1,
+}
+#: of the time, at most, where others want to run too: one of these takes as long as fifty of them
+LARGE_SHARE = 0.15
 #: a run of so many schedules that strike at random must have seen every pair of fault and phase
 LONG_RUN = 100_000
 #: how many are kept of the schedules which fail in the same way
@@ -79,8 +91,15 @@ def share(seconds: float, families: tuple[str, ...]) -> Tally:
     for schedule in fresh(families):
         if time.monotonic() >= until:
             break
-        tally.run(schedule)
+        if families == ("large",) or not too_much(tally, schedule):
+            tally.run(schedule)
     return tally
+
+
+def too_much(tally: Tally, schedule: Schedule) -> bool:
+    """Tell whether large schedules have had their share of the time."""
+    large_s = tally.seconds.get("large", 0.0)
+    return family_of(schedule.number) == "large" and large_s > LARGE_SHARE * sum(tally.seconds.values())
 
 
 def fuzz(seconds: float, families: tuple[str, ...] = tuple(FAMILIES), processes: int = 0) -> bool:
