@@ -323,6 +323,17 @@ def test_another_programs_database_is_refused_and_untouched(tmp_path: Path) -> N
     assert _folder_bytes(tmp_path) == before
 
 
+def test_a_store_that_another_process_has_locked_is_no_bad_input(tmp_path: Path) -> None:
+    path = _made(tmp_path / "store.db")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="is locked by another process") as caught:
+            SqliteStore(path, busy_timeout_s=0.01)
+        assert caught.value.exit_code == 70
+        other.execute("ROLLBACK")
+    SqliteStore(path, busy_timeout_s=0.01).close()
+
+
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "store.db", tmp_path):
         with pytest.raises(BadInputError, match=f"{path} cannot be opened"):

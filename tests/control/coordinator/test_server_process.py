@@ -16,9 +16,11 @@ from server_bench import PATIENCE_S, CoordinatorProcess, EarlyEndError, attach, 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
+from holdfast.control.coordinator.server import bind, opened_store
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.registry import live_jobs
 from holdfast.control.store.choose import open_store
+from holdfast.control.store.interface import Store, StoreError
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import BadInputError
 from holdfast.protocol.events import CoordinatorRestarted, JobFinished, JobStarted, NodesJoined, name_of
@@ -95,6 +97,21 @@ def test_a_bad_registry_leaves_the_store_alone(tmp_path: Path, place: Path) -> N
     (tmp_path / "registry").chmod(0o777)
     line = _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl", registry=tmp_path / "registry")
     assert "yours alone" in line
+
+
+def test_what_can_be_no_hosts_name_is_refused() -> None:
+    with pytest.raises(BadInputError, match=r"the address a\.\.b cannot be listened on"):
+        bind("a..b", 0)
+
+
+@pytest.mark.parametrize(("takeover", "kind"), [(False, BadInputError), (True, StoreError)])
+def test_a_locked_store_is_bad_input_but_for_one_who_takes_over(takeover: bool, kind: type[Exception]) -> None:
+    def locked(url: str) -> Store:
+        raise StoreError(f"{url} is locked")
+
+    config = CoordinatorConfig(spec=JobSpec(name="j"), takeover=takeover)
+    with pytest.raises(kind, match="sqlite:s is locked"):
+        opened_store(ServerSettings(config=config, store="sqlite:s"), locked)
 
 
 def test_an_older_store_is_refused_by_name(tmp_path: Path, place: Path) -> None:

@@ -201,13 +201,16 @@ class HttpApi:
         """Inject a fault."""
         body = await _body(request, InjectRequest)
         fault = InjectFault(fault=body.fault, node=body.node, worker=body.worker, step=body.step, phase=body.phase)
-        await self._shell.feed(fault)
-        return _json({"ok": True})
+        return await self._fed(fault)
 
     async def shutdown(self, request: Request) -> Response:
         """End the job."""
         body = await _body(request, ShutdownRequest)
-        await self._shell.feed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
+        return await self._fed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
+
+    async def _fed(self, event: InjectFault | Shutdown) -> Response:
+        if not await self._shell.feed(event):
+            return _error(503, "this coordinator does not lead the job any more: ask again")
         return _json({"ok": True})
 
     async def add_nodes(self, request: Request) -> Response:

@@ -29,6 +29,7 @@ from holdfast.control.coordinator.status import status_of
 from holdfast.control.coordinator.web import WebServer
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.store.choose import open_store
+from holdfast.control.store.interface import Store, StoreError
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Planned, Shutdown, Tick
 from holdfast.coordination.instructions import PlanExperts
@@ -73,7 +74,7 @@ async def serve(
     settings.check()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(bind(settings.host, settings.port))
-        store = stack.enter_context(contextlib.closing(open_store(settings.store)))
+        store = stack.enter_context(contextlib.closing(opened_store(settings)))
         keeper = RecordKeeper(store, settings.job)
         journal = stack.enter_context(contextlib.closing(open_journal(settings, keeper)))
         server = _Server(settings, listener, keeper, journal, clock or SystemClock())
@@ -81,6 +82,21 @@ async def serve(
             if on_ready is not None:
                 on_ready(entry)
             return await server.run()
+
+
+def opened_store(settings: ServerSettings, opener: Callable[[str], Store] = open_store) -> Store:
+    """Open the job's store.
+
+    Raises:
+        BadInputError: it cannot be used, or not now.
+        StoreError: not now, and this coordinator follows one that died: another one tries again.
+    """
+    try:
+        return opener(settings.store)
+    except StoreError as error:
+        if settings.config.takeover:
+            raise
+        raise BadInputError(f"{error}; wait for it, or give another store") from None
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -91,8 +107,10 @@ def bind(host: str, port: int) -> socket.socket:
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise BadInputError(f"the address {host} cannot be listened on: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:  # (the latter of what can be no host's name)
+        raise BadInputError(
+            f"the address {host} cannot be listened on: {getattr(error, 'strerror', error)}; give --listen another"
+        ) from None
     family, _, _, _, address = found[0]
     # asyncio sets TCP_NODELAY only on sockets whose protocol number says TCP: without it a Stop waits for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -105,7 +123,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise BadInputError(
-            f"port {port} on {host} cannot be listened on: {error.strerror}; give another --port, or 0 for a free one"
+            f"port {port} on {host} cannot be listened on: {error.strerror}; give another, or 0 for a free one"
         ) from None
     return listener
 
@@ -167,7 +185,7 @@ class _Server:
             on_end=self._end,
             on_failure=self._fail,
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._requests = NodeRequests(launched=settings.launched)
         self._api = HttpApi(self._shell, self._status, self._requests)
 
@@ -244,7 +262,7 @@ class _Server:
         """Compute a placement in a thread: heartbeats and recoveries go on meanwhile."""
         self._soon(self._planned(order))
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+    def _soon(self, work: Coroutine[Any, Any, object]) -> None:
         """Do something beside all else."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)

@@ -17,20 +17,11 @@ import msgspec
 
 from holdfast.control.store.interface import Store
 from holdfast.coordination.inputs import Disconnected, Input, Received
-from holdfast.coordination.instructions import (
-    Broadcast,
-    Close,
-    Emit,
-    EndJob,
-    Instruction,
-    Persist,
-    PlanExperts,
-    Send,
-)
+from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.errors import BadInputError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
-from holdfast.protocol.messages.agent import CoordinatorMessage, Hello
+from holdfast.protocol.messages.agent import Hello
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 #: What msgspec raises for bytes that are no message: bad UTF-8 and deep nesting are no DecodeError of its.
@@ -152,10 +143,13 @@ class Shell:
         async with self._turn:
             await self._execute(self.machine.start(self._now(), url, pid, checkpoints))
 
-    async def feed(self, event: Input) -> None:
+    async def feed(self, event: Input) -> bool:
         """Handle one input, after those that came before it, and carry out all that follows; once stopped, nothing.
 
         Whoever is cancelled while its turn is under way learns of that at the turn's end.
+
+        Returns:
+            Whether it was handled.
 
         Raises:
             BadInputError, UnreachableError: the machine refuses a user's request; nothing has happened.
@@ -163,7 +157,7 @@ class Shell:
             JournalError, StoreError: the disk fails us.
         """
         async with self._turn:
-            await self._handle(event)
+            return await self._handle(event)
 
     async def add(self, number: int, connection: Connection, hello: Hello) -> None:
         """Take in a connection with its first message."""
@@ -193,11 +187,12 @@ class Shell:
         async with self._turn:
             pass
 
-    async def _handle(self, event: Input) -> None:
+    async def _handle(self, event: Input) -> bool:
         if self._stopped:
-            return
+            return False
         try:
             await self._execute(self.machine.handle(event, self._now()))
+            return True
         except (BadInputError, UnreachableError, asyncio.CancelledError):
             raise
         except BaseException as error:
@@ -230,9 +225,9 @@ class Shell:
                 case Persist(record):
                     return record
                 case Send(number, message):
-                    self._send((number,), message)
-                case Broadcast(numbers, message):
-                    self._send(numbers, message)
+                    connection = self.connections.get(number)
+                    if connection is not None:
+                        connection.send(self._encoder.encode(message))
                 case Emit(event):
                     if self.journal.append(event):
                         self.metrics.observe(event)
@@ -247,12 +242,6 @@ class Shell:
                     _log.info("the job ends with exit code %d: %s", exit_code, why)
                     self._on_end(exit_code)
         return None
-
-    def _send(self, numbers: Sequence[int], message: CoordinatorMessage) -> None:
-        here = [self.connections[number] for number in numbers if number in self.connections]
-        data = self._encoder.encode(message) if here else b""
-        for connection in here:
-            connection.send(data)
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

@@ -10,11 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
 
 
 class StoreError(HoldfastError):
-    """The store cannot answer: the disk is full, the file is locked for too long, the server is gone."""
+    """The store cannot answer: the disk is full, the file is locked for too long, the server is gone.
+
+    Another coordinator may find it well again: its exit code lets whoever started this one start another.
+    """
+
+    exit_code = EXIT_OUR_FAULT
 
 
 @dataclass(frozen=True, slots=True)

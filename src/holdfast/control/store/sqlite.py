@@ -46,6 +46,7 @@ class SqliteStore(Store):
 
     Raises:
         BadInputError: the file is of another schema, is no store of ours, or cannot be written; it is untouched.
+        StoreError: another process has it locked.
     """
 
     def __init__(self, path: Path, *, busy_timeout_s: float = 10.0) -> None:
@@ -61,6 +62,8 @@ class SqliteStore(Store):
             elif not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
                 raise BadInputError(f"the store {path} cannot be opened: {path.parent} is no directory to write to")
         except (OSError, sqlite3.Error) as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                raise StoreError(f"the store {path} is locked by another process: {error}") from None
             raise BadInputError(
                 f"the store {path} cannot be opened: {error}; give a path that can be written"
             ) from None
