@@ -7,7 +7,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -19,7 +19,9 @@ from holdfast.errors import BadInputError, HoldfastError, RefusedError, Unreacha
 from holdfast.observability.event_lines import decode_event
 from holdfast.protocol.events import ReadEvent
 
+T = TypeVar("T")
 _URL = re.compile(r"https?://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
+_MOST_PORT = 65535
 _POLL_S = 20.0
 _RETRY_PAUSE_S = 0.2
 #: what an answer's status means; every other one is bad input
@@ -36,6 +38,17 @@ class _Numbered(msgspec.Struct):
     seq: int
 
 
+class _Wish(msgspec.Struct):
+    """A request for more nodes."""
+
+    id: int
+    count: int = 0
+
+
+class _Wishes(msgspec.Struct):
+    requests: list[_Wish]
+
+
 class CoordinatorClient:
     """Speaks with one coordinator; use as a context manager.
 
@@ -44,7 +57,7 @@ class CoordinatorClient:
     """
 
     def __init__(self, job: JobEntry, *, timeout_s: float = 10.0, clock: Clock | None = None) -> None:
-        if not _URL.fullmatch(job.url):
+        if not _is_url(job.url):
             raise BadInputError(
                 f"the coordinator's URL is {job.url!r}: it must be http://HOST:PORT or https://HOST:PORT"
             )
@@ -80,7 +93,10 @@ class CoordinatorClient:
 
     def status(self) -> dict[str, Any]:
         """Return what /status answers."""
-        return self._ask("GET", "/status").json()
+        answer = self._read(self._ask("GET", "/status").content, dict[str, Any])
+        if not isinstance(answer.get("job"), str):
+            raise self._stranger()
+        return answer
 
     def inject(
         self, fault: str, node: str, *, worker: int | None = None, step: int | None = None, phase: str = ""
@@ -90,12 +106,13 @@ class CoordinatorClient:
 
     def add_nodes(self, count: int = 1) -> int:
         """Ask the launcher for more nodes; return the request's number."""
-        return self._ask("POST", "/nodes", NodesRequest(count=count)).json()["id"]
+        answer = self._ask("POST", "/nodes", NodesRequest(count=count))
+        return self._read(answer.content, _Wish).id
 
     def node_requests(self, after: int, wait_s: float = _POLL_S) -> list[tuple[int, int]]:
         """Return (number, count) of the requests for nodes above `after`, for the launcher; wait for one."""
         answer = self._ask("GET", f"/node-requests?after={after}&wait={wait_s}", wait_s=wait_s)
-        return [(request["id"], request["count"]) for request in answer.json()["requests"]]
+        return [(wish.id, wish.count) for wish in self._read(answer.content, _Wishes).requests]
 
     def shutdown(self, exit_code: int, why: str) -> None:
         """End the job."""
@@ -124,7 +141,7 @@ class CoordinatorClient:
             lost_at = None
             lines = answer.content.splitlines()
             for line in lines:
-                after = msgspec.json.decode(line, type=_Numbered).seq
+                after = self._read(line, _Numbered).seq
                 yield line
             if answer.headers.get(END_HEADER) == "1" or (not follow and not lines):
                 return
@@ -133,7 +150,7 @@ class CoordinatorClient:
         content = None if body is None else msgspec.json.encode(body)
         try:
             answer = self._http.request(method, path, content=content, timeout=self._timeout_s + wait_s)
-        except httpx.TransportError as error:
+        except (httpx.RequestError, UnicodeError) as error:  # (the latter of what can be no host's name)
             if _is_tls_failure(error):
                 raise UntrustedError(
                     f"{self._job.url} is not trusted: {error}; give its certificate with --tls-ca"
@@ -143,6 +160,22 @@ class CoordinatorClient:
             return answer
         refusal = _REFUSALS.get(answer.status_code, BadInputError)
         raise refusal(f"the coordinator at {self._job.url} refuses: {_reason(answer)}")
+
+    def _read(self, content: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise self._stranger() from None
+
+    def _stranger(self) -> UnreachableError:
+        return UnreachableError(f"what answers at {self._job.url} is no coordinator of holdfast")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        return _URL.fullmatch(text) is not None and (httpx.URL(text).port or 0) <= _MOST_PORT
+    except httpx.InvalidURL:
+        return False
 
 
 def _is_tls_failure(error: BaseException | None) -> bool:

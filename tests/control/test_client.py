@@ -1,0 +1,73 @@
+"""What commands say of an address where something else than a coordinator answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from holdfast.control.client import CoordinatorClient
+from holdfast.control.registry import JobEntry
+from holdfast.errors import BadInputError, UnreachableError
+
+
+@pytest.fixture(params=[b"<html>", b"[]", b"{}", b'{"job": 3}', b"\xff", b"[" * 50_000], ids=range(6))
+def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a server that answers everything, but is no coordinator."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(request.param)))
+            self.end_headers()
+            self.wfile.write(request.param)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def client_of(url: str) -> CoordinatorClient:
+    return CoordinatorClient(JobEntry(url=url, token="t", job="", pid=0))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.status(),
+        lambda client: list(client.events()),
+        lambda client: client.add_nodes(),
+        lambda client: client.node_requests(0, wait_s=0.0),
+    ],
+    ids=["status", "events", "add_nodes", "node_requests"],
+)
+def test_whoever_is_no_coordinator_is_said_to_be_none(
+    ask: Callable[[CoordinatorClient], object], stranger: str
+) -> None:
+    with client_of(stranger) as client, pytest.raises(UnreachableError, match="is no coordinator of holdfast"):
+        ask(client)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:1/x", "ftp://127.0.0.1:1", "127.0.0.1:1"])
+def test_what_is_no_url_of_a_coordinator_is_refused(url: str) -> None:
+    with pytest.raises(BadInputError, match="it must be http://HOST:PORT"):
+        client_of(url)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70, "-"])
+def test_nobody_answers_at_what_can_be_no_hosts_name(host: str) -> None:
+    try:
+        client = client_of(f"http://{host}:1")
+    except BadInputError:
+        return
+    with client, pytest.raises(UnreachableError, match="no coordinator answers at"):
+        client.status()
