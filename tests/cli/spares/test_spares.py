@@ -86,7 +86,7 @@ def test_map_shows_the_plane(tmp_path: Path) -> None:
     assert len(maps[0]["best"]) == len(maps[0]["best"][0]) == 9
     for one in maps:
         assert sum(one["shares"]) + one["no_goodput_share"] == pytest.approx(1.0)
-    assert (tmp_path / "sensitivity.png").stat().st_size > 10_000
+    assert (tmp_path / "map.png").stat().st_size > 10_000
     assert "both gains and placement" in run(*arguments[:4])
 
 

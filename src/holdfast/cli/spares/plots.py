@@ -108,7 +108,7 @@ def plot_maps(maps: list[SensitivityMap], case: SparingCase, directory: Path) ->
     handles.append(Line2D([], [], color="k", marker="*", linestyle="", markersize=11, label="this cluster"))
     handles.append(Patch(color="#dddddd", label="no goodput"))
     figure.legend(handles=handles, title="best strategy: block / working GPUs", loc="outside lower center", ncols=8)
-    return _save(figure, directory, "sensitivity.png")
+    return _save(figure, directory, "map.png")
 
 
 def _draw_map(panel: Any, one: SensitivityMap) -> None:
