@@ -71,7 +71,7 @@ def test_text_is_read_as_its_key_is_declared(key: str, text: str, value: object)
         ("inner.every", "0", "--inner.every is 0: it must be a whole number from 1 to 9"),
         ("inner.every", "x", "--inner.every is 'x': it must be a whole number from 1 to 9"),
         ("inner.every", "2.5", "--inner.every is 2.5: it must be a whole number from 1 to 9"),
-        ("inner.every", "9" * 80, "it must be a whole number from 1 to 9"),
+        ("inner.every", "9" * 80, f"--inner.every is '{'9' * 59}...: it must be a whole number from 1 to 9"),
         ("least", "-1", "--least is -1: it must be a number, 0 or more"),
         ("least", "nan", "--least is nan: it must be a number"),
         ("least", "inf", "--least is inf: it must be a number"),
@@ -80,6 +80,8 @@ def test_text_is_read_as_its_key_is_declared(key: str, text: str, value: object)
         ("kind", "big", "--kind is 'big': it must be one of tall, small"),
         ("on", "yes", "--on is 'yes': it must be true or false"),
         ("words", "a", "--words is 'a': it must be a list of texts"),
+        ("words", "[" * 5000, "...: it must be a list of texts"),
+        ("inner.every", "5\nname = 1", "--inner.every is '5\\nname = 1': it must be a whole number from 1 to 9"),
     ],
 )
 def test_a_bad_value_is_said_with_its_rule(key: str, text: str, complaint: str) -> None:
@@ -116,8 +118,12 @@ def test_what_comes_later_wins(tmp_path: Path) -> None:
         ("a = " + "[" * 5000, "is not valid TOML"),
         ("least = " + "9" * 5000, "is not valid TOML"),
         ('"\\u001b[2J" = 1', "is not known"),
+        ('"inner.every" = 2', '"inner.every" is one key with a dot: leave the quotes out'),
+        ('[inner]\nplace = "a\\u0000b"', "inner.place is 'a\\x00b': no path can hold a NUL"),
+        (f"{'x' * 5000} = 1", f"{'x' * 60}... is not known"),
+        ("#" * (1 << 20) + "\nname = 'n'", "is larger than 1048576 bytes"),
     ],
-    ids=range(12),
+    ids=range(16),
 )
 def test_a_bad_file_is_one_line_that_names_it(text: str, complaint: str, tmp_path: Path) -> None:
     path = file(tmp_path, text)

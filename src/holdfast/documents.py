@@ -26,6 +26,8 @@ _Extra = Mapping[str, Any]
 _NOTHING: _Extra = {}
 #: characters of a bad value that are shown
 _MOST_SHOWN = 60
+#: bytes of a file that people write
+_MOST_BYTES = 1 << 20
 #: how text becomes a number with a unit, and what such a text looks like
 _UNITS: dict[str, tuple[Callable[[str], float], str]] = {
     "seconds": (parse_duration, "a number of seconds, or a time such as 90s, 15m or 4h"),
@@ -125,7 +127,13 @@ def load_toml(path: Path) -> dict[str, Any]:
         BadInputError: the file cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise BadInputError(f"{path}: is larger than {_MOST_BYTES} bytes: give a file that a person has written")
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except BadInputError:
+        raise
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
     except RecursionError:
@@ -136,6 +144,8 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 def _flat(document: Mapping[str, Any], sections: set[str], file: str) -> Iterator[tuple[str, Any]]:
     for name, value in document.items():
+        if "." in name:  # (in quotes; one that is not quoted is a section's)
+            raise BadInputError(f'{file}: "{name}" is one key with a dot: leave the quotes out')
         if name not in sections:
             yield name, value
             continue
@@ -154,7 +164,8 @@ def check_known(name: str, known: Collection[str], said: str) -> None:
         BadInputError: it is not known.
     """
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        nearest = difflib.get_close_matches(name[:_MOST_SHOWN], known, n=1, cutoff=0.0)[0]
+        said = said.replace(name, name[:_MOST_SHOWN] + "...") if len(name) > _MOST_SHOWN else said
         said = said if said.isprintable() else repr(said)
         raise BadInputError(f"{said} is not known; the nearest one is {nearest}")
 
@@ -194,6 +205,8 @@ def value_of(key: Key, given: Given) -> object:
     except (msgspec.ValidationError, ValueError):
         raise BadInputError(f"{given.name} is {_said(key, given)}: it must be {rule(key)}") from None
     if "path" in key.extra and value:
+        if "\0" in str(value):
+            raise BadInputError(f"{given.name} is {_said(key, given)}: no path can hold a NUL")
         return os.path.join(given.folder, str(value))
     return value
 
@@ -203,14 +216,15 @@ def _from_text(key: Key, text: str) -> object:
     if "unit" in key.extra or (isinstance(key.kind, inspect.StrType | inspect.LiteralType) and key.name != "format"):
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
+        return tomllib.loads(f"value = {text}")["value"] if text.isprintable() else text
+    except (ValueError, RecursionError):
         return text
 
 
 def _said(key: Key, given: Given) -> str:
     words = isinstance(key.kind, inspect.StrType | inspect.LiteralType)
-    return str(given.value) if given.text and not words and _number(str(given.value)) else shown(given.value)
+    text = str(given.value)
+    return text if given.text and not words and _number(text) and len(text) <= _MOST_SHOWN else shown(given.value)
 
 
 def _number(text: str) -> bool:
@@ -241,6 +255,8 @@ def rule(key: Key) -> str:
             return f"a {'whole ' if isinstance(kind, inspect.IntType) else ''}number{_range(kind)}"
         case inspect.VarTupleType() | inspect.ListType():
             return "a list of texts"
+        case inspect.StrType(pattern=str()):
+            return "letters, digits, dots and dashes, at most 64"
         case _:
             return "text"
 

@@ -84,6 +84,7 @@ def test_a_window_has_the_trace_in_it(events: list[tuple[float, bool, str]], beg
         ("0,add,a\n", "line 1: the header is '0,add,a'"),
         (HEAD, "no event below the header"),
         (HEAD + "soon,add,a\n", "line 2: seconds is 'soon'"),
+        (HEAD + "0,add," + "a" * 200_000, "line 2: it is not CSV: field larger than field limit"),
         (HEAD + "nan,add,a\n", "line 2: seconds is nan"),
         (HEAD + "inf,add,a\n", "line 2: seconds is inf"),
         (HEAD + "-1,add,a\n", "line 2: seconds is -1"),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from holdfast.cli.experts import plan
 from holdfast.cli.job import act, look, report, run, schema, servers
-from holdfast.cli.output import say
+from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
 from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
 
 
@@ -71,15 +71,24 @@ def holdfast(
 
 
 def main() -> None:
-    """Run the command line; errors of ours end it with one line and their own exit code."""
+    """Run the command line; whatever is wrong ends it with one line and its own exit code."""
+    open_standard_streams()
     try:
-        app()
+        code = app(standalone_mode=False)
+    except TyperException as error:  # an option or a command that there is not, or one that lacks its value
+        message = error.format_message()
+        _end(f"{message.rstrip('.')}; see --help" if message else "", error.exit_code)
     except HoldfastError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
+        _end(str(error), error.exit_code)
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
         traceback.print_exc()
-        print("holdfast: this is a mistake of ours: please report it with the lines above", file=sys.stderr)
-        raise SystemExit(EXIT_OUR_FAULT) from None
+        _end("this is a mistake of ours: please report it with the lines above", EXIT_OUR_FAULT)
+    raise SystemExit(code)
+
+
+def _end(complaint: str, code: int) -> NoReturn:
+    if complaint:
+        warn(f"holdfast: {on_one_line(complaint)}")
+    raise SystemExit(code) from None

@@ -20,6 +20,20 @@ AsJson = Annotated[
 ]
 
 
+def open_standard_streams() -> None:
+    """Open to nowhere what is closed of stdin, stdout and stderr.
+
+    Else the next file that is opened gets the number, and with it all that this process and its children print.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # (which takes the lowest number that is free: this one)
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, os.fdopen(nowhere, "w" if number else "r"))
+
+
 def say(line: str) -> None:
     """Print one line now."""
     print(line, flush=True)
@@ -28,6 +42,13 @@ def say(line: str) -> None:
 def warn(line: str) -> None:
     """Print one line now, where errors go."""
     print(line, file=sys.stderr, flush=True)
+
+
+def on_one_line(text: str) -> str:
+    """Return text on one line: what would end it, or order a terminal about, is written as Python writes it."""
+    return "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in " ".join(text.splitlines())
+    )
 
 
 def print_json(value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,7 @@ def _python_name(option: SpecOption) -> str:
 def _nodes(text: str) -> dict[str, Given]:
     """Read N (all of them have to come before the first step), or MIN:MAX."""
     least, colon, most = text.partition(":")
-    if colon and not (least.isdecimal() and int(least) > 0):
+    if colon and not re.fullmatch("[1-9][0-9]{0,8}", least):
         raise BadInputError(f"--nodes is {text!r}: give a number of nodes, or MIN:MAX")
     return {
         "min_nodes": Given(least if colon else "0", "--nodes", text=True),

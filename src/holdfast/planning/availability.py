@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from holdfast.errors import BadInputError
 
@@ -39,7 +40,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The part of a trace that is replayed, `seconds` long: the nodes that are there at its begin, and what follows."""
+    """The part of a trace that a job lives through, `seconds` long: the nodes at its begin, and what follows."""
 
     start_nodes: tuple[str, ...]
     batches: tuple[Batch, ...]
@@ -58,6 +59,13 @@ def parse_trace(text: str) -> tuple[NodeEvent, ...]:
         BadInputError: with the line and the rule that it breaks.
     """
     rows = csv.reader(text.removeprefix("\ufeff").splitlines())
+    try:
+        return _parsed(rows)
+    except csv.Error as error:
+        raise _broken(rows.line_num, f"it is not CSV: {error}") from None
+
+
+def _parsed(rows: Any) -> tuple[NodeEvent, ...]:
     header = next(rows, list[str]())
     if tuple(field.strip() for field in header) != HEADER:
         raise BadInputError(f"line 1: the header is {','.join(header)!r}: it must be {','.join(HEADER)!r}")
@@ -84,7 +92,7 @@ def window_of(events: Sequence[NodeEvent], *, begin: float = 0.0, end: float | N
     """
     last = events[-1].seconds if end is None else end
     if last < begin:
-        raise BadInputError(f"the replay would end at {last:g} s, before it begins at {begin:g} s")
+        raise BadInputError(f"it would end at {last:g} s, before it begins at {begin:g} s")
     present: dict[str, None] = {}  # in the order in which they came
     for event in events:
         if event.seconds <= begin and event.add:

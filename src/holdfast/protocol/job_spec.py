@@ -8,12 +8,17 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
+from holdfast.protocol.names import NAME_PATTERN
+
 #: for the reader: text that is a number with a unit, or a path that counts from the file's folder
 SECONDS = {"unit": "seconds"}
 PER_TOKEN = {"unit": "per token"}
 PATH = {"path": True}
 
 RESTART_ALL = "restart-all"
+
+#: a name, or none; (Python's $ would let a newline follow)
+_NAME_OR_NONE = f"^$(?!\\n)|{NAME_PATTERN}(?!\\n)"
 
 
 class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,7 +107,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     format: Annotated[Literal[1], Meta(description="The layout of this file.")] = 1
-    name: Annotated[str, Meta(description="The job's name; by default the script's.")] = ""
+    name: Annotated[str, Meta(pattern=_NAME_OR_NONE, description="The job's name; by default the script's.")] = ""
     script: Annotated[str, Meta(description="The training script.", extra=PATH)] = ""
     args: Annotated[tuple[str, ...], Meta(description="The script's arguments.")] = ()
     min_nodes: Annotated[

@@ -138,7 +138,10 @@ def busy_port() -> Iterator[int]:
         (["run", "--checkpoint-dir", "SCRIPT/below", "SCRIPT"], "is not a folder"),
         (["run", "--port", "BUSY", "SCRIPT"], "Address already in use"),
         (["run", "--port", "70000", "SCRIPT"], "--port is 70000"),
-        (["run", "--name", "a b", "SCRIPT"], "the job's name is 'a b'"),
+        (
+            ["run", "--name", "a b", "SCRIPT"],
+            "--name is 'a b': it must be letters, digits, dots and dashes, at most 64",
+        ),
         (["run", "--store", "etcetera:x", "SCRIPT"], "etcetera:x"),
         (["run", "--zygote", "TMP/none", "SCRIPT"], "no zygote listens there"),
         (["coordinator", "--listen", "127.0.0.1:BUSY"], "Address already in use"),
@@ -149,7 +152,7 @@ def busy_port() -> Iterator[int]:
         (["agent", "--workers-per-node", "0", "--", "SCRIPT"], "--workers-per-node is 0"),
         (["agent", "--node-name", "../x", "--", "SCRIPT"], "--node-name is '../x'"),
         (["agent", "--node-name", "n\n", "--", "SCRIPT"], "--node-name is 'n\\n'"),
-        (["coordinator", "--name", "a b"], "the job's name is 'a b'"),
+        (["coordinator", "--name", "a b"], "--name is 'a b'"),
         (["status", "--address", "http://127.0.0.1:9"], "--token-file"),
         (["status", "--token-file", "TMP/none"], "none cannot be read"),
         (["run", "--nodes", "0:4", "SCRIPT"], "--nodes is '0:4': give a number of nodes, or MIN:MAX"),
@@ -162,6 +165,23 @@ def busy_port() -> Iterator[int]:
         (["scale", "some"], "the size is 'some'"),
         (["events", "EVENTS", "--follow"], "--follow is for a job that runs"),
         (["events", "TMP/none"], "cannot be read as an event file"),
+        (["run"], "Missing argument 'SCRIPT|JOB.toml'; see --help"),
+        (["run", "--nodse", "3", "SCRIPT"], "No such option: --nodse"),
+        (["run", "--nodes"], "--nodes"),
+        (["run", "--port", "x", "SCRIPT"], "--port"),
+        (["runn", "SCRIPT"], "No such command 'runn'"),
+        (["spares", "paln"], "No such command 'paln'"),
+        (["run", "--nodes", "9" * 5000 + ":3", "SCRIPT"], "give a number of nodes, or MIN:MAX"),
+        (["run", "--set", "args=" + "[" * 5000, "SCRIPT"], "it must be a list of texts"),
+        (["run", "--name", "n\n", "SCRIPT"], "--name is 'n\\n': it must be letters, digits"),
+        (["run", "--checkpoint-dir", "TMP/" + "d" * 300, "SCRIPT"], "File name too long"),
+        (["run", "--events", "TMP/" + "e" * 300, "SCRIPT"], "File name too long"),
+        (["run", "--job-dir", "TMP/" + "j" * 300, "SCRIPT"], "File name too long"),
+        (["run", "--events", "/dev/null", "SCRIPT"], "--events /dev/null is a device or a pipe: give a file"),
+        (["run", "TMP/\x1b[2J\n.py"], "\\x1b[2J .py: give the path"),
+        (["coordinator", "--listen", "127.0.0.1:" + "9" * 5000], "it must be HOST:PORT"),
+        (["agent", "--rack", "r\n", "--", "SCRIPT"], "--rack is 'r\\n'"),
+        (["events", "TMP"], "cannot be read as an event file"),
         (["schema", "pool"], "there is no schema 'pool': choose one of job, events"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -267,7 +287,7 @@ def test_two_jobs_must_be_told_apart_and_faults_be_allowed(environment: dict[str
 def test_a_mistake_of_ours_has_its_own_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> None:
+    def broken(*, standalone_mode: bool) -> None:
         raise AssertionError("nobody thought of this")
 
     monkeypatch.setattr("holdfast.cli.app", broken)
@@ -275,6 +295,43 @@ def test_a_mistake_of_ours_has_its_own_exit_code(
         main()
     assert caught.value.code == 70
     assert "AssertionError: nobody thought of this" in capsys.readouterr().err
+
+
+def test_a_stream_that_is_closed_leads_nowhere_and_not_into_the_next_file() -> None:
+    code = (
+        "import os, sys; from holdfast.cli.output import open_standard_streams; open_standard_streams(); "
+        "print('lost', sys.stdin.read(), sys.stdout.isatty()); assert all(map(os.get_inheritable, range(3))); "
+        "sys.exit(os.open(os.devnull, os.O_RDONLY) < 3)"
+    )
+    words = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-c", code]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ('name = "a b"', "job.toml: name is 'a b': it must be letters, digits, dots and dashes, at most 64"),
+        ("min_nodes = 5\nmax_nodes = 3", "job.toml: min_nodes is 5: it must not be above "),
+        ("max_nodes = 5000", "job.toml: max_nodes is 5000: it must lie between 1 and 1024"),
+        ("[experiments]\nep_size = 3", "job.toml: experiments.ep_size is 3: it counts with static experts"),
+        ('[recovery]\non_node_failure = "restart-all"', "job.toml: recovery.on_node_failure is restart-all"),
+        ('[output]\nevents = "no/such/e"', "job.toml: output.events TMP/no/such/e: there is no folder"),
+        ('[checkpoint]\ndir = "job.toml/d"', "job.toml: checkpoint.dir TMP/job.toml/d: TMP/job.toml is not a folder"),
+    ],
+)
+def test_what_is_wrong_in_a_jobs_file_is_said_with_its_key(
+    lines: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(f'script = "{TRAINING}"\n{lines}\n')
+    monkeypatch.setattr(sys, "argv", ["holdfast", "run", str(file)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"holdfast: {tmp_path}/")
+    assert complaint.replace("TMP", str(tmp_path)) in line
 
 
 def test_arguments_reach_the_script_untouched(environment: dict[str, str], tmp_path: Path) -> None:

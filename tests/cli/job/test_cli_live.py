@@ -9,8 +9,10 @@ import pytest
 from rich.console import Console
 
 from holdfast.cli.job.live import JobPicture, LiveProgress, render
-from holdfast.cli.job.progress import PlainProgress, describe
+from holdfast.cli.job.progress import PlainProgress, describe, stamped
+from holdfast.cli.job.report import print_report
 from holdfast.observability.event_lines import decode_event
+from holdfast.observability.report import make_report
 from holdfast.protocol.events import ReadEvent
 from made_events import KINDS, joined, made
 
@@ -123,6 +125,21 @@ def test_an_event_of_tomorrow_is_shown_as_it_is() -> None:
     lines: list[str] = []
     PlainProgress(lines.append)(later)
     assert "born_later" in lines[0]
+
+
+@pytest.mark.parametrize("time", [1000.0, 1e18, -1e18, 1e300])
+def test_an_event_is_one_line_whatever_it_holds(time: float) -> None:
+    why = "a script said:\n\x1b[2Jall is well\r\n"
+    line = stamped(event("job_failed", time, why=why))
+    assert line.isprintable()
+    assert line.endswith(r" failed: a script said: \x1b[2Jall is well")
+
+
+def test_a_report_shows_names_as_they_are() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    print_report(make_report([event("job_started", url="u", coordinator_pid=1, job="[/bold] [x]")]), console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().startswith("[/bold] [x]: running")
 
 
 @pytest.mark.parametrize("name", KINDS)

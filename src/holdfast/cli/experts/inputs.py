@@ -119,7 +119,9 @@ def parse_slots(text: str, nodes: int | None) -> np.ndarray[Any, np.dtype[np.int
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        raise BadInputError(f"--expert-slots is {text!r}: give a number, or one per node such as 6,6,4,8") from None
+        raise BadInputError(
+            f"--expert-slots is {_short(text)}: give a number, or one per node such as 6,6,4,8"
+        ) from None
     if nodes is None and len(numbers) == 1:
         raise BadInputError("--nodes is missing: give the number of nodes, or --expert-slots for each node")
     return as_slots(numbers, nodes)

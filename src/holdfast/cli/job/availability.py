@@ -15,7 +15,7 @@ from holdfast.cli.job.progress import loss_text
 from holdfast.cli.job.show import OnEvent, Shown, run_shown
 from holdfast.cli.options import EXPERIMENTS
 from holdfast.cli.output import print_json_line, say, warn
-from holdfast.cli.spec_options import NODES, job_spec
+from holdfast.cli.spec_options import NODES
 from holdfast.clock import SystemClock
 from holdfast.control.launch.launcher import launch
 from holdfast.control.launch.settings import LaunchSettings
@@ -23,7 +23,6 @@ from holdfast.documents import Given
 from holdfast.errors import EXIT_DONE, EXIT_ENDED, EXIT_INTERRUPTED, BadInputError
 from holdfast.observability.replay_summary import ReplaySummary, summarise_replay
 from holdfast.protocol.events import ReadEvent
-from holdfast.protocol.job_spec import JobSpec
 from holdfast.units import parse_duration
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class TraceOptions:
 def run_through(
     options: TraceOptions,
     given: Mapping[str, Given],
-    settings_of: Callable[[JobSpec], LaunchSettings],
+    settings_of: Callable[[Mapping[str, Given]], LaunchSettings],
     shown: Shown,
 ) -> int:
     """Run a job through the trace, and sum up what it has got done.
@@ -121,7 +120,7 @@ def run_through(
     if "recovery.join_window" not in given:
         given = {**given, "recovery.join_window": Given(_JOIN_WINDOW_S / speed, "--join-window")}
     nodes = {"min_nodes": Given(0, "the trace's nodes"), NODES: Given(len(window.start_nodes), "the trace's nodes")}
-    settings = dataclasses.replace(settings_of(job_spec({**given, **nodes})), node_names=window.start_nodes)
+    settings = dataclasses.replace(settings_of({**given, **nodes}), node_names=window.start_nodes)
     events: list[ReadEvent] = []
     director = TraceRun(window, speed, since=SystemClock().time())
 
@@ -150,7 +149,7 @@ def _outcome(code: int, *, over: bool) -> str:
 
 
 def read_window(trace: Path, begin: str | None, until: str | None) -> Window:
-    """Read the part of a trace that is replayed.
+    """Read the part of a trace that the job is to live through.
 
     Args:
         begin, until: times of the trace, such as 1900 or 2h; None for all of it.

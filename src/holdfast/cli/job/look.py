@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.connection import Server
@@ -87,7 +88,7 @@ def _text(value: object) -> str:
         return "\n".join(_text(item) for item in cast(list[object], value))
     if isinstance(value, dict):
         return ", ".join(f"{name} {_text(item)}" for name, item in cast(dict[str, object], value).items())
-    return "-" if value is None or value == "" else str(value)
+    return "-" if value is None or value == "" else escape(str(value))
 
 
 def events(

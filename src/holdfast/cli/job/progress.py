@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from holdfast.cli.output import on_one_line
 from holdfast.protocol import events as ev
 from holdfast.protocol.events import JobFailed, OtherEvent, ReadEvent, StepCommitted
 
@@ -105,8 +106,15 @@ def describe(event: ReadEvent) -> str:
 
 
 def stamped(event: ReadEvent) -> str:
-    """Return an event's one line with the time of day before it."""
-    return f"{datetime.fromtimestamp(event.time):%H:%M:%S.%f}"[:-3] + f" {describe(event)}"
+    """Return an event's one line with the time of day before it, whatever texts and times a file has of it."""
+    return f"{_time_of_day(event.time)} {on_one_line(describe(event))}"
+
+
+def _time_of_day(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds):%H:%M:%S.%f}"[:-3]
+    except (ValueError, OverflowError, OSError):  # no clock has ever shown it
+        return f"{seconds:g}"
 
 
 class PlainProgress:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.connection import Server
@@ -49,7 +50,7 @@ def print_report(summary: JobReport, console: Console) -> None:
     """Print the summary as people read it."""
     loss = f", loss {loss_text(summary.first_loss)} -> {loss_text(summary.final_loss)}"
     console.print(
-        f"[bold]{summary.job}[/]: {summary.outcome} after {summary.elapsed_s:.1f} s; {summary.steps} steps, "
+        f"[bold]{escape(summary.job)}[/]: {summary.outcome} after {summary.elapsed_s:.1f} s; {summary.steps} steps, "
         f"{summary.samples} samples{loss}",
         highlight=False,
     )
@@ -67,9 +68,9 @@ def print_report(summary: JobReport, console: Console) -> None:
     for recovery in summary.recoveries:
         table.add_row(
             f"{recovery.time - summary.started:.1f} s",
-            recovery.action,
-            ", ".join(recovery.nodes),
-            recovery.state_source,
+            escape(recovery.action),
+            escape(", ".join(recovery.nodes)),
+            escape(recovery.state_source),
             f"{recovery.moved_bytes / 1e6:.1f} MB" if recovery.moved_bytes else "-",
             f"{recovery.down_s:.3f} s",
             f"{recovery.extra_s:+.3f} s",

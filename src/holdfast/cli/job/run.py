@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,6 @@ from holdfast.control.launch.settings import LaunchSettings
 from holdfast.control.registry import registry_directory
 from holdfast.documents import Given
 from holdfast.environment import for_workers, log_level
-from holdfast.protocol.job_spec import JobSpec
 
 _LOG = "warning"
 
@@ -78,10 +78,15 @@ class RunOptions:
         False
     )
 
-    def settings(self, spec: JobSpec) -> LaunchSettings:
-        """Return what the launcher is told."""
+    def settings(self, given: Mapping[str, Given]) -> LaunchSettings:
+        """Return what the launcher is told of a job of which this is given, by key.
+
+        Raises:
+            BadInputError: a value breaks its key's rule.
+        """
         return LaunchSettings(
-            spec=spec,
+            spec=job_spec(given),
+            names={key: value.name for key, value in given.items()},
             store=self.store,
             port=self.port,
             job_dir=self.job_dir,
@@ -126,4 +131,4 @@ def run(
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
         return await launch(settings, on_event, warn)
 
-    raise typer.Exit(run_shown(options.settings(job_spec(given)), job, shown))
+    raise typer.Exit(run_shown(options.settings(given), job, shown))

@@ -29,13 +29,14 @@ from holdfast.control.launch.settings import check_places, check_script, script_
 from holdfast.control.registry import JobEntry, check_name, registry_directory
 from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.documents import Given
+from holdfast.documents import Given, shown
 from holdfast.environment import for_workers
 from holdfast.errors import EXIT_FAILED, BadInputError, UnreachableError
 from holdfast.protocol.names import RACK_PATTERN
 
 #: between two looks for a coordinator that is not up yet
 _PAUSE_S = 0.5
+_MOST_PORT = 65535
 
 _OF_COORDINATORS = SpecGroup(
     (
@@ -84,8 +85,8 @@ class ListenOptions:
             BadInputError: they are none.
         """
         host, colon, port = self.listen.rpartition(":")
-        if not (host and colon and port.isdecimal()):
-            raise BadInputError(f"--listen is {self.listen!r}: it must be HOST:PORT, such as 127.0.0.1:7000")
+        if not (host and colon and re.fullmatch("[0-9]{1,5}", port) and int(port) <= _MOST_PORT):
+            raise BadInputError(f"--listen is {shown(self.listen)}: it must be HOST:PORT, such as 127.0.0.1:7000")
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -126,7 +127,7 @@ class NodeOptions:
         """
         if self.node_name:
             check_name("--node-name", self.node_name)
-        if not re.match(RACK_PATTERN, self.rack):
+        if not re.fullmatch(RACK_PATTERN, self.rack):
             raise BadInputError(f"--rack is {self.rack!r}: use letters, digits, dots, dashes, at most 64")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.control.agent.zygote import PRELOAD
-from holdfast.control.registry import check_name
 from holdfast.control.store.choose import check_store
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import RESTART_ALL, JobSpec
@@ -20,7 +21,8 @@ _MOST_HERE = 1024
 class LaunchSettings:
     """Settings of `holdfast run`.
 
-    spec: the job, as the user described it. node_names: of those that it starts with, () for node-0, node-1, ...
+    spec: the job, as the user described it. names: what complaints call its keys, by key, where not by their options.
+    node_names: of those that it starts with, () for node-0, node-1, ...
     store: "" for SQLite in the job's folder. registry: where commands find the job; None for nowhere. job_dir: where
     the job's files stay; None for a temporary folder. environment: of all processes. log_folder: for the workers'
     output, None to let it through. log: how much the job's processes log. zygote: the socket of one that runs already,
@@ -28,6 +30,7 @@ class LaunchSettings:
     """
 
     spec: JobSpec
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
     node_names: tuple[str, ...] = ()
     store: str = ""
     port: int = 0
@@ -50,21 +53,17 @@ class LaunchSettings:
         Raises:
             BadInputError: with what is wrong, and what to do.
         """
-        spec = self.spec
+        spec, names = self.spec, self.names
         check_script(spec.script)
-        if spec.max_nodes > _MOST_HERE:
-            raise BadInputError(f"--nodes is {spec.max_nodes}: it must lie between 1 and {_MOST_HERE} on one machine")
-        if spec.min_nodes > spec.max_nodes:
-            raise BadInputError(f"--nodes is {spec.min_nodes}:{spec.max_nodes}: the first number must not be above")
-        _check_baseline(spec)
-        check_name("the job's name", spec.settled("/").name)
+        _check_nodes(spec, names)
+        _check_baseline(spec, names)
         if not 0 <= self.port <= 65535:
             raise BadInputError(f"--port is {self.port}: it must lie between 0 (a free one) and 65535")
         if self.zygote and not Path(self.zygote).is_socket():
             raise BadInputError(f"--zygote is {self.zygote}: no zygote listens there; leave it out to have one started")
         if self.store:
             check_store(self.store)
-        check_places(spec)
+        check_places(spec, names)
         if self.job_dir is not None:
             check_creatable_folder("--job-dir", self.job_dir)
 
@@ -81,44 +80,60 @@ def check_script(script: str) -> None:
         raise BadInputError(f"the script {script} cannot be read: check its permissions")
 
 
-def _check_baseline(spec: JobSpec) -> None:
+def _check_nodes(spec: JobSpec, names: Mapping[str, str]) -> None:
+    least, most = (names.get(key, "--nodes") for key in ("min_nodes", "max_nodes"))
+    if spec.max_nodes > _MOST_HERE:
+        raise BadInputError(f"{most} is {spec.max_nodes}: it must lie between 1 and {_MOST_HERE} on one machine")
+    if spec.min_nodes > spec.max_nodes and least == most:
+        raise BadInputError(f"{most} is {spec.min_nodes}:{spec.max_nodes}: the first number must not be above")
+    if spec.min_nodes > spec.max_nodes:
+        raise BadInputError(f"{least} is {spec.min_nodes}: it must not be above {most}, {spec.max_nodes}")
+
+
+def _check_baseline(spec: JobSpec, names: Mapping[str, str]) -> None:
     experiments = spec.experiments
     if experiments.ep_size and not experiments.static_experts:
-        raise BadInputError(
-            f"--ep-size is {experiments.ep_size}: give a number of nodes, together with --static-experts"
-        )
+        option = names.get("experiments.ep_size", "--ep-size")
+        raise BadInputError(f"{option} is {experiments.ep_size}: it counts with static experts; give --static-experts")
     if experiments.static_experts and spec.workers_per_node > 1:
-        raise BadInputError(
-            f"--static-experts with {spec.workers_per_node} workers per node: give --workers-per-node 1"
-        )
+        option = names.get("workers_per_node", "--workers-per-node")
+        raise BadInputError(f"{option} is {spec.workers_per_node}: with static experts it must be 1")
     if spec.recovery.restarts_all and not spec.checkpoint.dir:
-        raise BadInputError(f"--on-node-failure {RESTART_ALL} begins from checkpoints: give --checkpoint-dir DIR")
+        option = names.get("recovery.on_node_failure", "--on-node-failure")
+        raise BadInputError(f"{option} is {RESTART_ALL}, which begins from checkpoints: give --checkpoint-dir DIR")
 
 
-def check_places(spec: JobSpec) -> None:
+def check_places(spec: JobSpec, names: Mapping[str, str] | None = None) -> None:
     """Refuse places that could not be written.
 
+    Args:
+        names: as of `LaunchSettings`.
+
     Raises:
-        BadInputError: naming the option and the place.
+        BadInputError: naming the option or key, and the place.
     """
+    names = names or {}
     if spec.output.events:
-        check_writable_file("--events", Path(spec.output.events))
+        check_writable_file(names.get("output.events", "--events"), Path(spec.output.events))
     if spec.checkpoint.dir:
-        check_creatable_folder("--checkpoint-dir", Path(spec.checkpoint.dir))
+        check_creatable_folder(names.get("checkpoint.dir", "--checkpoint-dir"), Path(spec.checkpoint.dir))
 
 
 def check_writable_file(option: str, path: Path) -> None:
     """Refuse a file that could not be written.
 
     Raises:
-        BadInputError: it is a folder, or may not be written, or its folder is not there.
+        BadInputError: it is no regular file, or may not be written, or its folder is not there.
     """
-    if path.is_dir():
-        raise BadInputError(f"{option} {path} is a folder: give a file")
-    if not path.parent.is_dir():
-        raise BadInputError(f"{option} {path}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise BadInputError(f"{option} {path} cannot be written: check its permissions")
+    with _looked_at(option, path):
+        if path.is_dir():
+            raise BadInputError(f"{option} {path} is a folder: give a file")
+        if path.exists() and not path.is_file():
+            raise BadInputError(f"{option} {path} is a device or a pipe: give a file")
+        if not path.parent.is_dir():
+            raise BadInputError(f"{option} {path}: there is no folder {path.parent}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise BadInputError(f"{option} {path} cannot be written: check its permissions")
 
 
 def check_creatable_folder(option: str, path: Path) -> None:
@@ -127,13 +142,23 @@ def check_creatable_folder(option: str, path: Path) -> None:
     Raises:
         BadInputError: something that is no folder stands in the way, or the permissions do.
     """
-    existing = path.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir():
-        raise BadInputError(f"{option} {path}: {existing} is not a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise BadInputError(f"{option} {path} cannot be written: check the permissions of {existing}")
+    with _looked_at(option, path):
+        existing = path.absolute()
+        while not existing.exists():
+            existing = existing.parent
+        if not existing.is_dir():
+            raise BadInputError(f"{option} {path}: {existing} is not a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise BadInputError(f"{option} {path} cannot be written: check the permissions of {existing}")
+
+
+@contextlib.contextmanager
+def _looked_at(option: str, path: Path) -> Generator[None]:
+    """Say what is wrong with a path that no system call takes: a name is too long, a folder may not be read."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInputError(f"{option} {path} cannot be used: {error.strerror}") from None
 
 
 def script_digest(script: str, args: tuple[str, ...]) -> str:

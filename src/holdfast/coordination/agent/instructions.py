@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.protocol.messages.agent import AgentMessage
-from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.messages.agent import AgentMessage, ToWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +24,9 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Hand an order to these workers; one that is gone is no error."""
+    """Hand an order to its worker; one that is gone is no error."""
 
-    workers: tuple[str, ...]
-    order: Order
+    message: ToWorker
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,8 @@ class Deciding:
         for info in turn.members.workers():
             info.finished = False
         announce_generation(turn, plan, reason)
-        turn.order_all(plan.workers, begin)
+        for worker in plan.workers:
+            turn.order(worker, begin)
         self._keep_what_passed(decision)
 
     def _keep_what_passed(self, decision: Decision) -> None:

@@ -32,7 +32,8 @@ class Stopping:
         self.stop = Stop(term=turn.record.term, generation=turn.record.generation)
         self.reports, self.complaints = {}, {}
         self._since = turn.now
-        turn.order_all(turn.planned, self.stop)
+        for worker in turn.planned:
+            turn.order(worker, self.stop)
 
     def complain(self, complaint: Complaint) -> None:
         """A member's collective failed."""
