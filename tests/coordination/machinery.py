@@ -12,7 +12,7 @@ import msgspec
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
-from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, Send
+from holdfast.coordination.instructions import Broadcast, Close, Emit, EndJob, Instruction, Persist, Send
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
@@ -173,10 +173,18 @@ class Job:
     def orders(self, kind: type[O]) -> dict[str, O]:
         """Return the last input's orders of a kind, by worker."""
         sent = [i.message for i in self.last if isinstance(i, Send) and isinstance(i.message, msg.ToWorker)]
-        return {message.worker: message.order for message in sent if isinstance(message.order, kind)}
+        orders = {message.worker: message.order for message in sent if isinstance(message.order, kind)}
+        for i in self.last:
+            if isinstance(i, Broadcast) and isinstance(i.message, kind):
+                nodes = [node for number in i.connections if (node := self.machine.members.on(number)) is not None]
+                orders |= {worker: i.message for node in nodes for worker in node.workers}
+        return orders
 
     def sent(self, kind: type[O]) -> list[O]:
-        return [i.message for i in self.last if isinstance(i, Send) and isinstance(i.message, kind)]
+        """Return the last input's messages of a kind, one for each agent that it is for."""
+        sent = [(1, i.message) for i in self.last if isinstance(i, Send)]
+        sent += [(len(i.connections), i.message) for i in self.last if isinstance(i, Broadcast)]
+        return [message for times, message in sent if isinstance(message, kind) for _ in range(times)]
 
     def last_events(self) -> list[ev.AnyEvent]:
         return [i.event for i in self.last if isinstance(i, Emit)]
@@ -198,6 +206,8 @@ class Job:
                     out.append(type(order).__name__)
                 case Send(_, message):
                     out.append(type(message).__name__)
+                case Broadcast(numbers, message):
+                    out += [type(message).__name__] * len(numbers)
                 case Close():
                     out.append("close")
                 case EndJob():

@@ -380,8 +380,8 @@ MUTANTS = (
     Mutant(
         name="pending_members_are_not_stopped",
         file=STOPPING,
-        old="        for worker in turn.planned:\n            turn.order(worker, self.stop)\n",
-        new="        for worker in turn.record.plan.workers:\n            turn.order(worker, self.stop)\n",
+        old="        turn.order_all(turn.planned, self.stop)\n",
+        new="        turn.order_all(turn.record.plan.workers, self.stop)\n",
         why="those of the pending plan may have swapped already",
     ),
     # ---- who is there ----
@@ -521,8 +521,8 @@ MUTANTS = (
     Mutant(
         name="agent_takes_workers_that_were_begun_for_fresh",
         file=AGENT,
-        old="            place.keep(Begun(worker=place.worker, generation=order.plan.generation))\n",
-        new="            pass\n",
+        old="                here[worker].keep(Begun(worker=worker, generation=order.plan.generation))\n",
+        new="                pass\n",
         why="a worker whose listener gets no turn is in the generation all the same",
     ),
     Mutant(

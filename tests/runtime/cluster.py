@@ -23,7 +23,7 @@ from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, InjectFault, Received, Tick
-from holdfast.coordination.instructions import Emit, EndJob, Persist, Send
+from holdfast.coordination.instructions import Broadcast, Emit, EndJob, Persist, Send
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import CheckpointSpec, ExperimentSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
@@ -332,6 +332,9 @@ class Cluster:
                 self.over = instruction
             elif isinstance(instruction, Send) and isinstance(instruction.message, msg.ToWorker):
                 self._order(instruction.connection, instruction.message.order)
+            elif isinstance(instruction, Broadcast) and isinstance(instruction.message, msg.GenerationOrder):
+                for number in instruction.connections:  # (a node has one worker)
+                    self._order(number, instruction.message)
 
     def _order(self, number: int, order: msg.Order) -> None:
         connection = self._nodes[number].connection

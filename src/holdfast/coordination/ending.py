@@ -35,11 +35,10 @@ class Ending:
         turn.change(outcome="finished")
         steps, samples, loss = progress.ledger.committed, progress.samples, progress.loss
         turn.emit(JobFinished, reason="completed", steps=steps, samples=samples, final_loss=loss)
-        for node in turn.members.nodes.values():
-            if not node.workers:  # still starting: nobody there whom JobDone would let go
-                turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why="the job is done"))
-            for worker in node.workers:
-                turn.order(worker, JobDone())
+        turn.order_all((info.id for info in turn.members.workers()), JobDone())
+        # (those without workers are still starting: nobody is there whom JobDone would let go)
+        starting = (node.connection for node in turn.members.nodes.values() if not node.workers)
+        turn.broadcast(starting, EndNode(exit_code=EXIT_DONE, why="the job is done"))
         self._end(EXIT_DONE, "done")
 
     def failed(self, why: str, exit_code: int = EXIT_FAILED) -> None:
@@ -54,18 +53,14 @@ class Ending:
         """All nodes are told to end; nothing is written: the job can be taken up again."""
         if self.over is not None:
             return
-        end = EndJob(exit_code, why)
-        for node in self._turn.members.nodes.values():
-            self._tell(node, end)
+        here = (node.connection for node in self._turn.members.nodes.values())
+        self._turn.broadcast(here, EndNode(exit_code=exit_code, why=why))
         self._end(exit_code, why)
 
     def late(self, node: Node) -> None:
         """A node comes after the job's end; one with workers is told by JobDone where all is done."""
         if self.over is not None and not (self._turn.record.outcome and node.workers):
-            self._tell(node, self.over)
-
-    def _tell(self, node: Node, end: EndJob) -> None:
-        self._turn.send(node.connection, EndNode(exit_code=end.exit_code, why=end.why))
+            self._turn.send(node.connection, EndNode(exit_code=self.over.exit_code, why=self.over.why))
 
     def _end(self, exit_code: int, why: str) -> None:
         self.over = EndJob(exit_code, why)

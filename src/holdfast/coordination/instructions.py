@@ -38,6 +38,14 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Send the same message to several agents, each once; it is encoded once for all of them."""
+
+    connections: tuple[int, ...]
+    message: CoordinatorMessage
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Close a connection after what was sent."""
 
@@ -60,4 +68,4 @@ class PlanExperts:
     solve: Callable[[], ExpertPlan | Shortage]
 
 
-Instruction = Persist | Emit | Send | Close | EndJob | PlanExperts
+Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | PlanExperts

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
+from holdfast.coordination.instructions import (
+    Broadcast,
+    Close,
+    Emit,
+    EndJob,
+    Instruction,
+    Persist,
+    PlanExperts,
+    Send,
+)
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.agent import CoordinatorMessage, ToWorker
-from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.messages.orders import GenerationOrder, WorkerOrder
 from holdfast.protocol.messages.worker import Complaint
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.position import Position
@@ -88,8 +98,18 @@ class Turn:
         """Send to the agent behind a connection."""
         self._sends.append(Send(connection, message))
 
-    def order(self, worker: str, order: Order) -> None:
-        """Send to a worker; to one that is gone nothing is said."""
+    def broadcast(self, connections: Iterable[int], message: CoordinatorMessage) -> None:
+        """Send the same to several agents."""
+        if numbers := tuple(connections):
+            self._sends.append(Broadcast(numbers, message))
+
+    def order_all(self, workers: Iterable[str], order: GenerationOrder) -> None:
+        """Send to the agents of these workers, each once; they hand it to those of their workers that it concerns."""
+        here = dict.fromkeys(node_of(worker) for worker in self.members.live(workers))
+        self.broadcast((self.members.nodes[name].connection for name in here), order)
+
+    def order(self, worker: str, order: WorkerOrder) -> None:
+        """Send to one worker; to one that is gone nothing is said."""
         connection = self.members.connection_of(worker)
         if connection is not None and self.members.worker(worker) is not None:
             self.send(connection, ToWorker(worker=worker, order=order))

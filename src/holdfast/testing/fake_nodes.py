@@ -24,7 +24,8 @@ from holdfast.control.agent.node_agent import Agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.workforce import WorkforceOwner
 from holdfast.protocol.job_spec import JobSpec
-from holdfast.protocol.messages.agent import CoordinatorMessage, ToWorker
+from holdfast.protocol.messages.agent import CoordinatorMessage
+from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.names import index_of
 from holdfast.testing.fake_worker import FakeModel, FakeWorker, Rendezvous
 
@@ -155,10 +156,9 @@ class _FakeWorkforce:
         # (as a process would: not before the agent has taken note of it)
         asyncio.get_running_loop().call_soon(fresh.attach)
 
-    def pass_on(self, message: ToWorker) -> None:
-        worker = self._by_name.get(message.worker)
-        if worker is not None:
-            worker.order(message.order)
+    def pass_on(self, workers: Sequence[str], order: Order) -> None:
+        for worker in [self._by_name[name] for name in workers if name in self._by_name]:
+            worker.order(order)
 
     def send_signal(self, number: int) -> None:
         pass

@@ -26,7 +26,7 @@ from holdfast.protocol.messages.agent import (
     Welcome,
     WorkerDown,
 )
-from holdfast.protocol.messages.orders import JobDone, Stop
+from holdfast.protocol.messages.orders import JobDone, Order, Stop
 from holdfast.protocol.messages.worker import Applied, Entered
 
 COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=8, nonfinite=0)
@@ -341,13 +341,14 @@ def test_a_coordinator_of_an_older_term_is_not_obeyed() -> None:
 def test_a_stale_order_does_not_reach_the_worker() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
-        passed: list[ToWorker] = []
-        agent.workforce.pass_on = passed.append  # type: ignore[method-assign]
-        await coordinator.say(ToWorker(worker=worker, order=Stop(term=0, generation=1)))
-        await coordinator.say(ToWorker(worker=worker, order=Stop(term=1, generation=1)))
+        passed: list[Order] = []
+        agent.workforce.pass_on = lambda _, order: passed.append(order)  # type: ignore[method-assign]
+        await coordinator.say(Welcome(term=1, lease_s=1.0, heartbeat_s=0.02, committed=0, members=(worker,)))
+        await coordinator.say(Stop(term=0, generation=1))
+        await coordinator.say(Stop(term=1, generation=1))
         while not passed:
             await asyncio.sleep(0.01)
-        assert [message.order for message in passed] == [Stop(term=1, generation=1)]
+        assert passed == [Stop(term=1, generation=1)]
 
     play(story)
 

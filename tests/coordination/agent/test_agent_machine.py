@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -44,12 +45,13 @@ from holdfast.protocol.messages.any_side import (
     Entered,
     Finished,
     FromWorker,
+    GenerationOrder,
     GenerationPlan,
     Heartbeat,
     Hello,
     JobDone,
     Leave,
-    Order,
+    Member,
     Phase,
     Post,
     Prepare,
@@ -62,6 +64,7 @@ from holdfast.protocol.messages.any_side import (
     Welcome,
     WorkerDown,
     WorkerMessage,
+    WorkerOrder,
 )
 
 COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)
@@ -92,12 +95,13 @@ class Bench:
         """Connect (again) and be welcomed; return what was said to the coordinator, Hello first."""
         self.machine.disconnected()
         out = self.machine.connected(self.now)
-        return said([*out, *self.hear(welcome(term, committed))])
+        return said([*out, *self.hear(welcome(term, committed, self.workers))])
 
     def hear(self, message: msg.CoordinatorMessage) -> list[AgentInstruction]:
         return self.machine.hear(message, self.now)
 
-    def order(self, order: Order, worker: str = "") -> list[AgentInstruction]:
+    def order(self, order: WorkerOrder, worker: str = "") -> list[AgentInstruction]:
+        """Order something of one worker."""
         return self.hear(ToWorker(worker=worker or self.worker, order=order))
 
     def say(self, *messages: WorkerMessage) -> None:
@@ -143,16 +147,21 @@ def report(worker: str, generation: int) -> Report:
     return Report(worker=worker, term=1, generation=generation, applied=3, step=4, phase=Phase.VOTED)
 
 
-def welcome(term: int, committed: int = 0) -> Welcome:
-    return Welcome(term=term, lease_s=1.0, heartbeat_s=0.1, committed=committed)
+def welcome(term: int, committed: int = 0, members: Sequence[str] = ()) -> Welcome:
+    return Welcome(term=term, lease_s=1.0, heartbeat_s=0.1, committed=committed, members=tuple(members))
 
 
 def down(worker: str, exit_code: int = -9) -> WorkerDown:
     return WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail=f"code {exit_code}", exit_code=exit_code)
 
 
-def begin(term: int, generation: int) -> Begin:
-    return Begin(plan=GenerationPlan(term=term, generation=generation, members=()), decision=REDO)
+def plan(term: int, generation: int, *workers: str) -> GenerationPlan:
+    members = tuple(Member(worker=worker, host="h", state_port=1) for worker in workers)
+    return GenerationPlan(term=term, generation=generation, members=members)
+
+
+def begin(term: int, generation: int, *workers: str) -> Begin:
+    return Begin(plan=plan(term, generation, *workers), decision=REDO)
 
 
 REDO = Decision(kind=DecisionKind.REDO, applied=0)
@@ -253,7 +262,7 @@ def test_rendezvous_is_not_kept() -> None:
 def test_a_worker_that_was_told_to_begin_is_not_fresh_any_more_though_it_never_reads_it() -> None:
     """Found by a simulation in which listeners lag: an expelled worker was taken back as fresh."""
     bench = Bench()
-    bench.order(begin(term=1, generation=3))
+    bench.hear(begin(1, 3, bench.worker))
     assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, generation=3)]
 
 
@@ -394,25 +403,64 @@ def test_an_older_coordinator_is_refused() -> None:
     assert (bench.machine.term, bench.machine.committed) == (3, 9)
 
 
-PLAN = GenerationPlan(term=2, generation=5, members=())
-
-
 @pytest.mark.parametrize(
     "order",
     [
-        begin(term=2, generation=5),
-        Prepare(plan=PLAN),
+        begin(2, 5, "node-0/0/00000002"),
+        Prepare(plan=plan(2, 5, "node-0/0/00000002")),
         Stop(term=2, generation=1),
         Arm(term=2, generation=1),
         Void(term=2, generation=1),
     ],
     ids=lambda order: type(order).__name__,
 )
-def test_orders_of_a_lower_term_are_refused(order: Order) -> None:
+def test_orders_of_a_lower_term_are_refused(order: GenerationOrder) -> None:
     current, newer = Bench(term=2), Bench(term=3)
-    assert current.order(order) == [Pass(ToWorker(worker=current.worker, order=order))]
-    assert newer.order(order) == []
-    assert newer.order(JobDone()) == [Pass(ToWorker(worker=newer.worker, order=JobDone()))]
+    if isinstance(order, Arm | Void):  # (they are for whom a pending plan names)
+        current.hear(Prepare(plan=plan(2, 1, current.worker)))
+    assert current.hear(order) == [Pass((current.worker,), order)]
+    assert newer.hear(order) == []
+    assert newer.hear(JobDone()) == [Pass((newer.worker,), JobDone())]
+
+
+def test_what_is_said_once_to_a_node_reaches_those_whom_it_concerns() -> None:
+    bench = Bench(workers=3)
+    a, b, c = bench.workers
+    bench.hear(welcome(1, members=()))
+    stop = Stop(term=1, generation=1)
+    assert bench.hear(stop) == [], "in no plan"
+    assert bench.hear(begin(1, 1, a)) == [Pass((a,), begin(1, 1, a))]
+    assert bench.hear(stop) == [Pass((a,), stop)]
+    arm, void = Arm(term=1, generation=2), Void(term=1, generation=2)
+    assert bench.hear(Prepare(plan=plan(1, 2, a, b))) == [Pass((a, b), Prepare(plan=plan(1, 2, a, b)))]
+    assert bench.hear(arm) == [Pass((a, b), arm)]
+    assert bench.hear(stop) == [Pass((a, b), stop)]
+    assert bench.hear(void) == [Pass((a, b), void)]
+    assert bench.hear(stop) == [Pass((a,), stop)], "what was voided names nobody"
+    bench.hear(Prepare(plan=plan(1, 3, a, b)))
+    bench.hear(Prepare(plan=plan(1, 4, a, b, c)))  # (so the one before has come into force)
+    bench.hear(Void(term=1, generation=4))
+    assert bench.hear(stop) == [Pass((a, b), stop)]
+    assert bench.hear(JobDone()) == [Pass((a, b, c), JobDone())]
+
+
+def test_a_welcome_says_who_is_a_member() -> None:
+    bench = Bench(workers=2)
+    a, b = bench.workers
+    bench.hear(begin(1, 1, a, b))
+    bench.machine.disconnected()
+    bench.machine.connected(0.0)
+    bench.hear(welcome(1, members=(b,)))
+    assert bench.hear(Stop(term=1, generation=2)) == [Pass((b,), Stop(term=1, generation=2))]
+
+
+def test_who_has_not_attached_is_told_nothing() -> None:
+    bench = Bench(workers=2)
+    a, b = bench.workers
+    bench.die(b)
+    assert bench.hear(JobDone()) == [Pass((a,), JobDone())]
+    assert bench.workers[1], "its successor starts, and is told when it attaches"
+    assert isinstance(bench.order(JobDone(), bench.workers[1])[0], Pass)
 
 
 def test_orders_reach_nobody_before_the_welcome_nor_workers_that_are_gone() -> None:

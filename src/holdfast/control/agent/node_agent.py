@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,7 +33,8 @@ from holdfast.coordination.agent.instructions import (
 from holdfast.coordination.agent.machine import AgentMachine, NodeIdentity
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
-from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, ToWorker, WorkerDown
+from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
+from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.messages.worker import WorkerMessage
 
 _log = logging.getLogger("holdfast.agent")
@@ -56,7 +57,7 @@ class NodeWorkers(Protocol):
 
     def replace(self, worker: str) -> None: ...
 
-    def pass_on(self, message: ToWorker) -> None: ...
+    def pass_on(self, workers: Sequence[str], order: Order) -> None: ...
 
     def send_signal(self, number: int) -> None: ...
 
@@ -122,8 +123,8 @@ class Agent:
             match instruction:
                 case Say() | Replay():
                     self._say(instruction)
-                case Pass(message):
-                    self.workforce.pass_on(message)
+                case Pass(workers, order):
+                    self.workforce.pass_on(workers, order)
                 case StartWorker(worker):
                     self.workforce.replace(worker)
                 case KillHung(worker):

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.control.link.framing import Crashed, FrameDecoder, FrameError, FromWorkerProcess, encode_frame
+from holdfast.control.link.framing import Crashed, FrameDecoder, FrameError, FromWorkerProcess
 from holdfast.control.processes import ProcessHandle, describe_exit
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import WorkerDown
-from holdfast.protocol.messages.orders import Order
 
 #: the exit code of a process whose parent, the zygote, was lost before it could tell
 UNKNOWN_EXIT = 1 << 16
@@ -30,10 +29,10 @@ class WorkerConnection(asyncio.Protocol):
         self._decoder: FrameDecoder[FromWorkerProcess] = FrameDecoder(FromWorkerProcess)
         self._transport: asyncio.Transport | None = None
 
-    def send(self, order: Order) -> None:
-        """Pass an order on; a worker that is gone is no error."""
+    def send(self, frame: bytes) -> None:
+        """Pass an order on, as `encode_frame` wrote it; a worker that is gone is no error."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(order))
+            self._transport.write(frame)
 
     def close(self) -> None:
         """End the connection at once."""

@@ -7,17 +7,18 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
-from holdfast.control.link.framing import Crashed, FromWorkerProcess
+from holdfast.control.link.framing import Crashed, FromWorkerProcess, encode_frame
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.control.processes import ProcessHandle, is_stopped
 from holdfast.errors import EXIT_DONE
-from holdfast.protocol.messages.agent import ToWorker, WorkerDown
+from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.messages.worker import Attach, WorkerMessage
 from holdfast.protocol.names import index_of
 
@@ -90,11 +91,12 @@ class Workforce:
         place.refill(worker)
         self._start_task(self._start(place, worker))
 
-    def pass_on(self, message: ToWorker) -> None:
-        """Hand an order to its worker; one that is gone is no error."""
-        place = self._place_of(message.worker)
-        if place is not None and place.connection is not None:
-            place.connection.send(message.order)
+    def pass_on(self, workers: Sequence[str], order: Order) -> None:
+        """Hand an order to these workers; one that is gone is no error."""
+        frame = encode_frame(order)
+        for place in map(self._place_of, workers):
+            if place is not None and place.connection is not None:
+                place.connection.send(frame)
 
     def send_signal(self, number: int) -> None:
         """Signal all workers."""

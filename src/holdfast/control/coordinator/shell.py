@@ -17,11 +17,20 @@ import msgspec
 
 from holdfast.control.store.interface import Store
 from holdfast.coordination.inputs import Disconnected, Input, Received
-from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
+from holdfast.coordination.instructions import (
+    Broadcast,
+    Close,
+    Emit,
+    EndJob,
+    Instruction,
+    Persist,
+    PlanExperts,
+    Send,
+)
 from holdfast.errors import BadInputError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
-from holdfast.protocol.messages.agent import Hello
+from holdfast.protocol.messages.agent import CoordinatorMessage, Hello
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 #: What msgspec raises for bytes that are no message: bad UTF-8 and deep nesting are no DecodeError of its.
@@ -225,9 +234,9 @@ class Shell:
                 case Persist(record):
                     return record
                 case Send(number, message):
-                    connection = self.connections.get(number)
-                    if connection is not None:
-                        connection.send(self._encoder.encode(message))
+                    self._send((number,), message)
+                case Broadcast(numbers, message):
+                    self._send(numbers, message)
                 case Emit(event):
                     if self.journal.append(event):
                         self.metrics.observe(event)
@@ -242,6 +251,12 @@ class Shell:
                     _log.info("the job ends with exit code %d: %s", exit_code, why)
                     self._on_end(exit_code)
         return None
+
+    def _send(self, numbers: Sequence[int], message: CoordinatorMessage) -> None:
+        here = [self.connections[number] for number in numbers if number in self.connections]
+        data = self._encoder.encode(message) if here else b""
+        for connection in here:
+            connection.send(data)
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

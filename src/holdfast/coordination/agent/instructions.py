@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.protocol.messages.agent import AgentMessage, ToWorker
+from holdfast.protocol.messages.agent import AgentMessage
+from holdfast.protocol.messages.orders import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,10 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Hand an order to its worker; one that is gone is no error."""
+    """Hand an order to these workers; one that is gone is no error."""
 
-    message: ToWorker
+    workers: tuple[str, ...]
+    order: Order
 
 
 @dataclass(frozen=True, slots=True)

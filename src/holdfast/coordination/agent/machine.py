@@ -23,6 +23,7 @@ from holdfast.coordination.agent.instructions import (
     StartWorker,
 )
 from holdfast.coordination.agent.kept_steps import KeptSteps
+from holdfast.coordination.agent.known_members import KnownMembers
 from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.messages.agent import (
@@ -41,9 +42,20 @@ from holdfast.protocol.messages.agent import (
     Welcome,
     WorkerDown,
 )
-from holdfast.protocol.messages.orders import Arm, Begin, JobDone, Order, Prepare, PruneCheckpoints, Stop, Void
+from holdfast.protocol.messages.orders import (
+    Arm,
+    Begin,
+    GenerationOrder,
+    JobDone,
+    Order,
+    Prepare,
+    PruneCheckpoints,
+    Stop,
+    Void,
+)
 from holdfast.protocol.messages.worker import (
     Applied,
+    Attach,
     Begun,
     Entered,
     WorkerMessage,
@@ -90,6 +102,7 @@ class AgentMachine:
         self._nonce = nonce
         self._places = [WorkerPlace() for _ in range(node.workers)]
         self._steps = KeptSteps()
+        self._members = KnownMembers()
         self._connected = False
         self._welcome: Welcome | None = None
         self._said_at = 0.0
@@ -178,6 +191,8 @@ class AgentMachine:
         match message:
             case ToWorker():
                 return self._order(message)
+            case Begin() | Stop() | Prepare() | Arm() | Void() | JobDone():
+                return self._order_all(message)
             case Committed():
                 if message.term >= self.term:
                     self._forget_up_to(message.step)
@@ -199,6 +214,7 @@ class AgentMachine:
         self.term = welcome.term
         self._forget_up_to(welcome.committed)
         self._welcome, self.ever_welcomed = welcome, True
+        self._members.told_anew(welcome.members)
         return self._leave_quarantined(now)
 
     def _refused(self, refused: Refused) -> list[AgentInstruction]:
@@ -225,10 +241,21 @@ class AgentMachine:
             return []
         if isinstance(order, JobDone):
             place.done = True
-        elif isinstance(order, Begin):
-            # From here on it is not fresh any more, whether it has come to reading this or not.
-            place.keep(Begun(worker=place.worker, generation=order.plan.generation))
-        return [Pass(message)]
+        return [Pass((place.worker,), order)]
+
+    def _order_all(self, order: GenerationOrder) -> list[AgentInstruction]:
+        """Hand an order on to those of the workers that it concerns."""
+        if self._welcome is None or not self._accepts(order):
+            return []
+        here = {place.worker: place for place in self._places if Attach in place.latest and not place.ended}
+        workers = self._members.concerned(order, tuple(here))
+        for worker in workers:
+            if isinstance(order, JobDone):
+                here[worker].done = True
+            elif isinstance(order, Begin):
+                # From here on it is not fresh any more, whether it has come to reading this or not.
+                here[worker].keep(Begun(worker=worker, generation=order.plan.generation))
+        return [Pass(workers, order)] if workers else []
 
     def _accepts(self, order: Order) -> bool:
         """Tell whether an order comes from the newest coordinator known."""

@@ -198,8 +198,7 @@ class Deciding:
         for info in turn.members.workers():
             info.finished = False
         announce_generation(turn, plan, reason)
-        for worker in plan.workers:
-            turn.order(worker, begin)
+        turn.order_all(plan.workers, begin)
         self._keep_what_passed(decision)
 
     def _keep_what_passed(self, decision: Decision) -> None:

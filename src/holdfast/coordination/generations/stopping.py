@@ -32,8 +32,7 @@ class Stopping:
         self.stop = Stop(term=turn.record.term, generation=turn.record.generation)
         self.reports, self.complaints = {}, {}
         self._since = turn.now
-        for worker in turn.planned:
-            turn.order(worker, self.stop)
+        turn.order_all(turn.planned, self.stop)
 
     def complain(self, complaint: Complaint) -> None:
         """A member's collective failed."""

@@ -89,8 +89,7 @@ class Joining:
         turn = self._turn
         turn.change(pending=pending, generation=pending.generation)
         self.armed, self._since = False, turn.now
-        for worker in pending.workers:
-            turn.order(worker, Prepare(plan=pending))
+        turn.order_all(pending.workers, Prepare(plan=pending))
 
     def promote(self, step: int, progress: Progress) -> None:
         """`step` passed with every swap flag up: the pending plan is in force from here on."""
@@ -113,8 +112,7 @@ class Joining:
         if not all(info is not None and info.prepared >= pending.generation for info in infos):
             return
         self.armed, self._told = True, pending.generation
-        for worker in pending.workers:
-            turn.order(worker, Arm(term=turn.record.term, generation=pending.generation))
+        turn.order_all(pending.workers, Arm(term=turn.record.term, generation=pending.generation))
 
     def void(self, suspects: Collection[str] | None = None) -> None:
         """Forget a pending plan that was never armed, and try again a little later.
@@ -132,8 +130,7 @@ class Joining:
         joiners = [worker for worker in pending.workers if plan is None or plan.rank(worker) is None]
         if suspects is not None:
             self._leave_out([w for w in joiners if w in suspects] or self._unprepared(joiners, pending))
-        for worker in pending.workers:
-            turn.order(worker, Void(term=turn.record.term, generation=pending.generation))
+        turn.order_all(pending.workers, Void(term=turn.record.term, generation=pending.generation))
 
     def _unprepared(self, joiners: list[str], pending: GenerationPlan) -> list[str]:
         infos = [self._turn.members.worker(worker) for worker in joiners]

@@ -61,6 +61,7 @@ class Admission:
             lease_s=config.lease_s,
             heartbeat_s=config.heartbeat_s,
             committed=self._turn.recorded.step,
+            members=tuple(turn.planned_on(hello.node)),
         )
         turn.send(connection, welcome)
         return node
@@ -79,12 +80,13 @@ class Admission:
             kind, now = FailureKind.PROCESS_EXIT, turn.now
             gone = [Failure(kind=kind, node=node.name, worker=w, since=now, detail=detail) for w in missing]
             self._failures.take(*gone)
+        if self._stopping.stop is not None:
+            turn.send(node.connection, self._stopping.stop)
+            return
         for worker in list(node.workers):
-            if self._stopping.stop is not None:
-                turn.order(worker, self._stopping.stop)
-            elif plan is None or plan.generation != generation or plan.rank(worker) is None:
+            if plan is None or plan.generation != generation or plan.rank(worker) is None:
                 continue  # nothing to catch up with, or just told
-            elif node.workers[worker].entered < generation:
+            if node.workers[worker].entered < generation:
                 # The rendezvous of the coordinator before is lost: only a new generation helps.
                 self._stopping.begin(turn.now)
 

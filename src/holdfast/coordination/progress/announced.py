@@ -69,8 +69,8 @@ class Progress:
             return
         self._told, self._told_at = self.ledger.committed, turn.now
         turn.change()  # whatever becomes of the journal, the record knows what the agents need not keep any more
-        for node in turn.members.nodes.values():
-            turn.send(node.connection, Committed(term=turn.record.term, step=self._told))
+        here = (node.connection for node in turn.members.nodes.values())
+        turn.broadcast(here, Committed(term=turn.record.term, step=self._told))
 
     def failed(self, failed_at: float) -> None:
         """A recovery begins; one that is still under way goes on counting from its first failure."""

@@ -10,7 +10,7 @@ from msgspec import Meta
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.messages.orders import GenerationOrder, WorkerOrder
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
 
@@ -118,12 +118,16 @@ AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | Leav
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """The connection stands. `committed`: steps up to here are in the journal and need not be kept."""
+    """The connection stands. `committed`: steps up to here are in the journal and need not be kept.
+
+    `members`: the node's workers that the generation in force or the pending one names.
+    """
 
     term: Count
     lease_s: float
     heartbeat_s: float
     committed: Count
+    members: Annotated[tuple[WorkerId, ...], Meta(max_length=2048)] = ()
 
 
 class Refused(Struct, frozen=True, kw_only=True):
@@ -145,7 +149,7 @@ class ToWorker(Struct, frozen=True, kw_only=True):
     """An order for one worker of the node."""
 
     worker: WorkerId
-    order: Order
+    order: WorkerOrder
 
 
 class NodeFault(Struct, frozen=True, kw_only=True):
@@ -162,4 +166,5 @@ class EndNode(Struct, frozen=True, kw_only=True):
     alone: bool = False
 
 
-CoordinatorMessage = Welcome | Refused | Committed | ToWorker | NodeFault | EndNode
+#: An order that concerns a generation is said once to each node, the same to all; the agent knows whom it is for.
+CoordinatorMessage = Welcome | Refused | Committed | GenerationOrder | ToWorker | NodeFault | EndNode

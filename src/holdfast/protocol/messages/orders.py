@@ -105,6 +105,8 @@ class JobDone(Struct, frozen=True, kw_only=True):
     """Every member has finished: the script may end."""
 
 
-#: what a worker's machine takes (coordination.worker); the rest is for others in its process
+#: what a worker's machine takes (coordination.worker). Its agent is told once for all workers that it concerns
 GenerationOrder = Begin | Stop | Prepare | Arm | Void | JobDone
-Order = GenerationOrder | Posted | AcceptCheckpoint | PruneCheckpoints | Inject
+#: what is said to one worker; it is for others in its process, but for a JobDone that comes late
+WorkerOrder = Posted | AcceptCheckpoint | PruneCheckpoints | Inject | JobDone
+Order = GenerationOrder | WorkerOrder

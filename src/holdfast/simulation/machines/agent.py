@@ -88,8 +88,8 @@ class SimAgent(Process):
                     self._send(message)
                 case ask.Replay(messages):
                     self._send(*messages)
-                case ask.Pass(message):
-                    self._pass_on(message)
+                case ask.Pass(workers, order):
+                    self._pass_on(workers, order)
                 case ask.StartWorker(name):
                     self._replace(name)
                 case ask.KillHung(name):
@@ -102,10 +102,9 @@ class SimAgent(Process):
 
     # ---- workers ----
 
-    def _pass_on(self, message: msg.ToWorker) -> None:
-        for worker in self.workers:
-            if worker.id == message.worker:
-                worker.deliver(worker.order, message.order)
+    def _pass_on(self, workers: tuple[str, ...], order: msg.Order) -> None:
+        for worker in [worker for worker in self.workers if worker.id in workers]:
+            worker.deliver(worker.order, order)
 
     def _kill_hung(self, name: str) -> None:
         for worker in [worker for worker in self.workers if worker.id == name]:

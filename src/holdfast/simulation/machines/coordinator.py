@@ -13,7 +13,16 @@ from functools import partial
 from typing import Any, Protocol
 
 from holdfast.coordination.inputs import Disconnected, Input, Planned, Received, Tick
-from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
+from holdfast.coordination.instructions import (
+    Broadcast,
+    Close,
+    Emit,
+    EndJob,
+    Instruction,
+    Persist,
+    PlanExperts,
+    Send,
+)
 from holdfast.errors import SupersededError
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.record import Record
@@ -135,7 +144,7 @@ class CoordinatorShell(Process):
         self._tick_later()
 
     def _execute(self, instructions: Iterable[Instruction]) -> None:
-        rest = iter(instructions)
+        rest = _one_by_one(instructions)
         for instruction in rest:
             if self._cluster.write_due(self, type(instruction).__name__):
                 return
@@ -205,3 +214,14 @@ class CoordinatorShell(Process):
                 world.journal.sync()
                 self.ended = True
                 self._cluster.job_ended(exit_code, why)
+            case Broadcast():
+                raise AssertionError("a broadcast is sent message by message")
+
+
+def _one_by_one(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+    """A coordinator may die when it has sent a message to some of those that it is for."""
+    for instruction in instructions:
+        if isinstance(instruction, Broadcast):
+            yield from (Send(number, instruction.message) for number in instruction.connections)
+        else:
+            yield instruction
