@@ -131,8 +131,11 @@ class Job:
         return self.feed(Received(self._number, message))
 
     def say(self, message: msg.WorkerMessage, after: float = 0.0) -> list[Instruction]:
-        connection = self.connections[msg.node_of(message.worker)]
-        return self.feed(Received(connection, msg.FromWorker(message=message)), after)
+        return self.feed(self.heard(message), after)
+
+    def heard(self, message: msg.WorkerMessage) -> Received:
+        """Return the input that a worker's message is."""
+        return Received(self.connections[msg.node_of(message.worker)], msg.FromWorker(message=message))
 
     def tell(self, node: str, message: msg.AgentMessage) -> list[Instruction]:
         return self.feed(Received(self.connections[node], message))

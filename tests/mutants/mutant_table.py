@@ -19,6 +19,7 @@ ASSIGNMENT = "coordination/generations/assignment.py"
 DECISIONS = "coordination/generations/decisions.py"
 DECIDING = "coordination/generations/deciding.py"
 LEDGER = "coordination/progress/ledger.py"
+POSITIONS = "coordination/progress/positions.py"
 PLANNER = "coordination/generations/planner.py"
 JOINING = "coordination/generations/swap.py"
 HEARING = "coordination/hearing.py"
@@ -220,8 +221,8 @@ MUTANTS = (
     Mutant(
         name="keeps_reduced_gradients_of_half_a_world",
         file=DECIDING,
-        old="        if stopping.stop is None or record.plan is None or stopping.awaited(self._absences.promised):\n",
-        new="        if stopping.stop is None or record.plan is None or stopping.awaited(set()):\n",
+        old="        if stopping.stop is None or record.plan is None or stopping.awaits(self._absences.promised):\n",
+        new="        if stopping.stop is None or record.plan is None or stopping.awaits(set()):\n",
         why="a node that may come back with what it has passed is waited for",
     ),
     Mutant(
@@ -255,9 +256,9 @@ MUTANTS = (
     # ---- what has been applied ----
     Mutant(
         name="commits_when_the_first_has_applied",
-        file=LEDGER,
-        old="        reached = min(progress, default=self.committed)\n",
-        new="        reached = max(progress, default=self.committed)\n",
+        file=POSITIONS,
+        old="        return bool(self._members) and not self._behind\n",
+        new="        return self._behind < len(self._members)\n",
         why="a step counts once the last member has applied it",
         quick=True,
     ),
@@ -284,9 +285,9 @@ MUTANTS = (
     ),
     Mutant(
         name="forgotten_members_hold_nobody_up",
-        file=LEDGER,
-        old="        progress = [self._applied.get(worker, self.committed) for worker in members]\n",
-        new="        progress = [self._applied[worker] for worker in members if worker in self._applied]\n",
+        file=POSITIONS,
+        old="        self._behind = len(self._members) - sum(",
+        new="        self._behind = self._at.total() - sum(",
         why="who has not said that it has applied a step may not have",
     ),
     Mutant(
@@ -307,8 +308,8 @@ MUTANTS = (
     Mutant(
         name="arms_before_all_are_prepared",
         file=JOINING,
-        old="        if not all(info is not None and info.prepared >= pending.generation for info in infos):\n",
-        new="        if not any(info is not None and info.prepared >= pending.generation for info in infos):\n",
+        old="        if not turn.members.prepared(pending):\n            return\n",
+        new="",
         why="flags go up once every member's group stands",
     ),
     Mutant(
@@ -425,8 +426,8 @@ MUTANTS = (
     Mutant(
         name="absent_nodes_are_awaited_for_ever",
         file=ABSENCES,
-        old="        return [(name, since) for name, since in late if self._turn.now - since > lease_s]\n",
-        new="        return [(name, since) for name, since in late if self._turn.now - since > 1e9]\n",
+        old="        return [(name, since) for name, since in away if self._turn.now - since > lease_s]\n",
+        new="        return [(name, since) for name, since in away if self._turn.now - since > 1e9]\n",
         why="who does not come back after a coordinator's crash is lost after a lease",
     ),
     Mutant(
@@ -557,8 +558,8 @@ MUTANTS = (
     Mutant(
         name="finished_before_all_are",
         file=PROGRESS,
-        old="        if not all(worker in left or (info is not None and info.finished) for worker, info in infos):\n",
-        new="        if False:\n",
+        old="        return not self._turn.members.unfinished(plan) and self.ledger.all_at_committed\n",
+        new="        return self.ledger.all_at_committed\n",
         why="a job is done when all have ended their loops, at the committed step",
         quick=True,
     ),

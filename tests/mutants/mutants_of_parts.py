@@ -50,8 +50,8 @@ PART_MUTANTS = (
     Mutant(
         name="absent_members_owe_no_report",
         file=STOPPING,
-        old=" is not None or node_of(w) in away)\n",
-        new=" is not None)\n",
+        old=" is not None or node_of(worker) in away\n",
+        new=" is not None\n",
         why="a member that is not back yet may have passed alone",
     ),
     Mutant(

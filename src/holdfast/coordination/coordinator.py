@@ -135,10 +135,10 @@ class Coordinator:
         plan = self.record.plan
         if plan is None or self.parts.stopping.stop is not None:
             return  # (while reports are awaited nobody knows who a member is)
-        if self.parts.progress.release(plan.workers):
+        if self.parts.progress.release():
             self.parts.failures.made_good()
         self.parts.checkpoints.accept(self.parts.ledger.committed)
-        if self.parts.progress.finished(plan, self.parts.left):
+        if self.parts.progress.finished(plan):
             if plan.last:
                 self.parts.closing.end()
             else:
@@ -201,7 +201,7 @@ class Coordinator:
         # Only now is everything known that the node has to say: until here it was awaited as absent.
         self.parts.absences.back(node)
         if self.over is None:
-            self._admission.catch_up(node, generation, ended.keys() | self.parts.left.keys())
+            self._admission.catch_up(node, generation, ended.keys() | self.members.left.keys())
         else:
             self.parts.ending.late(node)
 
@@ -216,18 +216,19 @@ class Coordinator:
             self._depart(node, self.parts.ending.farewell)
 
     def _leave(self, node: Node, leave: msg.Leave) -> None:
-        self._depart(node, leave.reason)
-        self.parts.failures.gone(list(node.workers), self.turn.now)
+        workers = self._depart(node, leave.reason)
+        self.parts.failures.gone(workers, self.turn.now)
         if not self.members.nodes and leave.reason == "quarantined":
             self.parts.ending.failed(f"the last node, {node.name}, is quarantined: {leave.detail}")
 
     def _leave_at_last(self, node: Node, leave: msg.Leave) -> None:
         self._depart(node, leave.reason)
 
-    def _depart(self, node: Node, reason: str) -> None:
-        self.members.remove(node.name)
+    def _depart(self, node: Node, reason: str) -> tuple[str, ...]:
+        workers = self.members.remove(node.name)
         self.parts.absences.lost(node.name)
         self.turn.emit(ev.NodeLeft, node=node.name, reason=reason)
+        return workers
 
     # ---- time ----
 
@@ -271,7 +272,7 @@ class Coordinator:
         self._hearing.replayed(node, page)
 
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
-        known, member = node.workers.pop(down.worker, None), self.turn.is_member(down.worker)
+        known, member = self.members.drop(node, down.worker), self.turn.is_member(down.worker)
         # (a member has the script and the settings that all have: it is bad input to all of them)
         if down.exit_code == EXIT_BAD_INPUT and (not self.turn.generation or (member and not down.final)):
             self.parts.ending.failed(down.detail, EXIT_BAD_INPUT)
@@ -279,7 +280,7 @@ class Coordinator:
         if down.left:
             if known is not None:
                 self.parts.ledger.settle(down.worker, down.applied)
-                self.parts.left[down.worker] = down.applied
+                self.members.left_loop(down.worker, down.applied)
             return
         if down.final:
             exit_code = EXIT_BAD_INPUT if down.exit_code == EXIT_BAD_INPUT else EXIT_FAILED
@@ -294,7 +295,7 @@ class Coordinator:
             )
 
     def _worker_down_at_last(self, node: Node, down: msg.WorkerDown) -> None:
-        node.workers.pop(down.worker, None)
+        self.members.drop(node, down.worker)
         self.parts.ending.late(node)
 
     # ---- what users and the shell say ----

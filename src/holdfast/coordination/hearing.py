@@ -9,7 +9,7 @@ from holdfast.coordination.generations.announcing import announce_node
 from holdfast.coordination.generations.rendezvous import pass_on
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.admission import misfit
-from holdfast.coordination.nodes.membership import Node, WorkerInfo
+from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.progress.ledger import DivergedError
 from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
@@ -27,11 +27,9 @@ class Hearing:
 
     def take(self, node: Node, message: msg.WorkerMessage) -> None:
         """Take in what a worker of a node says; what a stranger says through it does not count."""
-        if node_of(message.worker) != node.name:
-            return
-        handler = self._WORKER_SAYS[type(message)][self._parts.state]
-        if isinstance(message, msg.Attach) or message.worker in node.workers:
-            handler(self, node, message)
+        known = message.worker in node.workers
+        if known or (isinstance(message, msg.Attach) and node_of(message.worker) == node.name):
+            self._WORKER_SAYS[type(message)][self._parts.state](self, node, message)
 
     def replayed(self, node: Node, page: msg.AppliedSteps) -> None:
         """Take in a page of what a node's workers applied while nobody listened, as if they had told it one by one."""
@@ -65,7 +63,8 @@ class Hearing:
         if differing := misfit(self._turn, node, attach):
             self._parts.misfit = differing
             return
-        node.workers[attach.worker] = WorkerInfo(attach)
+        self._turn.members.attach(node, attach)
+        self._parts.stopping.came(attach.worker)
         if self._turn.record.outcome:
             self._turn.order(attach.worker, msg.JobDone())
             return
@@ -99,7 +98,7 @@ class Hearing:
             self._promote(message.applied)
         if message.generation <= info.entered or message.generation > self._turn.record.generation:
             return
-        info.entered = message.generation
+        self._turn.members.enter(info, message.generation)
         if message.generation >= self._turn.record.lineage:
             self._parts.ledger.settle(info.id, message.applied)
         recovery = self._parts.progress.recovery
@@ -114,13 +113,12 @@ class Hearing:
             self._parts.joining.promote(step, self._parts.progress)
 
     def _prepared(self, node: Node, message: msg.Prepared) -> None:
-        info = node.workers[message.worker]
-        info.prepared = max(info.prepared, message.generation)
+        self._turn.members.prepare(node.workers[message.worker], message.generation)
 
     def _finished(self, node: Node, message: msg.Finished) -> None:
         record, info = self._turn.record, node.workers[message.worker]
         if message.generation == self._turn.generation:  # (who ended its loop in an older one does so again)
-            info.finished = True
+            self._turn.members.finish(info)
         if record.lineage <= message.generation <= record.generation:
             self._parts.ledger.settle(info.id, message.step)
 

@@ -44,8 +44,6 @@ class JobParts:
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
         self.closing = Closing(turn, config, self.stopping, self.ending)
-        #: workers whose scripts have left their loops and ended, with the step that they had applied
-        self.left: dict[str, int] = {}
         #: why a node was turned away last
         self.misfit = ""
         self.failures = Failures(turn, self.ledger, self.stopping, self.joining, self.absences)

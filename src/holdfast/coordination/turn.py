@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, KeysView
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,10 +24,22 @@ from holdfast.protocol.messages.agent import CoordinatorMessage, ToWorker
 from holdfast.protocol.messages.orders import GenerationOrder, WorkerOrder
 from holdfast.protocol.messages.worker import Complaint
 from holdfast.protocol.names import index_of, node_of
+from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 
 E = TypeVar("E", bound=AnyEvent)
+
+
+class _Named:
+    """The workers that two plans name, gone through once for both."""
+
+    def __init__(self, *plans: GenerationPlan | None) -> None:
+        self.plans = plans
+        self.workers = dict.fromkeys(worker for plan in plans if plan is not None for worker in plan.workers)
+        self.by_node: defaultdict[str, list[str]] = defaultdict(list)
+        for worker in self.workers:
+            self.by_node[node_of(worker)].append(worker)
 
 
 class Turn:
@@ -43,6 +56,7 @@ class Turn:
         self.now = 0.0
         self.position = self.recorded = position
         self._begun_at = position
+        self._named = _Named(None, None)
         self._changed = False
         self._events: list[AnyEvent] = []
         self._sends: list[Instruction] = []
@@ -53,14 +67,20 @@ class Turn:
         return self.record.plan.generation if self.record.plan else 0
 
     @property
-    def planned(self) -> list[str]:
+    def planned(self) -> KeysView[str]:
         """The workers that the current or the pending plan names."""
-        plans = [plan for plan in (self.record.plan, self.record.pending) if plan]
-        return list(dict.fromkeys(worker for plan in plans for worker in plan.workers))
+        return self._plans_named.workers.keys()
 
     def planned_on(self, node: str) -> list[str]:
         """Return those of the planned workers that are on a node."""
-        return [worker for worker in self.planned if node_of(worker) == node]
+        return self._plans_named.by_node.get(node, [])
+
+    @property
+    def _plans_named(self) -> _Named:
+        plan, pending = self.record.plan, self.record.pending
+        if self._named.plans[0] is not plan or self._named.plans[1] is not pending:
+            self._named = _Named(plan, pending)
+        return self._named
 
     def is_member(self, worker: str) -> bool:
         """Tell whether the plan in force names a worker."""

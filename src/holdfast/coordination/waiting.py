@@ -42,12 +42,11 @@ class Waiting:
         if record.outcome:
             return None
         if record.generation == 0:
-            here = sum(node.complete for node in members.nodes.values())
             # (that nodes are still to come at the begin is worth no word, unless one came in vain)
-            left = config.spec.nodes_to_begin - here
+            left = config.spec.nodes_to_begin - members.complete_nodes
             return Need(nodes=left, expert_slots=0, why=parts.misfit) if parts.misfit else None
         # Of those that may still come back it is their part of the state that the job waits for.
-        broken = parts.stopping.stop is not None and not parts.stopping.awaited(parts.absences.promised)
+        broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
         if record.plan is not None and not (broken and lacks_slots(turn, config)):
             return None
         why = "too few nodes are left for all experts" if members.nodes else "no node is left"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated
 
 from msgspec import Meta, field
@@ -109,7 +110,7 @@ class ExpertPlan(Struct, frozen=True, kw_only=True):
     window: Annotated[int, Meta(ge=1)] = LOADS_WINDOW
 
 
-class GenerationPlan(Struct, frozen=True, kw_only=True):
+class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     """A numbered configuration. `sources` says where members that lack the state get it, where it is not the decision's
     source.
 
@@ -126,7 +127,7 @@ class GenerationPlan(Struct, frozen=True, kw_only=True):
 
     def rank(self, worker: str) -> int | None:
         """Return the rank of a worker, None where it is no member."""
-        return next((rank for rank, member in enumerate(self.members) if member.worker == worker), None)
+        return self._ranks.get(worker)
 
     def source_of(self, worker: str, decision: Decision | None) -> StateSource | None:
         """Return where a member gets the state from with which the generation begins, None where it has it.
@@ -142,7 +143,11 @@ class GenerationPlan(Struct, frozen=True, kw_only=True):
         mine = next(member.role for member in self.members if member.worker == worker)
         return tuple(rank for rank, role in enumerate(roles) if role == mine)
 
-    @property
+    @cached_property
     def workers(self) -> tuple[str, ...]:
         """The members' worker ids by rank."""
         return tuple(member.worker for member in self.members)
+
+    @cached_property
+    def _ranks(self) -> dict[str, int]:
+        return {worker: rank for rank, worker in enumerate(self.workers)}

@@ -21,7 +21,6 @@ from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.suspects import Suspects, last_on
 from holdfast.coordination.parts import JobParts
-from holdfast.coordination.progress.announced import AT_ONCE
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
 from holdfast.protocol.events import RolledBack
@@ -47,15 +46,14 @@ class Deciding:
         self._loads = parts.loads
         self._ending = parts.ending
         self._closing = parts.closing
-        self._left = parts.left
         self._suspects = Suspects()
 
     def decide(self) -> None:
         """Decide what becomes of the interrupted step, if everybody has spoken and there is room for all experts."""
         turn, record, stopping = self._turn, self._turn.record, self._stopping
-        if stopping.stop is None or record.plan is None or stopping.awaited(self._absences.promised):
+        if stopping.stop is None or record.plan is None or stopping.awaits(self._absences.promised):
             return
-        if alone := left_alone(record.plan.workers, stopping.reports, self._left):
+        if alone := left_alone(record.plan.workers, stopping.reports, turn.members.left):
             gone, step, waiting = alone
             gone, waiting = turn.place_of(gone), turn.place_of(waiting)
             why = f"{gone} left its loop after step {step} while {waiting} went on"
@@ -91,16 +89,16 @@ class Deciding:
         reports = self._stopping.reports
         self._ledger.hear(reports.values(), self._turn.record.global_batch)
         whole = [worker for worker, report in reports.items() if report.applied is not None]
-        return self._ledger.behind(whole) > AT_ONCE and self._progress.release(whole)
+        return self._progress.catch_up(whole)
 
     def start(self) -> None:
         """Begin the first generation (or the first after everybody was gone), if enough nodes are here."""
         turn, record, config = self._turn, self._turn.record, self._config
         if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
             return
-        complete = [node for node in turn.members.nodes.values() if node.complete]
+        complete = turn.members.complete_nodes
         needed = config.spec.nodes_to_begin if record.generation == 0 else 1
-        if len(complete) < needed or (record.generation and lacks_slots(turn, config)):
+        if complete < needed or (record.generation and lacks_slots(turn, config)):
             return
         workers = [info.id for info in turn.members.workers()]
         verdict = without_state(
@@ -196,7 +194,7 @@ class Deciding:
         idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
         self._absences.replace_workers(idle, "the node waits for its turn")
         for info in turn.members.workers():
-            info.finished = False
+            turn.members.finish(info, finished=False)
         announce_generation(turn, plan, reason)
         turn.order_all(plan.workers, begin)
         self._keep_what_passed(decision)
@@ -210,7 +208,7 @@ class Deciding:
         assert record.plan is not None
         if decision.commit is not None:
             self._ledger.expect(decision.applied, decision.commit)
-        self._progress.release(record.plan.workers)
+        self._progress.release()
         self._turn.change(passed=self._ledger.unannounced)
 
 

@@ -31,9 +31,7 @@ class Finishing:
         if plan is None or plan.last or parts.state is not JobState.RUNNING:
             self._since = None
             return
-        infos = [parts.members.worker(worker) for worker in plan.workers]
-        finished = any(info is not None and info.finished for info in infos)
-        if not finished and not any(worker in parts.left for worker in plan.workers):
+        if parts.members.unfinished(plan) == len(plan.members):
             self._since = None
         elif self._since is None:
             self._since = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Set
 
 from holdfast.coordination.progress.announced import Progress
@@ -19,6 +20,8 @@ class Stopping:
         self.reports: dict[str, Report] = {}
         #: the members whose collectives failed, until it is known whose fault it was
         self.complaints: dict[str, Complaint] = {}
+        #: those of the members who may not have spoken yet are among these
+        self._silent: deque[str] = deque()
         self._since = 0.0
         self._turn = turn
         self._progress = progress
@@ -31,6 +34,7 @@ class Stopping:
         self._progress.failed(failed_at)
         self.stop = Stop(term=turn.record.term, generation=turn.record.generation)
         self.reports, self.complaints = {}, {}
+        self._silent = deque(turn.planned)
         self._since = turn.now
         turn.order_all(turn.planned, self.stop)
 
@@ -58,11 +62,27 @@ class Stopping:
         self.reports.pop(worker, None)
         self.complaints.pop(worker, None)
 
+    def came(self, worker: str) -> None:
+        """A worker is here (again)."""
+        if self.stop is not None:
+            self._silent.append(worker)
+
+    def awaits(self, away: Set[str]) -> bool:
+        """Tell whether a member owes a report; those of nodes that are `away` may still come back with one."""
+        silent = self._silent
+        while silent and not self._owes(silent[0], away):
+            silent.popleft()  # (who owes none will owe none, unless it comes again)
+        return bool(silent)
+
     def awaited(self, away: Set[str]) -> list[str]:
-        """Return the members that owe a report; those of nodes that are `away` may still come back with one."""
-        members = self._turn.members
-        expected = (w for w in self._turn.planned if members.worker(w) is not None or node_of(w) in away)
-        return [worker for worker in expected if worker not in self.reports]
+        """Return the members that owe a report."""
+        return [worker for worker in self._turn.planned if self._owes(worker, away)]
+
+    def _owes(self, worker: str, away: Set[str]) -> bool:
+        turn = self._turn
+        if worker in self.reports or worker not in turn.planned:
+            return False
+        return turn.members.worker(worker) is not None or node_of(worker) in away
 
     def waited(self) -> float:
         """Return for how long reports have been awaited, in seconds."""

@@ -58,8 +58,7 @@ class Joining:
         turn, config = self._turn, self._config
         if turn.now < self._not_before:
             return []
-        complete = (node for node in turn.members.nodes.values() if node.complete)
-        fresh = [w for node in complete for w in node.workers if plan.rank(w) is None and not self._is_left_out(w)]
+        fresh = [worker for worker in turn.members.outside(plan) if not self._is_left_out(worker)]
         if config.spec.experiments.static_experts:
             size = ep_size_of(turn.record.expert_shape, config.spec.experiments.ep_size)
             world = len(plan.members)
@@ -108,8 +107,7 @@ class Joining:
         pending = turn.record.pending
         if pending is None or self._told == pending.generation:
             return
-        infos = [turn.members.worker(worker) for worker in pending.workers]
-        if not all(info is not None and info.prepared >= pending.generation for info in infos):
+        if not turn.members.prepared(pending):
             return
         self.armed, self._told = True, pending.generation
         turn.order_all(pending.workers, Arm(term=turn.record.term, generation=pending.generation))

@@ -38,7 +38,7 @@ class Failures:
         gone = [worker for failure in failures for worker in self._out(failure)]
         self.gone(gone, min(failure.since for failure in failures))
 
-    def gone(self, workers: list[str], since: float) -> None:
+    def gone(self, workers: Collection[str], since: float) -> None:
         """These workers no longer count, whether they failed or left: what they were part of cannot go on."""
         record = self._turn.record
         for worker in workers:
@@ -112,9 +112,9 @@ class Failures:
                 turn.send(node.connection, Refused(why=failure.detail, exit_code=EXIT_FAILED, retry=True))
             if failure.kind is not FailureKind.CONNECTION_LOST:
                 turn.close(node.connection)
-            turn.members.remove(node.name)
+        workers = turn.members.remove(node.name) if node is not None else turn.planned_on(failure.node)
         turn.emit(NodeLeft, node=failure.node, reason="failed")
-        return list(node.workers) if node is not None else turn.planned_on(failure.node)
+        return list(workers)
 
 
 def _detector(failure: Failure) -> Detector:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.protocol.messages.agent import Hello
@@ -39,6 +39,8 @@ class Node:
     workers: dict[str, WorkerInfo] = field(default_factory=dict[str, WorkerInfo])
     announced: tuple[int, ...] = ()
     rack: str = ""
+    #: how many nodes had come before it
+    place: int = 0
     #: the coordinator's clock less the node's, in seconds
     ahead_s: float = 0.0
     #: known from before this coordinator's start
@@ -56,12 +58,56 @@ class Node:
         return len(self.workers) == self.expected
 
 
+class _RollCall:
+    """Which members of a plan have not come so far yet: all are looked at once for a plan, then who changes.
+
+    Args:
+        far: tells of a member, by its id and what is known of it (None: it is not there), whether it has come so far.
+    """
+
+    def __init__(self, far: Callable[[str, WorkerInfo | None, GenerationPlan], bool]) -> None:
+        self._far = far
+        self._plan: GenerationPlan | None = None
+        self._missing: set[str] = set()
+
+    def missing(self, plan: GenerationPlan, find: Callable[[str], WorkerInfo | None]) -> set[str]:
+        """Return the members that have not come so far."""
+        if plan is not self._plan:
+            self._plan = plan
+            self._missing = {worker for worker in plan.workers if not self._far(worker, find(worker), plan)}
+        return self._missing
+
+    def look(self, worker: str, info: WorkerInfo | None) -> None:
+        """A worker is another than before; None: it is gone."""
+        plan = self._plan
+        if plan is None or plan.rank(worker) is None:
+            return
+        if self._far(worker, info, plan):
+            self._missing.discard(worker)
+        else:
+            self._missing.add(worker)
+
+
 class Membership:
-    """Nodes by name and by connection. What has left is forgotten: its messages find no addressee."""
+    """Nodes by name and by connection. What has left is forgotten: its messages find no addressee.
+
+    What is asked after every message takes the same time, however many members there are.
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
+        #: workers whose scripts have left their loops and ended, with the step that they had applied
+        self.left: dict[str, int] = {}
+        #: how many nodes run all of their workers
+        self.complete_nodes = 0
         self._by_connection: dict[int, Node] = {}
+        self._workers: dict[str, WorkerInfo] = {}
+        self._came = 0
+        self._entered = _RollCall(lambda _, info, plan: info is not None and info.entered >= plan.generation)
+        self._prepared = _RollCall(lambda _, info, plan: info is not None and info.prepared >= plan.generation)
+        self._finished = _RollCall(lambda id, info, _: id in self.left or (info is not None and info.finished))
+        #: the workers that are in no plan, and the plan that this was looked up for
+        self._outside: tuple[GenerationPlan | None, dict[str, Node]] = (None, {})
 
     def add(self, hello: Hello, connection: int, now: float) -> Node:
         """Take in an agent that was let in."""
@@ -74,15 +120,66 @@ class Membership:
             rack=hello.rack,
             ahead_s=now - hello.clock,
             seen=now,
+            place=self._came,
         )
+        self._came += 1
         self.nodes[node.name] = node
         self._by_connection[connection] = node
         return node
 
-    def remove(self, name: str) -> None:
-        """Forget a node and its workers."""
-        node = self.nodes.pop(name)
+    def remove(self, name: str) -> tuple[str, ...]:
+        """Forget a node and its workers; return these."""
+        node = self.nodes[name]
+        gone = tuple(node.workers)
+        for worker in gone:
+            self.drop(node, worker)
+        del self.nodes[name]
         self._by_connection.pop(node.connection, None)
+        return gone
+
+    def attach(self, node: Node, attach: Attach) -> None:
+        """A worker of a node runs."""
+        before = node.complete
+        info = node.workers[attach.worker] = self._workers[attach.worker] = WorkerInfo(attach)
+        self.complete_nodes += node.complete - before
+        plan, outside = self._outside
+        if plan is not None and plan.rank(info.id) is None:
+            outside[info.id] = node
+        self._look(info.id, info)
+
+    def drop(self, node: Node, worker: str) -> WorkerInfo | None:
+        """A worker of a node is there no more; return what was known of it, None where it was not there."""
+        before, info = node.complete, node.workers.pop(worker, None)
+        if info is not None:
+            self.complete_nodes += node.complete - before
+            self._outside[1].pop(worker, None)
+            del self._workers[worker]
+            self._look(worker, None)
+        return info
+
+    def left_loop(self, worker: str, applied: int) -> None:
+        """The script of a worker, which is there no more, had left its loop after this step."""
+        self.left[worker] = applied
+        self._look(worker, None)
+
+    def enter(self, info: WorkerInfo, generation: int) -> None:
+        """A worker stands in the group of a generation."""
+        info.entered = generation
+        self._look(info.id, info)
+
+    def prepare(self, info: WorkerInfo, generation: int) -> None:
+        """A worker has built the group of a pending generation."""
+        info.prepared = max(info.prepared, generation)
+        self._look(info.id, info)
+
+    def finish(self, info: WorkerInfo, *, finished: bool = True) -> None:
+        """A worker has ended its loop, or is to go on."""
+        info.finished = finished
+        self._look(info.id, info)
+
+    def _look(self, worker: str, info: WorkerInfo | None) -> None:
+        for roll_call in (self._entered, self._prepared, self._finished):
+            roll_call.look(worker, info)
 
     def on(self, connection: int) -> Node | None:
         """Return the node behind a connection, None where it has none (any more)."""
@@ -90,8 +187,7 @@ class Membership:
 
     def worker(self, worker: str) -> WorkerInfo | None:
         """Return a live worker, None where it is gone or was never there."""
-        node = self.nodes.get(node_of(worker))
-        return node.workers.get(worker) if node else None
+        return self._workers.get(worker)
 
     def connection_of(self, worker: str) -> int | None:
         """Return the connection of a worker's node."""
@@ -109,10 +205,25 @@ class Membership:
 
     def entered(self, plan: GenerationPlan | None) -> bool:
         """Tell whether all members of a plan stand in its group."""
-        if plan is None:
-            return False
-        infos = [self.worker(worker) for worker in plan.workers]
-        return all(info is not None and info.entered >= plan.generation for info in infos)
+        return plan is not None and not self._entered.missing(plan, self.worker)
+
+    def prepared(self, plan: GenerationPlan) -> bool:
+        """Tell whether all members of a pending plan have built its group."""
+        return not self._prepared.missing(plan, self.worker)
+
+    def unfinished(self, plan: GenerationPlan) -> int:
+        """Return how many members of a plan have neither ended nor left their loops."""
+        return len(self._finished.missing(plan, self.worker))
+
+    def outside(self, plan: GenerationPlan) -> list[str]:
+        """Return the workers of complete nodes that a plan does not name, in the order in which their nodes came."""
+        if plan is not self._outside[0]:
+            nodes = self.nodes.values()
+            workers = {worker: node for node in nodes for worker in node.workers if plan.rank(worker) is None}
+            self._outside = plan, workers
+        others = self._outside[1]
+        complete = [worker for worker, node in others.items() if node.complete]
+        return sorted(complete, key=lambda worker: others[worker].place)
 
     def renew_leases(self, now: float) -> None:
         """Renew every lease: the coordinator itself was away."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
@@ -22,6 +22,8 @@ class Progress:
 
     def __init__(self, turn: Turn) -> None:
         self.ledger = StepLedger(turn.position.step, turn.record.passed)
+        if turn.record.plan is not None:
+            self.ledger.follow(turn.record.plan.workers)
         self.recovery: RecoveryCost | None = None
         self.costs = MeasuredCosts()
         self._turn = turn
@@ -47,20 +49,20 @@ class Progress:
         """True from the begin of a restart until what it has lost is done again."""
         return self.recovery is not None and self.recovery.restart
 
-    def release(self, members: Collection[str]) -> bool:
+    def release(self) -> bool:
         """Announce the steps that all members have applied by now, the first `AT_ONCE`; tell whether there were any."""
-        released = self.ledger.release(members, AT_ONCE)
-        for done in released:
-            self._announce(done)
-            self._recovered(done)
-        return bool(released)
+        return self._announce_all(self.ledger.release(AT_ONCE))
 
-    def finished(self, plan: GenerationPlan, left: Mapping[str, int]) -> bool:
-        """Tell whether all members of `plan` have ended (or left) their loops, at the step that is committed."""
-        infos = ((worker, self._turn.members.worker(worker)) for worker in plan.workers)
-        if not all(worker in left or (info is not None and info.finished) for worker, info in infos):
+    def catch_up(self, workers: Collection[str]) -> bool:
+        """Announce a portion of the steps that these have applied, where they are more than one record should hold."""
+        reached = self.ledger.slowest(workers)
+        if reached - self.ledger.committed <= AT_ONCE:
             return False
-        return {self.ledger.applied_by(worker) for worker in plan.workers} == {self.ledger.committed}
+        return self._announce_all(self.ledger.release(AT_ONCE, up_to=reached))
+
+    def finished(self, plan: GenerationPlan) -> bool:
+        """Tell whether all members of `plan` have ended (or left) their loops, at the step that is committed."""
+        return not self._turn.members.unfinished(plan) and self.ledger.all_at_committed
 
     def tell(self, every_s: float) -> None:
         """Let the agents forget what is in the journal; not at every step: it takes a record and messages."""
@@ -88,6 +90,7 @@ class Progress:
 
     def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
         """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
+        self.ledger.follow(plan.workers)
         since = self.committed_at or self._turn.now
         self.recovery = RecoveryCost(failed=since, detected=since, action=action, after_step=step, swap=True)
         self.recovery.source = kind_of(next(iter(plan.sources.values()), None))
@@ -100,7 +103,8 @@ class Progress:
         decision: Decision,
         salvaged: tuple[int | None, int | None],
     ) -> None:
-        """The recovery under way leads to this plan; `salvaged`: micro-batches kept, and computed again."""
+        """A decision leads to this plan; `salvaged`: micro-batches kept, and computed again."""
+        self.ledger.follow(plan.workers)
         recovery = self.recovery
         if recovery is None:
             return
@@ -122,6 +126,12 @@ class Progress:
             recovery.action = "retry"
         else:
             recovery.action = "shrink"
+
+    def _announce_all(self, released: Sequence[CommittedStep]) -> bool:
+        for done in released:
+            self._announce(done)
+            self._recovered(done)
+        return bool(released)
 
     def _announce(self, done: CommittedStep) -> None:
         commit = done.commit

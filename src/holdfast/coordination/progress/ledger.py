@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from holdfast.coordination.progress.positions import Positions
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.agent import KeptStep
 from holdfast.protocol.messages.worker import Applied, Report
@@ -50,7 +51,7 @@ class StepLedger:
     def __init__(self, committed: int = 0, passed: Iterable[Passed] = ()) -> None:
         """Continue after `committed`; of the steps in `passed` v is known, whoever is left to tell of them."""
         self.committed = committed
-        self._applied: dict[str, int] = {}
+        self._positions = Positions(committed)
         self._steps: dict[int, _Pending] = {}
         for known in passed:
             self.expect(known.step, known.commit)
@@ -112,15 +113,15 @@ class StepLedger:
 
     def settle(self, worker: str, step: int) -> None:
         """A worker holds the state of `step` now, by whatever way."""
-        self._applied[worker] = max(step, self._applied.get(worker, step))
+        self._positions.note(worker, step)
 
     def forget(self, worker: str) -> None:
         """A worker is gone; its own steps no longer hold the others up."""
-        self._applied.pop(worker, None)
+        self._positions.forget(worker)
 
     def applied_by(self, worker: str) -> int | None:
         """Return the newest step that a worker is known to have applied."""
-        return self._applied.get(worker)
+        return self._positions.of(worker)
 
     def hear(self, reports: Collection[Report], global_batch: int) -> None:
         """Take in where all members stand, and make up for steps that passed, but whose witnesses are all dead.
@@ -137,30 +138,45 @@ class StepLedger:
         for step in range(self.committed + 1, top + 1):
             self.expect(step, known.get(step) or _unknown(global_batch))
 
-    def behind(self, members: Iterable[str]) -> int:
-        """Return how many steps all `members` have applied beyond the committed ones."""
-        return min((self._applied.get(worker, 0) for worker in members), default=0) - self.committed
+    def slowest(self, workers: Iterable[str]) -> int:
+        """Return the newest step that all these workers have applied."""
+        return self._positions.slowest(workers)
+
+    @property
+    def all_at_committed(self) -> bool:
+        """True where the members hold the state of the committed step, all of them, and of no later one."""
+        return self._positions.all_there
 
     def undo_after(self, step: int) -> None:
         """A decision undoes what came after `step`: who applied it alone is expelled, its v void."""
         self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
+        self._positions.go_back(step)
 
     def reset(self, step: int) -> None:
         """Go back: what came after `step` never counted."""
         self.committed = step
-        self._applied.clear()
+        self._positions.reset(step)
         self._steps.clear()
 
-    def release(self, members: Iterable[str], at_most: int = sys.maxsize) -> list[CommittedStep]:
-        """Return the steps newly applied by all `members`, in order; members not heard of hold everything up."""
-        progress = [self._applied.get(worker, self.committed) for worker in members]
-        reached = min(progress, default=self.committed)
+    def follow(self, members: Iterable[str]) -> None:
+        """These are the members from now on."""
+        self._positions.follow(members)
+
+    def release(self, at_most: int = sys.maxsize, *, up_to: int | None = None) -> list[CommittedStep]:
+        """Return the steps newly applied by all members, in order; members not heard of hold everything up.
+
+        Args:
+            at_most: how many.
+            up_to: release those up to this step instead, whoever the members are.
+        """
         out: list[CommittedStep] = []
-        while self.committed < reached and self.committed + 1 in self._steps and len(out) < at_most:
-            step = self.committed + 1
-            done = self._steps.pop(step)
-            out.append(CommittedStep(step=step, commit=done.commit, world=done.world, time=done.time))
-            self.committed = step
+        while len(out) < at_most and (self._positions.all_beyond if up_to is None else self.committed < up_to):
+            done = self._steps.pop(self.committed + 1, None)
+            if done is None:
+                break
+            self.committed += 1
+            self._positions.ask_next()
+            out.append(CommittedStep(step=self.committed, commit=done.commit, world=done.world, time=done.time))
         return out
 
 

@@ -1,0 +1,49 @@
+"""Counted as one goes: at every moment what a walk over all members would find."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.coordination.progress.positions import Positions
+
+WORKERS = [f"n{index}" for index in range(6)]
+STEPS = st.integers(0, 6)
+
+
+@given(
+    changes=st.lists(
+        st.one_of(
+            st.tuples(st.just("note"), st.sampled_from(WORKERS), STEPS),
+            st.tuples(st.just("forget"), st.sampled_from(WORKERS)),
+            st.tuples(st.just("follow"), st.sets(st.sampled_from(WORKERS))),
+            st.tuples(st.just("go_back"), STEPS),
+            st.tuples(st.just("reset"), STEPS),
+            st.tuples(st.just("ask_next")),
+        ),
+        max_size=40,
+    )
+)
+def test_counted_is_what_a_walk_would_find(changes: list[tuple[object, ...]]) -> None:
+    positions, step = Positions(1), 1
+    members: set[str] = set()
+    known: dict[str, int] = {}
+    for what, *arguments in changes:
+        getattr(positions, str(what))(*arguments)
+        match what, arguments:
+            case "note", [str(worker), int(at)]:
+                known[worker] = max(at, known.get(worker, 0))
+            case "forget", [str(worker)]:
+                known.pop(worker, None)
+            case "follow", [set(workers)]:
+                members = workers
+            case "go_back", [int(to)]:
+                known = {worker: min(at, to) for worker, at in known.items()}
+            case "reset", [int(step)]:
+                known.clear()
+            case _:
+                step += 1
+        assert positions.all_beyond == (bool(members) and all(known.get(worker, -1) > step for worker in members))
+        assert positions.all_there == all(known.get(worker) == step for worker in members)
+        assert positions.slowest(WORKERS) == min(known.get(worker, 0) for worker in WORKERS)
+        assert [positions.of(worker) for worker in WORKERS] == [known.get(worker) for worker in WORKERS]

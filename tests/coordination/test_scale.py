@@ -1,0 +1,66 @@
+"""What one message costs the coordinator does not grow with the world."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from machinery import Job, applied, w
+
+from holdfast.coordination.inputs import Tick
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import Phase
+
+SMALL, LARGE = 4, 64
+
+
+def calls(action: Callable[[], object]) -> int:
+    """Return how many functions, Python's own included, an action calls."""
+    count = 0
+
+    def tally(_frame: FrameType, what: str, _arg: object) -> None:
+        nonlocal count
+        count += what in ("call", "c_call")
+
+    sys.setprofile(tally)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def costs(nodes: int) -> dict[str, int]:
+    """Return the calls that messages of a step cost which are neither the first nor the last of their kind."""
+    job, half = Job(nodes=nodes).start(), nodes // 2
+    job.tick(0.01)
+    tell = job.machine.handle
+    out: dict[str, int] = {}
+
+    def each(name: str, make: Callable[[str], msg.WorkerMessage]) -> None:
+        for index in range(nodes):
+            worker = w(f"n{index}")
+            event = job.heard(make(worker))
+            out[name] = calls(lambda event=event: tell(event, job.now))
+            if index == half:
+                break
+
+    each("applied", lambda worker: applied(worker, 1, 1))
+    each("finished", lambda worker: msg.Finished(worker=worker, generation=1, step=1))
+    out["tick"] = calls(lambda: tell(Tick(), job.now))
+    job.lose(f"n{nodes - 1}")
+    stop = job.machine.parts.stopping.stop
+    assert stop is not None
+    each(
+        "report",
+        lambda worker: msg.Report(
+            worker=worker, term=1, generation=stop.generation, applied=0, step=1, phase=Phase.COMPUTE
+        ),
+    )
+    return out
+
+
+def test_one_message_costs_the_same_whatever_the_world_s_size() -> None:
+    small, large = costs(SMALL), costs(LARGE)
+    assert {name: large[name] - small[name] for name in small if large[name] > small[name] + 5} == {}
