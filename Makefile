@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 MOE_SIZES := --steps 1000000 --dim 64 --hidden 128 --context 32
 
 export OMP_NUM_THREADS ?= 1
+# without bytecode each of a job's processes would compile what it imports again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \

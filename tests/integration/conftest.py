@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +10,8 @@ import job_cases
 import pytest
 from job_cases import TINY, StartJob, check_journal
 
-from holdfast.control.agent.zygote_client import start_zygote
-from holdfast.control.processes import end_all
 from holdfast.testing.local_job import LocalJob
+from warm_start import zygote
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,15 +24,8 @@ def _share_calm_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _share_a_zygote() -> Iterator[None]:
     """Importing torch once for all jobs of this process takes a third of the processor's time off the suite."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
-        job_cases.zygote = f"{folder}/zygote.sock"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        child = start_zygote(job_cases.zygote, environment=environment)
+    with zygote() as job_cases.zygote:
         yield
-        assert child.stdin is not None
-        child.stdin.close()
-        asyncio.run(end_all([child], grace_s=5.0))
-        child.reap()
 
 
 @pytest.fixture

@@ -5,10 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from holdfast.observability.event_lines import read_events
 from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import RolledBack, StepCommitted
 from holdfast.testing.local_job import LocalJob
+from warm_start import run_warm
 
 TINY = Path(__file__).parent / "scripts" / "tiny.py"
 TINY_MOE = TINY.with_name("tiny_moe.py")
@@ -65,11 +63,10 @@ def goes_on_until_interrupted(job: LocalJob, steps: int = 3) -> None:
 def calm_losses(*args: str, script: Path) -> list[float]:
     """Return the losses of a script run alone, undisturbed, in one process; the same run serves many tests."""
     file = calm_folder / f"{'_'.join((script.stem, *args))}.json"
-    command = [sys.executable, str(script), *args, "--losses", str(file)]
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process of pytest may be at it
         if not file.exists():
-            subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
+            run_warm(zygote, script, *args, "--losses", str(file)).check_returncode()
     return json.loads(file.read_text())["losses"]
 
 

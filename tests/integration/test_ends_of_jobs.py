@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import job_cases
 from job_cases import FOREVER, TINY, StartJob, alive, goes_on_until_interrupted
 
 from holdfast.protocol.events import (
@@ -84,7 +85,8 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_bad_input_to_the_script_is_told_without_a_traceback_and_exit_code_2(tmp_path: Path) -> None:
     """What the command line itself refuses, tests/cli has."""
-    done = run("run", "--nodes", "2", str(TINY), "--global-batch", "10", "--micro-batch", "4", cwd=tmp_path)
+    bad = ("--global-batch", "10", "--micro-batch", "4")
+    done = run("run", "--nodes", "2", "--zygote", job_cases.zygote, str(TINY), *bad, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "global_batch is 10 and micro_batch is 4: " in done.stderr + done.stdout
     assert "Traceback" not in done.stderr + done.stdout

@@ -44,11 +44,14 @@ def write(mutant: Mutant, place: Path) -> None:
     if text.count(mutant.old) != 1:
         times = text.count(mutant.old)
         raise StaleMutantError(f"{mutant.name}: its text is {times} times in {mutant.file}: change it with the source")
-    shutil.copytree(SOURCE, place / "holdfast", ignore=shutil.ignore_patterns("__pycache__", "runtime", "control"))
+    shutil.copytree(SOURCE, place / "holdfast", ignore=shutil.ignore_patterns("runtime", "control"))
     text = text.replace(mutant.old, mutant.new)
     if "msgspec." in mutant.new:
         text = text.replace("\nfrom holdfast", "\nimport msgspec\n\nfrom holdfast", 1)
-    (place / "holdfast" / mutant.file).write_text(text)
+    changed = place / "holdfast" / mutant.file
+    changed.write_text(text)
+    for compiled in changed.parent.glob(f"__pycache__/{changed.stem}.*"):
+        compiled.unlink()  # (the others' bytecode is as good as before)
 
 
 def caught_by(mutant: Mutant, *, quick: bool = False) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.control.agent.zygote import PRELOAD
 from holdfast.control.link.framing import FrameDecoder, FromWorkerProcess, encode_frame
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.config import CoordinatorConfig
@@ -33,7 +34,7 @@ DEADLINE_S = 120.0
 JOB = "test"
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "holdfast.runtime.session.job", "cluster"])
+_context.set_forkserver_preload([*PRELOAD, "holdfast.coordination.coordinator"])
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from holdfast.simulation.schedules.enumeration import (
 from holdfast.simulation.schedules.every_write import killed_at_every_write, one_failure
 from holdfast.simulation.schedules.fuzzing import Tally
 
-RANDOM_SCHEDULES = 5000
+RANDOM_SCHEDULES = 3000
 CHUNKS = 20
 BASELINE_SCHEDULES = 400
 WIDE_SCHEDULES = 400

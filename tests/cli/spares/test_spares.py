@@ -69,9 +69,9 @@ def test_plan_recommends_in_words(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {"losses.png", "spare_blocks.png"}
 
 
-def test_plan_says_why_nothing_remains(tmp_path: Path) -> None:
+def test_plan_says_why_nothing_remains(tmp_path: Path, small: str) -> None:
     path = tmp_path / "hopeless.toml"
-    text = Path(EXAMPLE).read_text()
+    text = Path(small).read_text()
     path.write_text(text.replace("= 20_000\nmtbf_rack", "= 0.5\nmtbf_rack").replace("= 10_000", "= 0.1"))
     assert "No strategy leaves any goodput" in run("plan", str(path))
     for row in run_json("plan", str(path))["strategies"]:

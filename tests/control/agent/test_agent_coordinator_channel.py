@@ -113,9 +113,12 @@ def test_a_replay_waits_for_room_and_what_is_said_meanwhile_comes_after_it() -> 
 
 
 def test_who_does_not_read_for_too_long_is_given_up() -> None:
+    given_up = asyncio.Event()
+
     async def handler(connection: ServerConnection) -> None:
         connection.transport.pause_reading()
-        await connection.wait_closed()
+        await given_up.wait()
+        connection.transport.abort()  # who does not read does not hear of an end
 
     async def story(url: str) -> None:
         channel = await open_channel(url, "t0ken", lambda message: None)
@@ -123,6 +126,7 @@ def test_who_does_not_read_for_too_long_is_given_up() -> None:
         for _ in range(MAX_UNSENT_BYTES // 8192 + 1):
             channel.send(Leave(reason="meanwhile", detail="x" * 8192))
         await channel.wait_closed()
+        given_up.set()
 
     asyncio.run(with_server(handler, story))
 

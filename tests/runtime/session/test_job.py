@@ -253,8 +253,11 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 
 def test_importing_holdfast_leaves_torch_out() -> None:
-    code = "import sys, holdfast; assert 'torch' not in sys.modules; holdfast.init; assert 'torch' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    # Where torch cannot be imported, the package can; only what trains asks for it.
+    code = "import sys; sys.modules['torch'] = None; import holdfast; print('imported', flush=True); holdfast.init"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "imported\n")
+    assert "import of torch halted" in done.stderr
     with pytest.raises(AttributeError):
         holdfast.nothing  # noqa: B018
 

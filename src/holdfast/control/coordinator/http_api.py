@@ -36,8 +36,6 @@ from holdfast.observability.metrics import CONTENT_TYPE
 T = TypeVar("T")
 #: how long a refusal takes
 REFUSAL_S = 0.1
-#: how long a request's body may take
-BODY_S = 10.0
 #: requests that wait for events or wishes at a time
 MAX_WAITING = 256
 _JSON_LINES = "application/x-ndjson"
@@ -134,12 +132,15 @@ def _closing(send: Send) -> Send:
 
 
 class HttpApi:
-    """The routes; `status` gives what /status answers."""
+    """The routes; `status` gives what /status answers, `body_s` is how long a request's body may take."""
 
-    def __init__(self, shell: Shell, status: Callable[[], Awaitable[dict[str, Any]]], requests: NodeRequests) -> None:
+    def __init__(
+        self, shell: Shell, status: Callable[[], Awaitable[dict[str, Any]]], requests: NodeRequests, body_s: float
+    ) -> None:
         self._shell = shell
         self._status = status
         self._requests = requests
+        self._body_s = body_s
         self._waiting = 0
         #: set once somebody has read the events to the last
         self.read_to_the_end = asyncio.Event()
@@ -199,13 +200,13 @@ class HttpApi:
 
     async def inject(self, request: Request) -> Response:
         """Inject a fault."""
-        body = await _body(request, InjectRequest)
+        body = await _body(request, InjectRequest, self._body_s)
         fault = InjectFault(fault=body.fault, node=body.node, worker=body.worker, step=body.step, phase=body.phase)
         return await self._fed(fault)
 
     async def shutdown(self, request: Request) -> Response:
         """End the job."""
-        body = await _body(request, ShutdownRequest)
+        body = await _body(request, ShutdownRequest, self._body_s)
         return await self._fed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
 
     async def _fed(self, event: InjectFault | Shutdown) -> Response:
@@ -215,7 +216,7 @@ class HttpApi:
 
     async def add_nodes(self, request: Request) -> Response:
         """Ask the launcher for more nodes."""
-        body = await _body(request, NodesRequest)
+        body = await _body(request, NodesRequest, self._body_s)
         if not self._requests.launcher_seen:
             return _error(409, "no `holdfast run` starts nodes for this job: start one with `holdfast agent`")
         return _json({"id": self._requests.add(body.count)})
@@ -295,17 +296,17 @@ class _Seq(msgspec.Struct):
     seq: int
 
 
-async def _body(request: Request, kind: type[T]) -> T:
+async def _body(request: Request, kind: type[T], limit_s: float) -> T:
     """Read and check a small JSON body; an empty one is `{}`."""
     data = b""
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(limit_s):
             async for chunk in request.stream():
                 data += chunk
                 if len(data) > MAX_BODY_BYTES:
                     raise BadInputError(f"the request is larger than {MAX_BODY_BYTES} bytes")
     except TimeoutError:
-        raise BadInputError(f"the request did not end within {BODY_S:g} s") from None
+        raise BadInputError(f"the request did not end within {limit_s:g} s") from None
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
     except MALFORMED as error:

@@ -187,7 +187,7 @@ class _Server:
         )
         self._tasks: set[asyncio.Task[object]] = set()
         self._requests = NodeRequests(launched=settings.launched)
-        self._api = HttpApi(self._shell, self._status, self._requests)
+        self._api = HttpApi(self._shell, self._status, self._requests, settings.body_s)
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:

@@ -23,6 +23,7 @@ class ServerSettings:
     `memory:`. tls_cert, tls_key: serve TLS. registry: where the job is listed for the commands of this machine; None
     for nowhere. checkpoints: intact ones that lie there already.
     launched: whoever started this coordinator reads its events, must not miss the last ones, and starts further nodes.
+    body_s: how long a request's body may take.
     """
 
     config: CoordinatorConfig
@@ -35,6 +36,7 @@ class ServerSettings:
     registry: Path | None = None
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     launched: bool = False
+    body_s: float = 10.0
 
     @property
     def job(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 
-from holdfast.control.coordinator.http_api import END_HEADER
+from holdfast.control.api_types import END_HEADER
 from holdfast.observability.event_lines import decode_event
 from holdfast.protocol.events import ReadEvent
 

@@ -1,29 +1,42 @@
-"""The example runs as a plain script: a true cold start."""
+"""The example runs as a plain script."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from places import EXAMPLES
+from warm_start import run_warm, zygote
 
 EXAMPLE = EXAMPLES / "moe_gpt.py"
 SMALL = ("--layers", "2", "--dim", "16", "--hidden", "16", "--context", "8", "--heads", "2", "--global-batch", "8")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run_cold(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it as a shell does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLE), *SMALL, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Run it without a cold start."""
+    with zygote() as socket_path:
+        yield lambda *arguments: run_warm(socket_path, EXAMPLE, *SMALL, *arguments)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_example_trains(dtype: str, tmp_path: Path) -> None:
+def test_the_example_trains(dtype: str, tmp_path: Path, run: Run) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(b"to be or not to be, that is the question. " * 100)
     done = run("--steps", "20", "--dtype", dtype, "--lr", "0.01", "--text", str(text))
@@ -34,12 +47,12 @@ def test_the_example_trains(dtype: str, tmp_path: Path) -> None:
 
 
 def test_more_experts_per_token_than_there_are_is_bad_input() -> None:
-    done = run("--experts", "2", "--top-k", "3")
+    done = run_cold("--experts", "2", "--top-k", "3")
     assert done.returncode == 2
     assert "--top-k is 3 and --experts is 2" in done.stderr
 
 
-def test_a_routing_trace_that_does_not_fit_is_bad_input(tmp_path: Path) -> None:
+def test_a_routing_trace_that_does_not_fit_is_bad_input(tmp_path: Path, run: Run) -> None:
     trace = tmp_path / "trace.npz"
     np.savez(trace, tokens=np.ones((3, 2, 4)), iterations=np.arange(3))
     done = run("--routing-trace", str(trace))

@@ -1,0 +1,1 @@
+"""The helpers beside this file can be imported by all tests below it."""
