@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +329,28 @@ def test_a_follower_outlives_the_coordinator(tmp_path: Path) -> None:
         first.process.kill()
         first.wait()
         with CoordinatorProcess(tmp_path, port=int(first.entry.url.rsplit(":", 1)[1]), **settings):
+            assert isinstance(next(following), CoordinatorRestarted)
+
+
+def test_a_follower_outlives_a_coordinator_that_fails(tmp_path: Path) -> None:
+    """It ends in good order, yet the job is not over: another one goes on with the events."""
+    settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
+    with (
+        CoordinatorProcess(tmp_path, launched=True, **settings) as first,
+        first.client() as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        following = iter(client.events(follow=True, patience_s=PATIENCE_S))
+        assert isinstance(next(following), JobStarted)
+        heard = pool.submit(next, following, None)
+        with (tmp_path / "s.db.events.jsonl").open("ab") as file:
+            file.write(bytes(4))
+        with first.agent() as agent:
+            say(agent, hello("n0"))
+            say(agent, attach("n0"))
+            assert first.wait() == 1
+        with CoordinatorProcess(tmp_path, port=int(first.entry.url.rsplit(":", 1)[1]), **settings):
+            assert isinstance(heard.result(PATIENCE_S), NodesJoined)  # which the first one had recorded
             assert isinstance(next(following), CoordinatorRestarted)
 
 

@@ -144,6 +144,8 @@ class HttpApi:
         self._waiting = 0
         #: set once somebody has read the events to the last
         self.read_to_the_end = asyncio.Event()
+        #: this coordinator has failed, and the job is not over: others may add events
+        self.failed = False
 
     def routes(self) -> list[Route]:
         """Return all HTTP routes."""
@@ -176,7 +178,7 @@ class HttpApi:
         with self._patience(wait_s):
             await journal.wait_beyond(after, wait_s)
         lines = journal.read(after)
-        ended = journal.closed and (not lines or _last_seq(lines) == journal.last_seq)
+        ended = journal.closed and not self.failed and (not lines or _last_seq(lines) == journal.last_seq)
         if ended:
             self.read_to_the_end.set()
         headers = {END_HEADER: "1" if ended else "0"}

@@ -221,7 +221,7 @@ class _Server:
             await self._shell.stop()
             self._journal.close()
             self._requests.wake()
-            if self._settings.launched and not serving.done():
+            if self._settings.launched and not self._api.failed and not serving.done():
                 await self._last_events_read()
             self._web.stop()
             ticking.cancel()
@@ -282,6 +282,7 @@ class _Server:
             self._over.set_result(exit_code)
 
     def _fail(self, error: BaseException) -> None:
+        self._api.failed = not self._over.done()
         if self._over.done():
             _log.error("the coordinator failed while the job was ending", exc_info=error)
         else:
