@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast.coordination.agent.instructions import Pass
+from holdfast.coordination.agent.known_plans import KnownPlans
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
@@ -89,6 +91,9 @@ class Job:
     events: list[ev.AnyEvent] = field(default_factory=list)
     connections: dict[str, int] = field(default_factory=dict)
     last: list[Instruction] = field(default_factory=list)
+    #: what each node's agent knows of plans
+    plans: dict[str, KnownPlans] = field(default_factory=dict)
+    _handed: list[tuple[str, msg.Order]] = field(default_factory=list)
     _number: int = 0
 
     def boot(
@@ -113,13 +118,33 @@ class Job:
         return self
 
     def take(self, instructions: list[Instruction]) -> list[Instruction]:
-        self.last = instructions
+        self.last, self._handed = instructions, []
         for instruction in instructions:
             if isinstance(instruction, Persist):
                 self.records.append(instruction.record)
             elif isinstance(instruction, Emit):
                 self.events.append(instruction.event)
+            elif isinstance(instruction, Send):
+                self._hand_on((instruction.connection,), instruction.message)
+            elif isinstance(instruction, Broadcast):
+                self._hand_on(instruction.connections, instruction.message)
         return instructions
+
+    def _hand_on(self, connections: Sequence[int], message: msg.CoordinatorMessage) -> None:
+        """Do what agents do with what concerns a generation; all of their workers that are known have attached."""
+        for number in connections:
+            node = self.machine.members.on(number)
+            known = self.plans.setdefault(node.name if node is not None else "", KnownPlans())
+            if isinstance(message, msg.Welcome):
+                known.told_anew(message.members)
+            elif isinstance(message, msg.NodeOrder) and node is not None:
+                for said in known.take(message, tuple(node.workers)):
+                    if isinstance(said, Pass):
+                        self._handed += [(worker, said.order) for worker in said.workers]
+                        continue
+                    for answer in self.machine.handle(Received(number, said), self.now):
+                        assert isinstance(answer, Send)
+                        self._hand_on((answer.connection,), answer.message)
 
     def feed(self, event: Input, after: float = 0.0) -> list[Instruction]:
         self.now += after
@@ -177,11 +202,7 @@ class Job:
         """Return the last input's orders of a kind, by worker."""
         sent = [i.message for i in self.last if isinstance(i, Send) and isinstance(i.message, msg.ToWorker)]
         orders = {message.worker: message.order for message in sent if isinstance(message.order, kind)}
-        for i in self.last:
-            if isinstance(i, Broadcast) and isinstance(i.message, kind):
-                nodes = [node for number in i.connections if (node := self.machine.members.on(number)) is not None]
-                orders |= {worker: i.message for node in nodes for worker in node.workers}
-        return orders
+        return orders | {worker: order for worker, order in self._handed if isinstance(order, kind)}
 
     def sent(self, kind: type[O]) -> list[O]:
         """Return the last input's messages of a kind, one for each agent that it is for."""

@@ -32,7 +32,7 @@ def test_the_job_starts_when_all_nodes_are_there() -> None:
     assert job.kinds == ["persist", "NodesJoined"]
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
-    assert job.kinds == ["persist", "NodesJoined", "GenerationStarted", "Begin", "Begin"]
+    assert job.kinds == ["persist", "NodesJoined", "GenerationStarted", "BeginNode", "BeginNode"]
     begin = job.orders(msg.Begin)[w("n1")]
     assert begin.decision == msg.Decision(kind=DecisionKind.START, applied=0)
     assert begin.plan.workers == (w("n0"), w("n1"))
@@ -73,7 +73,7 @@ def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_passed() -> None
     job.report("n0", 1, Phase.REDUCING, summed=(0, 3))
     assert job.kinds == []
     job.report("n1", 1, Phase.VOTED, result=msg.Holding(), summed=(1, 4))
-    assert job.kinds == ["persist", "GenerationStarted", "Begin", "Begin"]
+    assert job.kinds == ["persist", "GenerationStarted", "BeginNode", "BeginNode"]
     begin = job.orders(msg.Begin)[w("n0")]
     assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=1)
     assert begin.assignment == ((0, 3, 2), (1, 4, 5))
@@ -186,7 +186,7 @@ def joining() -> Job:
     job = Job().start()
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
-    assert job.kinds == ["persist", "NodesJoined", *["Prepare"] * 4]
+    assert job.kinds == ["persist", "NodesJoined", *["PrepareNode"] * 4]
     return job
 
 

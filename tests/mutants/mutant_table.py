@@ -336,7 +336,7 @@ MUTANTS = (
     Mutant(
         name="receivers_push",
         file=PLANNER,
-        old="    receivers = [worker for worker in roles if worker not in holders] if holders else []\n",
+        old="    receivers = [worker for worker in roles if worker not in having] if holders else []\n",
         new="    receivers = []\n",
         why="whoever lacks the state is sent it",
         quick=True,
@@ -515,15 +515,15 @@ MUTANTS = (
     Mutant(
         name="agent_passes_on_what_an_older_coordinator_says",
         file=AGENT,
-        old="        if self._welcome is None or place is None or not self._accepts(order):\n",
-        new="        if self._welcome is None or place is None:\n",
+        old="        if self._welcome is None or not self._accepts(order):\n",
+        new="        if self._welcome is None:\n",
         why="orders of an older term find no addressee",
     ),
     Mutant(
         name="agent_takes_workers_that_were_begun_for_fresh",
         file=AGENT,
-        old="                here[worker].keep(Begun(worker=worker, generation=order.plan.generation))\n",
-        new="                pass\n",
+        old="        place.keep(Begun(worker=place.worker, generation=order.plan.generation))\n",
+        new="        pass\n",
         why="a worker whose listener gets no turn is in the generation all the same",
     ),
     Mutant(

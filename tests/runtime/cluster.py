@@ -21,6 +21,8 @@ import msgspec
 from holdfast.control.agent.zygote import PRELOAD
 from holdfast.control.link.framing import FrameDecoder, FromWorkerProcess, encode_frame
 from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.coordination.agent.instructions import Pass
+from holdfast.coordination.agent.known_plans import KnownPlans
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, InjectFault, Received, Tick
@@ -112,6 +114,7 @@ class _Node:
         self.connection: socket.socket | None = None
         self.decoder: FrameDecoder[Any] = FrameDecoder(FromWorkerProcess)
         self.process: Any = None
+        self.plans = KnownPlans()
 
 
 class Cluster:
@@ -333,9 +336,21 @@ class Cluster:
                 self.over = instruction
             elif isinstance(instruction, Send) and isinstance(instruction.message, msg.ToWorker):
                 self._order(instruction.connection, instruction.message.order)
-            elif isinstance(instruction, Broadcast) and isinstance(instruction.message, msg.GenerationOrder):
-                for number in instruction.connections:  # (a node has one worker)
-                    self._order(number, instruction.message)
+            elif isinstance(instruction, Send):
+                self._tell(instruction.connection, instruction.message)
+            elif isinstance(instruction, Broadcast):
+                for number in instruction.connections:
+                    self._tell(number, instruction.message)
+
+    def _tell(self, number: int, message: msg.CoordinatorMessage) -> None:
+        """Do what an agent does with what concerns a generation."""
+        known, node = self._nodes[number].plans, self.machine.members.on(number)
+        if isinstance(message, msg.Welcome):
+            known.told_anew(message.members)
+        elif isinstance(message, msg.NodeOrder) and node is not None:
+            for said in known.take(message, tuple(node.workers)):
+                assert isinstance(said, Pass), f"{node.name} lacks a plan"
+                self._order(number, said.order)
 
     def _order(self, number: int, order: msg.Order) -> None:
         connection = self._nodes[number].connection

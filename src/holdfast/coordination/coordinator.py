@@ -271,6 +271,13 @@ class Coordinator:
     def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
         self._hearing.replayed(node, page)
 
+    def _asks(self, node: Node, ask: msg.AskPlan) -> None:
+        why = self.parts.telling.asked(node, ask)
+        if why:
+            self.turn.send(node.connection, msg.Refused(why=why, exit_code=EXIT_FAILED))
+            kind, now = FailureKind.EXCEPTION, self.turn.now
+            self.parts.failures.take(Failure(kind=kind, node=node.name, since=now, detail=why))
+
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
         known, member = self.members.drop(node, down.worker), self.turn.is_member(down.worker)
         # (a member has the script and the settings that all have: it is bad input to all of them)
@@ -332,6 +339,7 @@ class Coordinator:
     _AGENT_SAYS: ClassVar[dict[type, Row]] = {
         msg.Heartbeat: always(ignore),
         msg.FromWorker: always(_from_worker),
+        msg.AskPlan: while_it_goes_on(_asks),
         msg.AppliedSteps: row(_replayed, _replayed, _replayed, ignore),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),

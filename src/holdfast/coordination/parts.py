@@ -17,6 +17,7 @@ from holdfast.coordination.nodes.membership import Membership
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.checkpoints import CheckpointBook
 from holdfast.coordination.progress.ledger import StepLedger
+from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.turn import Turn
 
 
@@ -37,7 +38,8 @@ class JobParts:
         self.config = config
         self.progress = Progress(turn)
         self.loads = LoadBook(turn)
-        self.joining = Joining(turn, config, self.loads)
+        self.telling = Telling(turn)
+        self.joining = Joining(turn, config, self.loads, self.telling)
         self.rebalancing = Rebalancing(turn, config, self.loads, turn.position.step)
         self.checkpoints = CheckpointBook(turn)
         self.ending = Ending(turn)

@@ -20,8 +20,8 @@ from holdfast.coordination.instructions import (
 )
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.protocol.events import AnyEvent
-from holdfast.protocol.messages.agent import CoordinatorMessage, ToWorker
-from holdfast.protocol.messages.orders import GenerationOrder, WorkerOrder
+from holdfast.protocol.messages.agent import CoordinatorMessage, NodeOrder, ToWorker
+from holdfast.protocol.messages.orders import WorkerOrder
 from holdfast.protocol.messages.worker import Complaint
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.plan import GenerationPlan
@@ -123,7 +123,7 @@ class Turn:
         if numbers := tuple(connections):
             self._sends.append(Broadcast(numbers, message))
 
-    def order_all(self, workers: Iterable[str], order: GenerationOrder) -> None:
+    def order_all(self, workers: Iterable[str], order: NodeOrder) -> None:
         """Send to the agents of these workers, each once; they hand it to those of their workers that it concerns."""
         here = dict.fromkeys(node_of(worker) for worker in self.members.live(workers))
         self.broadcast((self.members.nodes[name].connection for name in here), order)

@@ -13,7 +13,10 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL = 3
+#: of what is sent at a time, and of a message from a worker or an agent
 MAX_MESSAGE_BYTES = 1 << 20
+#: of a coordinator's message, which may come in parts: a plan of some hundred thousand workers
+MAX_WHOLE_BYTES = 64 << 20
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]

@@ -13,10 +13,21 @@ from hypothesis import strategies as st
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from holdfast.control.agent.channel import MAX_UNSENT_BYTES, ChannelRefusedError, open_channel, websocket_url
-from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Heartbeat, Leave, ToWorker, Welcome
+from holdfast.control.agent.channel import (
+    MAX_UNSENT_BYTES,
+    ChannelRefusedError,
+    PartJoiner,
+    PartsError,
+    open_channel,
+    websocket_url,
+)
+from holdfast.control.coordinator.shell import in_parts
+from holdfast.coordination.telling.plan_change import change_of
+from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Heartbeat, Leave, Part, ToWorker, Welcome
 from holdfast.protocol.messages.orders import Posted
+from holdfast.protocol.messages.plans import PrepareNode
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.plan import GenerationPlan, Member
 
 DEADLINE = 60.0
 WELCOME = Welcome(term=1, lease_s=1.0, heartbeat_s=0.1, committed=0)
@@ -239,3 +250,58 @@ def test_a_stranger_on_the_port_is_told_from_a_coordinator(answer: bytes) -> Non
 def test_urls() -> None:
     assert websocket_url("http://127.0.0.1:80/") == "ws://127.0.0.1:80/agent"
     assert websocket_url("https://[::1]:80") == "wss://[::1]:80/agent"
+
+
+# ---- messages that are larger than one may be ----
+
+
+def large_plan(workers: int) -> PrepareNode:
+    members = tuple(Member(worker=f"n{n}/0/ab", host="h" * 100, state_port=1) for n in range(workers))
+    return PrepareNode(plan=change_of(GenerationPlan(term=1, generation=1, members=members), None))
+
+
+def test_what_is_larger_than_a_message_may_be_comes_in_parts() -> None:
+    plan = large_plan(30_000)
+    data = msgspec.msgpack.encode(plan)
+    parts = in_parts(data)
+    assert len(data) > 3 * MAX_MESSAGE_BYTES
+    assert len(parts) == -(-len(data) // (MAX_MESSAGE_BYTES - 64))
+    assert max(map(len, parts)) <= MAX_MESSAGE_BYTES
+    assert in_parts(data[:1000]) == [data[:1000]]
+
+    async def handler(connection: ServerConnection) -> None:
+        for part in parts:
+            await connection.send(part)
+        await connection.send(msgspec.msgpack.encode(WELCOME))
+        await connection.wait_closed()
+
+    async def story(url: str) -> None:
+        client = Client()
+        channel = await open_channel(url, "t0ken", client.on_message)
+        await client.wait_for(2)
+        assert client.messages == [plan, WELCOME]
+        channel.close()
+        await channel.wait_closed()
+
+    asyncio.run(with_server(handler, story))
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ([Part(data=b"x", left=1), WELCOME], "Welcome came where 1 more parts should"),
+        ([Part(data=b"x", left=2), Part(data=b"x", left=0)], "after which 0 follow, not 1"),
+        ([Part(data=b"x" * 60, left=9), Part(data=b"x" * 60, left=8)], "more than 100 bytes"),
+        ([Part(data=msgspec.msgpack.encode(Part(data=b"", left=0)), left=0)], "a part of parts"),
+    ],
+)
+def test_parts_that_do_not_make_a_message_are_refused(messages: list[CoordinatorMessage], why: str) -> None:
+    joiner = PartJoiner(max_bytes=100)
+    assert [joiner.take(message) for message in messages[:-1]] == [None] * len(messages[:-1])
+    with pytest.raises(PartsError, match=why):
+        joiner.take(messages[-1])
+
+
+def test_parts_of_no_message_are_refused() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        PartJoiner().take(Part(data=b"no message", left=0))

@@ -13,7 +13,7 @@ from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.store.interface import StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
-from holdfast.coordination.instructions import Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
+from holdfast.coordination.instructions import Broadcast, Close, Emit, EndJob, Instruction, Persist, PlanExperts, Send
 from holdfast.errors import BadInputError, HoldfastError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal, JournalError
 from holdfast.observability.metrics import Metrics
@@ -58,8 +58,10 @@ class FakeMachine:
 class FakeConnection:
     def __init__(self) -> None:
         self.said: list[object] = []
+        self.frames: list[bytes] = []
 
     def send(self, message: bytes) -> None:
+        self.frames.append(message)
         self.said.append(msgspec.msgpack.decode(message)["step"])
 
     def close(self) -> None:
@@ -312,3 +314,11 @@ def test_a_record_that_cannot_be_read_is_refused(value: bytes) -> None:
     store.compare_and_swap("jobs/j/record", value, 0)
     with pytest.raises(BadInputError, match="cannot be read"):
         RecordKeeper(store, "j")
+
+
+def test_a_broadcast_goes_to_all_who_are_there_and_is_encoded_once(bench: Bench) -> None:
+    bench.run(bench.shell.start("http://h:1", 7))
+    first, second = bench.connect(1), bench.connect(2)
+    bench.does(Broadcast((1, 2, 3), Committed(term=1, step=5)))
+    assert first.said == second.said == [5]
+    assert first.frames[0] is second.frames[0]

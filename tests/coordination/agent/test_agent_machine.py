@@ -22,6 +22,7 @@ from holdfast.coordination.agent.instructions import (
 )
 from holdfast.coordination.agent.machine import TAIL_FAILED, AgentMachine, NodeIdentity
 from holdfast.coordination.agent.place import DeathCount
+from holdfast.coordination.telling.plan_change import change_of
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
@@ -32,8 +33,10 @@ from holdfast.protocol.messages.any_side import (
     Applied,
     AppliedSteps,
     Arm,
+    AskPlan,
     Attach,
     Begin,
+    BeginNode,
     Begun,
     CheckpointWritten,
     Commit,
@@ -45,17 +48,18 @@ from holdfast.protocol.messages.any_side import (
     Entered,
     Finished,
     FromWorker,
-    GenerationOrder,
     GenerationPlan,
     Heartbeat,
     Hello,
     JobDone,
     Leave,
     Member,
+    NodeOrder,
     Phase,
     Post,
     Prepare,
     Prepared,
+    PrepareNode,
     Refused,
     Report,
     Stop,
@@ -164,6 +168,14 @@ def begin(term: int, generation: int, *workers: str) -> Begin:
     return Begin(plan=plan(term, generation, *workers), decision=REDO)
 
 
+def begin_node(term: int, generation: int, *workers: str, base: GenerationPlan | None = None) -> BeginNode:
+    return BeginNode(plan=change_of(plan(term, generation, *workers), base), decision=REDO)
+
+
+def prepare_node(term: int, generation: int, *workers: str, base: GenerationPlan | None = None) -> PrepareNode:
+    return PrepareNode(plan=change_of(plan(term, generation, *workers), base))
+
+
 REDO = Decision(kind=DecisionKind.REDO, applied=0)
 
 
@@ -262,7 +274,7 @@ def test_rendezvous_is_not_kept() -> None:
 def test_a_worker_that_was_told_to_begin_is_not_fresh_any_more_though_it_never_reads_it() -> None:
     """Found by a simulation in which listeners lag: an expelled worker was taken back as fresh."""
     bench = Bench()
-    bench.hear(begin(1, 3, bench.worker))
+    bench.hear(begin_node(1, 3, bench.worker))
     assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, generation=3)]
 
 
@@ -406,19 +418,21 @@ def test_an_older_coordinator_is_refused() -> None:
 @pytest.mark.parametrize(
     "order",
     [
-        begin(2, 5, "node-0/0/00000002"),
-        Prepare(plan=plan(2, 5, "node-0/0/00000002")),
+        begin_node(2, 5, "node-0/0/00000002"),
+        prepare_node(2, 5, "node-0/0/00000002"),
         Stop(term=2, generation=1),
         Arm(term=2, generation=1),
         Void(term=2, generation=1),
     ],
     ids=lambda order: type(order).__name__,
 )
-def test_orders_of_a_lower_term_are_refused(order: GenerationOrder) -> None:
+def test_orders_of_a_lower_term_are_refused(order: NodeOrder) -> None:
     current, newer = Bench(term=2), Bench(term=3)
     if isinstance(order, Arm | Void):  # (they are for whom a pending plan names)
-        current.hear(Prepare(plan=plan(2, 1, current.worker)))
-    assert current.hear(order) == [Pass((current.worker,), order)]
+        current.hear(prepare_node(2, 1, current.worker))
+    (passed,) = current.hear(order)
+    assert isinstance(passed, Pass)
+    assert passed.workers == (current.worker,)
     assert newer.hear(order) == []
     assert newer.hear(JobDone()) == [Pass((newer.worker,), JobDone())]
 
@@ -429,16 +443,16 @@ def test_what_is_said_once_to_a_node_reaches_those_whom_it_concerns() -> None:
     bench.hear(welcome(1, members=()))
     stop = Stop(term=1, generation=1)
     assert bench.hear(stop) == [], "in no plan"
-    assert bench.hear(begin(1, 1, a)) == [Pass((a,), begin(1, 1, a))]
+    assert bench.hear(begin_node(1, 1, a)) == [Pass((a,), begin(1, 1, a))]
     assert bench.hear(stop) == [Pass((a,), stop)]
     arm, void = Arm(term=1, generation=2), Void(term=1, generation=2)
-    assert bench.hear(Prepare(plan=plan(1, 2, a, b))) == [Pass((a, b), Prepare(plan=plan(1, 2, a, b)))]
+    assert bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a))) == [Pass((a, b), Prepare(plan=plan(1, 2, a, b)))]
     assert bench.hear(arm) == [Pass((a, b), arm)]
     assert bench.hear(stop) == [Pass((a, b), stop)]
     assert bench.hear(void) == [Pass((a, b), void)]
     assert bench.hear(stop) == [Pass((a,), stop)], "what was voided names nobody"
-    bench.hear(Prepare(plan=plan(1, 3, a, b)))
-    bench.hear(Prepare(plan=plan(1, 4, a, b, c)))  # (so the one before has come into force)
+    bench.hear(prepare_node(1, 3, a, b))
+    bench.hear(prepare_node(1, 4, a, b, c, base=plan(1, 3, a, b)))  # (so the one before has come into force)
     bench.hear(Void(term=1, generation=4))
     assert bench.hear(stop) == [Pass((a, b), stop)]
     assert bench.hear(JobDone()) == [Pass((a, b, c), JobDone())]
@@ -447,11 +461,55 @@ def test_what_is_said_once_to_a_node_reaches_those_whom_it_concerns() -> None:
 def test_a_welcome_says_who_is_a_member() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers
-    bench.hear(begin(1, 1, a, b))
+    bench.hear(begin_node(1, 1, a, b))
     bench.machine.disconnected()
     bench.machine.connected(0.0)
     bench.hear(welcome(1, members=(b,)))
     assert bench.hear(Stop(term=1, generation=2)) == [Pass((b,), Stop(term=1, generation=2))]
+
+
+def test_a_plan_that_changes_an_unknown_one_is_asked_for_and_what_follows_waits() -> None:
+    bench = Bench()
+    a, gone = bench.worker, "n9/0/ab"
+    before, stop = plan(1, 4, a, gone), Stop(term=1, generation=5)
+    assert bench.hear(begin_node(1, 5, a, base=before)) == [Say(AskPlan(generation=5))]
+    assert bench.hear(stop) == []
+    assert bench.hear(begin_node(1, 5, a)) == [Pass((a,), begin(1, 5, a)), Pass((a,), stop)]
+    assert bench.hear(begin_node(1, 6, a, gone, base=plan(1, 5, a))) == [Pass((a,), begin(1, 6, a, gone))]
+
+
+def test_a_plan_of_the_same_number_that_is_another_one_is_asked_for() -> None:
+    """Its coordinator died after it had told the one, and its successor made another of that number."""
+    bench = Bench()
+    a = bench.worker
+    bench.hear(begin_node(1, 4, a))
+    assert bench.hear(begin_node(1, 5, a, base=plan(1, 4, a, "n9/0/ab"))) == [Say(AskPlan(generation=5))]
+
+
+def test_a_change_that_does_not_lead_to_what_it_says_is_asked_for_whole() -> None:
+    bench = Bench()
+    wrong = msgspec.structs.replace(change_of(plan(1, 5, bench.worker), None), digest=bytes(16))
+    assert bench.hear(BeginNode(plan=wrong, decision=REDO)) == [Say(AskPlan(generation=5))]
+    assert bench.hear(JobDone()) == [Pass((bench.worker,), JobDone())], "that concerns no plan"
+
+
+def test_what_was_asked_for_and_is_void_is_not_waited_for() -> None:
+    bench = Bench()
+    a = bench.worker
+    bench.hear(begin_node(1, 1, a))
+    unknown = plan(1, 7, a)
+    assert bench.hear(prepare_node(1, 8, a, base=unknown)) == [Say(AskPlan(generation=8))]
+    stop = Stop(term=1, generation=8)
+    assert bench.hear(Void(term=1, generation=8)) == []
+    assert bench.hear(stop) == [Pass((a,), stop)]
+
+
+def test_a_newer_plan_takes_the_place_of_one_that_was_asked_for() -> None:
+    bench = Bench()
+    a = bench.worker
+    bench.hear(begin_node(1, 5, a, base=plan(1, 4, a)))
+    bench.hear(Stop(term=1, generation=5))
+    assert bench.hear(begin_node(1, 6, a)) == [Pass((a,), begin(1, 6, a))]
 
 
 def test_who_has_not_attached_is_told_nothing() -> None:

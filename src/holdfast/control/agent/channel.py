@@ -18,8 +18,8 @@ from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage
-from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Part
+from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
 
 #: what may wait behind a replay or a slow coordinator until it counts as gone; a new connection replays what matters
 MAX_UNSENT_BYTES = 32 << 20
@@ -43,6 +43,45 @@ class ChannelRefusedError(ConnectionError):
         self.status = status
 
 
+class PartsError(ValueError):
+    """Parts of a message that do not belong together, or are too many."""
+
+
+class PartJoiner:
+    """Puts messages together that are larger than one may be."""
+
+    def __init__(self, max_bytes: int = MAX_WHOLE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._parts: list[bytes] = []
+        self._bytes = self._left = 0
+
+    def take(self, message: CoordinatorMessage) -> CoordinatorMessage | None:
+        """Take what has come; return a message that is whole now.
+
+        Raises:
+            PartsError: something came between two parts, or they are more than may be.
+            DecodeError: what the parts make up is no message.
+        """
+        if not isinstance(message, Part):
+            if self._parts:
+                raise PartsError(f"{type(message).__name__} came where {self._left} more parts should")
+            return message
+        self._bytes += len(message.data)
+        if self._parts and message.left != self._left - 1:
+            raise PartsError(f"a part came after which {message.left} follow, not {self._left - 1}")
+        if self._bytes > self._max_bytes:
+            raise PartsError(f"a message of more than {self._max_bytes} bytes")
+        self._parts.append(message.data)
+        self._left = message.left
+        if self._left:
+            return None
+        data, self._parts, self._bytes = b"".join(self._parts), [], 0
+        whole = _decoder.decode(data)
+        if isinstance(whole, Part):
+            raise PartsError("a part of parts")
+        return whole
+
+
 class CoordinatorChannel(asyncio.Protocol):
     """One connection. `on_message` for each message, inside the read; `closed` is done once it has ended."""
 
@@ -55,6 +94,7 @@ class CoordinatorChannel(asyncio.Protocol):
         self._protocol = ClientProtocol(parse_uri(url), max_size=MAX_MESSAGE_BYTES)
         self._token = token
         self._parts: list[bytes] = []
+        self._joiner = PartJoiner()
         #: encoded messages, and replays that are not at their end yet
         self._waiting: deque[bytes | Iterator[AgentMessage]] = deque()
         self._waiting_bytes = 0
@@ -197,11 +237,12 @@ class CoordinatorChannel(asyncio.Protocol):
         data = b"".join(self._parts)
         self._parts = []
         try:
-            message = _decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            message = self._joiner.take(_decoder.decode(data))
+        except (msgspec.DecodeError, UnicodeDecodeError, PartsError):
             self.abort()  # a coordinator that does not speak our language is none
             return
-        self._on_message(message)
+        if message is not None:
+            self._on_message(message)
 
 
 #: makes a channel of the URL, the token and what is called with each message

@@ -20,7 +20,7 @@ from holdfast.errors import EXIT_DONE
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.messages.worker import Attach, WorkerMessage
-from holdfast.protocol.names import index_of
+from holdfast.protocol.names import MAX_WHOLE_BYTES, index_of
 
 _log = logging.getLogger("holdfast.agent")
 
@@ -93,7 +93,7 @@ class Workforce:
 
     def pass_on(self, workers: Sequence[str], order: Order) -> None:
         """Hand an order to these workers; one that is gone is no error."""
-        frame = encode_frame(order)
+        frame = encode_frame(order, MAX_WHOLE_BYTES)
         for place in map(self._place_of, workers):
             if place is not None and place.connection is not None:
                 place.connection.send(frame)

@@ -30,7 +30,8 @@ from holdfast.coordination.instructions import (
 from holdfast.errors import BadInputError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
-from holdfast.protocol.messages.agent import CoordinatorMessage, Hello
+from holdfast.protocol.messages.agent import CoordinatorMessage, Hello, Part
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 #: What msgspec raises for bytes that are no message: bad UTF-8 and deep nesting are no DecodeError of its.
@@ -142,6 +143,9 @@ class Shell:
         #: held for a turn; whoever waits for it gets it in order
         self._turn = asyncio.Lock()
         self._encoder = msgspec.msgpack.Encoder()
+        #: what was said last, and as which bytes: one thing may be said to many, one after the other
+        self._said: CoordinatorMessage | None = None
+        self._frames: list[bytes] = []
 
     async def start(self, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> None:
         """Let the machine begin: afterwards the store and the journal know this coordinator.
@@ -254,9 +258,20 @@ class Shell:
 
     def _send(self, numbers: Sequence[int], message: CoordinatorMessage) -> None:
         here = [self.connections[number] for number in numbers if number in self.connections]
-        data = self._encoder.encode(message) if here else b""
+        if message is not self._said:
+            self._said, self._frames = message, in_parts(self._encoder.encode(message))
         for connection in here:
-            connection.send(data)
+            for frame in self._frames:
+                connection.send(frame)
+
+
+def in_parts(data: bytes) -> list[bytes]:
+    """Return an encoded message, in parts where it is larger than one may be."""
+    if len(data) <= MAX_MESSAGE_BYTES:
+        return [data]
+    size = MAX_MESSAGE_BYTES - 64  # (what is around a part)
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    return [msgspec.msgpack.encode(Part(data=part, left=len(parts) - 1 - n)) for n, part in enumerate(parts)]
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

@@ -37,22 +37,23 @@ FromWorkerProcess = WorkerMessage | Crashed
 ToWorkerProcess = Order
 
 
-def encode_frame(message: msgspec.Struct) -> bytes:
+def encode_frame(message: msgspec.Struct, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     """Return a message as one frame.
 
     Raises:
-        FrameError: the message is larger than MAX_MESSAGE_BYTES.
+        FrameError: the message is larger than it may be.
     """
     payload = _encoder.encode(message)
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise FrameError(f"a {type(message).__name__} of {len(payload)} bytes: at most {MAX_MESSAGE_BYTES} may be sent")
+    if len(payload) > max_bytes:
+        raise FrameError(f"a {type(message).__name__} of {len(payload)} bytes: at most {max_bytes} may be sent")
     return _LENGTH.pack(len(payload)) + payload
 
 
 class FrameDecoder(Generic[T]):
     """Cuts a byte stream into messages of one (union) type. After an error the stream cannot be used any more."""
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._buffer = bytearray()
 
@@ -67,8 +68,8 @@ class FrameDecoder(Generic[T]):
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer, start)
-            if size > MAX_MESSAGE_BYTES:
-                raise FrameError(f"a frame of {size} bytes: at most {MAX_MESSAGE_BYTES} are allowed")
+            if size > self._max_bytes:
+                raise FrameError(f"a frame of {size} bytes: at most {self._max_bytes} are allowed")
             end = start + _LENGTH.size + size
             if len(self._buffer) < end:
                 break

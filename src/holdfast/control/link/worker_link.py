@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from holdfast.control.link.framing import FrameDecoder, FrameError, FromWorkerProcess, ToWorkerProcess, encode_frame
 from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.names import MAX_WHOLE_BYTES
 
 _SEND_BUFFER = 4 << 20
 _RECEIVE_BYTES = 1 << 16
@@ -90,7 +91,7 @@ class WorkerLink:
                 on_lost()
 
     def _receive(self, on_order: Callable[[Order], None]) -> None:
-        decoder: FrameDecoder[Order] = FrameDecoder(ToWorkerProcess)
+        decoder: FrameDecoder[Order] = FrameDecoder(ToWorkerProcess, MAX_WHOLE_BYTES)
         while True:
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)

@@ -23,7 +23,7 @@ from holdfast.coordination.agent.instructions import (
     StartWorker,
 )
 from holdfast.coordination.agent.kept_steps import KeptSteps
-from holdfast.coordination.agent.known_members import KnownMembers
+from holdfast.coordination.agent.known_plans import KnownPlans
 from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.messages.agent import (
@@ -37,6 +37,7 @@ from holdfast.protocol.messages.agent import (
     Hello,
     Kept,
     Leave,
+    NodeOrder,
     Refused,
     ToWorker,
     Welcome,
@@ -45,14 +46,14 @@ from holdfast.protocol.messages.agent import (
 from holdfast.protocol.messages.orders import (
     Arm,
     Begin,
-    GenerationOrder,
     JobDone,
     Order,
-    Prepare,
     PruneCheckpoints,
     Stop,
     Void,
+    WorkerOrder,
 )
+from holdfast.protocol.messages.plans import BeginNode, PrepareNode
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,
@@ -102,7 +103,7 @@ class AgentMachine:
         self._nonce = nonce
         self._places = [WorkerPlace() for _ in range(node.workers)]
         self._steps = KeptSteps()
-        self._members = KnownMembers()
+        self._plans = KnownPlans()
         self._connected = False
         self._welcome: Welcome | None = None
         self._said_at = 0.0
@@ -191,8 +192,8 @@ class AgentMachine:
         match message:
             case ToWorker():
                 return self._order(message)
-            case Begin() | Stop() | Prepare() | Arm() | Void() | JobDone():
-                return self._order_all(message)
+            case BeginNode() | PrepareNode() | Stop() | Arm() | Void() | JobDone():
+                return self._order_all(message, now)
             case Committed():
                 if message.term >= self.term:
                     self._forget_up_to(message.step)
@@ -214,7 +215,7 @@ class AgentMachine:
         self.term = welcome.term
         self._forget_up_to(welcome.committed)
         self._welcome, self.ever_welcomed = welcome, True
-        self._members.told_anew(welcome.members)
+        self._plans.told_anew(welcome.members)
         return self._leave_quarantined(now)
 
     def _refused(self, refused: Refused) -> list[AgentInstruction]:
@@ -239,29 +240,29 @@ class AgentMachine:
         place, order = self._place_of(message.worker), message.order
         if self._welcome is None or place is None or not self._accepts(order):
             return []
-        if isinstance(order, JobDone):
-            place.done = True
+        _note(order, place)
         return [Pass((place.worker,), order)]
 
-    def _order_all(self, order: GenerationOrder) -> list[AgentInstruction]:
+    def _order_all(self, order: NodeOrder, now: float) -> list[AgentInstruction]:
         """Hand an order on to those of the workers that it concerns."""
         if self._welcome is None or not self._accepts(order):
             return []
         here = {place.worker: place for place in self._places if Attach in place.latest and not place.ended}
-        workers = self._members.concerned(order, tuple(here))
-        for worker in workers:
-            if isinstance(order, JobDone):
-                here[worker].done = True
-            elif isinstance(order, Begin):
-                # From here on it is not fresh any more, whether it has come to reading this or not.
-                here[worker].keep(Begun(worker=worker, generation=order.plan.generation))
-        return [Pass(workers, order)] if workers else []
+        out: list[AgentInstruction] = []
+        for said in self._plans.take(order, tuple(here)):
+            if isinstance(said, Pass):
+                for worker in said.workers:
+                    _note(said.order, here[worker])
+                out.append(said)
+            else:
+                out += self._tell(said, now)
+        return out
 
-    def _accepts(self, order: Order) -> bool:
+    def _accepts(self, order: NodeOrder | WorkerOrder) -> bool:
         """Tell whether an order comes from the newest coordinator known."""
         match order:
-            case Begin(plan=plan) | Prepare(plan=plan):
-                return plan.term >= self.term
+            case BeginNode(plan=change) | PrepareNode(plan=change):
+                return change.rest.term >= self.term
             case Stop(term=term) | Arm(term=term) | Void(term=term) | PruneCheckpoints(term=term):
                 return term >= self.term
             case _:
@@ -376,6 +377,15 @@ class AgentMachine:
             return []
         self.over = end
         return [end]
+
+
+def _note(order: Order, place: WorkerPlace) -> None:
+    """An order is passed on to the worker in a place."""
+    if isinstance(order, JobDone):
+        place.done = True
+    elif isinstance(order, Begin):
+        # From here on it is not fresh any more, whether it has come to reading this or not.
+        place.keep(Begun(worker=place.worker, generation=order.plan.generation))
 
 
 def _fitting(

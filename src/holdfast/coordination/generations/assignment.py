@@ -12,8 +12,10 @@ def round_robin(micro_batches: int, world: int, rank: int) -> tuple[int, ...]:
     return tuple(range(rank, micro_batches, world))
 
 
-def keep_summed(micro_batches: int, summed: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return an assignment in which each rank keeps what it holds; the rest goes to whoever has least.
+def keep_summed(
+    micro_batches: int, summed: Sequence[Sequence[int]], usual: Sequence[Sequence[int]] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """Return an assignment in which each rank keeps what it holds and had; the rest goes to whoever has least.
 
     Finished work is not done again after a failure (Unicron 6.2, for data-parallel workers). Where two ranks hold
     the same micro-batch (both were given it in different generations), the first keeps it and the other starts over.
@@ -21,6 +23,8 @@ def keep_summed(micro_batches: int, summed: Sequence[Sequence[int]]) -> tuple[tu
     Args:
         micro_batches: M, how many the step has.
         summed: for each rank, the micro-batches whose gradients are summed up there.
+        usual: for each rank, what it had to compute before; it goes on with that where nobody else has it. So all but
+            what the lost had to do stays as it was.
     """
     taken: set[int] = set()
     shares: list[list[int]] = []
@@ -29,6 +33,7 @@ def keep_summed(micro_batches: int, summed: Sequence[Sequence[int]]) -> tuple[tu
         keep = [] if taken & set(mine) else sorted(mine)
         taken.update(keep)
         shares.append(keep)
+    _give_back(shares, usual, taken, -(-micro_batches // len(shares)))
     least = [(len(share), rank) for rank, share in enumerate(shares)]
     heapify(least)
     for micro_batch in range(micro_batches):
@@ -37,6 +42,15 @@ def keep_summed(micro_batches: int, summed: Sequence[Sequence[int]]) -> tuple[tu
             shares[rank].append(micro_batch)
             heapreplace(least, (size + 1, rank))
     return tuple(tuple(share) for share in shares)
+
+
+def _give_back(shares: list[list[int]], usual: Sequence[Sequence[int]], taken: set[int], most: int) -> None:
+    """Let each rank go on with what it had, up to an equal share."""
+    for share, mine in zip(shares, usual, strict=False):
+        back = [micro_batch for micro_batch in mine if micro_batch not in taken][: max(0, most - len(share))]
+        taken.update(back)
+        share += back
+        share.sort()
 
 
 @dataclass(slots=True)

@@ -25,7 +25,6 @@ from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
 from holdfast.protocol.events import RolledBack
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.messages.orders import Begin
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, DecisionKind
@@ -46,6 +45,7 @@ class Deciding:
         self._loads = parts.loads
         self._ending = parts.ending
         self._closing = parts.closing
+        self._telling = parts.telling
         self._suspects = Suspects()
 
     def decide(self) -> None:
@@ -184,7 +184,7 @@ class Deciding:
                 self._ending.failed(str(plan), EXIT_BAD_INPUT)
             return
         plan = msgspec.structs.replace(plan, last=self._closing.under_way)
-        begin = Begin(plan=plan, decision=decision, assignment=first_assignment(record, plan, decision, reports))
+        assignment = first_assignment(record, plan, decision, reports)
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports))
         lineage = plan.generation if anew else record.lineage
@@ -196,7 +196,7 @@ class Deciding:
         for info in turn.members.workers():
             turn.members.finish(info, finished=False)
         announce_generation(turn, plan, reason)
-        turn.order_all(plan.workers, begin)
+        self._telling.begin(plan, record.plan, decision, assignment)
         self._keep_what_passed(decision)
 
     def _keep_what_passed(self, decision: Decision) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.placing import lost_experts, place
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
-from holdfast.coordination.generations.assignment import keep_summed
+from holdfast.coordination.generations.assignment import keep_summed, round_robin
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.generations.roles import assign_roles
 from holdfast.coordination.nodes.membership import Membership
@@ -54,13 +54,15 @@ def plan_generation(
     Returns:
         The plan, or why there is none: too few slots for the experts.
     """
-    ordered = [w for w in workers if w in holders] + [w for w in workers if w not in holders]
+    having = set(holders)
+    ordered = [w for w in workers if w in having] + [w for w in workers if w not in having]
     if config.spec.experiments.static_experts:
         placed = _place_statically(record, ordered, held_experts, config)
         if isinstance(placed, Shortage):
             return placed
         ordered, experts = placed
-        holders = [worker for worker in holders if worker in ordered]
+        seated = set(ordered)
+        holders = [worker for worker in holders if worker in seated]
         return plan_with(record, members, assign_roles(ordered), holders, experts, config)
     place_experts = placing(record, members, ordered, held_experts, config, loads)
     experts = place_experts() if place_experts is not None else None
@@ -79,7 +81,8 @@ def plan_with(
 ) -> GenerationPlan:
     """Return the next generation's plan for these workers by rank, in their roles, and their experts' placement."""
     generation = record.generation + 1
-    receivers = [worker for worker in roles if worker not in holders] if holders else []
+    having = set(holders)
+    receivers = [worker for worker in roles if worker not in having] if holders else []
     givers = {worker: holders[place % len(holders)] for place, worker in enumerate(receivers)}
     return GenerationPlan(
         term=record.term,
@@ -207,11 +210,15 @@ def first_assignment(
     """Let survivors keep the micro-batches they have computed of a step that is done again; () where nobody has any."""
     if decision.kind is not DecisionKind.REDO:
         return ()
+    before = record.plan.workers if record.plan is not None else ()
+    rank_of = {worker: rank for rank, worker in enumerate(before)}
     summed: list[tuple[int, ...]] = []
+    usual: list[tuple[int, ...]] = []
     for worker in plan.workers:
-        report = reports.get(worker)
+        report, rank = reports.get(worker), rank_of.get(worker)
         summed.append(report.summed if report is not None and report.applied == decision.applied else ())
-    return keep_summed(record.micro_batches, summed) if any(summed) else ()
+        usual.append(round_robin(record.micro_batches, len(before), rank) if rank is not None else ())
+    return keep_summed(record.micro_batches, summed, usual) if any(summed) else ()
 
 
 def salvaged(

@@ -15,9 +15,10 @@ from holdfast.coordination.experts.static_experts import ep_size_of, usable
 from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.planner import plan_generation, plan_with
 from holdfast.coordination.progress.announced import Progress
+from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
-from holdfast.protocol.messages.orders import Arm, Prepare, Void
+from holdfast.protocol.messages.orders import Arm, Void
 from holdfast.protocol.plan import Decision, DecisionKind, ExpertPlan, GenerationPlan
 
 #: A newcomer that cannot be reached is tried again at least this often.
@@ -27,8 +28,9 @@ LONGEST_RETRY_S = 60.0
 class Joining:
     """The pending plan's life, up to the swap or to its undoing."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook) -> None:
+    def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, telling: Telling) -> None:
         self._turn = turn
+        self._telling = telling
         self._loads = loads
         self._config = config
         # A pending group may have been armed by the coordinator before this one: only Stop is safe to undo it.
@@ -88,7 +90,7 @@ class Joining:
         turn = self._turn
         turn.change(pending=pending, generation=pending.generation)
         self.armed, self._since = False, turn.now
-        turn.order_all(pending.workers, Prepare(plan=pending))
+        self._telling.prepare(pending, turn.record.plan)
 
     def promote(self, step: int, progress: Progress) -> None:
         """`step` passed with every swap flag up: the pending plan is in force from here on."""

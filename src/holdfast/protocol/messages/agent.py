@@ -10,7 +10,8 @@ from msgspec import Meta
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.messages.orders import GenerationOrder, WorkerOrder
+from holdfast.protocol.messages.orders import Arm, JobDone, Stop, Void, WorkerOrder
+from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
 
@@ -111,7 +112,7 @@ class Leave(Struct, frozen=True, kw_only=True):
     detail: Text = ""
 
 
-AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | Leave
+AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Leave
 
 
 # ---- coordinator -> agent ----
@@ -166,5 +167,13 @@ class EndNode(Struct, frozen=True, kw_only=True):
     alone: bool = False
 
 
-#: An order that concerns a generation is said once to each node, the same to all; the agent knows whom it is for.
-CoordinatorMessage = Welcome | Refused | Committed | GenerationOrder | ToWorker | NodeFault | EndNode
+class Part(Struct, frozen=True, kw_only=True):
+    """A part of a message that is larger than one may be; `left` more follow, and nothing in between."""
+
+    data: bytes
+    left: Count
+
+
+#: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
+NodeOrder = BeginNode | PrepareNode | Stop | Arm | Void | JobDone
+CoordinatorMessage = Welcome | Refused | Committed | NodeOrder | ToWorker | NodeFault | EndNode | Part

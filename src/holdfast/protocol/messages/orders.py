@@ -105,7 +105,7 @@ class JobDone(Struct, frozen=True, kw_only=True):
     """Every member has finished: the script may end."""
 
 
-#: what a worker's machine takes (coordination.worker). Its agent is told once for all workers that it concerns
+#: what a worker's machine takes (coordination.worker); its agent makes it of what was said to the node
 GenerationOrder = Begin | Stop | Prepare | Arm | Void | JobDone
 #: what is said to one worker; it is for others in its process, but for a JobDone that comes late
 WorkerOrder = Posted | AcceptCheckpoint | PruneCheckpoints | Inject | JobDone

@@ -1,0 +1,220 @@
+"""One plan as a change of another, and back. Pure: the same two plans give the same change on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+import msgspec
+
+from holdfast.coordination.generations.assignment import round_robin
+from holdfast.protocol.messages.plans import DIGEST_BYTES, NewMembers, NewWorker, PlanChange, Shares, Stayers
+from holdfast.protocol.names import index_of, worker_id
+from holdfast.protocol.plan import WHOLE_REPLICA, ExpertPlan, GenerationPlan, Member
+from holdfast.protocol.state import LiveSource, StateSource
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+Assignment = tuple[tuple[int, ...], ...]
+
+
+class MisfitError(ValueError):
+    """A change does not lead to the plan that it says it does."""
+
+
+def digest_of(plan: GenerationPlan | None) -> bytes:
+    """Return what tells a plan from any other, b"" for none."""
+    return hashlib.blake2b(_encoder.encode(plan), digest_size=DIGEST_BYTES).digest() if plan is not None else b""
+
+
+# ---- from plans to a change ----
+
+
+def change_of(plan: GenerationPlan, base: GenerationPlan | None) -> PlanChange:
+    """Return a plan as what it changes of another, or of none."""
+    before = _ranks_in(plan, base)
+    holders = _holders(plan)
+    rank_of = {member.worker: rank for rank, member in enumerate(plan.members)}
+    held, placement = _experts(plan, base, before)
+    return PlanChange(
+        rest=_without(plan),
+        base=base.generation if base is not None else 0,
+        base_digest=digest_of(base),
+        digest=digest_of(plan),
+        members=tuple(_runs(plan, before)),
+        holders=holders,
+        sources={} if holders else {rank_of[worker]: source for worker, source in plan.sources.items()},
+        placement=placement,
+        held=held,
+    )
+
+
+def shares_of(assignment: Assignment, micro_batches: int, plan: GenerationPlan, base: GenerationPlan | None) -> Shares:
+    """Return who computes what of a step as what is not as it was in the base."""
+    usual = _usual_shares(_ranks_in(plan, base), base, micro_batches)
+    pairs = zip(assignment, usual, strict=True)
+    other = {rank: share for rank, (share, as_before) in enumerate(pairs) if share != as_before}
+    return Shares(micro_batches=micro_batches, other=other)
+
+
+def _ranks_in(plan: GenerationPlan, base: GenerationPlan | None) -> list[int | None]:
+    """Return each member's rank in the base, None where it is no member there, or another one."""
+    if base is None:
+        return [None] * len(plan.members)
+    ranks = {member.worker: rank for rank, member in enumerate(base.members)}
+    found = (ranks.get(member.worker) for member in plan.members)
+    return [
+        rank if rank is not None and base.members[rank] == member else None
+        for rank, member in zip(found, plan.members, strict=True)
+    ]
+
+
+def _runs(plan: GenerationPlan, before: Sequence[int | None]) -> Iterator[Stayers | NewMembers]:
+    """Put members together that followed each other in the base, and new ones of one node."""
+    rank, world = 0, len(before)
+    while rank < world:
+        start, first, member = rank, before[rank], plan.members[rank]
+        rank += 1
+        if first is not None:
+            while rank < world and before[rank] == first + rank - start:
+                rank += 1
+            yield Stayers(first, rank - start)
+            continue
+        while rank < world and before[rank] is None and _place(plan.members[rank]) == _place(member):
+            rank += 1
+        yield NewMembers(member.node, member.host, tuple(map(_new, plan.members[start:rank])))
+
+
+def _place(member: Member) -> tuple[str, str]:
+    return member.node, member.host
+
+
+def _new(member: Member) -> NewWorker:
+    nonce = member.worker.rsplit("/", 1)[1]
+    return NewWorker(
+        index_of(member.worker), nonce, member.state_port, None if member.role == WHOLE_REPLICA else member.role
+    )
+
+
+def _holders(plan: GenerationPlan) -> int:
+    """Return how many members have the state where each of the others is sent it by one of them in turn, else 0."""
+    holders = len(plan.members) - len(plan.sources)
+    return holders if holders > 0 and plan.sources == _in_turn(plan.workers, holders) else 0
+
+
+def _in_turn(workers: Sequence[str], holders: int) -> dict[str, StateSource]:
+    givers = [LiveSource(members=(worker,)) for worker in workers[:holders]]
+    return {worker: givers[place % holders] for place, worker in enumerate(workers[holders:])}
+
+
+def _without(plan: GenerationPlan) -> GenerationPlan:
+    experts = plan.expert_plan
+    bare = msgspec.structs.replace(experts, placement=(), held=()) if experts is not None else None
+    return msgspec.structs.replace(plan, members=(), sources={}, expert_plan=bare)
+
+
+def _experts(
+    plan: GenerationPlan, base: GenerationPlan | None, before: Sequence[int | None]
+) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """Return which ranks hold, and are to hold, other experts than their members were to hold in the base."""
+    if plan.expert_plan is None:
+        return {}, {}
+    usual = _usual_experts(base, before)
+    held, placement = plan.expert_plan.held, plan.expert_plan.placement
+    return (
+        {rank: blob for rank, blob in enumerate(held) if blob != usual[rank]},
+        {rank: blob for rank, blob in enumerate(placement) if blob != usual[rank]},
+    )
+
+
+def _usual_experts(base: GenerationPlan | None, before: Sequence[int | None]) -> list[bytes]:
+    placement = base.expert_plan.placement if base is not None and base.expert_plan is not None else ()
+    return [placement[rank] if rank is not None and placement else b"" for rank in before]
+
+
+def _usual_shares(before: Sequence[int | None], base: GenerationPlan | None, micro_batches: int) -> Assignment:
+    world = len(base.members) if base is not None else 0
+    return tuple(round_robin(micro_batches, world, rank) if rank is not None else () for rank in before)
+
+
+# ---- and back ----
+
+
+def rebuilt(change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
+    """Return the plan that a change leads to.
+
+    Args:
+        base: the plan that it changes, None where there is none.
+
+    Raises:
+        MisfitError: it does not lead to the plan that it says it does.
+    """
+    before = _ranks_before(change, base)
+    plan = msgspec.structs.replace(change.rest, members=_members(change, base))
+    workers, holders = plan.workers, min(change.holders, len(before))
+    try:
+        sources = {workers[rank]: source for rank, source in change.sources.items()}
+    except IndexError:
+        raise MisfitError(f"generation {change.rest.generation} has no rank that it names") from None
+    plan = msgspec.structs.replace(
+        plan,
+        sources=_in_turn(workers, holders) if holders else sources,
+        expert_plan=_expert_plan(change, base, before),
+    )
+    if digest_of(plan) != change.digest:
+        raise MisfitError(f"generation {plan.generation} is not what it is said to be")
+    return plan
+
+
+def rebuilt_shares(
+    shares: Shares | None, change: PlanChange, plan: GenerationPlan, base: GenerationPlan | None
+) -> Assignment:
+    """Return each rank's micro-batches of the first step of a plan that was rebuilt; () for those of the ranks."""
+    if shares is None:
+        return ()
+    usual = _usual_shares(_ranks_before(change, base), base, shares.micro_batches)
+    return tuple(shares.other.get(rank, usual[rank]) for rank in range(len(plan.members)))
+
+
+def _ranks_before(change: PlanChange, base: GenerationPlan | None) -> list[int | None]:
+    """Return each member's rank in the base.
+
+    Raises:
+        MisfitError: there is no such rank, or one stays twice.
+    """
+    world = len(base.members) if base is not None else 0
+    stayers = [run for run in change.members if isinstance(run, Stayers)]
+    # (Looked at before anything is made of it: it must not grow beyond what was sent and what is here.)
+    if sum(run.count for run in stayers) > world or any(run.first + run.count > world for run in stayers):
+        raise MisfitError(f"generation {change.rest.generation} keeps members that generation {change.base} has not")
+    return list(chain.from_iterable(map(_ranks_of, change.members)))
+
+
+def _ranks_of(run: Stayers | NewMembers) -> Sequence[int | None]:
+    return range(run.first, run.first + run.count) if isinstance(run, Stayers) else [None] * len(run.workers)
+
+
+def _members(change: PlanChange, base: GenerationPlan | None) -> tuple[Member, ...]:
+    known = base.members if base is not None else ()
+    runs = (
+        known[run.first : run.first + run.count] if isinstance(run, Stayers) else _made(run) for run in change.members
+    )
+    return tuple(chain.from_iterable(runs))
+
+
+def _made(run: NewMembers) -> Iterator[Member]:
+    for new in run.workers:
+        worker = worker_id(run.node, new.index, new.nonce)
+        yield Member(worker=worker, host=run.host, state_port=new.state_port, role=new.role or WHOLE_REPLICA)
+
+
+def _expert_plan(change: PlanChange, base: GenerationPlan | None, before: Sequence[int | None]) -> ExpertPlan | None:
+    bare = change.rest.expert_plan
+    if bare is None:
+        return None
+    usual = _usual_experts(base, before)
+    return msgspec.structs.replace(bare, placement=_blobs(change.placement, usual), held=_blobs(change.held, usual))
+
+
+def _blobs(other: Mapping[int, bytes], usual: Sequence[bytes]) -> tuple[bytes, ...]:
+    return tuple(other.get(rank, blob) for rank, blob in enumerate(usual)) if other else tuple(usual)
