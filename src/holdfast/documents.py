@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct, inspect
 
 from holdfast.errors import BadInputError
-from holdfast.units import parse_duration, parse_per_token
+from holdfast.units import parse_duration, parse_hours, parse_per_token
 
 S = TypeVar("S", bound=Struct)
 _Extra = Mapping[str, Any]
@@ -31,6 +31,7 @@ _MOST_BYTES = 1 << 20
 #: how text becomes a number with a unit, and what such a text looks like
 _UNITS: dict[str, tuple[Callable[[str], float], str]] = {
     "seconds": (parse_duration, "a number of seconds, or a time such as 90s, 15m or 4h"),
+    "hours": (parse_hours, "a number of hours, or a time such as 90m, 300h or 40d"),
     "per token": (parse_per_token, "seconds for each token, such as 0.0005/token"),
 }
 
@@ -245,7 +246,8 @@ def rule(key: Key) -> str:
     """Say what a key's value must be."""
     kind = key.kind
     if "unit" in key.extra:
-        return _UNITS[key.extra["unit"]][1]
+        limits = _range(kind) if isinstance(kind, inspect.FloatType) and kind.le is not None else ""
+        return _UNITS[key.extra["unit"]][1] + (f", {limits.lstrip(' ,')}" if limits else "")
     match kind:
         case inspect.LiteralType():
             return f"{'' if len(key.choices) == 1 else 'one of '}{', '.join(map(str, key.choices))}"
@@ -264,6 +266,8 @@ def rule(key: Key) -> str:
 def _range(kind: inspect.IntType | inspect.FloatType) -> str:
     if kind.ge is not None and kind.le is not None:
         return f" from {_plain(kind.ge)} to {_plain(kind.le)}"
+    if kind.gt is not None and kind.le is not None:
+        return f" above {_plain(kind.gt)}, {_plain(kind.le)} at most"
     return f", {_plain(kind.ge)} or more" if kind.ge is not None else ""
 
 

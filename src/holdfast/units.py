@@ -25,6 +25,16 @@ def parse_duration(text: str) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
+def parse_hours(text: str) -> float:
+    """Read hours (`300`), or a number with a unit of time: `90m`, `300h`, `40d`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    return float(found[1]) if found is not None and not found[2] else parse_duration(text) / _SECONDS["h"]
+
+
 def parse_per_token(text: str) -> float:
     """Read seconds for each token, `0.0005/token`; `0` for none.
 

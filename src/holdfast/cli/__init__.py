@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 from holdfast.cli.experts import plan
 from holdfast.cli.job import act, look, report, run, schema, servers
 from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
+from holdfast.cli.simulate import command as simulate
 from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
 
 
@@ -52,6 +53,7 @@ act.register(app)
 report.register(app)
 servers.register(app)
 plan.register(app)
+simulate.register(app)
 schema.register(app)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import Struct
 
 from holdfast.cli.options import EXPERIMENTS, EXPERTS, JOB, OUTPUT, RECOVERY
 from holdfast.documents import Given, build, check_known, keys_of, read_toml
@@ -119,18 +120,21 @@ def _nodes(text: str) -> dict[str, Given]:
     }
 
 
-def given_settings(pairs: Sequence[str]) -> dict[str, Given]:
-    """Read what `--set KEY=VALUE` gives.
+def given_settings(pairs: Sequence[str], struct: type[Struct], example: str) -> dict[str, Given]:
+    """Read what `--set KEY=VALUE` gives of a struct's keys.
+
+    Args:
+        example: such a pair, for the complaint.
 
     Raises:
         BadInputError: one has no `=`, or its key is not known.
     """
-    keys = keys_of(JobSpec)
+    keys = keys_of(struct)
     given: dict[str, Given] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise BadInputError(f"--set is {pair!r}: write KEY=VALUE, such as checkpoint.every=50")
+            raise BadInputError(f"--set is {pair!r}: write KEY=VALUE, such as {example}")
         check_known(name, keys, f"--set {name}")
         given[name] = Given(value, f"--set {name}", text=True)
     return given
@@ -146,7 +150,7 @@ def given_job(source: str, args: Sequence[str], pairs: Sequence[str], options: M
         BadInputError: the file cannot be read, or a key is not known.
     """
     given = read_toml(Path(source), JobSpec) if source.endswith(".toml") else {"script": Given(source, "SCRIPT")}
-    given |= given_settings(pairs)
+    given |= given_settings(pairs, JobSpec, "checkpoint.every=50")
     given |= options
     if args:
         given["args"] = Given(tuple(args), "ARGS")

@@ -62,6 +62,8 @@ OPTIONS = {
     "scale": {*SERVER, "--json"},
     "inject": {*SERVER, "--worker", "--step", "--phase", "--json"},
     "schema": set[str](),
+    "simulate": {"--nodes", "--mtbf", "--mttr", "--standbys", "--hours", "--replications", "--seed", "--scale"}
+    | {"--set", "--json"},
 }
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.spares.report import percent, table
-from holdfast.cli.spares.toml import CaseFile
+from holdfast.cli.spares.toml import CaseFile, node_of
 from holdfast.errors import BadInputError
 from holdfast.reliability.sparing.standbys import StandbyCase, StandbyPlan, plan_standbys
 
@@ -62,17 +62,12 @@ def planned_standbys(file: CaseFile, options: StandbyOptions) -> tuple[StandbyCa
 
 def _standby_case(file: CaseFile, down_with: float | None, down_without: float | None) -> StandbyCase:
     section, cluster, failures = file.standbys, file.case.cluster, file.case.failures
-    node_gpus = cluster.gpus_per_tray if section.node_gpus is None else section.node_gpus
-    if node_gpus < 1 or cluster.gpus % node_gpus:
-        raise BadInputError(f"standbys.node_gpus = {node_gpus}: must divide the cluster's {cluster.gpus} GPUs")
+    node_gpus, mtbf = node_of(cluster, failures, section)
     if cluster.gpus // node_gpus > _MOST_NODES:
         raise BadInputError(
             f"standbys.node_gpus = {node_gpus}: makes {cluster.gpus // node_gpus:,} nodes of the cluster, "
             f"and standbys are planned for at most {_MOST_NODES:,}"
         )
-    mtbf = section.mtbf_node_hours
-    if mtbf is None:
-        mtbf = float(failures.mtbf_tray_hours) * cluster.gpus_per_tray / node_gpus
     with_one = section.down_seconds_with if down_with is None else down_with
     without = section.down_seconds_without if down_without is None else down_without
     if with_one is None or without is None:

@@ -55,6 +55,29 @@ class StandbySection:
     down_seconds_without: float | None = None
 
 
+def node_of(cluster: Cluster, failures: FailureModel, standbys: StandbySection) -> tuple[int, float]:
+    """Return how many GPUs a node has, and its MTBF in hours: by default a tray's.
+
+    Raises:
+        BadInputError: nodes of that size do not make up the cluster.
+    """
+    gpus = cluster.gpus_per_tray if standbys.node_gpus is None else standbys.node_gpus
+    if gpus < 1 or cluster.gpus % gpus:
+        raise BadInputError(f"standbys.node_gpus = {gpus}: must divide the cluster's {cluster.gpus} GPUs")
+    mtbf = standbys.mtbf_node_hours
+    return gpus, float(failures.mtbf_tray_hours) * cluster.gpus_per_tray / gpus if mtbf is None else mtbf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HardwareFile:
+    """What a TOML file says of a cluster, whatever is asked of it."""
+
+    cluster: Cluster
+    failures: FailureModel
+    checkpoint: Checkpoint | None
+    standbys: StandbySection
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseFile:
     """All that a TOML file says."""
@@ -70,9 +93,24 @@ def read_case(path: Path) -> CaseFile:
     Raises:
         BadInputError: naming the file, the key and the rule.
     """
+    return _read(path, _case_file)
+
+
+def read_hardware(path: Path) -> HardwareFile:
+    """Read a cluster; what else a sparing case consists of may be there, and is not looked at.
+
+    Raises:
+        BadInputError: naming the file, the key and the rule.
+    """
+    return _read(path, _hardware)
+
+
+def _read(path: Path, made_of: Callable[[dict[str, Any]], T]) -> T:
     document = load_toml(path)
     try:
-        return _case_file(document)
+        for name in document:
+            check_known(name, SECTIONS, name)
+        return made_of(document)
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from None
 
@@ -159,26 +197,30 @@ SECTIONS = (
 )
 
 
-def _case_file(document: dict[str, Any]) -> CaseFile:
-    for name in document:
-        check_known(name, SECTIONS, name)
-    checkpoint = None
-    if "checkpoint" in document:
-        needed = ("period_seconds", "save_seconds", "detect_seconds", "restart_seconds")
-        checkpoint = Checkpoint(**_section(document, "checkpoint", CHECKPOINT, needed))
-    case = SparingCase(
+def _hardware(document: dict[str, Any]) -> HardwareFile:
+    needed = ("period_seconds", "save_seconds", "detect_seconds", "restart_seconds")
+    return HardwareFile(
+        checkpoint=_optional(document, "checkpoint", CHECKPOINT, needed, Checkpoint),
         cluster=Cluster(**_section(document, "cluster", CLUSTER, CLUSTER)),
         failures=FailureModel(
             **_section(document, "failures", FAILURES, ("mtbf_tray_hours", "mtbf_rack_hours", "mttr_hours"))
         ),
-        recovery=_recovery(document, checkpoint),
+        standbys=_optional(document, "standbys", STANDBYS, (), StandbySection) or StandbySection(),
+    )
+
+
+def _case_file(document: dict[str, Any]) -> CaseFile:
+    hardware = _hardware(document)
+    case = SparingCase(
+        cluster=hardware.cluster,
+        failures=hardware.failures,
+        recovery=_recovery(document, hardware.checkpoint),
         placement=_optional(document, "placement", PLACEMENT, PLACEMENT, Placement),
         hardware=_optional(document, "hardware", HARDWARE, ("spare_gpus_per_rack", "power_limit_ratio"), Hardware),
         model=_optional(document, "model", MODEL, MODEL, Model),
         strategies=_strategies(document),
     )
-    standbys = _optional(document, "standbys", STANDBYS, (), StandbySection)
-    return CaseFile(case=case, checkpoint=checkpoint, standbys=standbys or StandbySection())
+    return CaseFile(case=case, checkpoint=hardware.checkpoint, standbys=hardware.standbys)
 
 
 def _recovery(document: dict[str, Any], checkpoint: Checkpoint | None) -> RecoveryScheme:

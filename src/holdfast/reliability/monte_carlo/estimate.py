@@ -6,6 +6,7 @@ Axes: N replications.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +110,32 @@ def simulate_strategy(
     """
     checkpoint = synchronous_checkpoint(case)
     fleet = _fleet(case, strategy, repairs, failure_gaps, timeline)
-    warmup = 10.0 * fleet.repairs.mean if settings.warmup_hours is None else settings.warmup_hours
+    warmup = warmup_of(fleet, settings)
+    parts = [
+        _simulate_part(fleet, checkpoint, spare_blocks, rng, size, warmup, settings.hours)
+        for rng, size in in_turns(fleet, settings, warmup)
+    ]
+    blocked, useful, failures, up = (np.concatenate(column) for column in zip(*parts, strict=True))
+    working = strategy.working_gpus / strategy.block_gpus * (1.0 - spare_blocks / fleet.blocks)
+    return SimulatedStrategy(
+        cett=working * useful / settings.hours,
+        beta=blocked / settings.hours,
+        gamma=1.0 - useful / np.maximum(settings.hours - blocked, np.finfo(float).tiny),
+        block_failure_rate=failures / up,
+    )
+
+
+def warmup_of(fleet: Fleet, settings: SimulationSettings) -> float:
+    """Return the hours that are simulated before any count."""
+    return 10.0 * fleet.repairs.mean if settings.warmup_hours is None else settings.warmup_hours
+
+
+def in_turns(fleet: Fleet, settings: SimulationSettings, warmup: float) -> Iterator[tuple[np.random.Generator, int]]:
+    """Yield the replications in turns that fit into memory: a generator of random numbers, and how many run with it.
+
+    Raises:
+        BadInputError: there are too many failures to simulate.
+    """
     rate = 1.0 / fleet.tray_failure_gaps.mean + fleet.all_blocks / fleet.mtbf_rack_hours
     expected = rate * (warmup + settings.hours)
     if expected > MOST_FAILURES:
@@ -121,18 +147,8 @@ def simulate_strategy(
     sizes = [at_once] * (settings.replications // at_once)
     if settings.replications % at_once:
         sizes.append(settings.replications % at_once)
-    parts = [
-        _simulate_part(fleet, checkpoint, spare_blocks, np.random.default_rng(seed), size, warmup, settings.hours)
-        for size, seed in zip(sizes, np.random.SeedSequence(settings.seed).spawn(len(sizes)), strict=True)
-    ]
-    blocked, useful, failures, up = (np.concatenate(column) for column in zip(*parts, strict=True))
-    working = strategy.working_gpus / strategy.block_gpus * (1.0 - spare_blocks / fleet.blocks)
-    return SimulatedStrategy(
-        cett=working * useful / settings.hours,
-        beta=blocked / settings.hours,
-        gamma=1.0 - useful / np.maximum(settings.hours - blocked, np.finfo(float).tiny),
-        block_failure_rate=failures / up,
-    )
+    for size, seed in zip(sizes, np.random.SeedSequence(settings.seed).spawn(len(sizes)), strict=True):
+        yield np.random.default_rng(seed), size
 
 
 def synchronous_checkpoint(case: SparingCase) -> Checkpoint:

@@ -52,9 +52,12 @@ class FleetHistory:
     fault_time: FloatArray
     #: uniform in 0..1, shared by the blocks of one rack failure: whether it hits a working block or an idle spare
     fault_mark: FloatArray
-    # Blocks out of production, (O,)
+    # Blocks out of production, (O,); a block's number counts through all zones
     outage_replication: IntArray
     outage_zone: IntArray
+    outage_block: IntArray
+    #: as `fault_mark`
+    outage_mark: FloatArray
     outage_start: FloatArray
     outage_end: FloatArray
 
@@ -88,6 +91,8 @@ def simulate_fleet(fleet: Fleet, rng: np.random.Generator, replications: int, ho
         fault_mark=arrivals.mark[faulted],
         outage_replication=replication[out],
         outage_zone=zone[out],
+        outage_block=block[out],
+        outage_mark=arrivals.mark[out],
         outage_start=arrivals.time[out],
         outage_end=outage_end[out],
     )

@@ -1,0 +1,224 @@
+"""What a forecast is made of: a cluster, how it fails, its job, and how long the parts of a recovery take.
+
+What is declared here is a key of `holdfast simulate --set`. Every default has a source, which stands beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from holdfast.documents import keys_of
+from holdfast.errors import BadInputError
+
+#: for the reader: text that is a number with a unit
+HOURS, SECONDS = "hours", "seconds"
+MOST_NODES = 100_000
+MOST_HOURS = 1e9
+MOST_SECONDS = 1e7
+MOST_BYTES = 1e16
+
+
+def _said(description: str, source: str, unit: str = "") -> dict[str, Any]:
+    """Return what is said of a key, and where its default comes from."""
+    return {"description": description, "extra": {"source": source, **({"unit": unit} if unit else {})}}
+
+
+def _seconds(description: str, source: str) -> Meta:
+    return Meta(ge=0, le=MOST_SECONDS, **_said(description, source, SECONDS))
+
+
+def _positive(description: str, source: str, most: float, unit: str = "") -> Meta:
+    return Meta(gt=0, le=most, **_said(description, source, unit))
+
+
+def _count(least: int, description: str, source: str) -> Meta:
+    return Meta(ge=least, le=MOST_NODES, **_said(description, source))
+
+
+def _shape(description: str) -> Meta:
+    return Meta(ge=0.2, le=20, **_said(description, "stated: exponential"))
+
+
+class JobCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the job computes, and where its state lives."""
+
+    step_s: Annotated[
+        float, _positive("A step of the full job.", "stated: of the order of large jobs", MOST_SECONDS, SECONDS)
+    ] = 10.0
+    rounds: Annotated[
+        int, _count(1, "Micro-batches of a step that each worker of the full job computes.", "stated")
+    ] = 8
+    experts: Annotated[
+        bool,
+        Meta(**_said("Experts: what is computed of an interrupted step is computed again.", "stated: a dense model")),
+    ] = False
+    copies: Annotated[
+        int, _count(0, "On how many nodes each part of the state lives; 0: on all.", "stated: data parallel")
+    ] = 0
+    moved_bytes: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=MOST_BYTES,
+            **_said("State of a lost node that must be elsewhere before the next step.", "stated: all of it is"),
+        ),
+    ] = 0.0
+
+
+class CheckpointCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the job's state is saved, and what going back costs."""
+
+    period_s: Annotated[
+        float,
+        _seconds(
+            "Time between checkpoints; 0: an hour, and for restarts what wastes least.",
+            "stated; for restarts Daly's exact optimum",
+        ),
+    ] = 0.0
+    save_s: Annotated[
+        float, _positive("For how long saving holds up training.", "stated: it is asynchronous", MOST_SECONDS, SECONDS)
+    ] = 1.0
+    load_s: Annotated[float, _seconds("Loading a checkpoint.", "TrainMover, Table 1: 1.56 min at 8,192 GPUs")] = 93.6
+
+
+class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long the parts of a live recovery take. n: members of the job; w: their workers."""
+
+    silent_share: Annotated[
+        float, Meta(ge=0, le=1, **_said("Failures that only the lease shows, of all.", "stated: the worst case, all"))
+    ] = 1.0
+    lease_s: Annotated[
+        float, _seconds("For how long a node counts as alive after its last word.", "the coordinator's")
+    ] = 3.0
+    heartbeat_s: Annotated[float, _seconds("Time between a node's words.", "the coordinator's")] = 0.5
+    tick_s: Annotated[float, _seconds("Time between the coordinator's looks at leases.", "the coordinator's")] = 0.1
+    reset_s: Annotated[
+        float, _seconds("Until a failure is seen that ends a connection.", "measured: benchmarks/recovery.py")
+    ] = 0.01
+    decide_s: Annotated[float, _seconds("decide = decide_s + n decide_per_node_s.", "PLACEHOLDER")] = 0.005
+    decide_per_node_s: Annotated[float, _seconds("See decide_s.", "PLACEHOLDER")] = 200e-6
+    tell_s: Annotated[float, _seconds("tell = tell_s + n tell_per_node_s.", "PLACEHOLDER")] = 0.005
+    tell_per_node_s: Annotated[float, _seconds("See tell_s.", "PLACEHOLDER")] = 200e-6
+    groups: Annotated[
+        Literal["nccl", "gloo"], Meta(**_said("Whose groups the workers build: nccl or gloo.", "stated: NVIDIA GPUs"))
+    ] = "nccl"
+    nccl_s: Annotated[
+        float, _seconds("regroup = nccl_s + w nccl_per_worker_s.", "TrainMover, 5.1: 50 s for 64 GPUs, 7 groups each")
+    ] = 50.0
+    nccl_per_worker_s: Annotated[
+        float, _seconds("See nccl_s.", "TrainMover, Table 1: 1.09 min for 8,192 GPUs, a line through both")
+    ] = 0.0019
+    gloo_s: Annotated[float, _seconds("regroup = gloo_s + w gloo_per_worker_s.", "PLACEHOLDER")] = 0.01
+    gloo_per_worker_s: Annotated[float, _seconds("See gloo_s.", "PLACEHOLDER")] = 0.009
+    bytes_per_s: Annotated[
+        float,
+        _positive("transfer = moved_bytes / bytes_per_s.", "measured: one TCP stream on this loopback", MOST_BYTES),
+    ] = 1.9e9
+    join_s: Annotated[
+        float, _seconds("For how long an arrival holds the others up.", "measured: benchmarks/recovery.py, 4 workers")
+    ] = 0.08
+
+
+class RestartCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a restart of all workers from the newest checkpoint takes, for comparison."""
+
+    detect_s: Annotated[float, _seconds("Until a failure is seen.", "stated: as by a lease of 3 s")] = 2.8
+    restart_s: Annotated[
+        float,
+        _seconds(
+            "From a failure's being seen to training again, loading the checkpoint included.",
+            "TrainMover, Table 1: 6.47 min at 8,192 GPUs",
+        ),
+    ] = 388.2
+
+
+class FleetCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster, a job on it, and what its failures cost."""
+
+    nodes: Annotated[int, _count(1, "Nodes of the full job.", "stated")] = 1024
+    workers_per_node: Annotated[int, Meta(ge=1, le=1024, **_said("Workers on each node.", "stated"))] = 8
+    standbys: Annotated[int, _count(0, "Further nodes, warm and idle.", "stated")] = 0
+    min_nodes: Annotated[int, _count(1, "With fewer nodes the job waits.", "stated: it goes on with any")] = 1
+    mtbf_hours: Annotated[
+        float,
+        _positive(
+            "Mean time between failures of one node.",
+            "Llama 3: 419 interruptions of 2,048 nodes in 54 days",
+            MOST_HOURS,
+            HOURS,
+        ),
+    ] = 6334.0
+    mttr_hours: Annotated[
+        float,
+        _positive(
+            "Mean time until a node that has failed is back.",
+            "stepfun-ai/InfiniteHBD-Trace, 584 repairs (docs/spares.md)",
+            MOST_HOURS,
+            HOURS,
+        ),
+    ] = 133.0
+    failure_shape: Annotated[
+        float, _shape("Weibull shape of the gaps between the cluster's failures; 1: exponential.")
+    ] = 1.0
+    repair_shape: Annotated[float, _shape("Weibull shape of repairs; 1: exponential.")] = 1.0
+    rack_nodes: Annotated[int, _count(1, "Nodes of a rack, which fail together where it fails.", "stated")] = 1
+    mtbf_rack_hours: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=MOST_HOURS,
+            **_said("Mean time between failures of one whole rack; 0: they never fail.", "stated: never", HOURS),
+        ),
+    ] = 0.0
+    job: JobCase = JobCase()
+    checkpoint: CheckpointCase = CheckpointCase()
+    recovery: RecoveryCase = RecoveryCase()
+    restart: RestartCase = RestartCase()
+
+    @property
+    def all_nodes(self) -> int:
+        """The job's nodes and its standbys."""
+        return self.nodes + self.standbys
+
+    @property
+    def failures_per_hour(self) -> float:
+        """How often nodes or racks of the full job fail, while all are up."""
+        racks = self.nodes / self.rack_nodes / self.mtbf_rack_hours if self.mtbf_rack_hours else 0.0
+        return self.nodes / self.mtbf_hours + racks
+
+    def step_on(self, nodes: int) -> float:
+        """Return how long a step takes on fewer nodes, in seconds: as many rounds as the worker with most has."""
+        rounds = -(-self.nodes * self.job.rounds // nodes)
+        return self.job.step_s * rounds / self.job.rounds
+
+
+def checked(case: FleetCase) -> FleetCase:
+    """Return the case, whose values fit together.
+
+    Raises:
+        BadInputError: two of them do not: which, with what values, and the rule.
+    """
+    if case.min_nodes > case.nodes:
+        raise BadInputError(f"min_nodes is {case.min_nodes}: it must be at most nodes, {case.nodes}")
+    if case.job.copies > case.nodes:
+        raise BadInputError(f"job.copies is {case.job.copies}: it must be at most nodes, {case.nodes}")
+    if case.rack_nodes > case.all_nodes:
+        raise BadInputError(f"rack_nodes is {case.rack_nodes}: it must be at most nodes and standbys, {case.all_nodes}")
+    if case.recovery.heartbeat_s > case.recovery.lease_s:
+        raise BadInputError(
+            f"recovery.heartbeat_s is {case.recovery.heartbeat_s:g}: it must be at most recovery.lease_s, "
+            f"{case.recovery.lease_s:g}"
+        )
+    if case.checkpoint.period_s and case.checkpoint.save_s > case.checkpoint.period_s:
+        raise BadInputError(
+            f"checkpoint.save_s is {case.checkpoint.save_s:g}: it must be at most checkpoint.period_s, "
+            f"{case.checkpoint.period_s:g}"
+        )
+    return case
+
+
+def sources() -> dict[str, str]:
+    """Return where the default of each key comes from."""
+    return {name: str(key.extra["source"]) for name, key in keys_of(FleetCase).items()}
