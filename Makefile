@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \
-	bench-layer bench-spot bench-strangers bench-control-plane fuzz every-write mutants
+	bench-layer bench-levels bench-spot bench-strangers bench-control-plane fuzz every-write mutants
 
 install: $(STAMP)
 
@@ -83,6 +83,10 @@ bench-abandon: install
 # the reduction against gloo's all-reduce
 bench-reduction: install
 	$(BIN)/python benchmarks/reduction.py
+
+# the commit operation and the reduction, all ranks at once and level by level: 8 to 64 ranks
+bench-levels: install
+	$(BIN)/python benchmarks/levels.py
 
 # step time of the MoE layer against plain static expert parallelism, in the same processes
 bench-moe: install

@@ -21,7 +21,7 @@ from holdfast.protocol.commit import Commit
 from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
 from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.groups.torch_group import GroupCommunicator
+from holdfast.runtime.groups.transports.torch_group import GroupCommunicator
 from holdfast.testing.local_world import Seat, run_world
 
 WARM_UP = 5

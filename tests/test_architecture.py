@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"protocol", "planning", "coordination", "observability", "control.link"},
     "simulation": {"protocol", "planning", "coordination", "reliability", "observability"},
     "cli": {"protocol", "planning", "reliability", "coordination", "observability", "control", "simulation"},
-    "testing": {"protocol", "coordination", "observability", "control", "runtime", "simulation"},
+    "testing": {"protocol", "planning", "coordination", "observability", "control", "runtime", "simulation"},
 }
 #: what a package may take from outside; the standard library goes without saying
 OUTSIDE: dict[str, set[str]] = {

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
+from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO
 from holdfast.protocol.messages.orders import Posted
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck
@@ -64,17 +65,26 @@ class Seat:
         rank: int | None = None,
         size: int | None = None,
         halt: threading.Event | HaltCheck | None = None,
+        nodes: Sequence[str] | None = None,
+        any_to_any: bool = True,
+        flat_up_to: int = FLAT_UP_TO,
+        fan_out: int = FAN_OUT,
         timeout_s: float = 30.0,
         build_timeout_s: float = 30.0,
     ) -> Communicator:
-        """Build the group of a generation on the CPU; by default all seats are members."""
+        """Build the group of a generation on the CPU; by default all seats are members, each a node of its own."""
+        if nodes is None:
+            nodes = [str(number) for number in range(self.size if size is None else size)]
         communicator = build_communicator(
             torch.device("cpu"),
             self.board(generation),
             self.rank if rank is None else rank,
-            self.size if size is None else size,
+            nodes,
             generation=generation,
             graveyard=self.graveyard,
+            any_to_any=any_to_any,
+            flat_up_to=flat_up_to,
+            fan_out=fan_out,
             timeout_s=timeout_s,
             build_timeout_s=build_timeout_s,
             halt=halt,

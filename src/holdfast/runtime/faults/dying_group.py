@@ -21,6 +21,17 @@ class FaultingCommunicator(Communicator):
         self._step = step
         self._phase = phase
 
+    @property
+    def owners(self) -> tuple[int, ...]:
+        return self._inner.owners
+
+    @property
+    def groups(self) -> tuple[Communicator, ...]:
+        inner, faults, step, phase = self._inner, self._faults, self._step, self._phase
+        return tuple(
+            self if group is inner else FaultingCommunicator(group, faults, step, phase) for group in inner.groups
+        )
+
     def start_all_to_all(
         self,
         output: torch.Tensor,
@@ -34,6 +45,17 @@ class FaultingCommunicator(Communicator):
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         return self._inner.start_all_gather(output, input)
+
+    def start_spread(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
+        return self._inner.start_spread(output, input, owners)
+
+    def adds_up(self, input: torch.Tensor) -> bool:
+        return self._inner.adds_up(input)
+
+    def start_reduce_scatter(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        pending = self._inner.start_reduce_scatter(output, input)
+        self._faults.at(self._phase, self._step)
+        return pending
 
     def wait(self, pending: Pending) -> None:
         self._inner.wait(pending)

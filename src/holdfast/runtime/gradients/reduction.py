@@ -4,6 +4,7 @@ The local sums are the tensors that autograd makes. For the reduction they are c
 is cut into one shard per rank. An all-to-all brings every rank all versions of its shard; it sums them in rank order,
 scales and clips, and an all-gather spreads the result over the bucket: each element is summed by one rank, so all have
 the same bits. Local gradients can be reused after a failure, and reduced ones applied later by a FORWARD decision.
+Where the communicator has levels, a bucket is cut level by level, within a node first (see bucket.py).
 
 Clipping comes before the all-gather, for the price of one tiny collective more: each rank then multiplies its shard
 instead of everything, and nothing is read from memory once more behind the all-to-all.
@@ -20,17 +21,12 @@ from typing import Protocol
 import torch
 
 from holdfast.errors import BadInputError, StepUseError
+from holdfast.runtime.gradients.bucket import Bucket
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
-from holdfast.runtime.state.memory import large_zeros
-from holdfast.runtime.tensors import numbers, vector_norm
+from holdfast.runtime.tensors import numbers
 
 BUCKET_BYTES = 25 << 20
-#: Shards begin at multiples of this many elements, so that every shard is aligned.
-ALIGNMENT = 16
-MAX_WORLD = 1024
-#: Elements that are summed, scaled and squared at a time, while they are in the cache.
-CHUNK = 1 << 16
 #: What torch.nn.utils.clip_grad_norm_ adds to the norm.
 CLIP_EPSILON = 1e-6
 
@@ -103,109 +99,6 @@ def replacing(buffers: Callable[[], None]) -> Generator[None]:
         raise
 
 
-def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Sum in this order, in float32 at least; half precision is rounded once.
-
-    One addition after the other takes half the time of torch.sum over the rows of a matrix.
-    """
-    if out.dtype.itemsize < torch.float32.itemsize:
-        total = versions[0].float()
-        for version in versions[1:]:
-            total.add_(version)
-        out.copy_(total)
-    elif len(versions) == 1:
-        out.copy_(versions[0])
-    else:
-        torch.add(versions[0], versions[1], out=out)
-        for version in versions[2:]:
-            out.add_(version)
-
-
-class _Bucket:
-    """Flat buffers of some parameters of one dtype and device.
-
-    `local` has this rank's gradients as autograd made them, None where there is none.
-    `flat` holds this rank's gradients, and the reduced ones once they have been gathered. Behind the `numel` gradient
-    elements lie one flag per parameter (how many ranks touched it) and zeros, so that any world up to MAX_WORLD can cut
-    the buffer into equal shards.
-    """
-
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self.parameters = tuple(parameters)
-        self.local: list[torch.Tensor | None] = [None] * len(self.parameters)
-        #: torch's version counters of `local` as backward left them, 0 where there is none
-        self.versions = [0] * len(self.parameters)
-        self.numel = sum(parameter.numel() for parameter in parameters)
-        self.used = self.numel + len(parameters)
-        self._capacity = self.used + ALIGNMENT * MAX_WORLD
-        self.fresh_buffers()
-
-    def fresh_buffers(self) -> None:
-        """Make buffers, in the place of those that abandoned operations may still read and write."""
-        self.received = self._buffer()
-        self.flat = self._buffer()
-        self.views = self._views(self.flat)
-
-    def shard_size(self, world: int) -> int:
-        return -(-self.used // (world * ALIGNMENT)) * ALIGNMENT
-
-    def fill(self) -> None:
-        """Copy this rank's gradients into `flat`, and write down which parameters have one."""
-        present = [gradient is not None for gradient in self.local]
-        self.flat[self.numel : self.used] = torch.tensor(present, dtype=self.flat.dtype)
-        for gradient, view in zip(self.local, self.views, strict=True):
-            if gradient is not None:
-                view.copy_(gradient)
-            else:
-                view.zero_()
-
-    def sum_shard(self, rank: int, world: int, scale: float) -> tuple[float, int]:
-        """Sum this rank's shard over all ranks into its place in `flat`.
-
-        Returns:
-            Its squared norm, and how many of its elements are not finite.
-        """
-        size = self.shard_size(world)
-        shard = self.shard(rank, world)
-        versions = self.received[: world * size].view(world, size)
-        gradients = self._gradients_in(rank, world)
-        # (on a GPU there is no cache to stay within, and each chunk would mean a wait for the device)
-        chunk = CHUNK if shard.device.type == "cpu" else size
-        square = 0.0
-        for start in range(0, size, chunk):
-            part = shard[start : start + chunk]
-            add_up(versions[:, start : start + chunk].unbind(0), part)
-            part.mul_(scale)
-            square += squared_norm(part[: max(gradients - start, 0)])
-        nonfinite = 0 if math.isfinite(square) else int((~shard[:gradients].isfinite()).sum())
-        return square, nonfinite
-
-    def shard(self, rank: int, world: int) -> torch.Tensor:
-        """Return a rank's part of `flat`."""
-        size = self.shard_size(world)
-        return self.flat[rank * size : (rank + 1) * size]
-
-    def scale_shard(self, rank: int, world: int, factor: float) -> None:
-        """Multiply the gradients in a rank's shard; the flags behind them are none."""
-        self.shard(rank, world)[: self._gradients_in(rank, world)].mul_(factor)
-
-    def _gradients_in(self, rank: int, world: int) -> int:
-        size = self.shard_size(world)
-        return min(max(self.numel - rank * size, 0), size)
-
-    def _buffer(self) -> torch.Tensor:
-        first = self.parameters[0]
-        return large_zeros(self._capacity, dtype=first.dtype, device=first.device)
-
-    def _views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        views: list[torch.Tensor] = []
-        offset = 0
-        for parameter in self.parameters:
-            views.append(buffer[offset : offset + parameter.numel()].view(parameter.shape))
-            offset += parameter.numel()
-        return tuple(views)
-
-
 class GradientBuckets:
     """The local and the reduced gradients of a model, independent of the world's size.
 
@@ -227,7 +120,7 @@ class GradientBuckets:
                     f"a parameter of shape {tuple(parameter.shape)} is {parameter.dtype}: gradients are reduced as "
                     "real numbers; hold its real and imaginary part in a real parameter (torch.view_as_complex)"
                 )
-        self._buckets = [_Bucket(group) for group in _grouped(trained, bucket_bytes)]
+        self._buckets = [Bucket(group) for group in _grouped(trained, bucket_bytes)]
         self.hide()
 
     @property
@@ -305,23 +198,21 @@ class GradientBuckets:
         """Sum this rank's shards of the gradients over all ranks, times `scale`. All ranks must call it.
 
         Raises:
-            BadInputError: the world is too large.
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
-        if comm.size > MAX_WORLD:
-            raise BadInputError(f"a world of {comm.size} workers is too large: at most {MAX_WORLD}")
+        square, nonfinite = 0.0, 0
         with replacing(self._fresh_buffers):
             scatters: list[Pending] = []
             for bucket in self._buckets:
-                bucket.fill()
-                length = comm.size * bucket.shard_size(comm.size)
-                scatters.append(comm.start_all_to_all(bucket.received[:length], bucket.flat[:length]))
-            square, nonfinite = 0.0, 0
-            for bucket, scatter in zip(self._buckets, scatters, strict=True):
-                comm.wait(scatter)
-                # All shards have left `flat`: it takes the sums from here on.
-                part_square, part_nonfinite = bucket.sum_shard(comm.rank, comm.size, scale)
-                square, nonfinite = square + part_square, nonfinite + part_nonfinite
+                bucket.fill(comm)
+                scatters.append(bucket.start_sums(comm, 0))
+            for level, group in enumerate(comm.groups):
+                for number, bucket in enumerate(self._buckets):
+                    group.wait(scatters[number])
+                    part_square, part_nonfinite = bucket.add_level(comm, level, scale)
+                    square, nonfinite = square + part_square, nonfinite + part_nonfinite
+                    if level + 1 < len(comm.groups):
+                        scatters[number] = bucket.start_sums(comm, level + 1)
         return Reduced(grad_square=square, nonfinite=nonfinite)
 
     @torch.no_grad()
@@ -331,25 +222,22 @@ class GradientBuckets:
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """
+        top = len(comm.groups) - 1
         with replacing(self._fresh_buffers):
             gathers: list[Pending] = []
             for bucket in self._buckets:
                 if factor != 1.0:
-                    bucket.scale_shard(comm.rank, comm.size, factor)
-                output = bucket.flat[: comm.size * bucket.shard_size(comm.size)]
-                gathers.append(comm.start_all_gather(output, bucket.shard(comm.rank, comm.size)))
-            for gather in gathers:
-                comm.wait(gather)
+                    bucket.scale_shard(comm, factor)
+                gathers.append(bucket.start_spread(comm, top))
+            for level in range(top, -1, -1):
+                for number, bucket in enumerate(self._buckets):
+                    comm.groups[level].wait(gathers[number])
+                    if level:
+                        gathers[number] = bucket.start_spread(comm, level - 1)
 
     def _fresh_buffers(self) -> None:
         for bucket in self._buckets:
             bucket.fresh_buffers()
-
-
-def squared_norm(part: torch.Tensor) -> float:
-    """Return a vector's squared norm, summed in float64."""
-    norm = vector_norm(part, torch.float64)
-    return norm * norm  # `norm**2` would raise where this is inf
 
 
 def _grouped(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:

@@ -1,32 +1,47 @@
-"""Which transport carries a generation's group: none, gloo or NCCL."""
+"""Which transport carries a generation's group, and whether its members meet all at once or level by level."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import torch
 
+from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO, levels_of
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, LocalCommunicator
-from holdfast.runtime.groups.gloo import build_gloo
 from holdfast.runtime.groups.graveyard import Graveyard
-from holdfast.runtime.groups.nccl import build_nccl
+from holdfast.runtime.groups.hierarchical import build_hierarchical
 from holdfast.runtime.groups.rendezvous import Board
+from holdfast.runtime.groups.transports.gloo import build_gloo
+from holdfast.runtime.groups.transports.nccl import build_nccl
 
 
 def build_communicator(
     device: torch.device,
     board: Board,
     rank: int,
-    size: int,
+    nodes: Sequence[str],
     *,
     generation: int,
     graveyard: Graveyard,
+    any_to_any: bool = True,
     host: str = "127.0.0.1",
     timeout_s: float = 120.0,
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
+    flat_up_to: int = FLAT_UP_TO,
+    fan_out: int = FAN_OUT,
 ) -> Communicator:
-    """Build the group of a generation on the transport that fits the device; see `build_gloo`."""
+    """Build the group of a generation on the transport that fits the device; see `build_gloo`.
+
+    NCCL finds its own ways through nodes and between them: there all members are one group.
+
+    Args:
+        nodes: of each rank, the node it is on.
+        any_to_any: tokens, or experts, are to go from any rank to any other.
+        flat_up_to, fan_out: see planning.levels.
+    """
+    size = len(nodes)
     if size == 1:
         return LocalCommunicator(generation=generation, halt=halt)
     if device.type == "cuda":
@@ -40,15 +55,24 @@ def build_communicator(
             timeout_s=timeout_s,
             build_timeout_s=build_timeout_s,
             halt=halt,
+            nodes=len(set(nodes)),
         )
-    return build_gloo(
-        board,
-        rank,
-        size,
-        generation=generation,
-        graveyard=graveyard,
-        host=host,
-        timeout_s=timeout_s,
-        build_timeout_s=build_timeout_s,
-        halt=halt,
-    )
+
+    def build(name: str, rank: int, size: int) -> Communicator:
+        return build_gloo(
+            board,
+            rank,
+            size,
+            generation=generation,
+            graveyard=graveyard,
+            name=name,
+            host=host,
+            timeout_s=timeout_s,
+            build_timeout_s=build_timeout_s,
+            halt=halt,
+        )
+
+    levels = levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out)
+    if len(levels.owners) == 1:
+        return build("", rank, size)
+    return build_hierarchical(build, levels, rank, size, any_to_any=any_to_any, generation=generation, halt=halt)

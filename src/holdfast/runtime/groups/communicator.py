@@ -145,6 +145,16 @@ class Communicator:
         self.generation = generation
         self.halted: HaltCheck = halt_check(halt)
 
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Level by level, how many members of a group there go on with a part each (see planning.levels)."""
+        return (self.size,)
+
+    @property
+    def groups(self) -> tuple[Communicator, ...]:
+        """This rank's group on each level that it is on, lowest first; where all meet at once, this one alone."""
+        return (self,)
+
     def start_all_to_all(
         self,
         output: torch.Tensor,
@@ -169,6 +179,28 @@ class Communicator:
         if output.data_ptr() != input.data_ptr():
             output.copy_(input)
         return Pending("all_gather", None)
+
+    def start_spread(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
+        """Start bringing the parts of the first so many ranks, each `(n,)`, to all: `output` is `(owners * n,)`.
+
+        `input` may be this rank's own part of `output`; of another rank it is empty.
+        """
+        if owners == self.size:
+            return self.start_all_gather(output, input)
+        part = output.numel() // owners
+        received = [part] * owners + [0] * (self.size - owners)
+        return self.start_all_to_all(output, input.repeat(self.size), received, [input.numel()] * self.size)
+
+    def adds_up(self, input: torch.Tensor) -> bool:
+        """Tell whether a sum over all ranks of this size and type is better left to `start_reduce_scatter`."""
+        return False
+
+    def start_reduce_scatter(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        """Start adding up part r of `input` over all ranks at rank r, in an order that is the transport's own.
+
+        Of use only where `adds_up` says so. Arguments are as for `start_all_to_all` with equal parts.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no reduction of its own")
 
     def wait(self, pending: Pending) -> None:
         """Wait until an operation has completed.

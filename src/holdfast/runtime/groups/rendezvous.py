@@ -17,7 +17,7 @@ from holdfast.runtime.groups.communicator import HaltCheck, HaltedError, halt_ch
 
 MAX_VALUE_BYTES = 1 << 16
 MAX_KEY_CHARS = 1024
-MAX_KEYS = 1 << 14
+MAX_KEYS = 1 << 16
 
 #: How often a waiting thread looks at the halt check, which has no way to wake it.
 LOOK_S = 0.02
@@ -90,6 +90,15 @@ class Board:
         with self._changed:
             return dict(self._values)
 
+    def value(self, key: str) -> bytes:
+        """Return what has arrived under a key.
+
+        Raises:
+            KeyError: nothing has.
+        """
+        with self._changed:
+            return self._values[key]
+
     def remove(self, key: str) -> bool:
         """Forget a key here; return whether it was there."""
         with self._changed:
@@ -108,38 +117,47 @@ class BoardStore(Store):
     Waits end by the store's own timeout, whatever the process group asks for: gloo would ask for its connect timeout.
     """
 
-    def __init__(self, board: Board, *, timeout_s: float) -> None:
+    def __init__(self, board: Board, *, timeout_s: float, name: str = "") -> None:
+        """Show a board's keys, or those of one of its groups.
+
+        Args:
+            name: of the group among those of the generation that this worker is in; members of it say the same.
+        """
         super().__init__()
         self._board = board
         self._timeout_s = timeout_s
+        self._name = name
+
+    def values(self) -> dict[str, bytes]:
+        """Return what has arrived of this group."""
+        everything = self._board.values().items()
+        return {key[len(self._name) :]: value for key, value in everything if key.startswith(self._name)}
 
     def set(self, key: str, value: bytes | str) -> None:
-        self._board.post(key, value.encode() if isinstance(value, str) else bytes(value))
+        self._board.post(self._name + key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
-        self._board.wait([key], self._timeout_s)
-        return self._board.values()[key]
+        self.wait([key])
+        return self._board.value(self._name + key)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._board.wait(list(keys), self._timeout_s)
+        self._board.wait([self._name + key for key in keys], self._timeout_s)
 
     def check(self, keys: list[str]) -> bool:
-        return set(keys) <= self._board.values().keys()
+        return set(keys) <= self.values().keys()
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        self._board.wait(list(keys), self._timeout_s)
-        values = self._board.values()
-        return [values[key] for key in keys]
+        return [self.get(key) for key in keys]
 
     def multi_set(self, keys: list[str], values: list[bytes]) -> None:
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def delete_key(self, key: str) -> bool:
-        return self._board.remove(key)
+        return self._board.remove(self._name + key)
 
     def num_keys(self) -> int:
-        return len(self._board.values())
+        return len(self.values())
 
     def has_extended_api(self) -> bool:
         return False

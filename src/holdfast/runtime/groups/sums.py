@@ -1,4 +1,9 @@
-"""Sums over all ranks that come out alike on every rank, in every bit: one tiny all-gather, added in rank order."""
+"""Sums over all ranks that come out alike on every rank, in every bit: tiny all-gathers, added in rank order.
+
+Where the communicator has levels, each group adds up its members' sums, and the owners of a group, who all have the
+same sum, meet those of other groups one level higher. So a sum over all ranks is nowhere before every rank has given
+its values, and after the highest level it is everywhere, but for members that own nothing: those are told last.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from holdfast.runtime.tensors import number_rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingSums:
-    """Sums under way; `gathered` is `(size, values)`, float64."""
+    """Sums under way, on the lowest level; `gathered` is `(size of the group, values)`, float64."""
 
     comm: Communicator
     pending: Pending
@@ -21,28 +26,63 @@ class PendingSums:
 
 
 def start_sums(comm: Communicator, values: Sequence[float], what: str) -> PendingSums:
-    """Issue the all-gather of this rank's values; never blocks. All ranks must give as many.
+    """Issue the first all-gather of this rank's values; never blocks. All ranks must give as many.
 
     Args:
         what: the operation's name, for messages.
     """
-    # float64 holds counts up to 2**53 exactly.
-    mine = torch.tensor(values, dtype=torch.float64, device=comm.device)
-    gathered = torch.empty(comm.size * len(values), dtype=torch.float64, device=comm.device)
-    pending = comm.start_all_gather(gathered, mine)
-    pending.what = what
-    return PendingSums(comm=comm, pending=pending, gathered=gathered.view(comm.size, -1))
+    pending, gathered = _start(comm.groups[0], values, what)
+    return PendingSums(comm=comm, pending=pending, gathered=gathered)
 
 
 def finish_sums(sums: PendingSums) -> list[float]:
-    """Wait for the sums and return them.
+    """Wait for the sums, level by level, and return them.
 
     Raises:
         HaltedError, PeerLostError: abandoned or failed.
     """
-    sums.comm.wait(sums.pending)
+    groups, owners, what = sums.comm.groups, sums.comm.owners, sums.pending.what
+    groups[0].wait(sums.pending)
+    total = _added(sums.gathered)
+    for group in groups[1:]:
+        pending, gathered = _start(group, total, what)
+        group.wait(pending)
+        total = _added(gathered)
+    for group, owning in reversed(list(zip(groups, owners, strict=False))):
+        if group.size > owning:
+            total = _told(group, owning, total, what)
+    return total
+
+
+def _start(group: Communicator, values: Sequence[float], what: str) -> tuple[Pending, torch.Tensor]:
+    # float64 holds counts up to 2**53 exactly.
+    mine = torch.tensor(values, dtype=torch.float64, device=group.device)
+    gathered = torch.empty(group.size * len(values), dtype=torch.float64, device=group.device)
+    pending = group.start_all_gather(gathered, mine)
+    pending.what = what
+    return pending, gathered.view(group.size, -1)
+
+
+def _added(gathered: torch.Tensor) -> list[float]:
     # Python floats, one rank after the other: no vectorised sum may regroup them.
-    total = [0.0] * sums.gathered.shape[1]
-    for row in number_rows(sums.gathered):
+    total = [0.0] * gathered.shape[1]
+    for row in number_rows(gathered):
         total = [a + b for a, b in zip(total, row, strict=True)]
     return total
+
+
+def _told(group: Communicator, owners: int, total: list[float], what: str) -> list[float]:
+    """Bring the sums from the group's first owner to those who own nothing; each returns them."""
+    values, waiting = len(total), group.rank >= owners
+    telling = group.rank == 0
+    told = torch.empty(values if waiting else 0, dtype=torch.float64, device=group.device)
+    mine = torch.tensor(total if telling else (), dtype=torch.float64, device=group.device).repeat(group.size - owners)
+    pending = group.start_all_to_all(
+        told,
+        mine,
+        [told.numel()] + [0] * (group.size - 1),
+        [0] * owners + [values if telling else 0] * (group.size - owners),
+    )
+    pending.what = what
+    group.wait(pending)
+    return number_rows(told.view(1, -1))[0] if waiting else total

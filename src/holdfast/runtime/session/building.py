@@ -37,9 +37,10 @@ class GroupBuilder:
             self._device,
             resources.board,
             rank,
-            len(plan.members),
+            [member.node for member in plan.members],
             generation=plan.generation,
             graveyard=self._graveyard,
+            any_to_any=plan.expert_plan is not None,
             host=self._host,
             halt=resources.halt,
         )

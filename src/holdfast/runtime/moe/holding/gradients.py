@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.runtime.gradients.reduction import CHUNK, Reduced, add_up, replacing, squared_norm
+from holdfast.runtime.gradients.bucket import CHUNK, add_up, squared_norm
+from holdfast.runtime.gradients.reduction import Reduced, replacing
 from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.moe.holding.hosts import Placement
 from holdfast.runtime.moe.holding.shares import Family, Item, families

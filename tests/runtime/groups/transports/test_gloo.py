@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from holdfast.runtime.groups import gloo
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
+from holdfast.runtime.groups.transports import gloo
 from holdfast.testing.local_world import LocalWorld, Seat, WorldError, run_world
 
 RANKS = 3

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from holdfast.runtime.groups.communicator import HaltCheck, HaltedError, Operation, PeerLostError, Pending, is_late
 from holdfast.runtime.groups.graveyard import Graveyard
 from holdfast.runtime.groups.rendezvous import Board, BoardStore
-from holdfast.runtime.groups.severing import GroupSockets, find_group_sockets, socket_inodes
-from holdfast.runtime.groups.torch_group import GroupCommunicator
+from holdfast.runtime.groups.transports.severing import GroupSockets, find_group_sockets, socket_inodes
+from holdfast.runtime.groups.transports.torch_group import GroupCommunicator
 
 #: torch's type stubs know few of its members.
 ProcessGroupGloo: Any = dist.ProcessGroupGloo
@@ -96,17 +96,22 @@ class GlooCommunicator(GroupCommunicator):
         if input.nbytes < BROADCAST_BYTES:
             # gloo's own goes round a ring: as many waits, one after the other, as there are ranks.
             return self.start_all_to_all(output, input.repeat(self.size))
-        return self._gather_in_place(output, input)
+        return self._gather_in_place(output, input, self.size)
 
-    def _gather_in_place(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
-        """One broadcast per rank: gloo's own all-gather would go through a fresh copy of the whole output."""
-        parts = output.view(self.size, -1)
-        if parts[self.rank].data_ptr() != input.data_ptr():
+    def start_spread(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
+        if output.nbytes < owners * BROADCAST_BYTES:
+            return super().start_spread(output, input, owners)
+        return self._gather_in_place(output, input, owners)
+
+    def _gather_in_place(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
+        """One broadcast per owner: gloo's own all-gather would go through a fresh copy of the whole output."""
+        parts = output.view(owners, -1)
+        if self.rank < owners and parts[self.rank].data_ptr() != input.data_ptr():
             parts[self.rank].copy_(input.view(-1))
         options = dist.BroadcastOptions()
         options.timeout = self._timeout
         works: list[dist.Work] = []
-        for rank in range(self.size):
+        for rank in range(owners):
             options.rootRank = rank
             works.append(self._open().broadcast([parts[rank]], options))
         return self._started("all_gather", works, output, input)
@@ -143,6 +148,7 @@ def build_gloo(
     *,
     generation: int,
     graveyard: Graveyard,
+    name: str = "",
     host: str = "127.0.0.1",
     timeout_s: float = 120.0,
     build_timeout_s: float = 10.0,
@@ -152,6 +158,7 @@ def build_gloo(
 
     Args:
         board: the generation's rendezvous.
+        name: what its keys begin with there, where the generation has several groups.
         host: the address to bind to and be reached at.
         timeout_s: after which an operation ends by itself; the backstop that empties the graveyard.
         build_timeout_s: how long to wait for a member in rendezvous, then to connect, then in the first operations.
@@ -162,11 +169,12 @@ def build_gloo(
         PeerLostError: some member did not join in, or went away again.
     """
     before, began = socket_inodes(), time.monotonic()
-    group = _make_group(BoardStore(board, timeout_s=build_timeout_s), rank, size, host, build_timeout_s)
+    store = BoardStore(board, timeout_s=build_timeout_s, name=name)
+    group = _make_group(store, rank, size, host, build_timeout_s)
     if isinstance(group, str):
         late = is_late(time.monotonic() - began, build_timeout_s)
         raise PeerLostError(f"the group of generation {generation} could not be built: {group}", timed_out=late)
-    sockets = find_group_sockets(before, board.values().values(), generation=generation)
+    sockets = find_group_sockets(before, store.values().values(), generation=generation)
     communicator = GlooCommunicator(
         group, sockets, generation=generation, timeout_s=build_timeout_s, halt=halt, graveyard=graveyard
     )

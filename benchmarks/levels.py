@@ -1,0 +1,134 @@
+"""All ranks at once against level by level: the commit operation and the reduction in worlds of 8 to 64 gloo ranks.
+
+Both are groups of the same processes, and take turns. Printed by world: how many connections a rank has, how many
+messages of all ranks one commit operation is made of and how many of them leave a node; then, of the commit operation
+and of a reduction of `--parameters`, the median wall time on rank 0 and the processor time of all ranks together, on
+however many cores there are. Here all ranks share one machine: it shows what messages cost, not how long they take on
+a network. For that: `--latency` is added per message hop (a level is one), in a column of its own.
+
+    make bench-levels
+    OMP_NUM_THREADS=1 python benchmarks/levels.py [--worlds 8x1,8x4] [--rounds 50] [--parameters 1000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from holdfast.planning.levels import FAN_OUT, levels_of
+from holdfast.protocol.commit import Commit
+from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
+from holdfast.runtime.groups.commit import finish, start_commit
+from holdfast.runtime.groups.communicator import Communicator
+from holdfast.testing.local_world import Seat, run_world
+
+WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds: of one side's building (wall), and of each commit and each reduction (wall, processor)."""
+
+    build: float
+    commits: list[tuple[float, float]]
+    reductions: list[tuple[float, float]]
+
+
+def commit(comm: Communicator) -> None:
+    finish(start_commit(comm, Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)))
+
+
+def timed(seat: Seat, rounds: int, work: Callable[[], None]) -> list[tuple[float, float]]:
+    """Return the seconds of each round, all ranks together, less the first ones."""
+    spent: list[tuple[float, float]] = []
+    for _ in range(rounds + WARM_UP):
+        seat.meet()
+        wall, processor = time.perf_counter(), time.process_time()
+        work()
+        spent.append((time.perf_counter() - wall, time.process_time() - processor))
+    return spent[WARM_UP:]
+
+
+def measure(seat: Seat, nodes: list[str], fan_out: int, rounds: int, parameters: int) -> list[Spent]:
+    """Return what rank's part of both sides has cost: all at once, level by level."""
+    model = nn.Linear(parameters // 100, 100, bias=False)
+    model.weight.grad = torch.ones_like(model.weight)
+    buckets = GradientBuckets(model.parameters())
+    buckets.collect()
+    sides: list[Spent] = []
+    for generation, flat_up_to in ((1, len(nodes)), (2, 1)):
+        seat.meet()
+        began = time.perf_counter()
+        comm = seat.connect(
+            generation,
+            nodes=nodes,
+            any_to_any=False,
+            flat_up_to=flat_up_to,
+            fan_out=fan_out,
+            build_timeout_s=120.0,
+        )
+        build = time.perf_counter() - began
+        commits = timed(seat, rounds, lambda comm=comm: commit(comm))
+        reductions = timed(
+            seat, max(rounds // 10, 3), lambda comm=comm: (reduce_gradients([buckets], comm, 1.0), None)[1]
+        )
+        sides.append(Spent(build, commits, reductions))
+        seat.meet()
+        comm.retire(sever=False)
+        seat.graveyard.wait_empty(60)
+    return sides
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", default="8x1,16x1,32x1,64x1,2x4,4x4,8x4,8x8", help="nodes x workers, ...")
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--parameters", type=int, default=1_000_000)
+    parser.add_argument("--fan-out", type=int, default=FAN_OUT)
+    parser.add_argument("--latency", type=float, default=30e-6, help="seconds per hop of the network that is modelled")
+    options = parser.parse_args()
+    print(f"{options.rounds} commits, reductions of {options.parameters} parameters, fan-out {options.fan_out}")
+    for world in options.worlds.split(","):
+        count, workers = map(int, world.split("x"))
+        nodes = [f"node-{node}" for node in range(count) for _ in range(workers)]
+        ranks = run_world(
+            len(nodes), measure, nodes, options.fan_out, options.rounds, options.parameters, timeout_s=570
+        )
+        for side, flat_up_to in enumerate((len(nodes), 1)):
+            show(world, nodes, flat_up_to, options, [rank[side] for rank in ranks])
+
+
+def show(world: str, nodes: list[str], flat_up_to: int, options: argparse.Namespace, ranks: list[Spent]) -> None:
+    """Print one line."""
+    every = [levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=options.fan_out) for rank in range(len(nodes))]
+    peers = [(rank, peer) for rank, levels in enumerate(every) for group in levels.groups for peer in group]
+    messages = sum(rank != peer for rank, peer in peers)
+    across = sum(nodes[rank] != nodes[peer] for rank, peer in peers)
+    hops = len(every[0].owners)
+
+    def processor(rounds: Callable[[Spent], list[tuple[float, float]]]) -> float:
+        return statistics.median(map(sum, zip(*([p for _, p in rounds(rank)] for rank in ranks), strict=True)))
+
+    def wall(rounds: Callable[[Spent], list[tuple[float, float]]]) -> str:
+        seconds = sorted(w for w, _ in rounds(ranks[0]))
+        return f"{statistics.median(seconds) * 1e3:6.1f} ({seconds[0] * 1e3:.1f}..{seconds[-1] * 1e3:.1f})"
+
+    print(
+        f"{world:>6} {'levels ' + 'x'.join(map(str, every[0].owners)) if hops > 1 else 'at once':16} "
+        f"build {max(rank.build for rank in ranks):6.2f} s  connections {messages // len(nodes):3}  "
+        f"messages {messages:5} ({across:5} across)  commit {wall(lambda r: r.commits):22} ms, "
+        f"cpu {processor(lambda r: r.commits) * 1e3:6.1f} ms  "
+        f"reduction {wall(lambda r: r.reductions):24} ms, cpu {processor(lambda r: r.reductions) * 1e3:7.1f} ms  "
+        f"network {hops * options.latency * 1e6:.0f} us",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""One flat buffer of gradients on its way through a communicator's levels: summed part by part, then spread again.
+
+On each level an all-to-all within the group brings each owner all versions of its part, which it adds up in the group's
+order; with that part it goes on to the next level. What is left after the last one is its shard: the sum over all
+ranks, in an order that follows from the levels alone. The way back spreads the shards level by level. Through a rank go
+as many bytes as without levels, in fewer and larger messages; with several workers on a node only the owners' parts,
+the node's sum once, leave it.
+
+Sums are in float32 at least. Half precision is rounded once: between levels such sums travel as float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from holdfast.runtime.groups.communicator import Communicator, Pending
+from holdfast.runtime.state.memory import large_zeros
+from holdfast.runtime.tensors import vector_norm
+
+#: Shards begin at multiples of this many elements, so that every shard is aligned.
+ALIGNMENT = 16
+#: Elements that are summed, scaled and squared at a time, while they are in the cache.
+CHUNK = 1 << 16
+#: For so many shards there is room from the start.
+FIRST_SHARDS = 64
+
+
+def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Sum in this order, in float32 at least; half precision is rounded once.
+
+    One addition after the other takes half the time of torch.sum over the rows of a matrix.
+    """
+    if out.dtype.itemsize < torch.float32.itemsize:
+        total = versions[0].to(torch.float32, copy=True)
+        for version in versions[1:]:
+            total.add_(version)
+        out.copy_(total)
+    elif len(versions) == 1 or versions[0].dtype != out.dtype:
+        out.copy_(versions[0])
+        for version in versions[1:]:
+            out.add_(version)
+    else:
+        torch.add(versions[0], versions[1], out=out)
+        for version in versions[2:]:
+            out.add_(version)
+
+
+class Bucket:
+    """Flat buffers of some parameters of one dtype and device.
+
+    `local` has this rank's gradients as autograd made them, None where there is none.
+    `flat` holds this rank's gradients, and the reduced ones once they have been gathered. Behind the `numel` gradient
+    elements lie one flag per parameter (how many ranks touched it) and zeros, so that it can be cut into equal shards.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.parameters = tuple(parameters)
+        self.local: list[torch.Tensor | None] = [None] * len(self.parameters)
+        #: torch's version counters of `local` as backward left them, 0 where there is none
+        self.versions = [0] * len(self.parameters)
+        self.numel = sum(parameter.numel() for parameter in parameters)
+        self.used = self.numel + len(parameters)
+        self._capacity = self._room = self.used + ALIGNMENT * FIRST_SHARDS
+        self.fresh_buffers()
+
+    def fresh_buffers(self) -> None:
+        """Make buffers, in the place of those that abandoned operations may still read and write."""
+        self._received = self._buffer(self._room)
+        self.flat = self._buffer(self._capacity)
+        self.views = self._views(self.flat)
+        #: sums of half precision on their way, in float32, by level; and what has come of them
+        self._wide: dict[int, torch.Tensor] = {}
+        #: what has come on the level under way, (versions, elements); None where this rank owns nothing there
+        self._versions: torch.Tensor | None = None
+
+    def shard_size(self, shards: int) -> int:
+        """Return the elements of a shard where there are so many."""
+        return -(-self.used // (shards * ALIGNMENT)) * ALIGNMENT
+
+    def fill(self, comm: Communicator) -> None:
+        """Copy this rank's gradients into `flat`, which is given room for all shards."""
+        self._make_room(comm)
+        present = [gradient is not None for gradient in self.local]
+        self.flat[self.numel : self.used] = torch.tensor(present, dtype=self.flat.dtype)
+        for gradient, view in zip(self.local, self.views, strict=True):
+            if gradient is not None:
+                view.copy_(gradient)
+            else:
+                view.zero_()
+
+    def start_sums(self, comm: Communicator, level: int) -> Pending:
+        """Start bringing this rank all versions of what it owns on a level."""
+        group, owners = comm.groups[level], comm.owners[level]
+        start, numel = self._spans(comm)[level]
+        source = self._wide[level] if level and self._is_half else self.flat[start : start + numel]
+        part = numel // owners
+        if owners == group.size and group.adds_up(source):
+            self._versions = self._arrivals(source, part).view(1, part)
+            return group.start_reduce_scatter(self._versions[0], source)
+        if owners == group.size:
+            arrivals = self._arrivals(source, group.size * part)
+            self._versions = arrivals.view(group.size, part)
+            return group.start_all_to_all(arrivals, source)
+        owns = group.rank < owners
+        arrivals = self._arrivals(source, group.size * part * owns)
+        self._versions = arrivals.view(group.size, part) if owns else None
+        sent = [part] * owners + [0] * (group.size - owners)
+        return group.start_all_to_all(arrivals, source, [part * owns] * group.size, sent)
+
+    def add_level(self, comm: Communicator, level: int, scale: float) -> tuple[float, int]:
+        """Add up what has come on a level; on the last one scaled, into this rank's shard of `flat`.
+
+        Returns:
+            The shard's squared norm, and how many of its elements are not finite; zeros on all other levels.
+        """
+        versions, self._versions = self._versions, None
+        if versions is None:
+            return 0.0, 0
+        start, numel = self._spans(comm)[level + 1]
+        last = level + 1 == len(comm.owners)
+        if self._is_half and not last:
+            total = self._wide[level + 1] = self._wide_buffer(level + 1, numel)
+        else:
+            total = self.flat[start : start + numel]
+        gradients = min(max(self.numel - start, 0), numel)
+        # (on a GPU there is no cache to stay within, and each chunk would mean a wait for the device)
+        chunk = CHUNK if total.device.type == "cpu" else numel
+        square = 0.0
+        for begin in range(0, numel, chunk):
+            part = total[begin : begin + chunk]
+            add_up(versions[:, begin : begin + chunk].unbind(0), part)
+            if last:
+                part.mul_(scale)
+                square += squared_norm(part[: max(gradients - begin, 0)])
+        nonfinite = 0 if math.isfinite(square) else int((~total[:gradients].isfinite()).sum())
+        return square, nonfinite
+
+    def start_spread(self, comm: Communicator, level: int) -> Pending:
+        """Start bringing all parts of a level to its group, in `flat`."""
+        group, owners = comm.groups[level], comm.owners[level]
+        start, numel = self._spans(comm)[level]
+        part, parts = numel // owners, self.flat[start : start + numel]
+        mine = parts[group.rank * part : (group.rank + 1) * part]  # empty where this rank owns nothing
+        return group.start_spread(parts, mine, owners)
+
+    def scale_shard(self, comm: Communicator, factor: float) -> None:
+        """Multiply the gradients in this rank's shard; the flags behind them are none."""
+        spans = self._spans(comm)
+        if len(spans) > len(comm.owners):
+            start, numel = spans[-1]
+            self.flat[start : min(start + numel, self.numel)].mul_(factor)
+
+    def _spans(self, comm: Communicator) -> list[tuple[int, int]]:
+        """Return where what this rank has begins and how much it is: before each level it is on, and at last its shard.
+
+        There is no shard where it does not own one.
+        """
+        shards = math.prod(comm.owners)
+        start, numel = 0, shards * self.shard_size(shards)
+        spans = [(start, numel)]
+        for group, owners in zip(comm.groups, comm.owners, strict=False):
+            if group.rank >= owners:
+                break
+            numel //= owners
+            start += group.rank * numel
+            spans.append((start, numel))
+        return spans
+
+    def _make_room(self, comm: Communicator) -> None:
+        group, owners = comm.groups[0], comm.owners[0]
+        _, needed = self._spans(comm)[0]
+        coming = group.size * needed // owners
+        if needed > self._capacity or coming > self._room:
+            # More than is needed now, so that a world that grows does not come here at every step of it.
+            self._capacity = max(self._capacity, needed + needed // 8)
+            self._room = max(self._room, coming + coming // 8)
+            self.fresh_buffers()
+
+    @property
+    def _is_half(self) -> bool:
+        return self.flat.dtype.itemsize < torch.float32.itemsize
+
+    def _arrivals(self, source: torch.Tensor, numel: int) -> torch.Tensor:
+        """Return room for what comes on a level, of the source's dtype."""
+        return self._received[:numel] if source.dtype == self.flat.dtype else self._wide_buffer(0, numel)
+
+    def _wide_buffer(self, level: int, numel: int) -> torch.Tensor:
+        known = self._wide.get(level)
+        if known is None or known.numel() < numel:
+            known = large_zeros(numel, dtype=torch.float32, device=self.flat.device)
+            self._wide[level] = known
+        return known[:numel]
+
+    def _buffer(self, numel: int) -> torch.Tensor:
+        first = self.parameters[0]
+        return large_zeros(numel, dtype=first.dtype, device=first.device)
+
+    def _views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        views: list[torch.Tensor] = []
+        offset = 0
+        for parameter in self.parameters:
+            views.append(buffer[offset : offset + parameter.numel()].view(parameter.shape))
+            offset += parameter.numel()
+        return tuple(views)
+
+
+def squared_norm(part: torch.Tensor) -> float:
+    """Return a vector's squared norm, summed in float64."""
+    norm = vector_norm(part, torch.float64)
+    return norm * norm  # `norm**2` would raise where this is inf

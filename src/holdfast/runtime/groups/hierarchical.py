@@ -1,0 +1,154 @@
+"""The group of a generation as levels of small groups: within a node first, then across nodes a few at a time.
+
+A rank has connections to about the fan-out times log(ranks) others, not to all. What adds up goes level by level, see
+`Communicator.groups`; only a job whose tokens go from any rank to any other has a group of all besides.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from holdfast.planning.levels import Levels
+from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Pending
+
+#: Builds the group of that name among those of a generation: name, rank in it, size.
+BuildGroup = Callable[[str, int, int], Communicator]
+
+
+class HierarchicalCommunicator(Communicator):
+    """A communicator made of one per level, and perhaps of one of all ranks. Made by `build_hierarchical`."""
+
+    def __init__(
+        self,
+        groups: Sequence[Communicator],
+        everybody: Communicator | None,
+        *,
+        owners: Sequence[int],
+        rank: int,
+        size: int,
+        generation: int,
+        halt: threading.Event | HaltCheck | None,
+    ) -> None:
+        """Take groups over; for the arguments see the base class.
+
+        Args:
+            groups: this rank's, lowest level first.
+            everybody: the group of all ranks, where there is one.
+        """
+        super().__init__(rank=rank, size=size, generation=generation, halt=halt)
+        self.device = groups[0].device
+        self._groups = tuple(groups)
+        self._owners = tuple(owners)
+        self._everybody = everybody
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        return self._owners
+
+    @property
+    def groups(self) -> tuple[Communicator, ...]:
+        return self._groups
+
+    def start_all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+    ) -> Pending:
+        return self._all().start_all_to_all(output, input, output_splits, input_splits)
+
+    def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        return self._all().start_all_gather(output, input)
+
+    def wait(self, pending: Pending) -> None:
+        self._all().wait(pending)
+
+    def sever(self) -> None:
+        for group in self._every():
+            group.sever()
+
+    def retire(self, *, sever: bool = True) -> None:
+        for group in self._every():
+            group.retire(sever=sever)
+
+    def _every(self) -> tuple[Communicator, ...]:
+        return self._groups if self._everybody is None else (*self._groups, self._everybody)
+
+    def _all(self) -> Communicator:
+        if self._everybody is None:
+            raise RuntimeError(f"broken invariant: generation {self.generation} has no group of all {self.size} ranks")
+        return self._everybody
+
+
+def build_hierarchical(
+    build: BuildGroup,
+    levels: Levels,
+    rank: int,
+    size: int,
+    *,
+    any_to_any: bool,
+    generation: int,
+    halt: threading.Event | HaltCheck | None,
+) -> HierarchicalCommunicator:
+    """Build all groups that a rank is in, at once, each in a thread of its own; blocks.
+
+    Args:
+        build: makes one group; blocks. What it raises, this raises: what the other threads still make is retired.
+        any_to_any: a group of all ranks is needed, too.
+    """
+    wanted = [(f"{level}-{group[0]}/", group.index(rank), len(group)) for level, group in enumerate(levels.groups)]
+    if any_to_any:
+        wanted.append(("all/", rank, size))
+    built = _AtOnce(build, wanted).results()
+    return HierarchicalCommunicator(
+        built[: len(levels.groups)],
+        built[-1] if any_to_any else None,
+        owners=levels.owners,
+        rank=rank,
+        size=size,
+        generation=generation,
+        halt=halt,
+    )
+
+
+class _AtOnce:
+    """Builds several groups at once: their addresses go out together, and nobody waits for one before the next."""
+
+    def __init__(self, build: BuildGroup, wanted: Sequence[tuple[str, int, int]]) -> None:
+        self._changed = threading.Condition()
+        self._built: list[Communicator | None] = [None] * len(wanted)
+        self._failure: BaseException | None = None
+        for number, (name, rank, size) in enumerate(wanted):
+            arguments = (number, build, name, rank, size)
+            threading.Thread(target=self._run, args=arguments, name=f"holdfast-group-{name}", daemon=True).start()
+
+    def results(self) -> list[Communicator]:
+        """Return all groups; or raise what the first that failed has raised, at once."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or None not in self._built)
+            built = [group for group in self._built if group is not None]
+            if self._failure is None:
+                return built
+        for group in built:
+            group.retire()
+        raise self._failure
+
+    def _run(self, number: int, build: BuildGroup, name: str, rank: int, size: int) -> None:
+        try:
+            group = build(name, rank, size)
+        except BaseException as error:  # noqa: BLE001 (whoever waits for the results raises it)
+            with self._changed:
+                self._failure = self._failure or error
+                self._changed.notify_all()
+            return
+        with self._changed:
+            late = self._failure is not None
+            if not late:
+                self._built[number] = group
+            self._changed.notify_all()
+        if late:
+            group.retire()

@@ -1,0 +1,1 @@
+"""What carries a group: process groups of torch on gloo or NCCL, and how their sockets are broken."""

@@ -1,0 +1,344 @@
+"""Level by level: the sums that the plan alone says, in the same bits everywhere, and nowhere before all are there."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thread_world import run_threads
+from torch import nn
+
+from holdfast.planning.levels import Levels, levels_of
+from holdfast.protocol.commit import Commit, Flag
+from holdfast.protocol.messages.orders import Inject
+from holdfast.runtime.faults.dying_group import FaultingCommunicator
+from holdfast.runtime.faults.orders import Faults, InjectedError
+from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
+from holdfast.runtime.groups.commit import finish, start_commit
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.runtime.groups.hierarchical import build_hierarchical
+from holdfast.runtime.groups.sums import finish_sums, start_sums
+from holdfast.testing.local_world import LocalWorld, Seat, run_world
+
+
+def level_sums(nodes: Sequence[str], flat_up_to: int, fan_out: int, shares: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of all shares in the order that the levels say, in the dtype of the shares."""
+    levels = [levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out) for rank in range(len(nodes))]
+    known = list(shares)
+    for number, owners in enumerate(levels[0].owners):
+        told = list(known)
+        for rank, mine in enumerate(levels):
+            if number < len(mine.groups) and mine.groups[number].index(rank) < owners:
+                total = known[mine.groups[number][0]].clone()
+                for other in mine.groups[number][1:]:
+                    total += known[other]
+                told[rank] = total
+        known = told
+    return known[0]
+
+
+SHAPES = st.tuples(
+    st.lists(st.integers(1, 3), min_size=2, max_size=6).map(
+        lambda sizes: [f"n{node}" for node, size in enumerate(sizes) for _ in range(size)]
+    ),
+    st.integers(1, 4),
+    st.integers(2, 4),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SHAPES, st.integers(0, 99))
+def test_sums_are_those_of_the_plan_whoever_is_late(shape: tuple[list[str], int, int], seed: int):
+    nodes, flat_up_to, fan_out = shape
+    draws = torch.randn(len(nodes), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).exp() * 1e6
+
+    def body(comm: Communicator) -> tuple[list[float], Commit]:
+        sums = finish_sums(start_sums(comm, draws[comm.rank].tolist(), "sums"))
+        part = Commit(
+            grad_square=draws[comm.rank, 0].item(),
+            loss_sum=0.0,
+            samples=2**40 + comm.rank,
+            nonfinite=0,
+            flags=() if comm.rank == seed % (2 * comm.size) else (Flag.SWAP,),
+        )
+        return sums, finish(start_commit(comm, part))
+
+    outcomes = run_threads(nodes, body, seed=seed, flat_up_to=flat_up_to, fan_out=fan_out)
+    expected = level_sums(nodes, flat_up_to, fan_out, list(draws))
+    for sums, v in outcomes:
+        assert sums == expected.tolist()
+        assert v == outcomes[0][1]
+    v = outcomes[0][1]
+    assert v.grad_square == expected[0].item()
+    assert v.samples == sum(2**40 + rank for rank in range(len(nodes)))
+    assert v.flags == (() if seed % (2 * len(nodes)) < len(nodes) else (Flag.SWAP,))
+
+
+def buckets_of(rank: int, dtype: torch.dtype, numel: int, bucket_bytes: int) -> GradientBuckets:
+    generator = torch.Generator().manual_seed(rank)
+    parameters = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size in (numel, 7, 1)]
+    buckets = GradientBuckets(parameters, bucket_bytes=bucket_bytes)
+    for parameter in parameters[: 3 if rank else 2]:  # a part that one rank does not touch
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(dtype)
+    buckets.collect()
+    return buckets
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    SHAPES,
+    st.integers(0, 99),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.integers(1, 400),
+    st.sampled_from([64, 1 << 20]),
+)
+def test_gradients_are_those_of_the_plan_whoever_is_late(
+    shape: tuple[list[str], int, int], seed: int, dtype: torch.dtype, numel: int, bucket_bytes: int
+):
+    nodes, flat_up_to, fan_out = shape
+
+    def body(comm: Communicator) -> tuple[list[torch.Tensor], float, int]:
+        buckets = buckets_of(comm.rank, dtype, numel, bucket_bytes)
+        for _ in range(2):  # the second time over what the first left behind
+            reduced = reduce_gradients([buckets], comm, 0.5)
+        buckets.use_reduced()
+        gradients = [p.grad for p in buckets.parameters if p.grad is not None]
+        return gradients, reduced.grad_square, reduced.nonfinite
+
+    outcomes = run_threads(nodes, body, seed=seed, flat_up_to=flat_up_to, fan_out=fan_out)
+    locals_ = [buckets_of(rank, dtype, numel, bucket_bytes).parameters for rank in range(len(nodes))]
+    wide = torch.float32 if dtype is torch.bfloat16 else dtype
+    square = 0.0
+    for place in range(3):
+        made = [parameters[place] for parameters in locals_]
+        shares = [(p.grad if p.grad is not None else torch.zeros_like(p)).detach().to(wide) for p in made]
+        expected = level_sums(nodes, flat_up_to, fan_out, shares).to(dtype) * 0.5  # rounded once
+        square += expected.double().square().sum().item()
+        for gradients, _, _ in outcomes:
+            assert torch.equal(gradients[place], expected)
+    assert sum(share for _, share, _ in outcomes) == pytest.approx(square, rel=1e-12, abs=1e-30)
+    assert sum(count for _, _, count in outcomes) == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(SHAPES, st.integers(0, 999))
+def test_nobody_has_a_sum_before_everybody_has_given_its_share(shape: tuple[list[str], int, int], seed: int):
+    nodes, flat_up_to, fan_out = shape
+    absent = seed % len(nodes)
+    given_up = threading.Event()
+    over = threading.Timer(0.05, given_up.set)
+
+    def body(comm: Communicator) -> str:
+        if comm.rank == absent:
+            return "absent"
+        with contextlib.suppress(HaltedError):
+            finish_sums(start_sums(comm, [1.0], "commit"))
+            return "passed"
+        return "left"
+
+    over.start()
+    halts = dict.fromkeys(range(len(nodes)), given_up.is_set)
+    outcomes = run_threads(nodes, body, seed=seed, flat_up_to=flat_up_to, fan_out=fan_out, halts=halts)
+    over.cancel()
+    assert outcomes == ["absent" if rank == absent else "left" for rank in range(len(nodes))]
+
+
+# ---- real groups ----
+
+#: two levels and a third one, with a rank that owns nothing on the first, and one on the second
+NODES = ["a", "a", "a", "b", "b", "c", "c"]
+
+
+def real_body(seat: Seat) -> dict[str, Any]:
+    """Several jobs' worth of groups in one spawn of processes."""
+    outcome: dict[str, Any] = {}
+    comm = seat.connect(1, nodes=NODES, any_to_any=False, flat_up_to=1, fan_out=2)
+    outcome["owners"] = comm.owners
+    part = Commit(grad_square=0.1 * (seat.rank + 1), loss_sum=1 / 3, samples=1, nonfinite=0, flags=(Flag.SWAP,))
+    outcome["v"] = finish(start_commit(comm, part))
+    for dtype in (torch.float32, torch.bfloat16):
+        for bucket_bytes, numel in ((64, 50), (1 << 22, 300_000)):  # both ways to spread
+            buckets = buckets_of(seat.rank, dtype, numel, bucket_bytes)
+            reduce_gradients([buckets], comm, 0.5, 1e9)
+            buckets.use_reduced()
+            gradients = [p.grad for p in buckets.parameters if p.grad is not None]
+            outcome[f"{dtype} {numel}"] = torch.cat(gradients).double().numpy()
+    with pytest.raises(RuntimeError, match="no group of all 7"):
+        comm.start_all_to_all(torch.zeros(7), torch.zeros(7))
+    seat.meet()
+    comm.retire(sever=False)
+    # With tokens that go anywhere there is a group of all, too.
+    comm = seat.connect(2, nodes=NODES, flat_up_to=1, fan_out=2)
+    gathered = torch.zeros(7)
+    comm.wait(comm.start_all_gather(gathered, torch.tensor([float(seat.rank)])))
+    outcome["gathered"] = gathered.tolist()
+    outcome["level groups"] = [group.size for group in comm.groups]
+    seat.meet()
+    comm.retire(sever=False)
+    outcome["left"] = left_when_one_is_absent(seat)
+    assert seat.graveyard.wait_empty(60)
+    return outcome
+
+
+#: rank, and whether it gives its share to its node before it says no more
+ABSENT = ((5, False), (4, True), (2, True), (0, True))
+
+
+def left_when_one_is_absent(seat: Seat) -> list[bool]:
+    """Return of each case whether this rank had to leave by its halt."""
+    left: list[bool] = []
+    for generation, (absent, gives) in enumerate(ABSENT, start=3):
+        halt = threading.Event()
+        comm = seat.connect(generation, nodes=NODES, any_to_any=False, flat_up_to=1, fan_out=2, halt=halt, timeout_s=5)
+        seat.meet()
+        threading.Timer(0.03, halt.set).start()
+        try:
+            if seat.rank == absent:
+                if gives:
+                    comm.groups[0].wait(start_sums(comm, [1.0], "commit").pending)
+                left.append(True)
+                continue
+            finish_sums(start_sums(comm, [1.0], "commit"))
+            left.append(False)
+        except HaltedError:
+            left.append(True)
+        finally:
+            seat.meet()
+            comm.retire()
+            seat.meet()
+    return left
+
+
+def must_leave(absent: int, *, gives: bool) -> set[int]:
+    """Return who cannot pass: whoever is in a group on some level with somebody who does not get so far."""
+    levels = [levels_of(NODES, rank, flat_up_to=1, fan_out=2) for rank in range(len(NODES))]
+    stuck = {absent}
+    for number in range(len(levels[0].owners)):
+        if number or not gives:
+            on_it = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}
+            stuck |= {rank for rank, group in on_it.items() if stuck & set(group)}
+    for number, owners in reversed(list(enumerate(levels[0].owners))):
+        told = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}
+        stuck |= {rank for rank, group in told.items() if len(group) > owners and stuck & set(group)}
+    return stuck
+
+
+def test_real_groups_give_the_sums_of_the_plan_in_the_same_bits():
+    outcomes = run_world(len(NODES), real_body)
+    assert outcomes[0]["owners"] == (2, 1, 2)
+    for outcome in outcomes:
+        assert outcome["v"] == outcomes[0]["v"]
+        assert outcome["gathered"] == [float(rank) for rank in range(7)]
+    squares = [torch.tensor(0.1 * (rank + 1), dtype=torch.float64) for rank in range(7)]
+    assert outcomes[0]["v"].grad_square == level_sums(NODES, 1, 2, squares).item()
+    assert (outcomes[0]["v"].samples, outcomes[0]["v"].flags) == (7, (Flag.SWAP,))
+    for dtype in (torch.float32, torch.bfloat16):
+        for numel, bucket_bytes in ((50, 64), (300_000, 1 << 22)):
+            shares = []
+            for rank in range(7):
+                local = buckets_of(rank, dtype, numel, bucket_bytes).parameters
+                parts = [(p.grad if p.grad is not None else torch.zeros_like(p)).detach() for p in local]
+                shares.append(torch.cat(parts).float())
+            expected = (level_sums(NODES, 1, 2, shares).to(dtype) * 0.5).double()
+            for outcome in outcomes:
+                assert torch.equal(torch.from_numpy(outcome[f"{dtype} {numel}"]), expected)
+    for case, (absent, gives) in enumerate(ABSENT):
+        left = {rank for rank, outcome in enumerate(outcomes) if outcome["left"][case]}
+        assert left == must_leave(absent, gives=gives)
+        assert gives or len(left) == len(NODES)  # its share is in no sum: nobody has passed
+
+
+def killed_body(seat: Seat) -> str:
+    """A rank is killed once its node has heard of it; whoever waits for it on the next level learns of it."""
+    halt = threading.Event()
+    comm = seat.connect(1, nodes=["a", "a", "b", "b"], any_to_any=False, flat_up_to=1, halt=halt, timeout_s=5.0)
+    seat.meet()
+    pending = start_sums(comm, [1.0], "commit")
+    comm.groups[0].wait(pending.pending)
+    if seat.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    backstop = threading.Timer(60, halt.set)
+    backstop.start()
+    outcome = "passed"
+    try:
+        finish_sums(start_sums(comm.groups[1], [2.0], "commit"))
+    except PeerLostError as error:
+        outcome = str(error)
+    backstop.cancel()
+    comm.retire()
+    assert seat.graveyard.wait_empty(60)
+    return outcome
+
+
+def test_a_rank_killed_between_levels_stops_those_that_need_it_and_no_others():
+    with LocalWorld(4, killed_body) as world:
+        killed, other, waiting, unaware = world.results()
+    assert killed is None
+    assert waiting.startswith("commit in generation 1 failed")
+    assert other == unaware == "passed"
+
+
+# ---- building ----
+
+
+class Made(Communicator):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.retired = threading.Event()
+
+    def retire(self, *, sever: bool = True) -> None:
+        self.retired.set()
+
+
+def test_where_one_group_cannot_be_built_the_others_are_given_up_now_or_as_they_come():
+    late, failed, made = threading.Event(), threading.Event(), list[Made]()
+
+    def build(name: str, rank: int, size: int) -> Communicator:
+        if name.startswith("1-"):
+            assert failed.wait(30)
+            raise PeerLostError("a peer is gone")
+        if name == "all/":
+            assert late.wait(30)
+        made.append(Made(name))
+        if name != "all/":
+            failed.set()
+        return made[-1]
+
+    levels = Levels(owners=(2, 2), groups=((0, 1), (0, 2)))
+    with pytest.raises(PeerLostError, match="gone"):
+        build_hierarchical(build, levels, 0, 4, any_to_any=True, generation=1, halt=None)
+    late.set()
+    for name in ("0-0/", "all/"):
+        while name not in [one.name for one in list(made)]:
+            threading.Event().wait(0.001)
+    assert all(one.retired.wait(30) for one in made)
+
+
+def test_a_fault_in_the_reduction_strikes_though_there_are_levels():
+    def body(comm: Communicator) -> bool:
+        faults = Faults(lambda: None)
+        if comm.rank == 1:
+            faults.order(Inject(fault="raise", step=1, phase="reducing"))
+        dying = FaultingCommunicator(comm, faults, 1, "reducing")
+        try:
+            reduce_gradients([buckets_of(comm.rank, torch.float32, 9, 1)], dying, 1.0)
+        except InjectedError:
+            return True
+        except HaltedError:
+            pass
+        return False
+
+    given_up = threading.Event()
+    over = threading.Timer(0.05, given_up.set)
+    over.start()
+    halts = dict.fromkeys(range(4), given_up.is_set)
+    struck = run_threads(["a", "a", "b", "b"], body, seed=1, flat_up_to=1, fan_out=2, halts=halts)
+    over.cancel()
+    assert struck == [False, True, False, False]

@@ -1,0 +1,123 @@
+"""Communicators of threads of one process, late by chance, for tests of what is made of collectives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import torch
+
+from holdfast.planning.levels import levels_of
+from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Operation, Pending
+from holdfast.runtime.groups.hierarchical import HierarchicalCommunicator
+
+
+class _Exchange:
+    """What the members of one group put in, operation by operation."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.changed = threading.Condition()
+        self.operations: list[dict[int, list[torch.Tensor]]] = []
+
+    def put(self, number: int, rank: int, parts: list[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+        with self.changed:
+            while len(self.operations) <= number:
+                self.operations.append({})
+            self.operations[number][rank] = parts
+            self.changed.notify_all()
+            return self.operations[number]
+
+
+class _ThreadOperation(Operation):
+    def __init__(
+        self, exchange: _Exchange, came: dict[int, list[torch.Tensor]], rank: int, outputs: Sequence[torch.Tensor]
+    ) -> None:
+        self._exchange, self._came, self._rank, self._outputs = exchange, came, rank, outputs
+
+    def done(self) -> bool:
+        return len(self._came) == self._exchange.size
+
+    def sleep(self, seconds: float) -> None:
+        with self._exchange.changed:
+            self._exchange.changed.wait_for(self.done, seconds)
+
+    def finish(self) -> None:
+        for rank, output in enumerate(self._outputs):
+            output.copy_(self._came[rank][self._rank])
+
+
+class ThreadCommunicator(Communicator):
+    """One thread's end of a group."""
+
+    def __init__(self, exchange: _Exchange, rank: int, rng: Random, halt: HaltCheck | None) -> None:
+        super().__init__(rank=rank, size=exchange.size, generation=1, halt=halt)
+        self.issued = 0
+        self._exchange = exchange
+        self._rng = rng
+
+    def start_all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+    ) -> Pending:
+        time.sleep(self._rng.choice((0.0, 0.0, 3e-4)))
+        assert output.dtype == input.dtype
+        sent = input.clone().split(list(input_splits or [len(input) // self.size] * self.size))
+        outputs = output.split(list(output_splits or [len(output) // self.size] * self.size))
+        came = self._exchange.put(self.issued, self.rank, list(sent))
+        self.issued += 1
+        return Pending("all_to_all", _ThreadOperation(self._exchange, came, self.rank, outputs), (output, input))
+
+    def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        return self.start_all_to_all(output, input.repeat(self.size))
+
+
+def run_threads(
+    nodes: Sequence[str],
+    body: Callable[[Communicator], Any],
+    *,
+    seed: int,
+    flat_up_to: int,
+    fan_out: int,
+    halts: dict[int, HaltCheck] | None = None,
+) -> list[Any]:
+    """Return what `body` returns in a thread per rank; an exception of one is raised.
+
+    Args:
+        seed: of how late each of them is.
+    """
+    exchanges: dict[tuple[int, tuple[int, ...]], _Exchange] = {}
+    lock = threading.Lock()
+    results: dict[int, Any] = {}
+
+    def run(rank: int) -> None:
+        halt = (halts or {}).get(rank)
+        levels = levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out)
+        groups: list[Communicator] = []
+        for number, group in enumerate(levels.groups):
+            with lock:
+                exchange = exchanges.setdefault((number, group), _Exchange(len(group)))
+            groups.append(ThreadCommunicator(exchange, group.index(rank), Random(seed * 1009 + rank), halt))
+        comm = HierarchicalCommunicator(
+            groups, None, owners=levels.owners, rank=rank, size=len(nodes), generation=1, halt=halt
+        )
+        try:
+            results[rank] = body(comm)
+        except BaseException as error:  # noqa: BLE001 (raised again below)
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(nodes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results.values():
+        if isinstance(result, BaseException):
+            raise result
+    return [results[rank] for rank in range(len(nodes))]
