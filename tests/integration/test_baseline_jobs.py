@@ -66,8 +66,8 @@ def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: Sta
     [
         (("--on-node-failure", "restart-all"), "give --checkpoint-dir DIR"),
         (("--on-node-failure", "pray"), "--on-node-failure is 'pray': it must be one of shrink, restart-all"),
-        (("--ep-size", "2"), "together with --static-experts"),
-        (("--static-experts", "--workers-per-node", "2"), "give --workers-per-node 1"),
+        (("--ep-size", "2"), "it counts with static experts; give --static-experts"),
+        (("--static-experts", "--workers-per-node", "2"), "with static experts it must be 1"),
         (("--emulate-compute", "-1"), "--emulate-compute is -1"),
     ],
 )

@@ -1,4 +1,7 @@
-"""Array types, typed doors to SciPy's untyped special functions, and checks of arguments."""
+"""Array types, typed doors to SciPy's untyped special functions, and checks of arguments.
+
+(Quantiles are here because importing `scipy.stats` takes a second.)
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,16 @@ def regularized_beta(a: FloatArray, b: FloatArray, x: FloatArray) -> FloatArray:
 def lambert_w(z: FloatArray) -> FloatArray:
     """Return the principal real branch of Lambert's W for z >= -1/e."""
     return np.real(_special.lambertw(z)).astype(np.float64)
+
+
+def student_quantile(share: float, freedom: int) -> float:
+    """Return below which number Student's t with `freedom` degrees of freedom lies with probability `share`."""
+    return float(_special.stdtrit(freedom, share))
+
+
+def chi_square_quantile(share: float, freedom: int) -> float:
+    """Return below which number chi-square with `freedom` degrees of freedom lies with probability `share`."""
+    return float(2.0 * _special.gammaincinv(freedom / 2.0, share))
 
 
 def require_positive(key: str, value: Floats) -> None:

@@ -8,20 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.errors import BadInputError
-from holdfast.reliability.arrays import FloatArray, as_floats, require_finite, require_not_negative, require_positive
+from holdfast.reliability.arrays import (
+    FloatArray,
+    as_floats,
+    require_finite,
+    require_not_negative,
+    require_positive,
+    student_quantile,
+)
 from holdfast.reliability.distributions import Distribution, Exponential, RateProfile, Scaled
 from holdfast.reliability.monte_carlo.fleet import Fleet, simulate_fleet
 from holdfast.reliability.monte_carlo.job import simulate_job
 from holdfast.reliability.sparing.case import SparingCase, SparingStrategy, blocks_per_zone
 from holdfast.reliability.sparing.recovery import Checkpoint, RackFailures, Synchronous
-
-_stats: Any = stats
 
 #: More would take days.
 MOST_REPLICATIONS = 100_000
@@ -78,7 +81,7 @@ class SimulatedStrategy:
 def estimate(values: FloatArray, confidence: float = 0.99) -> Estimate:
     """Return the mean of independent `values` (N,) with Student's interval; zero width if all are equal."""
     mean, spread = float(values.mean()), float(values.std(ddof=1))
-    half = float(_stats.t.ppf(0.5 + confidence / 2.0, values.size - 1)) * spread / math.sqrt(values.size)
+    half = student_quantile(0.5 + confidence / 2.0, values.size - 1) * spread / math.sqrt(values.size)
     return Estimate(mean=mean, low=mean - half, high=mean + half)
 
 

@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from scipy import optimize, stats  # pyright: ignore[reportMissingTypeStubs]
 
 from holdfast.errors import BadInputError
-from holdfast.reliability.arrays import FloatArray
+from holdfast.reliability.arrays import FloatArray, chi_square_quantile
 from holdfast.reliability.distributions import LogNormal, Weibull
 from holdfast.reliability.monte_carlo.estimate import Estimate
 from holdfast.reliability.traces.trace import FailureTrace
 
-_stats: Any = stats
-_optimize: Any = optimize
 HOURS_PER_WEEK = 168.0
 
 
@@ -85,14 +82,14 @@ def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, r
     tail = (1.0 - confidence) / 2.0
     mtbf = Estimate(
         mean=up / failures,
-        low=2.0 * up / float(_stats.chi2.ppf(1.0 - tail, 2 * failures + 2)),
-        high=2.0 * up / float(_stats.chi2.ppf(tail, 2 * failures)),
+        low=2.0 * up / chi_square_quantile(1.0 - tail, 2 * failures + 2),
+        high=2.0 * up / chi_square_quantile(tail, 2 * failures),
     )
     total = float(repairs.sum())
     mttr = Estimate(
         mean=total / repairs.size,
-        low=2.0 * total / float(_stats.chi2.ppf(1.0 - tail, 2 * repairs.size)),
-        high=2.0 * total / float(_stats.chi2.ppf(tail, 2 * repairs.size)),
+        low=2.0 * total / chi_square_quantile(1.0 - tail, 2 * repairs.size),
+        high=2.0 * total / chi_square_quantile(tail, 2 * repairs.size),
     )
     weekly = weekly_failures(trace)
     resampled = repairs[rng.integers(repairs.size, size=(resamples, repairs.size))].mean(axis=1)
@@ -173,6 +170,8 @@ def _distance_to_exponential(samples: FloatArray) -> FloatArray:
 
 def fit_weibull(hours: FloatArray) -> Weibull:
     """Return the Weibull distribution of greatest likelihood for positive times (N,)."""
+    from scipy import optimize  # pyright: ignore[reportMissingTypeStubs] - only this needs it, and it takes long
+
     logs = np.log(hours / hours.max())
     if logs.std() < 1e-9:
         raise BadInputError("trace: all its gaps, or all its repairs, are equally long, so there is no spread to fit")
@@ -181,7 +180,8 @@ def fit_weibull(hours: FloatArray) -> Weibull:
         power = np.exp(shape * logs)
         return float((power * logs).sum() / power.sum() - 1.0 / shape - logs.mean())
 
-    shape = cast(float, _optimize.brentq(slope, 1e-3, 10.0 / float(logs.std())))
+    untyped: Any = optimize
+    shape = cast(float, untyped.brentq(slope, 1e-3, 10.0 / float(logs.std())))
     mean_power = float(np.exp(shape * logs).mean())
     return Weibull(shape=shape, scale=float(hours.max()) * mean_power ** (1.0 / shape))
 

@@ -14,6 +14,8 @@ import pytest
 from places import EXAMPLES
 from warm_start import run_warm, zygote
 
+#: one process of pytest keeps what they fork from
+pytestmark = pytest.mark.xdist_group("moe example")
 EXAMPLE = EXAMPLES / "moe_gpt.py"
 SMALL = ("--layers", "2", "--dim", "16", "--hidden", "16", "--context", "8", "--heads", "2", "--global-batch", "8")
 
