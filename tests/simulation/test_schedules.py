@@ -19,6 +19,7 @@ from holdfast.simulation.schedules.enumeration import (
     FIRST_BASELINE_SEED,
     FIRST_INTERRUPTED_SEED,
     FIRST_LARGE_SEED,
+    FIRST_LEVEL_SEED,
     FIRST_LIVELY_SEED,
     FIRST_POWER_SEED,
     FIRST_SEED,
@@ -28,6 +29,7 @@ from holdfast.simulation.schedules.enumeration import (
     SCHEDULES,
     SECONDS,
     WRITES,
+    Schedule,
     plan_of,
 )
 from holdfast.simulation.schedules.every_write import killed_at_every_write, one_failure
@@ -41,6 +43,7 @@ LIVELY_SCHEDULES = 300
 POWER_SCHEDULES = 400
 INTERRUPTED_SCHEDULES = 300
 SLOW_SCHEDULES = 600
+LEVEL_SCHEDULES = 60
 #: processor time for jobs of 33 to 128 nodes, each of which takes as long as fifty small ones, in seconds
 LARGE_S = 3.0
 
@@ -144,6 +147,17 @@ def test_every_enumerated_schedule_has_its_own_number() -> None:
     assert last.crashes_after_strike == (WRITES,)
     assert len(last.faults) == 2
     assert last.faults[0].target != last.faults[1].target
+
+
+def test_schedules_whose_collectives_go_level_by_level() -> None:
+    """Ranks are struck with a level of the reduction or of the commit operation behind them, and one before them."""
+    seeds = range(FIRST_LEVEL_SEED, FIRST_LEVEL_SEED + LEVEL_SCHEDULES)
+    tally = Tally()
+    for seed in seeds:
+        tally.run(Schedule(number=seed), must_end=EXIT_DONE)
+    assert not tally.failed, tally.examples
+    struck = {kind for kind, phase in tally.seen if phase == "climbing"}
+    assert {FaultKind.KILL_NODE, FaultKind.KILL_WORKER, FaultKind.STOP_NODE, FaultKind.HANG} <= struck
 
 
 def test_large_schedules() -> None:

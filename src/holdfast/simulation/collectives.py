@@ -23,9 +23,22 @@ class Rank(Protocol):
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
-    def operation_done(self, operation: SimOperation, value: Any) -> None: ...
+    def operation_done(self, operation: Underway, value: Any) -> None: ...
 
-    def operation_failed(self, operation: SimOperation) -> None: ...
+    def operation_failed(self, operation: Underway) -> None: ...
+
+
+class Underway(Protocol):
+    """A collective as a rank sees it."""
+
+    @property
+    def value(self) -> Any:
+        """The result once it can be here, None before."""
+        ...
+
+    def leave(self, worker: str) -> None:
+        """A rank waits no more."""
+        ...
 
 
 class SimOperation:
@@ -41,6 +54,11 @@ class SimOperation:
         self.scheduled: set[str] = set()
         #: the result once all have issued it, None before
         self.value: Any = None
+
+    def leave(self, worker: str) -> None:
+        """A rank waits no more."""
+        self.waiting.pop(worker, None)
+        self.hung.pop(worker, None)
 
 
 class Group:
@@ -70,7 +88,7 @@ class Group:
 
     def issue(
         self, rank: Rank, kind: str, step: int, payload: Any, combine: Callable[[Iterable[Any]], Any]
-    ) -> SimOperation:
+    ) -> Underway:
         """Take part in an operation; `operation_done` or `operation_failed` follows, or nothing."""
         key = (kind, step)
         operation = self._operations.get(key)
@@ -90,10 +108,9 @@ class Group:
             self._fate(operation, rank)
         return operation
 
-    def abandon(self, rank: Rank, operation: SimOperation) -> None:
+    def abandon(self, rank: Rank, operation: Underway) -> None:
         """A rank halts and leaves an operation; its connections are severed."""
-        operation.waiting.pop(rank.id, None)
-        operation.hung.pop(rank.id, None)
+        operation.leave(rank.id)
         self.fail(rank.id)
 
     def fail(self, worker: str) -> None:

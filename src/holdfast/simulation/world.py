@@ -16,8 +16,9 @@ from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.job_spec import ExperimentSpec, ExpertSpec, JobSpec, RecoverySpec
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
+from holdfast.simulation.climbing import LeveledGroup
 from holdfast.simulation.clock import Timeline
-from holdfast.simulation.collectives import Group
+from holdfast.simulation.collectives import Group, Underway
 from holdfast.simulation.durable import CheckpointDirectory, SimJournal, SimStore
 from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Troubles
@@ -91,6 +92,8 @@ class Peer(Protocol):
     receipt: SimReceipt | None
 
     def advance(self) -> None: ...
+
+    def climbs(self, operation: Underway) -> bool: ...
 
     def boundary(self, name: str) -> bool: ...
 
@@ -185,11 +188,22 @@ class World:
         key = (plan.term, plan.generation)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(plan, self.timeline, self.rng, self.timing.collective, self.data_plane)
+            group = self._groups[key] = self._new_group(plan)
             for member in plan.members:
                 if self.worker(member.worker) is None:
-                    group.failed = True
+                    group.fail(member.worker)
         return group
+
+    def _new_group(self, plan: GenerationPlan) -> Group:
+        timeline, rng, duration, data_plane = self.timeline, self.rng, self.timing.collective, self.data_plane
+        if self.plan.fan_out:
+            fan_out = self.plan.fan_out
+            return LeveledGroup(plan, timeline, rng, duration, data_plane, fan_out=fan_out, climbs=self._climbs)
+        return Group(plan, timeline, rng, duration, data_plane)
+
+    def _climbs(self, worker: str, operation: Underway) -> bool:
+        peer = self.worker(worker)
+        return peer is not None and peer.climbs(operation)
 
 
 def _config(plan: FaultPlan) -> CoordinatorConfig:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from holdfast.simulation.faults.plans import OTHER_BOUNDARIES, STEP_BOUNDARIES, FaultKind
 
 #: the boundary that a worker has reached last
-WORKER_PHASES = ("starting", *OTHER_BOUNDARIES, "moving", *STEP_BOUNDARIES)
+WORKER_PHASES = ("starting", *OTHER_BOUNDARIES, "moving", *STEP_BOUNDARIES, "climbing")
 #: what the coordinator is about; away: there is none
 COORDINATOR_PHASES = ("waiting", "running", "swapping", "recovering", "ended", "away")
 
@@ -53,7 +53,7 @@ def _possible(kind: str, phase: str) -> bool:
         # Nobody is there to be struck; (a user asks again until somebody hears).
         return kind in (FaultKind.JOIN, FaultKind.RETURN, FaultKind.DAMAGE, FaultKind.INTERRUPT)
     # only what waits for its peers can be told that one of them is gone
-    return kind != FaultKind.GLITCH or phase in ("moving", "reducing", "voted")
+    return kind != FaultKind.GLITCH or phase in ("moving", "reducing", "voted", "climbing")
 
 
 def table(seen: Seen) -> str:

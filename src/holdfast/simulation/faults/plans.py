@@ -62,7 +62,8 @@ class FaultPlan:
     every change.
     crashes_after_strike: the same, counted from the first fault on. experts: per MoE layer, 0 for a dense model;
     slots: for them, per layer and node, 0 for room for all; rebalance_every: steps. leaves: all scripts leave their
-    loops (`break`) after the last step, and end.
+    loops (`break`) after the last step, and end. fan_out: of collectives that go level by level, 0 where all meet at
+    once.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -86,6 +87,7 @@ class FaultPlan:
     crash_down_s: float = 0.2
     power_cuts: bool = False
     leaves: bool = False
+    fan_out: int = 0
     handle_s: float = 0.0
     send_s: float = 0.0
 
@@ -104,7 +106,7 @@ class FaultPlan:
 STEP_BOUNDARIES = ("computing", "reducing", "reduced", "voted", "passed", "applying", "applied")
 OTHER_BOUNDARIES = ("attach", "begun", "built", "entering", "entered", "stopped", "receiving", "sending", "finishing")
 #: those that the training thread comes to
-THREAD_BOUNDARIES = frozenset((*STEP_BOUNDARIES, "entering", "entered", "moving", "finishing"))
+THREAD_BOUNDARIES = frozenset((*STEP_BOUNDARIES, "climbing", "entering", "entered", "moving", "finishing"))
 
 _RANDOM_KINDS = (
     (FaultKind.KILL_NODE, 6),

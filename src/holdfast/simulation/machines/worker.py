@@ -15,7 +15,7 @@ from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Phase
-from holdfast.simulation.collectives import Group, SimOperation
+from holdfast.simulation.collectives import Group, Underway
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.building import Builder
@@ -73,7 +73,7 @@ class SimWorker(Process):
         self.whole = True
         self.gradients: dict[int, int] = {}
         self.reduced: training.SimReduced | None = None
-        self.operation: SimOperation | None = None
+        self.operation: Underway | None = None
         self.pusher = Pusher(self)
         #: the state that has come, until the training thread takes it
         self.receipt: training.SimReceipt | None = None
@@ -195,7 +195,7 @@ class SimWorker(Process):
         elif self.busy in ("load", "pause", "save"):
             self.busy = ""
 
-    def _leave_vote(self, operation: SimOperation) -> None:
+    def _leave_vote(self, operation: Underway) -> None:
         if self.operation is not operation or self.busy != "vote":
             return
         self.operation, self.busy = None, ""
@@ -292,13 +292,17 @@ class SimWorker(Process):
         operation = self.operation = self._group().issue(self, kind, of_step, payload, combine)
         self.world.timeline.after(self.world.timing.operation_timeout_s, self.deliver, self._late, operation)
 
-    def _late(self, operation: SimOperation) -> None:
+    def _late(self, operation: Underway) -> None:
         """A collective has taken too long: it ends here, and its connections with it."""
         if operation is self.operation and not self.hung:
             self._group().abandon(self, operation)
             self.operation_failed(operation, timed_out=True)
 
-    def operation_done(self, operation: SimOperation, value: Any) -> None:
+    def climbs(self, operation: Underway) -> bool:
+        """A level of a collective is behind this worker; True where it goes on to the next."""
+        return operation is self.operation and not self.hung and not self.boundary("climbing")
+
+    def operation_done(self, operation: Underway, value: Any) -> None:
         """A collective returned."""
         if operation is not self.operation or self.hung:
             return
@@ -322,7 +326,7 @@ class SimWorker(Process):
         if not self.boundary("passed"):
             self.advance()
 
-    def operation_failed(self, operation: SimOperation, *, timed_out: bool = False) -> None:
+    def operation_failed(self, operation: Underway, *, timed_out: bool = False) -> None:
         """A collective ended with an error."""
         if operation is not self.operation or self.hung:
             return

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from holdfast.simulation.faults.large_plans import large_plan
+from holdfast.simulation.faults.level_plans import level_plan
 from holdfast.simulation.faults.plans import (
     STEP_BOUNDARIES,
     Fault,
@@ -39,6 +40,8 @@ FIRST_INTERRUPTED_SEED = 6_000_000_000
 FIRST_SLOW_SEED = 7_000_000_000
 #: from here on, random ones with more nodes
 FIRST_LARGE_SEED = 8_000_000_000
+#: from here on, random ones whose collectives go level by level
+FIRST_LEVEL_SEED = 9_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -85,7 +88,8 @@ FAMILIES: dict[str, range] = {
     "power": range(FIRST_POWER_SEED, FIRST_INTERRUPTED_SEED),
     "interrupted": range(FIRST_INTERRUPTED_SEED, FIRST_SLOW_SEED),
     "slow": range(FIRST_SLOW_SEED, FIRST_LARGE_SEED),
-    "large": range(FIRST_LARGE_SEED, FIRST_LARGE_SEED + 1_000_000_000),
+    "large": range(FIRST_LARGE_SEED, FIRST_LEVEL_SEED),
+    "levels": range(FIRST_LEVEL_SEED, FIRST_LEVEL_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -96,6 +100,7 @@ _RANDOM_PLANS = {
     "interrupted": interrupted_plan,
     "slow": slow_plan,
     "large": large_plan,
+    "levels": level_plan,
 }
 
 

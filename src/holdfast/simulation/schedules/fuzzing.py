@@ -28,6 +28,7 @@ SHARES = {
     "interrupted": 1,
     "slow": 2,
     "large": 1,
+    "levels": 2,
 }
 #: of the time, at most, where others want to run too: one of these takes as long as fifty of them
 LARGE_SHARE = 0.15

@@ -1,0 +1,112 @@
+"""Collectives that go level by level: nobody has a result before all have put in, and who dies strands whom it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from holdfast.planning.levels import levels_of
+from holdfast.protocol.plan import GenerationPlan, Member
+from holdfast.simulation.climbing import LeveledGroup
+from holdfast.simulation.clock import Timeline
+from holdfast.simulation.collectives import Underway
+from holdfast.simulation.faults.troubles import DataPlane
+
+#: three levels; on the lowest a rank that owns nothing, and one on the middle one
+NODES = ("a", "a", "a", "b", "b", "c", "c")
+
+
+class Votes:
+    """Ranks that vote in one group, and what becomes of each."""
+
+    def __init__(self, seed: int = 0) -> None:
+        members = tuple(Member(worker=f"{node}/{rank}", host="h", state_port=1) for rank, node in enumerate(NODES))
+        plan = GenerationPlan(term=1, generation=1, members=members)
+        self.timeline, self.rng = Timeline(), Random(seed)
+        self.group = LeveledGroup(
+            plan, self.timeline, self.rng, (0.001, 0.01), DataPlane(), fan_out=2, climbs=self.climbs
+        )
+        self.ranks = [Voter(worker, self) for worker in plan.workers]
+        #: who dies once it has so many levels behind it
+        self.dies: dict[str, int] = {}
+        self.climbed: dict[str, int] = {}
+
+    def vote(self, *, but: int | None = None) -> None:
+        for number, rank in enumerate(self.ranks):
+            if number != but:
+                rank.operation = self.group.issue(rank, "vote", 1, 1 << number, sum)
+        while self.timeline.step():
+            pass
+
+    def climbs(self, worker: str, operation: Underway) -> bool:
+        self.climbed[worker] = self.climbed.get(worker, 0) + 1
+        if self.dies.get(worker) == self.climbed[worker]:
+            next(rank for rank in self.ranks if rank.id == worker).alive = False
+            self.group.fail(worker)
+            return False
+        return True
+
+
+class Voter:
+    """One rank."""
+
+    def __init__(self, worker: str, votes: Votes) -> None:
+        self.id, self.alive = worker, True
+        self.operation: Underway | None = None
+        self.value: Any = None
+        self.failed = False
+
+    def deliver(self, action: Callable[..., object], *args: Any) -> None:
+        if self.alive:
+            action(*args)
+
+    def operation_done(self, operation: Underway, value: Any) -> None:
+        self.value = value
+
+    def operation_failed(self, operation: Underway) -> None:
+        self.failed = True
+
+
+def test_all_get_what_all_have_put_in() -> None:
+    votes = Votes()
+    votes.vote()
+    assert [rank.value for rank in votes.ranks] == [127] * 7
+
+
+@pytest.mark.parametrize("absent", range(7))
+def test_without_one_vote_nobody_passes_nor_could(absent: int) -> None:
+    votes = Votes()
+    votes.vote(but=absent)
+    assert [rank.value for rank in votes.ranks] == [None] * 7
+    assert all(rank.operation is None or rank.operation.value is None for rank in votes.ranks)
+
+
+def needs(level: int, dead: int) -> set[int]:
+    """Return who cannot pass where a rank dies with so many levels behind it."""
+    levels = [levels_of(NODES, rank, flat_up_to=1, fan_out=2) for rank in range(len(NODES))]
+    stuck = {dead}
+    for number in range(level, len(levels[0].owners)):
+        on_it = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}
+        stuck |= {rank for rank, group in on_it.items() if stuck & set(group)}
+    for number, owners in reversed(list(enumerate(levels[0].owners))):
+        told = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}
+        stuck |= {rank for rank, group in told.items() if len(group) > owners and stuck & set(group)}
+    return stuck
+
+
+@pytest.mark.parametrize(("dead", "level"), [(0, 1), (1, 1), (4, 1), (0, 2), (1, 2), (5, 2), (2, 1)])
+def test_whoever_dies_between_two_levels_strands_those_that_need_it_higher_up(dead: int, level: int) -> None:
+    passed: set[int] = set()
+    for seed in range(20):
+        votes = Votes(seed)
+        votes.dies = {votes.ranks[dead].id: level}
+        votes.vote()
+        alone = {number for number, rank in enumerate(votes.ranks) if rank.value is not None}
+        assert {votes.ranks[number].value for number in alone} <= {127}
+        assert not alone & needs(level, dead)
+        passed |= alone
+    # Whom its share has reached may pass, every one of them.
+    assert passed == set(range(7)) - needs(level, dead)
