@@ -66,6 +66,7 @@ FIGURES = {
     "step": Figure("a step adds, processor", "ms", 1e-3, {128: 5e-3, 1024: 20e-3}),
     "step_whole": Figure("  one step a second, heartbeats too", "ms", 1e-3),
     "told_cpu": Figure("node lost -> last Begin told, processor", "s", bars={128: 0.15, 1024: 1.0}),
+    "decided_cpu": Figure("  of it until the last report is heard, processor", "s"),
     "told": Figure("  the same by the clock", "s"),
     "entered_cpu": Figure("node lost -> all entered (keys as NCCL's), processor", "s"),
     "entered": Figure("  the same by the clock", "s"),
@@ -253,6 +254,7 @@ class Scenes:
         self._settle()
         with Watch(self._coordinator) as watch:
             before, generation = fakes.look(), self._generation + 1
+            unix = time.time() - time.monotonic()
             at = fakes.lose(fakes.names[-1])
             look = fakes.until_entered(generation, timeout_s=PATIENCE_S)
             time.sleep(2 * SAMPLE_S)
@@ -264,6 +266,8 @@ class Scenes:
         else:
             self._note("told", told - at)
             self._note("told_cpu", watch.processor_s(at, told))
+            started = next(one for one in self._coordinator.events() if _starts(one, generation))
+            self._note("decided_cpu", watch.processor_s(at, started.time - unix))
             self._note("entered", entered - at)
             self._note("entered_cpu", watch.processor_s(at, entered))
             self._note("entered_fakes", look.processor_s - before.processor_s)
@@ -316,6 +320,10 @@ class Scenes:
 
 
 _DISTURBED = (FailureDetected, GenerationStarted)
+
+
+def _starts(event: ReadEvent, generation: int) -> bool:
+    return isinstance(event, GenerationStarted) and event.generation == generation
 
 
 def measure(nodes: int, *, workers: int, losses: int, processes: int = 2, step_s: float = 1.0) -> Samples:

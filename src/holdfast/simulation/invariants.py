@@ -41,8 +41,8 @@ class Checker:
         self._record: Record | None = None
         #: those of the record's plans: they count
         self._counted: frozenset[str] = frozenset()
-        #: what `_expected` returned last, and for what
-        self._parts: tuple[tuple[int, int], tuple[int, ...]] = ((0, 0), ())
+        #: parts of a reduction that were found right, and for which state and step: nearly all members have the same
+        self._right: tuple[tuple[int, int], tuple[int, ...]] = ((0, 0), ())
         #: generation -> the workers of its plan
         self._members: dict[int, tuple[str, ...]] = {}
         self._term = 0
@@ -97,7 +97,7 @@ class Checker:
         machine, plan = worker.machine, self._world.plan
         self._keeps_promise(worker, "applied")
         step = machine.applied or 0
-        if reduced.parts != self._expected(before, step):
+        if not self._right_parts(reduced.parts, before, step):
             self._fail(f"{worker.id} applied step {step} with other parts than each micro-batch once: {reduced}")
         if commit.samples != plan.micro_batches * plan.micro_batch:
             self._fail(f"{worker.id} applied step {step} with {commit.samples} samples")
@@ -108,13 +108,15 @@ class Checker:
             if known != commit:
                 self._fail(f"{worker.id} applied step {step} with {commit}, not the recorded {known}")
 
-    def _expected(self, state: int, step: int) -> tuple[int, ...]:
-        """Return the parts of a step with every micro-batch exactly once; nearly all members ask for the same."""
-        asked, parts = self._parts
-        if asked != (state, step):
-            parts = training.expected_parts(state, step, self._world.plan.micro_batches)
-            self._parts = (state, step), parts
-        return parts
+    def _right_parts(self, parts: tuple[int, ...], state: int, step: int) -> bool:
+        """Tell whether these are the parts of a step on a state: every micro-batch exactly once."""
+        known, right = self._right
+        if known == (state, step) and parts is right:
+            return True
+        if parts != training.expected_parts(state, step, self._world.plan.micro_batches):
+            return False
+        self._right = (state, step), parts
+        return True
 
     def holds(self, worker: Peer) -> None:
         """A worker holds a state (applied, received or loaded): it must be that of the decided lineage."""

@@ -1,6 +1,6 @@
 """What stands for a model's state: a chain of hashes over exactly what went into it.
 
-state(k) = H(state(k-1), the parts of step k, how they were rounded, v): a doubled or lost micro-batch, a gradient of
+state(k) = H(state(k-1), the parts of step k as they were rounded, v): a doubled or lost micro-batch, a gradient of
 another state, another v or a torn transfer gives another value. Rounding depends on who reduced, as with real floats,
 so that a step that was done again is never mistaken for the first attempt. Only integers and floats are hashed: the
 values are the same in every process.
@@ -16,7 +16,7 @@ from holdfast.protocol.plan import Passed
 
 
 class SimReduced(NamedTuple):
-    """The result of a reduction: which parts are in it, sorted, and a token for its bits."""
+    """The result of a reduction: which parts are in it, sorted, and a token for the bits of all of them."""
 
     parts: tuple[int, ...]
     rounding: int
@@ -67,7 +67,7 @@ def combine(votes: Iterable[Commit]) -> Commit:
 
 def next_state(state: int, reduced: SimReduced, commit: Commit) -> int:
     """Return the state after a step; it depends on every bit that went into it."""
-    return hash((19, state, reduced.parts, reduced.rounding, lanes_of(commit)))
+    return hash((19, state, reduced.rounding, lanes_of(commit)))
 
 
 def expected_parts(state: int, step: int, micro_batches: int) -> tuple[int, ...]:
