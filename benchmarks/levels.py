@@ -1,10 +1,11 @@
 """All ranks at once against level by level: the commit operation and the reduction in worlds of 8 to 64 gloo ranks.
 
 Both are groups of the same processes, and take turns. Printed by world: how many connections a rank has, how many
-messages of all ranks one commit operation is made of and how many of them leave a node; then, of the commit operation
-and of a reduction of `--parameters`, the median wall time on rank 0 and the processor time of all ranks together, on
-however many cores there are. Here all ranks share one machine: it shows what messages cost, not how long they take on
-a network. For that: `--latency` is added per message hop (a level is one), in a column of its own.
+messages of all ranks one commit operation is made of and how many of them leave a node; what building the group takes,
+by the slowest rank's clock, and of a rank's processor time (as if each had a core of its own); then, of the commit
+operation and of a reduction of `--parameters`, the median wall time on rank 0 and the processor time of all ranks
+together, on however many cores there are. Here all ranks share one machine: it shows what messages cost, not how long
+they take on a network. For that: `--latency` is added per message hop (a level is one), in a column of its own.
 
     make bench-levels
     OMP_NUM_THREADS=1 python benchmarks/levels.py [--worlds 8x1,8x4] [--rounds 50] [--parameters 1000000]
@@ -33,9 +34,9 @@ WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds: of one side's building (wall), and of each commit and each reduction (wall, processor)."""
+    """Seconds: of one side's building, and of each commit and each reduction (wall, processor)."""
 
-    build: float
+    build: tuple[float, float]
     commits: list[tuple[float, float]]
     reductions: list[tuple[float, float]]
 
@@ -64,7 +65,7 @@ def measure(seat: Seat, nodes: list[str], fan_out: int, rounds: int, parameters:
     sides: list[Spent] = []
     for generation, flat_up_to in ((1, len(nodes)), (2, 1)):
         seat.meet()
-        began = time.perf_counter()
+        wall, processor = time.perf_counter(), time.process_time()
         comm = seat.connect(
             generation,
             nodes=nodes,
@@ -73,7 +74,7 @@ def measure(seat: Seat, nodes: list[str], fan_out: int, rounds: int, parameters:
             fan_out=fan_out,
             build_timeout_s=120.0,
         )
-        build = time.perf_counter() - began
+        build = time.perf_counter() - wall, time.process_time() - processor
         commits = timed(seat, rounds, lambda comm=comm: commit(comm))
         reductions = timed(
             seat, max(rounds // 10, 3), lambda comm=comm: (reduce_gradients([buckets], comm, 1.0), None)[1]
@@ -121,7 +122,9 @@ def show(world: str, nodes: list[str], flat_up_to: int, options: argparse.Namesp
 
     print(
         f"{world:>6} {'levels ' + 'x'.join(map(str, every[0].owners)) if hops > 1 else 'at once':16} "
-        f"build {max(rank.build for rank in ranks):6.2f} s  connections {messages // len(nodes):3}  "
+        f"build {max(rank.build[0] for rank in ranks):6.2f} s, "
+        f"cpu of a rank {statistics.median(rank.build[1] for rank in ranks) * 1e3:5.1f} ms  "
+        f"connections {messages // len(nodes):3}  "
         f"messages {messages:5} ({across:5} across)  commit {wall(lambda r: r.commits):22} ms, "
         f"cpu {processor(lambda r: r.commits) * 1e3:6.1f} ms  "
         f"reduction {wall(lambda r: r.reductions):24} ms, cpu {processor(lambda r: r.reductions) * 1e3:7.1f} ms  "

@@ -65,8 +65,13 @@ class SimCluster:
 
     @property
     def patience_s(self) -> float:
-        """For how long a job may make no progress once nothing goes wrong any more: two leases and a group's time."""
-        return 2 * self.world.config.lease_s + self.world.timing.build_timeout_s
+        """For how long a job may make no progress once nothing goes wrong any more.
+
+        Two leases, a group's time, and a step of whoever is left alone with all micro-batches.
+        """
+        timing = self.world.timing
+        alone_s = self.plan.micro_batches * timing.spans["micro_batch"][1]
+        return 2 * self.world.config.lease_s + timing.build_timeout_s + alone_s
 
     @property
     def over(self) -> bool:

@@ -49,7 +49,7 @@ def large_plan(seed: int) -> FaultPlan:
         plan,
         nodes=nodes,
         start_nodes=rng.randint(nodes // 2, nodes),
-        workers_per_node=rng.choice((1, 1, 1, 2)),
+        workers_per_node=1 if plan.ep_size else rng.choice((1, 1, 1, 2)),
         steps=min(plan.steps, 5),
         micro_batches=rng.choice((nodes // 2, nodes, 2 * nodes)),
         faults=tuple(faults),
