@@ -27,8 +27,9 @@ from websockets.sync.client import ClientConnection
 from holdfast.control.coordinator import agent_channel
 from holdfast.control.coordinator.agent_channel import AgentChannel, AgentConnection
 from holdfast.protocol.events import FailureDetected
-from holdfast.protocol.messages.agent import FromWorker, Heartbeat, Refused, ToWorker, Welcome
-from holdfast.protocol.messages.orders import Begin, Stop
+from holdfast.protocol.messages.agent import FromWorker, Heartbeat, Refused, Welcome
+from holdfast.protocol.messages.orders import Stop
+from holdfast.protocol.messages.plans import BeginNode
 from holdfast.protocol.messages.worker import Entered
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from places import CONTROL_SCRIPTS
@@ -77,8 +78,7 @@ def test_a_store_that_takes_its_time_holds_up_what_is_told_and_not_the_server(tm
         assert "holdfast_" in answer.text
         other.execute("ROLLBACK")
         told = hear(agent)
-        assert isinstance(told, ToWorker)
-        assert isinstance(told.order, Begin)
+        assert isinstance(told, BeginNode)
 
 
 def test_an_agent_is_welcome(shared: CoordinatorProcess) -> None:
@@ -244,17 +244,15 @@ def _generation_of(coordinator: CoordinatorProcess, names: list[str]) -> Iterato
             assert isinstance(hear(agents[-1]), Welcome)
             say(agents[-1], attach(name))
         for agent in agents:
-            order = hear(agent)
-            assert isinstance(order, ToWorker)
-            assert isinstance(order.order, Begin)
+            assert isinstance(hear(agent), BeginNode)
         yield agents
 
 
 def _next_stop(agent: ClientConnection) -> Stop:
     while True:
         message = hear(agent)
-        if isinstance(message, ToWorker) and isinstance(message.order, Stop):
-            return message.order
+        if isinstance(message, Stop):
+            return message
 
 
 @pytest.mark.parametrize("how", ["fin", "reset"])

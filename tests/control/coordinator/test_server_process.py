@@ -27,7 +27,8 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.events import CoordinatorRestarted, JobFinished, JobStarted, NodesJoined, name_of
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.agent import EndNode, ToWorker, Welcome
-from holdfast.protocol.messages.orders import Begin, JobDone, Order, Stop
+from holdfast.protocol.messages.orders import JobDone, Stop
+from holdfast.protocol.messages.plans import BeginNode
 from holdfast.protocol.messages.worker import Entered, Finished
 from made_events import made
 
@@ -227,22 +228,16 @@ def _training(agent: ClientConnection) -> None:
     assert isinstance(hear(agent), Welcome)
     saving = msgspec.structs.replace(attach("n0"), saves=True)
     say(agent, saving)
-    begin = _order(agent)
-    assert isinstance(begin, Begin)
-    say(agent, Entered(worker=saving.worker, generation=begin.plan.generation, applied=0))
-
-
-def _order(agent: ClientConnection) -> Order:
-    message = hear(agent)
-    assert isinstance(message, ToWorker), message
-    return message.order
+    begin = hear(agent)
+    assert isinstance(begin, BeginNode)
+    say(agent, Entered(worker=saving.worker, generation=begin.plan.rest.generation, applied=0))
 
 
 def test_a_signal_has_the_job_saved_and_a_second_one_ends_it(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path) as coordinator, coordinator.agent() as agent:
         _training(agent)
         coordinator.process.send_signal(signal.SIGTERM)
-        assert isinstance(_order(agent), Stop)
+        assert isinstance(hear(agent), Stop)
         coordinator.process.send_signal(signal.SIGTERM)
         assert isinstance(hear(agent), EndNode)
         agent.close()
@@ -317,7 +312,9 @@ def test_a_coordinator_that_died_of_its_last_words_is_followed_by_one_that_says_
         with second.agent() as agent:
             say(agent, hello("n0", term=1, kept=(attach("n0"), entered, finished)))
             assert isinstance(hear(agent), Welcome)
-            assert isinstance(_order(agent), JobDone)
+            told = hear(agent)
+            assert isinstance(told, ToWorker)
+            assert isinstance(told.order, JobDone)
         assert second.wait() == 0
 
 
