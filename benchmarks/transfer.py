@@ -99,7 +99,7 @@ def measure(megabytes: int, repeats: int) -> tuple[list[float], list[float]]:
             receivers=(RECEIVER,),
             view=view,
             step=1,
-            passed=None,
+            passed=(),
             on_end=outcome.put,
         ).start()
         assert outcome.get() == ""

@@ -10,7 +10,14 @@ from holdfast.simulation.schedules.enumeration import FAMILIES, plan_of
 from holdfast.simulation.schedules.shrinking import failure
 
 #: how often each family comes within a round of `sum` schedules, and how far apart its numbers are
-SHARES = {"random": (3, 1), "wide": (2, 1), "lively": (1, 1), "baseline": (1, 1), "enumerated": (1, 397)}
+SHARES = {
+    "random": (3, 1),
+    "wide": (2, 1),
+    "lively": (1, 1),
+    "baseline": (1, 1),
+    "enumerated": (1, 397),
+    "witnesses": (1, 1),
+}
 
 
 def numbers(rounds: range) -> list[int]:

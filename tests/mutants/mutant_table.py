@@ -8,6 +8,7 @@ from __future__ import annotations
 from mutant import Mutant
 from mutants_of_agents import AGENT_MUTANTS
 from mutants_of_parts import PART_MUTANTS
+from mutants_of_witnesses import WITNESS_MUTANTS
 
 COMMIT = "protocol/commit.py"
 MESSAGES = "protocol/messages/worker.py"
@@ -19,7 +20,7 @@ ASSIGNMENT = "coordination/generations/assignment.py"
 DECISIONS = "coordination/generations/decisions.py"
 DECIDING = "coordination/generations/deciding.py"
 LEDGER = "coordination/progress/ledger.py"
-POSITIONS = "coordination/progress/positions.py"
+STANDINGS = "coordination/progress/standings.py"
 PLANNER = "coordination/generations/planner.py"
 JOINING = "coordination/generations/swap.py"
 HEARING = "coordination/hearing.py"
@@ -34,6 +35,7 @@ EXPERTS = "coordination/experts/placing.py"
 SUSPECTS = "coordination/nodes/suspects.py"
 TURN = "coordination/turn.py"
 AGENT = "coordination/agent/machine.py"
+NODE_STEPS = "coordination/agent/node_steps.py"
 PLACE = "coordination/agent/place.py"
 
 MUTANTS = (
@@ -256,7 +258,7 @@ MUTANTS = (
     # ---- what has been applied ----
     Mutant(
         name="commits_when_the_first_has_applied",
-        file=POSITIONS,
+        file=STANDINGS,
         old="        return bool(self._members) and not self._behind\n",
         new="        return self._behind < len(self._members)\n",
         why="a step counts once the last member has applied it",
@@ -279,13 +281,13 @@ MUTANTS = (
     Mutant(
         name="replicas_may_differ",
         file=LEDGER,
-        old="        same = _bits(known.commit) == _bits(news.commit) and known.state_hash == news.state_hash\n",
-        new="        same = True\n",
+        old="        if not same_hash or _bits(known.commit) != _bits(news.commit):\n",
+        new="        if False:\n",
         why="diverged replicas are never tolerated",
     ),
     Mutant(
         name="forgotten_members_hold_nobody_up",
-        file=POSITIONS,
+        file=STANDINGS,
         old="        self._behind = len(self._members) - sum(",
         new="        self._behind = self._at.total() - sum(",
         why="who has not said that it has applied a step may not have",
@@ -329,8 +331,8 @@ MUTANTS = (
     Mutant(
         name="promotes_while_stopping",
         file=HEARING,
-        old="        if self._parts.stopping.stop is None:  # a failure voids a pending swap, whoever has passed it\n",
-        new="        if True:\n",
+        old="        if parts.stopping.stop is not None:  # a failure voids a pending swap, whoever has passed it\n",
+        new="        if False:\n",
         why="a failure voids a pending swap, whoever has passed it",
     ),
     Mutant(
@@ -486,8 +488,8 @@ MUTANTS = (
     # ---- the agent ----
     Mutant(
         name="agent_forgets_what_was_applied",
-        file=AGENT,
-        old="            self._steps.note(message, now)\n",
+        file=NODE_STEPS,
+        old="            self._kept.note(message, now)\n",
         new="            pass\n",
         why="a coordinator that comes back must hear of the steps that the journal does not have",
     ),
@@ -500,7 +502,7 @@ MUTANTS = (
     ),
     Mutant(
         name="agent_forgets_too_much_after_a_roll_back",
-        file=AGENT,
+        file=NODE_STEPS,
         old="        self.committed = min(self.committed, step)\n",
         new="        pass\n",
         why="after a roll-back steps are committed once more, and told of once more",
@@ -593,4 +595,5 @@ MUTANTS = (
     ),
     *PART_MUTANTS,
     *AGENT_MUTANTS,
+    *WITNESS_MUTANTS,
 )

@@ -11,8 +11,8 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_lets_anybody_forget",
         file=AGENT,
-        old="                if message.term >= self.term:\n                    self._forget",
-        new="                if True:\n                    self._forget",
+        old="                if message.term >= self.term:\n                    self._steps.forget",
+        new="                if True:\n                    self._steps.forget",
         why="what an older coordinator has committed may not count",
     ),
     Mutant(
@@ -38,15 +38,15 @@ AGENT_MUTANTS = (
     ),
     Mutant(
         name="agent_undoes_what_counts",
-        file=AGENT,
-        old="            if place.top_generation < generation:\n",
-        new="            if True:\n",
+        file=PLACE,
+        old="        if self.top_generation < generation:\n",
+        new="        if True:\n",
         why="what was applied in the generation that is entered counts",
     ),
     Mutant(
         name="agent_keeps_what_one_applied_alone",
         file=AGENT,
-        old="        self._steps.undo_after(max(other.top for other in self._places))\n",
+        old="        self._steps.undo_after(max(other.applied for other in self._places))\n",
         new="        pass\n",
         why="a step that died with its worker may be done again, with another v",
     ),
@@ -74,10 +74,9 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_takes_another_ones_word",
         file=AGENT,
-        old="        if place is None or self.over is not None:\n            return []\n"
-        "        if isinstance(message, Entered):\n",
+        old="        if place is None or self.over is not None:\n            return []\n        out:",
         new="        place = place or self._places[0]\n        if self.over is not None:\n            return []\n"
-        "        if isinstance(message, Entered):\n",
+        "        out:",
         why="who was replaced is not heard any more",
     ),
 )

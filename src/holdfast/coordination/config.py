@@ -13,6 +13,7 @@ class CoordinatorConfig:
 
     spec: the job, with its name; of it the nodes to begin with, the experts, recovery and the experiments count here.
     join_retry_s: nobody is taken in before this long after a failed attempt.
+    witnesses: how many workers tell of a step as it passes; 0: `witnesses.LEAST`, or one more than the fault threshold.
     save_timeout_s: how long a job that is to end may take to save what it has led to.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
@@ -26,5 +27,6 @@ class CoordinatorConfig:
     prepare_timeout_s: float = 30.0
     join_retry_s: float = 1.0
     save_timeout_s: float = 30.0
+    witnesses: int = 0
     secret: bytes = b""
     takeover: bool = False

@@ -268,6 +268,10 @@ class Coordinator:
     def _from_worker(self, node: Node, envelope: msg.FromWorker) -> None:
         self._hearing.take(node, envelope.message)
 
+    def _heartbeat(self, node: Node, heartbeat: msg.Heartbeat) -> None:
+        if heartbeat.applied:
+            self._hearing.stands(node, heartbeat)
+
     def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
         self._hearing.replayed(node, page)
 
@@ -337,7 +341,7 @@ class Coordinator:
 
     #: the same of what agents say
     _AGENT_SAYS: ClassVar[dict[type, Row]] = {
-        msg.Heartbeat: always(ignore),
+        msg.Heartbeat: while_it_goes_on(_heartbeat),
         msg.FromWorker: always(_from_worker),
         msg.AskPlan: while_it_goes_on(_asks),
         msg.AppliedSteps: row(_replayed, _replayed, _replayed, ignore),

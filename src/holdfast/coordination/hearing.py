@@ -48,7 +48,8 @@ class Hearing:
             reached = kept.step
             try:
                 # (a clock that was set meanwhile must not bring times that are still to come)
-                ledger.learn(kept, witness, min(self._turn.now, kept.time + node.ahead_s))
+                time = min(self._turn.now, kept.time + node.ahead_s) if kept.time else 0.0
+                ledger.learn(kept, witness, time)
             except DivergedError as error:
                 self._parts.ending.failed(f"replicas diverged: {error}")
                 return
@@ -56,6 +57,16 @@ class Hearing:
         for worker, top in tops.items():
             if reached:
                 ledger.settle(worker, min(top, reached))
+
+    def stands(self, node: Node, heartbeat: msg.Heartbeat) -> None:
+        """Take in where a node's workers stand."""
+        record, applied = self._turn.record, heartbeat.applied
+        if not record.lineage <= heartbeat.generation <= record.generation:
+            return  # that was before a roll-back
+        for info in node.workers.values():
+            place = 0 if len(applied) == 1 else info.index
+            if place < len(applied) and applied[place]:
+                self._parts.ledger.settle(info.id, applied[place])
 
     def _attach(self, node: Node, attach: msg.Attach) -> None:
         if attach.worker in node.workers:
@@ -109,8 +120,13 @@ class Hearing:
 
     def _promote(self, step: int) -> None:
         """`step` passed with every swap flag up: the pending generation is the job's from here on."""
-        if self._parts.stopping.stop is None:  # a failure voids a pending swap, whoever has passed it
-            self._parts.joining.promote(step, self._parts.progress)
+        parts = self._parts
+        if parts.stopping.stop is not None:  # a failure voids a pending swap, whoever has passed it
+            return
+        parts.ledger.prove(step, self._turn.generation)
+        if parts.progress.release():  # (who joins has not applied what those of before have)
+            parts.failures.made_good()
+        parts.joining.promote(step, parts.progress)
 
     def _prepared(self, node: Node, message: msg.Prepared) -> None:
         self._turn.members.prepare(node.workers[message.worker], message.generation)
@@ -175,6 +191,7 @@ class Hearing:
         msg.Entered: while_it_goes_on(_entered),
         msg.Prepared: while_it_goes_on(_prepared),
         msg.Applied: while_it_goes_on(_applied),
+        msg.KnownSteps: while_it_goes_on(ignore),  # agents keep it
         msg.Report: row(ignore, _report_unasked, _report, ignore),
         msg.Complaint: while_it_goes_on(_complaint),
         msg.Finished: while_it_goes_on(_finished),

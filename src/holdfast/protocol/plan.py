@@ -32,11 +32,18 @@ class Phase(StrEnum):
     FINISHED = "finished"  # no step left to do
 
 
-class Passed(Struct, frozen=True, kw_only=True):
-    """The newest step that is known to have passed, with its v."""
+class Passed(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A step that has passed, with its v; the generation in which it was applied and its world, 0 where not known."""
 
     step: Count
     commit: Commit
+    generation: Count = 0
+    world: Count = 0
+
+
+#: of so many of the newest steps a worker knows v; it gives them with its state
+MAX_PASSED = 512
+PassedSteps = Annotated[tuple[Passed, ...], Meta(max_length=MAX_PASSED)]
 
 
 class DecisionKind(StrEnum):
@@ -114,7 +121,8 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     """A numbered configuration. `sources` says where members that lack the state get it, where it is not the decision's
     source.
 
-    `last`: nothing is computed in it. Its members save what they have, where they save anything, and finish.
+    `witnesses`: the ranks of those that tell of a step as it passes, ascending. `last`: nothing is computed in it. Its
+    members save what they have, where they save anything, and finish.
     """
 
     term: Count
@@ -123,11 +131,16 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     sources: dict[str, StateSource] = field(default_factory=dict[str, StateSource])
     expert_plan: ExpertPlan | None = None
     secret: Annotated[bytes, Meta(max_length=64)] = b""
+    witnesses: tuple[Count, ...] = ()
     last: bool = False
 
     def rank(self, worker: str) -> int | None:
         """Return the rank of a worker, None where it is no member."""
         return self._ranks.get(worker)
+
+    def is_witness(self, worker: str) -> bool:
+        """Tell whether a worker tells of a step as it passes."""
+        return self.rank(worker) in self.witnesses
 
     def source_of(self, worker: str, decision: Decision | None) -> StateSource | None:
         """Return where a member gets the state from with which the generation begins, None where it has it.

@@ -48,7 +48,6 @@ class Checker:
         self._term = 0
         self._expelled: set[str] = set()
         self._commits: dict[int, Commit] = {}
-        self._witnesses: dict[int, set[str]] = {}
         self._last: ev.AnyEvent | None = None
         #: when a step was committed last, or the job ended
         self.progress_at = world.timeline.now
@@ -103,7 +102,6 @@ class Checker:
             self._fail(f"{worker.id} applied step {step} with {commit.samples} samples")
         if worker.id in self._counted:
             self.holds(worker)
-            self._witnesses.setdefault(step, set()).add(worker.id)
             known = self._commits.setdefault(step, commit)
             if known != commit:
                 self._fail(f"{worker.id} applied step {step} with {commit}, not the recorded {known}")
@@ -339,7 +337,7 @@ class Checker:
         if commit is None or step not in self._truth:
             self._fail(f"step {step} was committed, but no member applied it")
         if event.loss != event.loss:
-            self._witnesses_dead(step)
+            self._nobody_knows(step)
         elif event.loss != commit.loss_sum / commit.samples:
             self._fail(f"step {step} was committed with loss {event.loss}, the lineage has {commit}")
         elif event.skipped != (commit.nonfinite > 0):
@@ -350,11 +348,12 @@ class Checker:
             if process is not None and (process.machine.applied is None or process.machine.applied < step):
                 self._fail(f"step {step} was committed, but {worker} stands at {process.machine.applied}")
 
-    def _witnesses_dead(self, step: int) -> None:
-        """The loss of a step is unknown: only right where everybody who has applied it is dead or expelled."""
-        for worker in self._witnesses.get(step, ()):
-            if worker not in self._expelled and self._world.worker(worker) is not None:
-                self._fail(f"step {step} was committed without its loss, which {worker} knows")
+    def _nobody_knows(self, step: int) -> None:
+        """The loss of a step is unknown: never while somebody lives who counts, and holds what it has led to."""
+        for worker in self._counted:
+            process = self._world.worker(worker)
+            if process is not None and (process.machine.applied or 0) >= step:
+                self._fail(f"step {step} was committed without its loss, although {worker} lives")
 
     def _checkpoint_saved(self, step: int) -> None:
         assert self._record is not None

@@ -216,6 +216,7 @@ def _config(plan: FaultPlan) -> CoordinatorConfig:
         report_timeout_s=2.0,
         prepare_timeout_s=3.0,
         join_retry_s=0.3,
+        witnesses=plan.witnesses,
     )
 
 

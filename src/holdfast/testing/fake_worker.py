@@ -179,7 +179,7 @@ class FakeWorker:
                     decision = machine.generations.decision
                     if not machine.pushed(plan.generation):
                         return
-                    machine.received(plan.generation, None, decision.applied if decision else 0)
+                    machine.received(plan.generation, (), decision.applied if decision else 0)
                 case Enter(plan):
                     self._obey(machine.entered())
                     self._entered(plan.generation)

@@ -34,7 +34,7 @@ Running = asyncio.Task[int]
 
 
 def applied(worker: str, step: int) -> Applied:
-    return Applied(worker=worker, generation=1, step=step, commit=COMMIT, world=1)
+    return Applied(worker=worker, generation=1, step=step, commit=COMMIT, world=1, witness=True)
 
 
 def why(agent: Agent) -> str:

@@ -99,7 +99,7 @@ class Training:
                     self.obey(machine.applied_step())
             case w.Receive():
                 assert machine.generations.decision is not None
-                machine.received(task.plan.generation, None, machine.generations.decision.applied)
+                machine.received(task.plan.generation, (), machine.generations.decision.applied)
             case w.Enter():
                 self.obey(machine.entered())
             case _:

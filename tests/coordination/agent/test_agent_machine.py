@@ -144,7 +144,7 @@ def attach(worker: str) -> Attach:
 
 
 def applied(worker: str, step: int, generation: int = 1) -> Applied:
-    return Applied(worker=worker, generation=generation, step=step, commit=COMMIT, world=2)
+    return Applied(worker=worker, generation=generation, step=step, commit=COMMIT, world=2, witness=True)
 
 
 def report(worker: str, generation: int) -> Report:
@@ -261,7 +261,7 @@ def test_what_was_applied_in_the_generation_that_another_worker_enters_counts() 
     bench.say(Entered(worker=second, generation=2, applied=5), applied(second, 6, generation=2))
     bench.say(Entered(worker=first, generation=2, applied=5))
     (page,) = [message for message in bench.kept() if isinstance(message, AppliedSteps)]
-    assert page.workers == {second: 6}
+    assert page.workers == {first: 5, second: 6}
     assert [step.step for step in page.steps] == [6]
 
 

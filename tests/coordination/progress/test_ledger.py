@@ -21,7 +21,7 @@ def test_any_interleaving_with_repeats_releases_each_step_once_in_order(data: st
     order = data.draw(st.permutations(told + told[: len(told) // 2]))
     order = [(worker, step) for worker, step in order]
     ledger, released = StepLedger(), []
-    ledger.follow(MEMBERS)
+    ledger.follow(1, MEMBERS)
     heard: dict[str, int] = dict.fromkeys(MEMBERS, 0)
     for worker, _ in order:
         heard[worker] = min(heard[worker] + 1, steps)
@@ -34,9 +34,9 @@ def test_any_interleaving_with_repeats_releases_each_step_once_in_order(data: st
 def test_a_member_not_heard_of_holds_everything_up() -> None:
     ledger = StepLedger()
     ledger.note(applied(MEMBERS[0], 1, 1), 100.0)
-    ledger.follow(MEMBERS[:2])
+    ledger.follow(1, MEMBERS[:2])
     assert ledger.release() == []
-    ledger.follow(MEMBERS[:1])
+    ledger.follow(1, MEMBERS[:1])
     assert [done.step for done in ledger.release()] == [1]
 
 
@@ -49,7 +49,7 @@ def test_replicas_that_differ_are_never_tolerated() -> None:
 
 def test_nan_is_equal_to_itself() -> None:
     ledger = StepLedger()
-    ledger.follow(MEMBERS)
+    ledger.follow(1, MEMBERS)
     for worker in MEMBERS:
         ledger.note(applied(worker, 1, 1, commit(float("nan"))), 100.0)
     assert [done.step for done in ledger.release()] == [1]
@@ -62,13 +62,13 @@ def test_what_is_undone_is_held_against_nobody() -> None:
     ledger.undo_after(0)
     for worker in MEMBERS[:2]:
         ledger.note(applied(worker, 2, 1, commit(1.0)), 100.0)
-    ledger.follow(MEMBERS[:2])
+    ledger.follow(1, MEMBERS[:2])
     assert [done.commit for done in ledger.release()] == [commit(1.0)]
 
 
 def test_going_back_releases_the_same_steps_again() -> None:
     ledger = StepLedger()
-    ledger.follow(MEMBERS[:1])
+    ledger.follow(1, MEMBERS[:1])
     for step in (1, 2):
         ledger.note(applied(MEMBERS[0], 1, step), 100.0)
     assert len(ledger.release()) == 2
@@ -85,7 +85,7 @@ def test_only_what_nobody_can_tell_any_more_is_filled_in() -> None:
         passed=Passed(step=3, commit=commit(3.0)),
     )  # fmt: skip
     ledger.hear([last], 24)
-    ledger.follow(MEMBERS[:1])
+    ledger.follow(1, MEMBERS[:1])
     done = ledger.release()
     assert [step.commit.samples for step in done] == [24, 24, 24]
     assert done[0].commit.loss_sum != done[0].commit.loss_sum

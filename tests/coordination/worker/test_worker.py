@@ -208,7 +208,7 @@ def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
     assert machine.task == Wait()
     assert machine.pushed(2)
     assert isinstance(machine.task, Receive)
-    assert machine.received(2, msg.Passed(step=3, commit=commit()), 3)
+    assert machine.received(2, [msg.Passed(step=3, commit=commit())], 3)
     assert machine.entered(received_bytes=9) != []
     assert machine.task == Compute(4, (1, 3), ())
 
@@ -220,7 +220,7 @@ def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
     machine.pushed(2)
     report = report_of(machine.order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.fresh) == (None, False)
-    assert not machine.received(2, None, 3)
+    assert not machine.received(2, (), 3)
     with pytest.raises(InvalidTransitionError, match="half overwritten"):
         machine.order(begin(3, DecisionKind.START, 0, plan=plan(3, ME)))
 
@@ -426,12 +426,12 @@ def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> N
     assert machine.pushed(2)
     assert machine.task == Move(the_plan, ())
     with pytest.raises(InvalidTransitionError, match="received"):
-        machine.received(2, None, 4)
+        machine.received(2, (), 4)
     with pytest.raises(InvalidTransitionError, match="entered is not allowed"):
         machine.entered()
     take_up(machine)
     assert machine.task == Receive(the_plan)
-    assert machine.received(2, None, 4)
+    assert machine.received(2, (), 4)
     assert machine.task == Enter(the_plan, ())
     report = report_of(machine.order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.state.experts) == (4, blob(1))

@@ -135,7 +135,7 @@ def push(plan: GenerationPlan, state: TrainingState, **options: object) -> tuple
         receivers=(RECEIVER,),
         view=state.capture(),
         step=7,
-        passed=PASSED,
+        passed=(PASSED,),
         on_end=outcome.put,
         **options,  # type: ignore[arg-type]
     )
@@ -151,7 +151,7 @@ def test_the_whole_state_arrives(sides: Callable[..., Side], chunk: int) -> None
     assert pushed.sent
     assert side.ended.wait(DEADLINE_S)
     header = side.receipts[0].result()
-    assert (header.step, header.passed) == (7, PASSED)
+    assert (header.step, header.passed) == (7, (PASSED,))
     side.state.adopt(header.manifest, side.receipts[0].tensors)
     assert state_hash(side.state.capture()) == state_hash(source.capture())
     assert side.receipts[0].nbytes == source.capture().nbytes

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.protocol.messages.agent import PAGE_STEPS, AppliedSteps, KeptStep, Lanes
 from holdfast.protocol.messages.worker import Applied
+from holdfast.protocol.plan import Passed
 
 #: more than a million steps; of the oldest ones beyond it v is given up
 MAX_KEPT_BYTES = 64 << 20
@@ -40,15 +41,37 @@ class KeptSteps:
         #: what contradicts a step that is kept: the coordinator judges
         self._odd: deque[Applied] = deque(maxlen=16)
 
+    @property
+    def last(self) -> int:
+        """The newest step that is kept, 0 where there is none."""
+        return max(self._newest, default=self._pages[-1].last if self._pages else 0)
+
+    def hash_of(self, step: int) -> str:
+        """Return the hash of the state that a step led to here, as far as it is known and not of the past."""
+        known = self._newest.get(step)
+        return known.state_hash if known is not None else ""
+
+    def note_elsewhere(self, passed: Passed) -> None:
+        """Keep a step that has led to a state which came from another node."""
+        past = self._pages and passed.step <= self._pages[-1].last
+        if not past and passed.step not in self._newest:
+            self._keep(
+                KeptStep(
+                    step=passed.step,
+                    generation=passed.generation,
+                    world=passed.world,
+                    time=0.0,
+                    commit=Lanes(**msgspec.structs.asdict(passed.commit)),
+                )
+            )
+
     def note(self, message: Applied, now: float) -> None:
         """Keep a step that a worker tells it has applied; another worker may have told of it before."""
         known = self._newest.get(message.step)
         if known is None:
             if self._pages and message.step <= self._pages[-1].last:
                 return  # (pages are of the past: no worker lags that far behind another)
-            self._newest[message.step] = _kept(message, now)
-            if len(self._newest) >= 2 * PAGE_STEPS:
-                self._seal()
+            self._keep(_kept(message, now))
             return
         new = _kept(message, now)
         same_hash = known.state_hash == new.state_hash or not known.state_hash
@@ -80,6 +103,18 @@ class KeptSteps:
         self._odd = deque(odd, maxlen=self._odd.maxlen)
         self.given_up = min(self.given_up, step)
 
+    def after(self, step: int, tops: dict[str, int]) -> list[AppliedSteps]:
+        """Return what is kept of the steps after this one, oldest first.
+
+        Args:
+            tops: the newest step that each worker has applied.
+        """
+        kept = [old for page in self._pages if page.last > step for old in _decoder.decode(page.data)]
+        kept = [known for known in kept if known.step > step]
+        kept += [self._newest[known] for known in sorted(self._newest) if known > step]
+        firsts = range(0, len(kept), PAGE_STEPS)
+        return [AppliedSteps(workers=tops, steps=tuple(kept[first : first + PAGE_STEPS])) for first in firsts]
+
     def pages(self, tops: dict[str, int], committed: int) -> Iterator[AppliedSteps]:
         """Return all that is kept, oldest first, as it stands now; each page is made when it is taken.
 
@@ -100,6 +135,11 @@ class KeptSteps:
     def odd(self) -> tuple[Applied, ...]:
         """What contradicts the pages."""
         return tuple(self._odd)
+
+    def _keep(self, step: KeptStep) -> None:
+        self._newest[step.step] = step
+        if len(self._newest) >= 2 * PAGE_STEPS:
+            self._seal()
 
     def _seal(self) -> None:
         steps = sorted(self._newest)[:PAGE_STEPS]

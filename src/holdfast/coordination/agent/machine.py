@@ -22,8 +22,8 @@ from holdfast.coordination.agent.instructions import (
     Say,
     StartWorker,
 )
-from holdfast.coordination.agent.kept_steps import KeptSteps
 from holdfast.coordination.agent.known_plans import KnownPlans
+from holdfast.coordination.agent.node_steps import NodeSteps
 from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.messages.agent import (
@@ -59,6 +59,8 @@ from holdfast.protocol.messages.worker import (
     Attach,
     Begun,
     Entered,
+    KnownSteps,
+    Report,
     WorkerMessage,
 )
 from holdfast.protocol.names import PROTOCOL, index_of, worker_id
@@ -94,15 +96,14 @@ class AgentMachine:
 
     def __init__(self, node: NodeIdentity, nonce: Callable[[], str]) -> None:
         self.node = node
-        #: the highest term of a coordinator seen, and the newest step known to be in its journal
+        #: the highest term of a coordinator seen
         self.term = 0
-        self.committed = 0
         self.session = nonce()
         self.over: EndAgent | None = None
         self.ever_welcomed = False
         self._nonce = nonce
         self._places = [WorkerPlace() for _ in range(node.workers)]
-        self._steps = KeptSteps()
+        self._steps = NodeSteps(self._places)
         self._plans = KnownPlans()
         self._connected = False
         self._welcome: Welcome | None = None
@@ -114,6 +115,11 @@ class AgentMachine:
     def workers(self) -> tuple[str, ...]:
         """The workers that fill the node's places now, by index; "" where no other follows one that has ended."""
         return tuple("" if place.ended else place.worker for place in self._places)
+
+    @property
+    def committed(self) -> int:
+        """The newest step known to be in the coordinator's journal."""
+        return self._steps.committed
 
     @property
     def welcomed(self) -> bool:
@@ -137,8 +143,10 @@ class AgentMachine:
             return []
         out: list[AgentInstruction] = []
         welcome = self._welcome
-        if welcome is not None and now - self._said_at > welcome.heartbeat_s / 2:
-            out += self._tell(Heartbeat(), now)
+        if welcome is not None:
+            standing = self._steps.standing()
+            if standing is not None or now - self._said_at > welcome.heartbeat_s / 2:
+                out += self._tell(standing or Heartbeat(), now)
         lease_s = welcome.lease_s if welcome else LEASE_S
         for place in self._places:
             if place.worker not in stopped or place.ended:
@@ -196,7 +204,7 @@ class AgentMachine:
                 return self._order_all(message, now)
             case Committed():
                 if message.term >= self.term:
-                    self._forget_up_to(message.step)
+                    self._steps.forget_up_to(message.step)
             case Welcome():
                 return self._welcomed(message, now)
             case Refused():
@@ -213,7 +221,7 @@ class AgentMachine:
         if welcome.term < self.term:
             return self._leave(f"a coordinator of term {welcome.term} is refused: {self.term} is known")
         self.term = welcome.term
-        self._forget_up_to(welcome.committed)
+        self._steps.forget_up_to(welcome.committed)
         self._welcome, self.ever_welcomed = welcome, True
         self._plans.told_anew(welcome.members)
         return self._leave_quarantined(now)
@@ -222,7 +230,7 @@ class AgentMachine:
         if not refused.retry:
             return self._end(EndAgent(refused.exit_code, refused.why))
         # Nothing that the old workers said may count: new ones, and a new session.
-        self.session, self._steps = self._nonce(), KeptSteps()
+        self.session, self._steps = self._nonce(), NodeSteps(self._places, self.committed)
         fresh = [self._fill(place, index) for index, place in enumerate(self._places)]
         for place in self._places:
             place.down = None
@@ -271,16 +279,32 @@ class AgentMachine:
     # ---- what the workers do ----
 
     def worker_said(self, message: WorkerMessage, now: float) -> list[AgentInstruction]:
-        """Keep it, and pass it on at once."""
+        """Keep it, and pass it on at once, but for steps that others tell of."""
         place = self._place_of(message.worker)
         if place is None or self.over is not None:
             return []
-        if isinstance(message, Entered):
-            self._undo_after(message.applied, message.generation)
+        out: list[AgentInstruction] = []
+        match message:
+            case KnownSteps():
+                self._steps.sent(message)
+                return []
+            case Applied():
+                place.keep(message)
+                told = self._steps.applied(place, message, now)
+                return self._tell(FromWorker(message=told), now) if told is not None else []
+            case Entered():
+                self._steps.begin_with(message.applied, message.generation)
+            case Report():
+                out = self._tell_of_steps(now)
+            case _:
+                pass
         place.keep(message)
-        if isinstance(message, Applied) and message.step > self.committed:
-            self._steps.note(message, now)
-        return self._tell(FromWorker(message=message), now)
+        return [*out, *self._tell(FromWorker(message=message), now)]
+
+    def _tell_of_steps(self, now: float) -> list[AgentInstruction]:
+        """Tell of the steps that are kept here alone, perhaps: who has told of them may be dead."""
+        pages = self._steps.untold() if self._connected else ()
+        return [said for page in pages for said in self._tell(page, now)]
 
     def worker_ended(self, down: WorkerDown, now: float, *, clean: bool) -> list[AgentInstruction]:
         """A worker's process ended; replace it, or count its part as done.
@@ -297,14 +321,14 @@ class AgentMachine:
         if down.left:
             # It stays what it was, a member that has applied what it has: nobody is to do anything again.
             place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
-            return self._tell(place.down, now)
+            return [*self._tell_of_steps(now), *self._tell(place.down, now)]
         out = self._tell(down, now)
         index = index_of(place.worker)
         place.refill("")
         # Only its end is replayed: what it said before would look like a worker come back, and what it applied alone
         # may be done again, with another v.
         place.down = down
-        self._steps.undo_after(max(other.top for other in self._places))
+        self._steps.undo_after(max(other.applied for other in self._places))
         if down.final or down.exit_code == EXIT_BAD_INPUT:
             place.ended = True  # another process would say the same; the coordinator decides what becomes of the job
         elif place.deaths.died(now, self.committed):
@@ -339,23 +363,8 @@ class AgentMachine:
         gone = [place.down for place in self._places if place.down is not None and not place.down.left]
         left = [place.down for place in self._places if place.down is not None and place.down.left]
         life = [message for place in self._places for message in place.kept(LIFE)]
-        tops = {place.worker: place.top for place in self._places if place.top > self.committed}
         stand = [message for place in self._places for message in place.kept(STAND)]
-        pages = self._steps.pages(tops, self.committed) if tops else ()
-        return chain(gone, life, pages, self._steps.odd, stand, left)
-
-    def _undo_after(self, step: int, generation: int) -> None:
-        """`generation` begins with the state of `step`: what was done after it in older ones never counted."""
-        self._steps.undo_after(step, generation)
-        for place in self._places:
-            if place.top_generation < generation:
-                place.top = min(place.top, step)
-        # After a roll-back steps are committed once more; until then nothing after it is in the journal.
-        self.committed = min(self.committed, step)
-
-    def _forget_up_to(self, step: int) -> None:
-        self.committed = max(self.committed, step)
-        self._steps.forget_up_to(self.committed)
+        return chain(gone, life, self._steps.replay(), stand, left)
 
     # ---- inside ----
 

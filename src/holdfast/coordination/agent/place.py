@@ -60,6 +60,8 @@ class WorkerPlace:
     #: the newest step that it has applied, and in which generation
     top: int = 0
     top_generation: int = 0
+    #: where the coordinator of the connection knows it to stand
+    told: int = 0
     #: how the worker before this one ended, until this one attaches; or how this one did, that left its loop
     down: WorkerDown | None = None
     #: the worker was told that the job is done
@@ -73,7 +75,7 @@ class WorkerPlace:
         """Make the place for another worker."""
         self.worker = worker
         self.latest.clear()
-        self.top = self.top_generation = 0
+        self.top = self.top_generation = self.told = 0
         self.done = self.ended = False
         self.stopped_since = None
 
@@ -85,6 +87,8 @@ class WorkerPlace:
             self.latest[type(message)] = message
         if isinstance(message, Attach):
             self.down = None
+        if isinstance(message, Entered | Report | Finished):
+            self.told = self.applied  # (they say it, too)
         if isinstance(message, Entered):
             for kind in _GENERATION_BOUND:
                 kept = self.latest.get(kind)
@@ -96,6 +100,18 @@ class WorkerPlace:
         """The newest step whose state its worker has."""
         entered = self.latest.get(Entered)
         return max(self.top, entered.applied if isinstance(entered, Entered) else 0)
+
+    @property
+    def generation(self) -> int:
+        """The generation in which its worker came to that step."""
+        entered = self.latest.get(Entered)
+        return max(self.top_generation, entered.generation if isinstance(entered, Entered) else 0)
+
+    def undo_after(self, step: int, generation: int) -> None:
+        """What was applied after `step` in a generation older than this one does not count."""
+        if self.top_generation < generation:
+            self.top = min(self.top, step)
+        self.told = min(self.told, step)
 
     def kept(self, kinds: tuple[type, ...]) -> list[WorkerMessage]:
         """Return what is kept of some kinds, in their order."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from holdfast.protocol.messages.agent import Hello
 from holdfast.protocol.messages.worker import Attach
-from holdfast.protocol.names import node_of
+from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.plan import GenerationPlan
 
 
@@ -19,6 +19,11 @@ class WorkerInfo:
     entered: int = 0
     prepared: int = 0
     finished: bool = False
+    #: on its node
+    index: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.index = index_of(self.attach.worker)
 
     @property
     def id(self) -> str:
@@ -49,7 +54,7 @@ class Node:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the node's workers, by index on the node."""
-        ordered = sorted(self.workers.values(), key=lambda info: int(info.id.split("/")[1]))
+        ordered = sorted(self.workers.values(), key=lambda info: info.index)
         return tuple(info.attach.pid for info in ordered)
 
     @property

@@ -23,7 +23,7 @@ class Progress:
     def __init__(self, turn: Turn) -> None:
         self.ledger = StepLedger(turn.position.step, turn.record.passed)
         if turn.record.plan is not None:
-            self.ledger.follow(turn.record.plan.workers)
+            self._follow(turn.record.plan)
         self.recovery: RecoveryCost | None = None
         self.costs = MeasuredCosts()
         self._turn = turn
@@ -50,8 +50,13 @@ class Progress:
         return self.recovery is not None and self.recovery.restart
 
     def release(self) -> bool:
-        """Announce the steps that all members have applied by now, the first `AT_ONCE`; tell whether there were any."""
-        return self._announce_all(self.ledger.release(AT_ONCE))
+        """Announce the steps that all members have applied by now, the first `AT_ONCE`; tell whether there were any.
+
+        That a step has passed proves that all had applied the one before. But first everybody is to be heard of: only
+        then it is known what the generation's begin has cost, and what FORWARD leads to is here.
+        """
+        proven = self.ledger.proven if self._turn.members.entered(self._turn.record.plan) else 0
+        return self._announce_all(self.ledger.release(AT_ONCE, up_to=proven))
 
     def catch_up(self, workers: Collection[str]) -> bool:
         """Announce a portion of the steps that these have applied, where they are more than one record should hold."""
@@ -90,7 +95,7 @@ class Progress:
 
     def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
         """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
-        self.ledger.follow(plan.workers)
+        self._follow(plan)
         since = self.committed_at or self._turn.now
         self.recovery = RecoveryCost(failed=since, detected=since, action=action, after_step=step, swap=True)
         self.recovery.source = kind_of(next(iter(plan.sources.values()), None))
@@ -104,7 +109,7 @@ class Progress:
         salvaged: tuple[int | None, int | None],
     ) -> None:
         """A decision leads to this plan; `salvaged`: micro-batches kept, and computed again."""
-        self.ledger.follow(plan.workers)
+        self._follow(plan)
         recovery = self.recovery
         if recovery is None:
             return
@@ -126,6 +131,9 @@ class Progress:
             recovery.action = "retry"
         else:
             recovery.action = "shrink"
+
+    def _follow(self, plan: GenerationPlan) -> None:
+        self.ledger.follow(plan.generation, plan.workers)
 
     def _announce_all(self, released: Sequence[CommittedStep]) -> bool:
         for done in released:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.coordination.progress.positions import Positions
+from holdfast.coordination.progress.standings import Standings
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.agent import KeptStep
 from holdfast.protocol.messages.worker import Applied, Report
@@ -51,7 +51,9 @@ class StepLedger:
     def __init__(self, committed: int = 0, passed: Iterable[Passed] = ()) -> None:
         """Continue after `committed`; of the steps in `passed` v is known, whoever is left to tell of them."""
         self.committed = committed
-        self._positions = Positions(committed)
+        self._standings = Standings(committed)
+        #: the generation whose members are followed, and the step that a later one's v proves them to have applied
+        self._generation = self._proven = 0
         self._steps: dict[int, _Pending] = {}
         for known in passed:
             self.expect(known.step, known.commit)
@@ -79,6 +81,7 @@ class StepLedger:
         self.settle(message.worker, message.step)
         news = _Pending(message.commit, message.world, now, message.state_hash, message.worker)
         self._learn(message.step, news)
+        self.prove(message.step, message.generation)
 
     def learn(self, kept: KeptStep, worker: str, time: float) -> None:
         """Take in what an agent has kept of a step; `worker`: one who has applied it, at `time` (unix seconds).
@@ -87,6 +90,7 @@ class StepLedger:
             DivergedError: v or state hash differ from those that others told.
         """
         self._learn(kept.step, _Pending(kept.commit.v, kept.world, time, kept.state_hash, worker))
+        self.prove(kept.step, kept.generation)
 
     def give_up_to(self, step: int, global_batch: int) -> None:
         """Nobody on some node knows v of the steps up to this one any more; others may."""
@@ -100,10 +104,10 @@ class StepLedger:
         if known is None or _is_unknown(known):
             self._steps[step] = news
             return
-        # What was filled in from a promise has v, but nobody's hash yet.
+        # What was filled in from a promise has v, but nobody's hash yet; and a node tells its workers' hash once.
         known.state_hash = known.state_hash or news.state_hash
-        same = _bits(known.commit) == _bits(news.commit) and known.state_hash == news.state_hash
-        if not same:
+        same_hash = known.state_hash == news.state_hash or not news.state_hash
+        if not same_hash or _bits(known.commit) != _bits(news.commit):
             raise DivergedError(
                 f"step {step}: {known.worker} and {news.worker} differ "
                 f"({known.commit} {known.state_hash} against {news.commit} {news.state_hash})"
@@ -111,17 +115,27 @@ class StepLedger:
         known.time = max(known.time, news.time)
         known.world = known.world or news.world
 
+    def prove(self, step: int, generation: int) -> None:
+        """A step has passed in a generation: all of its members had applied the one before."""
+        if generation == self._generation:
+            self._proven = max(self._proven, step - 1)
+
+    @property
+    def proven(self) -> int:
+        """The newest step that a later one proves all members to have applied, 0 where there is none."""
+        return self._proven
+
     def settle(self, worker: str, step: int) -> None:
         """A worker holds the state of `step` now, by whatever way."""
-        self._positions.note(worker, step)
+        self._standings.note(worker, step)
 
     def forget(self, worker: str) -> None:
         """A worker is gone; its own steps no longer hold the others up."""
-        self._positions.forget(worker)
+        self._standings.forget(worker)
 
     def applied_by(self, worker: str) -> int | None:
         """Return the newest step that a worker is known to have applied."""
-        return self._positions.of(worker)
+        return self._standings.of(worker)
 
     def hear(self, reports: Collection[Report], global_batch: int) -> None:
         """Take in where all members stand, and make up for steps that passed, but whose witnesses are all dead.
@@ -140,42 +154,43 @@ class StepLedger:
 
     def slowest(self, workers: Iterable[str]) -> int:
         """Return the newest step that all these workers have applied."""
-        return self._positions.slowest(workers)
+        return self._standings.slowest(workers)
 
     @property
     def all_at_committed(self) -> bool:
         """True where the members hold the state of the committed step, all of them, and of no later one."""
-        return self._positions.all_there
+        return self._standings.all_there
 
     def undo_after(self, step: int) -> None:
         """A decision undoes what came after `step`: who applied it alone is expelled, its v void."""
         self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
-        self._positions.go_back(step)
+        self._standings.go_back(step)
 
     def reset(self, step: int) -> None:
         """Go back: what came after `step` never counted."""
         self.committed = step
-        self._positions.reset(step)
+        self._standings.reset(step)
         self._steps.clear()
 
-    def follow(self, members: Iterable[str]) -> None:
-        """These are the members from now on."""
-        self._positions.follow(members)
+    def follow(self, generation: int, members: Iterable[str]) -> None:
+        """This generation is in force from now on, these are its members."""
+        self._generation, self._proven = generation, 0
+        self._standings.follow(members)
 
-    def release(self, at_most: int = sys.maxsize, *, up_to: int | None = None) -> list[CommittedStep]:
+    def release(self, at_most: int = sys.maxsize, *, up_to: int = 0) -> list[CommittedStep]:
         """Return the steps newly applied by all members, in order; members not heard of hold everything up.
 
         Args:
             at_most: how many.
-            up_to: release those up to this step instead, whoever the members are.
+            up_to: so far everybody is, whatever was heard of each.
         """
         out: list[CommittedStep] = []
-        while len(out) < at_most and (self._positions.all_beyond if up_to is None else self.committed < up_to):
+        while len(out) < at_most and (self._standings.all_beyond or self.committed < up_to):
             done = self._steps.pop(self.committed + 1, None)
             if done is None:
                 break
             self.committed += 1
-            self._positions.ask_next()
+            self._standings.ask_next()
             out.append(CommittedStep(step=self.committed, commit=done.commit, world=done.world, time=done.time))
         return out
 

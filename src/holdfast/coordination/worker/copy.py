@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from enum import Enum, auto
 
-from holdfast.protocol.plan import Decision, DecisionKind, Passed
+from holdfast.protocol.plan import MAX_PASSED, Decision, DecisionKind, Passed
 
 
 class Stateless(Enum):
@@ -20,6 +22,8 @@ class StateCopy:
     def __init__(self) -> None:
         """Be the initial state of a process."""
         self.passed: Passed | None = None
+        #: the newest steps up to the state's, as far as v is known here
+        self.history: deque[Passed] = deque(maxlen=MAX_PASSED)
         self._of: int | Stateless = Stateless.FRESH
 
     @property
@@ -32,13 +36,15 @@ class StateCopy:
         """True where the initial state is here, whole, and nobody has made it the job's."""
         return self._of is Stateless.FRESH
 
-    def hold(self, step: int, passed: Passed | None) -> None:
-        """The whole state of `step` is here."""
-        self._of, self.passed = step, passed
+    def hold(self, step: int, passed: Iterable[Passed] = ()) -> None:
+        """The whole state of `step` is here; `passed`: the steps that have led there, beside those known before."""
+        self.history.extend(passed)
+        self._of, self.passed = step, self.history[-1] if self.history else None
 
     def spoil(self) -> None:
         """What is here is overwritten, or about to be."""
         self._of, self.passed = Stateless.VOID, None
+        self.history.clear()
 
     def forward_due(self, decision: Decision | None) -> bool:
         """Return whether the decided step is the next one here, and was decided to be applied."""

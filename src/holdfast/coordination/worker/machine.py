@@ -30,7 +30,7 @@ from holdfast.coordination.worker.tasks import (
 )
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void
-from holdfast.protocol.messages.worker import Applied, Complaint, Entered, Finished, Prepared, Report
+from holdfast.protocol.messages.worker import Applied, Complaint, Entered, Finished, KnownSteps, Prepared, Report
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
 from holdfast.protocol.state import Holding, LiveSource
 
@@ -60,6 +60,8 @@ class WorkerMachine:
         #: the generations in which something was waited for in vain, while it is being found out who cannot be reached
         self._looking: set[int] = set()
         self._share = Share()
+        #: the steps that came with a state, until this node's agent knows them
+        self._sent: tuple[Passed, ...] = ()
 
     # ---- what the shell may ask ----
 
@@ -87,6 +89,11 @@ class WorkerMachine:
     def passed(self) -> Passed | None:
         """The newest step that is known here to have passed."""
         return self._copy.passed
+
+    @property
+    def history(self) -> tuple[Passed, ...]:
+        """The newest steps up to the state that is here, as far as v is known: what goes with it."""
+        return tuple(self._copy.history)
 
     @property
     def step(self) -> int:
@@ -220,12 +227,16 @@ class WorkerMachine:
         self._moved_in = generation
         return True
 
-    def received(self, generation: int, state: Passed | None, step: int) -> bool:
-        """The whole state of `step` is here, checked. False: it came too late, and is void."""
+    def received(self, generation: int, passed: Sequence[Passed], step: int) -> bool:
+        """The whole state of `step` is here, checked, and the newest steps that have led to it. False: too late, void.
+
+        That v is not only known where it was applied: whoever has the state can tell of it.
+        """
         if not self._enters(generation):
             return False
         self._follow("received")
-        self._copy.hold(step, state)
+        self._copy.hold(step, passed)
+        self._sent = tuple(passed)
         return True
 
     def loaded(self, generation: int, step: int) -> bool:
@@ -235,7 +246,7 @@ class WorkerMachine:
         self._follow("loaded")
         if self.holding is not None and self.plan.expert_plan is not None:
             self.holding.loaded(self.plan.expert_plan, self.generations.rank)
-        self._copy.hold(step, None)
+        self._copy.hold(step)
         return True
 
     def entered(self, *, received_bytes: int = 0, transfer_s: float = 0.0) -> list[WorkerInstruction]:
@@ -249,7 +260,7 @@ class WorkerMachine:
             received_bytes=received_bytes,
             transfer_s=transfer_s,
         )
-        return [Tell(message)]
+        return [*self._tell_what_was_sent(), Tell(message)]
 
     def computing(self, micro_batch: int) -> bool:
         """A micro-batch is about to be computed; False: not any more. From here on it is this worker's to finish."""
@@ -294,14 +305,21 @@ class WorkerMachine:
         if passed is None:
             raise self._invalid("applied_step without v")
         step, commit = passed.step, passed.commit
-        self._copy.hold(step, passed)
+        witness = self.plan is not None and self.plan.is_witness(self.worker)
+        self._copy.hold(step, [Passed(step=step, commit=commit, generation=generation, world=world)])
         self._share = Share()
         if self.holding is not None:
             self.holding.passed()
         if not forward and self.generations.swap_due(commit):
             self._swap()
         applied = Applied(
-            worker=self.worker, generation=generation, step=step, commit=commit, world=world, state_hash=state_hash
+            worker=self.worker,
+            generation=generation,
+            step=step,
+            commit=commit,
+            world=world,
+            state_hash=state_hash,
+            witness=witness,
         )
         return [Tell(applied), *self._report()]
 
@@ -414,7 +432,11 @@ class WorkerMachine:
             state=self._state,
             result=self._result,
         )
-        return [Tell(report)]
+        return [*self._tell_what_was_sent(), Tell(report)]
+
+    def _tell_what_was_sent(self) -> list[WorkerInstruction]:
+        sent, self._sent = self._sent, ()
+        return [Tell(KnownSteps(worker=self.worker, passed=sent))] if sent else []
 
     def _invalid(self, name: str) -> InvalidTransitionError:
         place = f"generation {self.generation}, phase {self.phase}"

@@ -31,7 +31,10 @@ class Lanes(Commit, frozen=True, kw_only=True, array_like=True, tag=False):
 
 
 class KeptStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A step that workers of one node have applied; `time`: when the last one told, on the clock of Hello."""
+    """A step that workers of one node have applied; `time`: when the last one told, on the clock of Hello.
+
+    One that came with a state was applied elsewhere: `world` and `time` are 0, not known.
+    """
 
     step: Count
     generation: Count
@@ -42,7 +45,7 @@ class KeptStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class AppliedSteps(Struct, frozen=True, kw_only=True):
-    """What a node's workers applied while nobody listened, oldest first: one page of a replay.
+    """What a node's workers applied and the coordinator was not told, oldest first: one page of it.
 
     `workers`: the newest step that each has applied. `given_up`: up to this step v is not known here any more.
     """
@@ -95,8 +98,15 @@ class Hello(Struct, frozen=True, kw_only=True):
     kept: tuple[Kept, ...] = ()
 
 
-class Heartbeat(Struct, frozen=True, kw_only=True):
-    """The node lives; any other message says so as well."""
+class Heartbeat(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The node lives; any other message says so as well.
+
+    `applied`: where its workers stand, if that was not told yet: the newest steps whose state they hold, by their index
+    on the node (0: none), or one number for all of them. `generation`: the oldest in which one of them came to it.
+    """
+
+    generation: Count = 0
+    applied: Annotated[tuple[Count, ...], Meta(max_length=1024)] = ()
 
 
 class FromWorker(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.names import Blob, Count, Struct, Text, WorkerId
-from holdfast.protocol.plan import ExpertShape, Passed, Phase
+from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding
 
 #: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
@@ -58,7 +58,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 class Applied(Struct, frozen=True, kw_only=True):
-    """One step applied here. Kept by the agent until the coordinator has it in its journal."""
+    """A step applied here. Its agent keeps it until the journal has it; a `witness`'s is passed on at once."""
 
     worker: WorkerId
     generation: Count
@@ -66,6 +66,7 @@ class Applied(Struct, frozen=True, kw_only=True):
     commit: Commit
     world: Count
     state_hash: Text = ""  # test mode only
+    witness: bool = False
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -108,6 +109,13 @@ class Complaint(Struct, frozen=True, kw_only=True):
     detail: Text
     timed_out: bool = False
     unreachable: tuple[WorkerId, ...] = ()
+
+
+class KnownSteps(Struct, frozen=True, kw_only=True):
+    """The newest steps up to the state that this worker was sent. Its agent keeps them, as if applied here."""
+
+    worker: WorkerId
+    passed: PassedSteps
 
 
 class Finished(Struct, frozen=True, kw_only=True):
@@ -194,6 +202,7 @@ WorkerMessage = (
     | Entered
     | Prepared
     | Applied
+    | KnownSteps
     | Report
     | Complaint
     | Finished

@@ -62,7 +62,7 @@ class StatePassing:
                 receivers=task.send_to,
                 view=view,
                 step=machine.applied,
-                passed=machine.passed,
+                passed=machine.history,
                 on_end=lambda error: self._push_ended(resources.generation, error),
                 midway=lambda: self._faults.at_side("transfer", step),
             )

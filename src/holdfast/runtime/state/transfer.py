@@ -59,7 +59,7 @@ class Push:
         receivers: tuple[str, ...],
         view: StateView,
         step: int,
-        passed: Passed | None,
+        passed: tuple[Passed, ...],
         on_end: Callable[[str], None],
         midway: Callable[[], None] = lambda: None,
         chunk_bytes: int = CHUNK_BYTES,

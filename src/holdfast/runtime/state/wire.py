@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from holdfast.protocol.plan import GenerationPlan, Passed
+from holdfast.protocol.plan import GenerationPlan, PassedSteps
 from holdfast.runtime.state.memory import directly_readable, host_bytes
 from holdfast.runtime.state.state import Manifest
 
@@ -35,10 +35,10 @@ ACCEPTED = b"K"
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent: the state of `step`, and the v it passed with."""
+    """What is sent: the state of `step`, and the newest steps that have led to it, as far as v is known."""
 
     step: int
-    passed: Passed | None
+    passed: PassedSteps
     manifest: Manifest
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Protocol
 
 from holdfast.coordination.inputs import Failure
@@ -124,9 +125,7 @@ class Injector:
             cluster.add_node(f"n{self._next_node}")
             self._next_node += 1
         elif kind is FaultKind.RETURN:
-            gone = sorted(name for name, other in cluster.agents.items() if not other.alive and other.exit_code is None)
-            if gone:
-                cluster.add_node(gone[fault.target % len(gone)])
+            self._return_one(fault.target)
         elif kind is FaultKind.DAMAGE:
             self._world.checkpoints.damage_newest()
         elif kind is FaultKind.SLOW_STORE:
@@ -134,6 +133,8 @@ class Injector:
             world.store_slow_until = max(world.store_slow_until, world.timeline.now + fault.duration)
         elif kind is FaultKind.INTERRUPT:
             cluster.interrupt()
+        elif kind is FaultKind.KILL_WITNESSES:
+            self._kill_witnesses(fault.duration)
         elif kind in (
             FaultKind.CRASH_COORDINATOR,
             FaultKind.PAUSE_COORDINATOR,
@@ -145,6 +146,24 @@ class Injector:
             self._strike_node(fault, agent)
             if worker is not None:
                 self._strike_worker(fault, worker)
+
+    def _return_one(self, target: int) -> None:
+        """Let a node that is gone come back."""
+        agents = self._cluster.agents.items()
+        gone = sorted(name for name, other in agents if not other.alive and other.exit_code is None)
+        if gone:
+            self._cluster.add_node(gone[target % len(gone)])
+
+    def _kill_witnesses(self, within_s: float) -> None:
+        """Kill all nodes with witnesses of the generation in force, in any order; some are seen to die."""
+        world = self._world
+        record = world.store.record
+        plan = record.plan if record is not None else None
+        nodes = {plan.members[rank].node for rank in plan.witnesses} if plan is not None else set[str]()
+        for agent in [agent for name, agent in self._cluster.agents.items() if name in nodes]:
+            kill = partial(agent.kill, seen=world.rng.random() < 0.7)
+            world.timeline.after(world.rng.uniform(0.0, within_s), kill)
+        self.extend(within_s)
 
     def note_coordinator(self, what: str) -> None:
         """Count something that strikes the coordinator, or that it has to cope with."""

@@ -20,6 +20,7 @@ class FaultKind(StrEnum):
     GLITCH = "glitch"  # a collective fails with nobody dead
     CRASH_COORDINATOR = "crash_coordinator"  # down for the duration
     PAUSE_COORDINATOR = "pause_coordinator"
+    KILL_WITNESSES = "kill_witnesses"  # all nodes with witnesses, one after the other within the duration
     SUPERSEDE = "supersede"  # paused, replaced, and waking up
     JOIN = "join"
     RETURN = "return"  # a node that is gone comes back under its name
@@ -63,7 +64,7 @@ class FaultPlan:
     crashes_after_strike: the same, counted from the first fault on. experts: per MoE layer, 0 for a dense model;
     slots: for them, per layer and node, 0 for room for all; rebalance_every: steps. leaves: all scripts leave their
     loops (`break`) after the last step, and end. fan_out: of collectives that go level by level, 0 where all meet at
-    once.
+    once. witnesses: how many workers tell of a step as it passes; 0: as many as in a real job.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -88,6 +89,7 @@ class FaultPlan:
     power_cuts: bool = False
     leaves: bool = False
     fan_out: int = 0
+    witnesses: int = 1
     handle_s: float = 0.0
     send_s: float = 0.0
 
@@ -166,6 +168,7 @@ def random_plan(seed: int) -> FaultPlan:
         faults=tuple(faults),
         crashes=crashes,
         crash_down_s=rng.choice((0.01, 0.2, 1.5)),
+        witnesses=Random(seed + 2_000_003).choice((1, 1, 1, 2, 0)),
     )
 
 

@@ -27,7 +27,7 @@ class SimReceipt(NamedTuple):
 
     generation: int
     step: int
-    passed: Passed | None
+    passed: tuple[Passed, ...]
     state: int
 
 

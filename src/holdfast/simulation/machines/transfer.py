@@ -76,7 +76,7 @@ class Pusher:
         if world.rng.random() < 0.05:  # the checksum does not fit: once more
             self._try(target, attempt)
             return
-        peer.receipt = SimReceipt(self._generation, step, worker.machine.passed, state)
+        peer.receipt = SimReceipt(self._generation, step, worker.machine.history, state)
         self._open.discard(target)
         peer.advance()
         worker.advance()

@@ -21,6 +21,7 @@ from holdfast.simulation.faults.plans import (
     slow_plan,
     wide_plan,
 )
+from holdfast.simulation.faults.witness_plans import witness_plan
 
 RANKS = 3
 WRITES = 30
@@ -42,6 +43,8 @@ FIRST_SLOW_SEED = 7_000_000_000
 FIRST_LARGE_SEED = 8_000_000_000
 #: from here on, random ones whose collectives go level by level
 FIRST_LEVEL_SEED = 9_000_000_000
+#: from here on, random ones whose witnesses die
+FIRST_WITNESSES_SEED = 10_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -89,7 +92,8 @@ FAMILIES: dict[str, range] = {
     "interrupted": range(FIRST_INTERRUPTED_SEED, FIRST_SLOW_SEED),
     "slow": range(FIRST_SLOW_SEED, FIRST_LARGE_SEED),
     "large": range(FIRST_LARGE_SEED, FIRST_LEVEL_SEED),
-    "levels": range(FIRST_LEVEL_SEED, FIRST_LEVEL_SEED + 1_000_000_000),
+    "levels": range(FIRST_LEVEL_SEED, FIRST_WITNESSES_SEED),
+    "witnesses": range(FIRST_WITNESSES_SEED, FIRST_WITNESSES_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -101,6 +105,7 @@ _RANDOM_PLANS = {
     "slow": slow_plan,
     "large": large_plan,
     "levels": level_plan,
+    "witnesses": witness_plan,
 }
 
 

@@ -27,6 +27,7 @@ SHARES = {
     "power": 1,
     "interrupted": 1,
     "slow": 2,
+    "witnesses": 2,
     "large": 1,
     "levels": 2,
 }

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 
-class Positions:
+class Standings:
     """The newest step of which each worker is known to hold the state.
 
     To note one takes the same time, however many members there are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.progress.positions import Positions
+from holdfast.coordination.progress.standings import Standings
 
 WORKERS = [f"n{index}" for index in range(6)]
 STEPS = st.integers(0, 6)
@@ -25,11 +25,11 @@ STEPS = st.integers(0, 6)
     )
 )
 def test_counted_is_what_a_walk_would_find(changes: list[tuple[object, ...]]) -> None:
-    positions, step = Positions(1), 1
+    standings, step = Standings(1), 1
     members: set[str] = set()
     known: dict[str, int] = {}
     for what, *arguments in changes:
-        getattr(positions, str(what))(*arguments)
+        getattr(standings, str(what))(*arguments)
         match what, arguments:
             case "note", [str(worker), int(at)]:
                 known[worker] = max(at, known.get(worker, 0))
@@ -43,7 +43,7 @@ def test_counted_is_what_a_walk_would_find(changes: list[tuple[object, ...]]) ->
                 known.clear()
             case _:
                 step += 1
-        assert positions.all_beyond == (bool(members) and all(known.get(worker, -1) > step for worker in members))
-        assert positions.all_there == all(known.get(worker) == step for worker in members)
-        assert positions.slowest(WORKERS) == min(known.get(worker, 0) for worker in WORKERS)
-        assert [positions.of(worker) for worker in WORKERS] == [known.get(worker) for worker in WORKERS]
+        assert standings.all_beyond == (bool(members) and all(known.get(worker, -1) > step for worker in members))
+        assert standings.all_there == all(known.get(worker) == step for worker in members)
+        assert standings.slowest(WORKERS) == min(known.get(worker, 0) for worker in WORKERS)
+        assert [standings.of(worker) for worker in WORKERS] == [known.get(worker) for worker in WORKERS]

@@ -1,0 +1,197 @@
+"""What a node tells of the steps that its workers apply: witnesses' at once, the others' where something breaks."""
+
+from __future__ import annotations
+
+import itertools
+
+from machinery import attach, commit
+
+from holdfast.coordination.agent.instructions import AgentInstruction, Replay, Say
+from holdfast.coordination.agent.machine import AgentMachine, NodeIdentity
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
+
+BEAT_S = 0.5
+
+
+class Bench:
+    """An agent's machine on a connection that stands; all of its workers have entered generation 1."""
+
+    def __init__(self, workers: int = 2) -> None:
+        numbers = itertools.count(1)
+        node = NodeIdentity(job="job", node="n0", workers=workers, digest="d", agent_pid=7)
+        self.machine = AgentMachine(node, lambda: f"{next(numbers):08x}")
+        self.now = 0.0
+        self.machine.start()
+        self.workers = self.machine.workers
+        self.connect()
+        for worker in self.workers:
+            self.say(attach(worker))
+            self.say(msg.Entered(worker=worker, generation=1, applied=0))
+
+    def connect(self) -> list[msg.AgentMessage]:
+        self.machine.disconnected()
+        out = self.machine.connected(self.now)
+        welcome = msg.Welcome(term=1, lease_s=3.0, heartbeat_s=BEAT_S, committed=0, members=self.workers)
+        return said([*out, *self.machine.hear(welcome, self.now)])
+
+    def say(self, message: msg.WorkerMessage) -> list[msg.AgentMessage]:
+        return said(self.machine.worker_said(message, self.now))
+
+    def apply(self, step: int, *indices: int, generation: int = 1, **fields: object) -> list[msg.AgentMessage]:
+        """Let workers apply a step; return what the coordinator hears of it."""
+        out: list[msg.AgentMessage] = []
+        for index in indices or range(len(self.workers)):
+            out += self.say(applied(self.workers[index], step, generation, **fields))
+        return out
+
+    def beat(self) -> list[msg.AgentMessage]:
+        self.now += BEAT_S
+        return said(self.machine.tick(self.now, ()))
+
+    def report(self, index: int = 0, applied: int = 0) -> list[int]:
+        """Let a worker report; return the steps that the coordinator is told of before."""
+        worker, phase = self.workers[index], msg.Phase.COMPUTE
+        *pages, last = self.say(
+            msg.Report(worker=worker, term=1, generation=1, applied=applied, step=applied + 1, phase=phase)
+        )
+        assert isinstance(last, msg.FromWorker)
+        return steps(pages)
+
+
+def applied(worker: str, step: int, generation: int = 1, **fields: object) -> msg.Applied:
+    return msg.Applied(worker=worker, generation=generation, step=step, commit=commit(), world=3, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def said(instructions: list[AgentInstruction]) -> list[msg.AgentMessage]:
+    out: list[msg.AgentMessage] = []
+    for instruction in instructions:
+        if isinstance(instruction, Say):
+            out.append(instruction.message)
+        elif isinstance(instruction, Replay):
+            out += instruction.messages
+    return out
+
+
+def steps(messages: list[msg.AgentMessage]) -> list[int]:
+    pages = [message for message in messages if isinstance(message, msg.AppliedSteps)]
+    assert len(pages) == len(messages)
+    return [step.step for page in pages for step in page.steps]
+
+
+def test_a_witness_is_passed_on_and_nobody_else() -> None:
+    bench = Bench()
+    assert bench.apply(1) == []
+    witness = applied(bench.workers[0], 2, witness=True)
+    assert bench.say(witness) == [msg.FromWorker(message=witness)]
+
+
+def test_a_heartbeat_says_where_all_stand_in_one_number_or_where_each_does() -> None:
+    bench = Bench()
+    assert bench.beat() == [msg.Heartbeat()]
+    bench.apply(1)
+    assert bench.beat() == [msg.Heartbeat(generation=1, applied=(1,))]
+    assert bench.beat() == [msg.Heartbeat()]
+    bench.apply(2, 1, generation=2)
+    assert bench.beat() == [msg.Heartbeat(generation=1, applied=(1, 2))]
+
+
+def test_where_one_stands_is_said_with_the_next_heartbeat_even_if_something_else_was_just_said() -> None:
+    bench = Bench()
+    bench.apply(1, 0, witness=True)
+    assert said(bench.machine.tick(bench.now, ())) == []
+    bench.apply(1, 1)
+    assert said(bench.machine.tick(bench.now, ())) == [msg.Heartbeat(generation=1, applied=(1,))]
+
+
+def test_a_report_comes_after_all_steps_that_were_not_told_of() -> None:
+    bench = Bench()
+    for step in (1, 2, 3):
+        bench.apply(step)
+    assert bench.report(applied=3) == [1, 2, 3]
+    bench.apply(4, 1)
+    assert bench.report(1, applied=4) == [4]
+
+
+def test_what_is_in_the_journal_is_not_told_of() -> None:
+    bench = Bench()
+    for step in (1, 2, 3):
+        bench.apply(step)
+    bench.machine.hear(msg.Committed(term=1, step=2), bench.now)
+    assert bench.report(applied=3) == [3]
+
+
+def test_of_a_witness_only_that_is_told_of_which_it_was_none() -> None:
+    bench = Bench(1)
+    bench.apply(1, witness=True)
+    assert bench.report(applied=1) == []
+    bench.apply(2)
+    bench.apply(3, witness=True)
+    assert bench.report(applied=3) == [2, 3]
+
+
+def test_a_new_connection_is_told_of_everything_once() -> None:
+    bench = Bench(1)
+    bench.apply(1)
+    (hello,) = bench.connect()
+    assert isinstance(hello, msg.Hello)
+    assert steps([kept for kept in hello.kept if isinstance(kept, msg.AppliedSteps)]) == [1]
+    assert bench.report(applied=1) == []
+    assert bench.beat() == [msg.Heartbeat()]
+
+
+def test_a_step_that_is_done_again_is_told_of_again() -> None:
+    bench = Bench(1)
+    bench.apply(1)
+    bench.apply(2)
+    assert bench.report(applied=2) == [1, 2]
+    bench.say(msg.Entered(worker=bench.workers[0], generation=2, applied=1))
+    assert bench.beat() == [msg.Heartbeat()]
+    bench.apply(2, generation=2)
+    assert bench.beat() == [msg.Heartbeat(generation=2, applied=(2,))]
+    assert bench.report(applied=2) == [2]
+
+
+def test_who_has_left_its_loop_is_preceded_by_its_steps() -> None:
+    bench = Bench(1)
+    bench.apply(1)
+    down = msg.WorkerDown(worker=bench.workers[0], kind=FailureKind.PROCESS_EXIT, detail="", exit_code=0, final=True)
+    *pages, last = said(bench.machine.worker_ended(down, bench.now, clean=True))
+    assert steps(pages) == [1]
+    assert isinstance(last, msg.WorkerDown)
+    assert last.applied == 1
+
+
+def test_the_steps_that_come_with_a_state_are_kept_as_if_they_were_applied_here() -> None:
+    bench = Bench(1)
+    passed = tuple(msg.Passed(step=step, commit=commit(float(step)), generation=1, world=4) for step in (1, 2, 3))
+    bench.machine.hear(msg.Committed(term=1, step=1), bench.now)
+    assert bench.say(msg.KnownSteps(worker=bench.workers[0], passed=passed)) == []
+    bench.say(msg.Entered(worker=bench.workers[0], generation=2, applied=3))
+    bench.apply(4, generation=2)
+    (page,) = bench.machine.worker_said(
+        msg.Report(worker=bench.workers[0], term=1, generation=2, applied=4, step=5, phase=msg.Phase.COMPUTE), 0.0
+    )[:-1]
+    assert isinstance(page, Say)
+    assert isinstance(page.message, msg.AppliedSteps)
+    kept = page.message.steps
+    assert [(one.step, one.generation, one.world, one.commit.loss_sum) for one in kept[:-1]] == [
+        (step.step, 1, 4, step.commit.loss_sum) for step in passed[1:]
+    ]
+    assert [one.time for one in kept[:-1]] == [0.0, 0.0], "nobody here knows when"
+    assert kept[-1].step == 4
+
+
+def test_a_node_tells_one_hash_of_a_step_and_another_only_where_its_workers_differ() -> None:
+    bench = Bench(3)
+    (first,) = bench.apply(1, 0, 1, state_hash="a")
+    assert isinstance(first, msg.FromWorker)
+    assert isinstance(first.message, msg.Applied)
+    assert first.message.state_hash == "a"
+    (other,) = bench.apply(1, 2, state_hash="b")
+    assert isinstance(other, msg.FromWorker)
+    assert isinstance(other.message, msg.Applied)
+    assert other.message.state_hash == "b"
+    same = bench.apply(2, state_hash="c", witness=True)
+    hashes = [said.message.state_hash for said in same if isinstance(said, msg.FromWorker)]  # pyright: ignore
+    assert hashes == ["c", "", ""]

@@ -1,0 +1,180 @@
+"""When a step is announced: once a later one proves that all have applied it, or all have said so."""
+
+from __future__ import annotations
+
+from machinery import Job, applied, attach, commit, hello, kept, w, written
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import DecisionKind
+
+NODES = ("n0", "n1", "n2")
+
+
+def steps(job: Job) -> list[int]:
+    return [event.step for event in job.events if isinstance(event, ev.StepCommitted)]
+
+
+def stand(job: Job, node: str, step: int, generation: int = 1) -> None:
+    job.tell(node, msg.Heartbeat(generation=generation, applied=(step,)))
+
+
+def entered(node: str, generation: int, at: int) -> msg.Entered:
+    return msg.Entered(worker=w(node), generation=generation, applied=at)
+
+
+def losses(job: Job) -> list[float | None]:
+    return [event.loss for event in job.events if isinstance(event, ev.StepCommitted)]
+
+
+def broken() -> Job:
+    """All have applied step 1; nobody but a node that is lost has told of it; the others owe reports."""
+    job = Job().start()
+    job.lose("n0")
+    return job
+
+
+def page(node: str, *numbers: int) -> msg.AppliedSteps:
+    lanes = msg.Lanes(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0)
+    known = tuple(msg.KeptStep(step=step, generation=1, world=3, time=0.0, commit=lanes) for step in numbers)
+    return msg.AppliedSteps(workers={w(node): max(numbers)}, steps=known)
+
+
+def test_one_witness_of_the_next_step_announces_a_step_at_its_own_time() -> None:
+    job = Job().start()
+    job.say(applied(w("n1"), 1, 1), after=1.0)
+    heard = job.now
+    assert steps(job) == []
+    job.say(applied(w("n1"), 1, 2), after=7.0)
+    assert steps(job) == [1]
+    assert [event.time for event in job.said(ev.StepCommitted)] == [heard]
+
+
+def test_the_last_step_waits_for_nobody_s_next() -> None:
+    job = Job().start()
+    job.say(applied(w("n1"), 1, 1))
+    for node in ("n0", "n2"):
+        assert steps(job) == []
+        stand(job, node, 1)
+    assert steps(job) == [1]
+
+
+def test_a_number_for_each_worker_is_each_one_s() -> None:
+    job = Job(nodes=2).start()
+    job.say(applied(w("n1"), 1, 1))
+    job.tell("n0", msg.Heartbeat(generation=1, applied=(0, 1)))
+    assert steps(job) == []
+    job.tell("n0", msg.Heartbeat(generation=1, applied=(1, 0)))
+    assert steps(job) == [1]
+
+
+def test_a_proof_counts_once_all_are_heard_of() -> None:
+    """What follows of a begin's costs is known only then, and FORWARD is carried out by those who need no state."""
+    job = Job().boot()
+    for node in NODES:
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    for node in NODES[:2]:
+        job.say(entered(node, 1, 0))
+    job.say(applied(w("n0"), 1, 1))
+    job.say(applied(w("n0"), 1, 2))
+    assert steps(job) == []
+    job.say(entered("n2", 1, 0))
+    assert steps(job) == [1]
+
+
+def joining() -> Job:
+    """Three members, and n3 whose swap flags are up."""
+    job = Job().start()
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    for node in (*NODES, "n3"):
+        job.say(msg.Prepared(worker=w(node), generation=2))
+    return job
+
+
+def test_what_is_proven_of_the_members_of_before_is_announced_before_others_are_members() -> None:
+    job = joining()
+    job.say(applied(w("n0"), 1, 1))
+    job.say(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP)))
+    (started,) = job.said(ev.GenerationStarted)
+    (committed,) = job.said(ev.StepCommitted)
+    assert (committed.step, committed.generation, started.generation) == (1, 1, 2)
+
+
+def test_a_swap_that_only_the_newcomer_tells_of_proves_the_step_before() -> None:
+    job = joining()
+    job.say(applied(w("n0"), 1, 1))
+    job.say(entered("n3", 2, 2))
+    assert steps(job) == [1]
+
+
+def test_a_proof_is_one_of_its_generation_s_members() -> None:
+    job = joining()
+    job.say(applied(w("n0"), 1, 1))
+    job.say(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP)))
+    for node in (*NODES, "n3"):
+        job.say(entered(node, 2, 2 if node != "n3" else 1))
+    # (n3 says that it has less than it must: it holds everything up, until a step passes that it took part in)
+    job.say(applied(w("n1"), 1, 3))
+    assert steps(job) == [1]
+    job.say(applied(w("n1"), 2, 3))
+    assert steps(job) == [1, 2]
+
+
+def test_nothing_is_announced_between_a_stop_and_its_decision() -> None:
+    job = broken()
+    for step in (1, 2, 3):
+        job.say(applied(w("n1"), 1, step))
+    assert steps(job) == []
+    job.report("n1", 2)
+    assert steps(job) == []
+
+
+def test_what_only_survivors_have_applied_is_told_with_their_reports_and_keeps_its_loss() -> None:
+    job = broken()
+    job.tell("n1", page("n1", 1, 2))
+    job.report("n1", 2)
+    job.report("n2", 2)
+    assert job.machine.record.decision == msg.Decision(kind=DecisionKind.REDO, applied=2)
+    assert [passed.step for passed in job.machine.record.passed] == []
+    assert losses(job) == [1.0, 1.0]
+
+
+def test_a_decision_drops_what_is_known_beyond_its_step() -> None:
+    job = broken()
+    job.say(applied(w("n1"), 1, 1, commit(5.0)))
+    job.lose("n1")
+    job.report("n2", 0)
+    job.say(entered("n2", 2, 0))
+    job.say(applied(w("n2"), 2, 1, commit(3.0)))
+    assert losses(job) == [3.0]
+
+
+def test_where_somebody_stood_before_a_roll_back_does_not_count() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    job.say(written("n0", 1, "one"))
+    job.say(kept("n0", 1, "one"))
+    job.step(2)
+    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
+    for node in ("n0", "n1"):
+        job.report(node, None)
+    assert [event.to_step for event in job.said(ev.RolledBack)] == [1]
+    for node in ("n0", "n1"):
+        job.say(entered(node, 2, 1))
+    job.say(applied(w("n0"), 2, 2))
+    stand(job, "n1", 2)
+    assert steps(job) == [1, 2]
+    stand(job, "n1", 2, generation=2)
+    assert steps(job) == [1, 2, 2]
+
+
+def test_a_step_that_came_with_a_state_has_no_time_of_its_own() -> None:
+    job = Job().start()
+    job.say(applied(w("n0"), 1, 1))
+    heard = job.now
+    job.now += 9.0
+    job.tell("n1", page("n1", 1))
+    job.say(applied(w("n0"), 1, 2))
+    assert [event.time for event in job.said(ev.StepCommitted)] == [heard]
