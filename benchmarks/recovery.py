@@ -21,7 +21,14 @@ from typing import Any
 
 from standstill import Watch
 
-from holdfast.protocol.events import FailureDetected, GenerationStarted, NodesJoined, RolledBack, StepCommitted
+from holdfast.protocol.events import (
+    FailureDetected,
+    GenerationStarted,
+    NodesJoined,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+)
 from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,6 +89,8 @@ class Bench:
         self.rng = rng
         self.tallies: dict[str, Tally] = {}
         self.stalls: list[float] = []
+        #: from a kill at a random moment to the coordinator's word of it
+        self.seen: list[float] = []
         self.killed: set[str] = set()
 
     # ---- the kinds of harm ----
@@ -91,6 +100,7 @@ class Bench:
         time.sleep(self.rng.random() * self.median_step())
         victim = self.rng.choice(self.job.nodes())
         since, at = len(self.job.events), self.kill(victim)
+        self.seen.append(self.job.wait(FailureDetected, node=victim, since=since).time - at)
         self.measure("random moment", at, since, lost=1)
 
     def kill_at_phase(self, phase: str) -> None:
@@ -223,6 +233,11 @@ class Bench:
             print(f"  {kind:20s} {spread(tally.down)}")
         print(f"  {'all':20s} {spread(everything)}")
         print(f"  joiner's stall       {spread(self.stalls)}")
+        recoveries = [e for e in self.job.all(Recovered) if e.action == "shrink"]
+        print("parts of a recovery, seconds:")
+        print(f"  seen after           {spread(self.seen)}")
+        for part in ("decide_s", "regroup_s", "redo_s"):
+            print(f"  {part[:-2]:20s} {spread([getattr(each, part) for each in recoveries])}")
         print(self.watch.report())
         wrong = self.losses()
         print("lost: " + ("nothing (steps 0, samples 0, survivors 0)" if not wrong else "; ".join(wrong)))

@@ -42,9 +42,9 @@ PART_MUTANTS = (
     ),
     Mutant(
         name="pushes_to_everybody",
-        file=BOUNDARIES,
-        old="for w, source in pushed if worker in source.members)",
-        new="for w, source in pushed if source.members)",
+        file="protocol/plan.py",
+        old="        return self._receivers.get(worker, ())\n",
+        new="        return tuple(self.sources)\n",
         why="only who is named as a source sends: another may lack the state itself",
     ),
     Mutant(

@@ -10,7 +10,7 @@ from msgspec import Meta, field
 
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.names import Blob, Count, Struct, Text, WorkerId, node_of
-from holdfast.protocol.state import StateSource
+from holdfast.protocol.state import LiveSource, StateSource
 
 #: Steps over which loads are taken where nobody ever looks at the placement again (Lazarus, 6.1: looks every 200).
 LOADS_WINDOW = 200
@@ -150,6 +150,10 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
         """
         return self.sources.get(worker) or (decision.source if decision is not None else None)
 
+    def receivers(self, worker: str) -> tuple[str, ...]:
+        """Return the members that a member sends the state to, from its memory."""
+        return self._receivers.get(worker, ())
+
     def domain_of(self, worker: str) -> tuple[int, ...]:
         """Return the ranks of all members of a member's role, its own among them, ascending."""
         roles = [member.role for member in self.members]
@@ -160,6 +164,14 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
     def workers(self) -> tuple[str, ...]:
         """The members' worker ids by rank."""
         return tuple(member.worker for member in self.members)
+
+    @cached_property
+    def _receivers(self) -> dict[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = {}
+        for receiver, source in self.sources.items():
+            for sender in source.members if isinstance(source, LiveSource) else ():
+                found.setdefault(sender, []).append(receiver)
+        return {sender: tuple(receivers) for sender, receivers in found.items()}
 
     @cached_property
     def _ranks(self) -> dict[str, int]:

@@ -24,6 +24,7 @@ from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Troubles
 from holdfast.simulation.machines.experts import StoredExperts
 from holdfast.simulation.machines.training import SimReceipt
+from holdfast.simulation.shared_plans import SharedPlans
 
 #: where virtual time begins, in seconds
 START = 1000.0
@@ -112,6 +113,7 @@ class World:
         self.journal = parts.journal()
         self.checkpoints = CheckpointDirectory()
         self.data_plane = DataPlane()
+        self.plans = SharedPlans()
         #: what a coordinator writes may take until then
         self.store_slow_until = START
         #: its user wants the job to end

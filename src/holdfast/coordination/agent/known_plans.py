@@ -11,14 +11,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.coordination.agent.instructions import Pass
-from holdfast.coordination.telling.plan_change import MisfitError, rebuilt, rebuilt_shares
+from holdfast.coordination.telling.plan_change import Assignment, MisfitError, rebuilt, rebuilt_shares
 from holdfast.protocol.messages.agent import NodeOrder
 from holdfast.protocol.messages.orders import Arm, Begin, JobDone, Order, Prepare, Stop, Void
-from holdfast.protocol.messages.plans import AskPlan, BeginNode, PlanChange, PrepareNode
+from holdfast.protocol.messages.plans import AskPlan, BeginNode, PlanChange, PrepareNode, Shares
 from holdfast.protocol.plan import GenerationPlan
 
 #: orders that may wait for a plan; a coordinator does not say more before it has answered
 _MAX_WAITING = 64
+
+
+class PlanMaker:
+    """Makes plans of their changes."""
+
+    def plan(self, change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
+        """Return the plan that a change leads to.
+
+        Raises:
+            MisfitError: it does not lead to the plan that it says it does.
+        """
+        return rebuilt(change, base)
+
+    def shares(
+        self, shares: Shares | None, change: PlanChange, plan: GenerationPlan, base: GenerationPlan | None
+    ) -> Assignment:
+        """Return each rank's micro-batches of the first step of a plan that was made; () for those of the ranks."""
+        return rebuilt_shares(shares, change, plan, base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +59,11 @@ class KnownPlans:
     A coordinator changes neither plan without telling the nodes of those that it names, and what it says comes in
     order. So `members` and `pending` are what it had in mind when it sent an order, whoever has attached or died here
     meanwhile.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, maker: PlanMaker | None = None) -> None:
+        self._maker = maker or PlanMaker()
         self._plans: dict[int, _Known] = {}
         self._members: frozenset[str] = frozenset()
         self._pending: frozenset[str] = frozenset()
@@ -90,15 +110,14 @@ class KnownPlans:
     def _planned(self, order: BeginNode | PrepareNode, workers: Sequence[str]) -> list[Pass | AskPlan]:
         change = order.plan
         base = self._base(change)
-        plan = rebuilt(change, base)
-        here = set(workers)
-        members = frozenset(worker for worker in plan.workers if worker in here)
+        plan = self._maker.plan(change, base)
+        members = frozenset(worker for worker in workers if plan.rank(worker) is not None)
         # (of those before, the base alone may be the base of the next one)
         self._plans = {number: known for number, known in self._plans.items() if number == change.base}
         self._plans[plan.generation] = _Known(plan, change.digest)
         if isinstance(order, BeginNode):
             self._members, self._pending = members, frozenset()
-            assignment = rebuilt_shares(order.shares, change, plan, base)
+            assignment = self._maker.shares(order.shares, change, plan, base)
             said = Begin(plan=plan, decision=order.decision, assignment=assignment)
         else:
             # One that was pending and never voided is in force by now.

@@ -22,7 +22,7 @@ from holdfast.coordination.agent.instructions import (
     Say,
     StartWorker,
 )
-from holdfast.coordination.agent.known_plans import KnownPlans
+from holdfast.coordination.agent.known_plans import KnownPlans, PlanMaker
 from holdfast.coordination.agent.node_steps import NodeSteps
 from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
@@ -92,9 +92,10 @@ class AgentMachine:
 
     Args:
         nonce: gives a name (8 to 32 hexadecimal digits) that nobody else has, at each call another one.
+        maker: makes plans of what is told of them; by default one of its own.
     """
 
-    def __init__(self, node: NodeIdentity, nonce: Callable[[], str]) -> None:
+    def __init__(self, node: NodeIdentity, nonce: Callable[[], str], maker: PlanMaker | None = None) -> None:
         self.node = node
         #: the highest term of a coordinator seen
         self.term = 0
@@ -104,7 +105,7 @@ class AgentMachine:
         self._nonce = nonce
         self._places = [WorkerPlace() for _ in range(node.workers)]
         self._steps = NodeSteps(self._places)
-        self._plans = KnownPlans()
+        self._plans = KnownPlans(maker)
         self._connected = False
         self._welcome: Welcome | None = None
         self._said_at = 0.0

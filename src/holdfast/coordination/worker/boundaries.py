@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, Receive
 from holdfast.protocol.plan import Decision, GenerationPlan, Phase
-from holdfast.protocol.state import CheckpointSource, LiveSource
+from holdfast.protocol.state import CheckpointSource
 
 
 class InvalidTransitionError(Exception):
@@ -56,8 +56,7 @@ def due(worker: str, plan: GenerationPlan, decision: Decision | None, copy: Stat
         return Forward(plan, copy.passed.step, copy.passed.commit)
     if lacking and isinstance(source, CheckpointSource):
         return Load(plan, source.name)
-    pushed = [(w, source) for w, source in plan.sources.items() if isinstance(source, LiveSource)]
-    send_to = tuple(w for w, source in pushed if worker in source.members)
+    send_to = plan.receivers(worker)
     if not placed:
         return Move(plan, send_to)
     return Receive(plan) if lacking else Enter(plan, send_to)

@@ -37,7 +37,7 @@ class SimAgent(Process):
             digest="script",
             agent_pid=world.pid(),
         )
-        self.machine = world.parts.agent(node, world.nonce)
+        self.machine = world.parts.agent(node, world.nonce, world.plans)
         self._connection: SimConnection | None = None
         #: how far this node's clock is off: no two neighbours' agree
         self._clock_off_s = 3600.0 * (int(name[1:]) % 5 - 2)
