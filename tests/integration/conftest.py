@@ -11,7 +11,6 @@ import pytest
 from job_cases import TINY, StartJob, check_journal
 
 from holdfast.testing.local_job import LocalJob
-from warm_start import zygote
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,10 +21,9 @@ def _share_calm_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _share_a_zygote() -> Iterator[None]:
-    """Importing torch once for all jobs of this process takes a third of the processor's time off the suite."""
-    with zygote() as job_cases.zygote:
-        yield
+def _share_a_zygote(warm_torch: str) -> None:
+    """Jobs fork their workers from it."""
+    job_cases.zygote = warm_torch
 
 
 @pytest.fixture

@@ -27,8 +27,6 @@ from holdfast.testing.local_job import LocalJob
 from places import CONTROL_SCRIPTS
 from warm_start import run_warm, zygote
 
-#: one process of pytest keeps what they fork from
-pytestmark = pytest.mark.xdist_group("commands")
 DEADLINE = 60.0
 TRAINING = CONTROL_SCRIPTS / "fake_training.py"
 

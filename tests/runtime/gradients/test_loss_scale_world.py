@@ -10,8 +10,6 @@ from cluster import Cluster
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 
-#: one process of pytest keeps what they fork from
-pytestmark = pytest.mark.xdist_group("cluster")
 STEPS = 14
 #: So large that some steps overflow on all ranks, and later ones, when it has grown back, on one.
 SCALE = 2.0**18

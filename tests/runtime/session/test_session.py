@@ -13,8 +13,6 @@ from holdfast.protocol import checkpoint_dir
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 
-#: one process of pytest keeps what they fork from
-pytestmark = pytest.mark.xdist_group("cluster")
 STEPS = 12
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from places import EXAMPLES
-from warm_start import run_warm, zygote
+from warm_start import run_warm
 
-#: one process of pytest keeps what they fork from
-pytestmark = pytest.mark.xdist_group("moe example")
 EXAMPLE = EXAMPLES / "moe_gpt.py"
 SMALL = ("--layers", "2", "--dim", "16", "--hidden", "16", "--context", "8", "--heads", "2", "--global-batch", "8")
 
@@ -30,11 +28,10 @@ def run_cold(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
+@pytest.fixture
+def run(warm_torch: str) -> Run:
     """Run it without a cold start."""
-    with zygote() as socket_path:
-        yield lambda *arguments: run_warm(socket_path, EXAMPLE, *SMALL, *arguments)
+    return lambda *arguments: run_warm(warm_torch, EXAMPLE, *SMALL, *arguments)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
