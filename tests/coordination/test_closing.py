@@ -277,6 +277,19 @@ def test_a_script_that_cannot_go_on_fails_once_all_members_have_saved(policy: Jo
     assert [event.why for event in job.events if isinstance(event, ev.JobFailed)] == [RAISED]
 
 
+def test_a_group_that_breaks_because_its_members_are_told_to_stop_is_no_failure() -> None:
+    job = failed_job()
+    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="connection closed by peer"))
+    all_report(job, 4)
+    all_save(job, 4)
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    hung = failed_job()
+    hung.say(msg.Complaint(worker=w("n2"), generation=1, detail="it was waited for in vain", timed_out=True))
+    for node in ("n0", "n1", "n2"):
+        hung.report(node, 4)
+    assert [event.node for event in hung.events if isinstance(event, ev.FailureDetected)] == ["n2"]
+
+
 def test_the_first_cause_stands_whoever_fails_or_wants_the_end_afterwards() -> None:
     job = failed_job()
     job.say(script_failed("n2"))

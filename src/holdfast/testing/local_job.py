@@ -214,6 +214,18 @@ class LocalJob(EventLog):
         """Return what the job printed."""
         return self.output_file.read_text(errors="replace")
 
+    def wait_output(self, text: str, times: int = 1, timeout: float = 60.0) -> None:
+        """Wait until the job has printed `text` so often.
+
+        Raises:
+            JobTimeoutError: it has not, in so many seconds, or has ended.
+        """
+        limit = time.monotonic() + timeout
+        while self.output().count(text) < times:
+            if not self._runs() or time.monotonic() > limit:
+                raise JobTimeoutError(f"the job has not printed {text!r} {times} times:\n{self.story()}")
+            time.sleep(0.01)
+
     def story(self) -> str:
         """Return the last events and the end of the output, for error messages."""
         return f"{super().story()}\n--- output ---\n{self.output()[-6000:]}"

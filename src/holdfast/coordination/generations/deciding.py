@@ -118,6 +118,8 @@ class Deciding:
         self._stopping.complaints.clear()
         if not complaints or not set(members) <= set(reports):
             return False
+        if self._closing.under_way and not any(complaint.timed_out for complaint in complaints.values()):
+            return False  # members that are told to stop let go of groups that others still build
         now, first = self._turn.now, next(iter(complaints.values()))
         named = self._suspects.name(members, reports, complaints, self._ledger.committed)
         if not named:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -9,6 +10,8 @@ from collections.abc import Callable
 
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages.orders import Inject
+
+logger = logging.getLogger(__name__)
 
 EXIT_CODE = 13
 #: What happens in the training thread, or not at all.
@@ -44,6 +47,8 @@ class Faults:
             return
         with self._lock:
             self._armed.append(inject)
+        when = "the next step" if inject.step is None else f"step {inject.step}"
+        logger.warning("fault injection: %s at %s, %s, is due", inject.fault, when, inject.phase or "any phase")
 
     def armed(self, phase: str, step: int) -> bool:
         """Return whether `at` would strike."""
