@@ -178,3 +178,19 @@ def test_a_step_that_came_with_a_state_has_no_time_of_its_own() -> None:
     job.tell("n1", page("n1", 1))
     job.say(applied(w("n0"), 1, 2))
     assert [event.time for event in job.said(ev.StepCommitted)] == [heard]
+
+
+def test_the_more_nodes_there_are_the_more_seldom_they_are_told_what_to_forget() -> None:
+    def told_after_s(nodes: int) -> float:
+        job = Job(nodes=nodes).start()
+        times: list[float] = []
+        for step in (1, 2):
+            job.step(step)
+            job.tick(0.1)
+            while not job.sent(msg.Committed):
+                job.tick(0.1)
+            times.append(job.now)
+        return times[1] - times[0]
+
+    assert 0.4 < told_after_s(4) < 0.7
+    assert 0.9 < told_after_s(2 * 64) < 1.2
