@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from machinery import Job, applied, w
+from machinery import Job, applied, hello, w
 
-from holdfast.coordination.inputs import Tick
+from holdfast.coordination.inputs import Received, Tick
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Phase
 
@@ -64,3 +64,23 @@ def costs(nodes: int) -> dict[str, int]:
 def test_one_message_costs_the_same_whatever_the_world_s_size() -> None:
     small, large = costs(SMALL), costs(LARGE)
     assert {name: large[name] - small[name] for name in small if large[name] > small[name] + 5} == {}
+
+
+def test_the_more_agents_there_are_the_more_seldom_each_says_that_it_lives() -> None:
+    def beat_s(nodes: int) -> float:
+        job = Job(nodes=nodes).boot()
+        job.connect(hello("n0"))
+        (welcome,) = job.sent(msg.Welcome)
+        assert welcome.heartbeat_s <= welcome.lease_s / 3
+        return welcome.heartbeat_s
+
+    assert [beat_s(nodes) for nodes in (1, 500, 800, 5000)] == [0.5, 0.5, 0.8, 1.0]
+
+
+def test_a_sign_of_life_renews_a_lease_and_costs_nothing_else() -> None:
+    job = Job(nodes=2).start()
+    for _ in range(4):
+        job.tick(1.0)
+        assert job.tell("n0", msg.Heartbeat()) == []
+    assert list(job.machine.members.nodes) == ["n0"]
+    assert job.feed(Received(99, msg.Heartbeat())) == []

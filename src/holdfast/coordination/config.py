@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from holdfast.protocol.job_spec import JobSpec
 
+#: heartbeats that a coordinator hears in a second, as far as leases allow
+BEATS_PER_S = 1000
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorConfig:
@@ -30,3 +33,10 @@ class CoordinatorConfig:
     witnesses: int = 0
     secret: bytes = b""
     takeover: bool = False
+
+    def beat_s(self, nodes: int) -> float:
+        """Return how often an agent is to say that its node lives, in seconds.
+
+        Many are to say so more seldom, `BEATS_PER_S` together, but each three times in a lease.
+        """
+        return max(self.heartbeat_s, min(nodes / BEATS_PER_S, self.lease_s / 3))

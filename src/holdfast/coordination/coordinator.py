@@ -23,7 +23,7 @@ from holdfast.coordination.nodes.injection import injection
 from holdfast.coordination.nodes.membership import Membership, Node
 from holdfast.coordination.parts import JobParts, JobState
 from holdfast.coordination.progress.mending import missing_events
-from holdfast.coordination.table import Row, always, ignore, row, while_it_goes_on
+from holdfast.coordination.table import Row, always, row, while_it_goes_on
 from holdfast.coordination.turn import Turn
 from holdfast.coordination.waiting import Waiting
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
@@ -34,6 +34,8 @@ from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
+
+_ALIVE = msg.Heartbeat()
 
 
 class Coordinator:
@@ -113,6 +115,9 @@ class Coordinator:
             BadInputError: a user's request that is refused (InjectFault).
         """
         self.turn.now = max(now, self.turn.now)
+        if isinstance(event, Received) and event.message == _ALIVE:
+            self.members.renew(event.connection, self.turn.now)  # most of what is heard, and nothing comes of it
+            return []
         self._take(event)
         self._advance()
         if isinstance(event, Tick) and self.over is None:
@@ -265,15 +270,8 @@ class Coordinator:
         self._finishing.tick()
         self.parts.closing.tick()
 
-    def _from_worker(self, node: Node, envelope: msg.FromWorker) -> None:
-        self._hearing.take(node, envelope.message)
-
-    def _heartbeat(self, node: Node, heartbeat: msg.Heartbeat) -> None:
-        if heartbeat.applied:
-            self._hearing.stands(node, heartbeat)
-
-    def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
-        self._hearing.replayed(node, page)
+    def _hear(self, node: Node, message: msg.FromWorker | msg.AppliedSteps | msg.Heartbeat) -> None:
+        self._hearing.hear(node, message)
 
     def _asks(self, node: Node, ask: msg.AskPlan) -> None:
         why = self.parts.telling.asked(node, ask)
@@ -341,10 +339,10 @@ class Coordinator:
 
     #: the same of what agents say
     _AGENT_SAYS: ClassVar[dict[type, Row]] = {
-        msg.Heartbeat: while_it_goes_on(_heartbeat),
-        msg.FromWorker: always(_from_worker),
+        msg.Heartbeat: while_it_goes_on(_hear),
+        msg.FromWorker: always(_hear),
         msg.AskPlan: while_it_goes_on(_asks),
-        msg.AppliedSteps: row(_replayed, _replayed, _replayed, ignore),
+        msg.AppliedSteps: while_it_goes_on(_hear),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),
     }

@@ -25,13 +25,23 @@ class Hearing:
         self._parts = parts
         self._turn = parts.turn
 
+    def hear(self, node: Node, message: msg.FromWorker | msg.AppliedSteps | msg.Heartbeat) -> None:
+        """Take in what an agent says of its workers."""
+        match message:
+            case msg.FromWorker():
+                self.take(node, message.message)
+            case msg.AppliedSteps():
+                self._replayed(node, message)
+            case msg.Heartbeat():
+                self._stand(node, message)
+
     def take(self, node: Node, message: msg.WorkerMessage) -> None:
         """Take in what a worker of a node says; what a stranger says through it does not count."""
         known = message.worker in node.workers
         if known or (isinstance(message, msg.Attach) and node_of(message.worker) == node.name):
             self._WORKER_SAYS[type(message)][self._parts.state](self, node, message)
 
-    def replayed(self, node: Node, page: msg.AppliedSteps) -> None:
+    def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
         """Take in a page of what a node's workers applied while nobody listened, as if they had told it one by one."""
         record, ledger = self._turn.record, self._parts.ledger
         # (A report comes after the steps before it: who has many to tell is not silent.)
@@ -58,7 +68,7 @@ class Hearing:
             if reached:
                 ledger.settle(worker, min(top, reached))
 
-    def stands(self, node: Node, heartbeat: msg.Heartbeat) -> None:
+    def _stand(self, node: Node, heartbeat: msg.Heartbeat) -> None:
         """Take in where a node's workers stand."""
         record, applied = self._turn.record, heartbeat.applied
         if not record.lineage <= heartbeat.generation <= record.generation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from machinery import Job, applied, attach, commit, hello, kept, w, written
 
 from holdfast.protocol import events as ev
@@ -60,11 +61,16 @@ def test_the_last_step_waits_for_nobody_s_next() -> None:
 
 
 def test_a_number_for_each_worker_is_each_one_s() -> None:
-    job = Job(nodes=2).start()
-    job.say(applied(w("n1"), 1, 1))
-    job.tell("n0", msg.Heartbeat(generation=1, applied=(0, 1)))
-    assert steps(job) == []
+    job, here = Job(nodes=1).boot(), [msg.worker_id("n0", index, "a") for index in range(2)]
+    job.connect(msgspec.structs.replace(hello("n0"), workers=2))
+    for worker in here:
+        job.say(attach(worker))
+    for worker in here:
+        job.say(msg.Entered(worker=worker, generation=1, applied=0))
+    job.say(applied(here[0], 1, 1))
     job.tell("n0", msg.Heartbeat(generation=1, applied=(1, 0)))
+    assert steps(job) == []
+    job.tell("n0", msg.Heartbeat(generation=1, applied=(0, 1)))
     assert steps(job) == [1]
 
 

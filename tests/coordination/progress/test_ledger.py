@@ -66,6 +66,21 @@ def test_what_is_undone_is_held_against_nobody() -> None:
     assert [done.commit for done in ledger.release()] == [commit(1.0)]
 
 
+def test_who_is_taken_back_does_not_stand_any_longer_where_it_stood() -> None:
+    ledger = StepLedger()
+    ledger.follow(1, MEMBERS[:2])
+    for worker, steps in ((MEMBERS[0], 2), (MEMBERS[1], 1)):
+        for step in range(1, steps + 1):
+            ledger.note(applied(worker, 1, step), 100.0)
+    assert [done.step for done in ledger.release()] == [1]
+    ledger.undo_after(1)
+    ledger.follow(2, MEMBERS[:2])
+    ledger.note(applied(MEMBERS[1], 2, 2), 100.0)
+    assert ledger.release() == []
+    ledger.note(applied(MEMBERS[0], 2, 2), 100.0)
+    assert [done.step for done in ledger.release()] == [2]
+
+
 def test_going_back_releases_the_same_steps_again() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS[:1])

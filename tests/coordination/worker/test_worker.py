@@ -64,6 +64,20 @@ def voted() -> WorkerMachine:
     return machine
 
 
+def one_step(machine: WorkerMachine) -> msg.Applied:
+    """Let a machine that computes apply its step."""
+    for micro_batch in machine.share:
+        machine.computing(micro_batch)
+    machine.computed()
+    machine.reduced()
+    machine.voting()
+    machine.vote_passed(commit())
+    machine.begin_apply()
+    (applied,) = [i.message for i in machine.applied_step() if isinstance(i, Tell)]
+    assert isinstance(applied, msg.Applied)
+    return applied
+
+
 def report_of(instructions: Sequence[object]) -> msg.Report:
     (report,) = [i.message for i in instructions if isinstance(i, Tell) and isinstance(i.message, msg.Report)]
     return report
@@ -211,6 +225,39 @@ def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
     assert machine.received(2, [msg.Passed(step=3, commit=commit())], 3)
     assert machine.entered(received_bytes=9) != []
     assert machine.task == Compute(4, (1, 3), ())
+
+
+def test_all_that_has_led_to_a_state_goes_with_it_and_its_receiver_s_agent_is_told_before_anything_else() -> None:
+    passed = [msg.Passed(step=step, commit=commit(float(step)), generation=1, world=1) for step in (2, 3)]
+    machine = joiner()
+    machine.pushed(2)
+    machine.received(2, passed, 3)
+    known, entered = machine.entered()
+    assert known == Tell(msg.KnownSteps(worker=ME, passed=tuple(passed)))
+    assert entered == Tell(msg.Entered(worker=ME, generation=2, applied=3))
+    one_step(machine)
+    assert machine.history == (*passed, msg.Passed(step=4, commit=commit(), generation=2, world=2))
+    machine.order(msg.Stop(term=1, generation=2))
+    machine.order(begin(3, DecisionKind.ROLLBACK, 1, source=msg.CheckpointSource(name="one"), plan=plan(3, ME)))
+    assert machine.loaded(3, 1)
+    assert machine.history == ()
+
+
+def test_who_is_stopped_before_it_has_entered_tells_of_what_was_sent_with_its_report() -> None:
+    machine = joiner()
+    machine.pushed(2)
+    machine.received(2, [msg.Passed(step=3, commit=commit())], 3)
+    kinds = [type(i.message) for i in machine.order(msg.Stop(term=1, generation=2)) if isinstance(i, Tell)]
+    assert kinds == [msg.KnownSteps, msg.Report]
+
+
+def test_a_witness_says_that_it_is_one() -> None:
+    for witnesses, is_one in (((0,), True), ((1,), False)):
+        machine = WorkerMachine(ME, micro_batches=4)
+        chosen = msgspec.structs.replace(plan(1), witnesses=witnesses)
+        machine.order(begin(1, DecisionKind.START, 0, plan=chosen))
+        machine.entered()
+        assert one_step(machine).witness is is_one
 
 
 def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:

@@ -59,7 +59,7 @@ class Admission:
         welcome = Welcome(
             term=turn.record.term,
             lease_s=config.lease_s,
-            heartbeat_s=config.heartbeat_s,
+            heartbeat_s=config.beat_s(max(config.spec.nodes_to_begin, len(turn.members.nodes))),
             committed=self._turn.recorded.step,
             members=tuple(turn.planned_on(hello.node)),
         )

@@ -230,6 +230,12 @@ class Membership:
         complete = [worker for worker, node in others.items() if node.complete]
         return sorted(complete, key=lambda worker: others[worker].place)
 
+    def renew(self, connection: int, now: float) -> None:
+        """The node behind a connection lives."""
+        node = self.on(connection)
+        if node is not None:
+            node.seen = now
+
     def renew_leases(self, now: float) -> None:
         """Renew every lease: the coordinator itself was away."""
         for node in self.nodes.values():
