@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination.experts.placing import decode
+from holdfast.coordination.experts.blobs import decode
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import ExpertShape

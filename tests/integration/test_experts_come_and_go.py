@@ -98,7 +98,7 @@ def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None
 
 def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
     """The migration is broken off, and nothing that was to be dropped is missing: three owners of each expert."""
-    options = (*VERIFY, "--expert-slots", "5", "--fault-threshold", "3")
+    options = (*VERIFY, "--expert-slots", "6", "--fault-threshold", "3")
     job = start_job("--steps", "24", "--step-seconds", "0.1", nodes=5, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=3)
     threshold = job.wait(GenerationStarted).fault_threshold

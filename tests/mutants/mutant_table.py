@@ -32,6 +32,7 @@ COORDINATOR = "coordination/coordinator.py"
 CHECKPOINTS = "coordination/progress/checkpoints.py"
 PROGRESS = "coordination/progress/announced.py"
 EXPERTS = "coordination/experts/placing.py"
+BLOBS = "coordination/experts/blobs.py"
 SUSPECTS = "coordination/nodes/suspects.py"
 TURN = "coordination/turn.py"
 AGENT = "coordination/agent/machine.py"
@@ -567,17 +568,24 @@ MUTANTS = (
     ),
     Mutant(
         name="lost_experts_are_not_missed",
-        file=EXPERTS,
-        old="    return [(int(layer), int(expert)) for layer, expert in np.argwhere(live == 0)]\n",
+        file=BLOBS,
+        old="    return [divmod(int(cell), shape.experts) for cell in np.flatnonzero(live == 0)]\n",
         new="    return []\n",
         why="an expert without a live copy takes a checkpoint",
     ),
     Mutant(
         name="experts_of_the_other_ranks",
         file=EXPERTS,
-        old="    placed = dealt[:, :, order]\n",
-        new="    placed = dealt\n",
-        why="ranks need not be in the order of the nodes",
+        old="    for worker, blob in zip(touched.tolist(), blobs, strict=True):\n",
+        new="    for worker, blob in enumerate(blobs):\n",
+        why="what is given to a worker comes to that one",
+    ),
+    Mutant(
+        name="a_loss_is_not_mended",
+        file="planning/placement/repair.py",
+        old="    for layer in np.flatnonzero((hosts < threshold).any(axis=1)):\n",
+        new="    for layer in np.flatnonzero((hosts < 0).any(axis=1)):\n",
+        why="what is left of a placement keeps the guarantee of f",
     ),
     Mutant(
         name="the_same_members_again_after_a_time_out",

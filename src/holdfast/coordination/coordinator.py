@@ -160,7 +160,9 @@ class Coordinator:
         elif self.parts.joining.newcomers(plan):
             self.parts.stopping.begin(self.turn.now)  # only a restart lets them in
         if self._settled is not None:
-            self.parts.rebalancing.ask(plan, self.parts.ledger.committed)
+            found = self.parts.rebalancing.look(plan, self.parts.ledger.committed, self.parts.progress.costs)
+            if found is not None:
+                self.parts.joining.rearrange(plan, found)
 
     @property
     def _settled(self) -> GenerationPlan | None:
@@ -320,10 +322,7 @@ class Coordinator:
         self.parts.closing.ask(request)
 
     def _planned(self, planned: Planned) -> None:
-        plan = self._settled
-        experts = self.parts.rebalancing.weigh(planned, plan, self.parts.progress.costs)
-        if plan is not None and experts is not None:
-            self.parts.joining.rearrange(plan, experts)
+        self.parts.rebalancing.came(planned)
 
     # ---- the tables ----
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from holdfast.coordination.experts.placing import unreadable
+from holdfast.coordination.experts.blobs import unreadable
 from holdfast.coordination.generations.announcing import announce_node
 from holdfast.coordination.generations.rendezvous import pass_on
 from holdfast.coordination.inputs import Failure

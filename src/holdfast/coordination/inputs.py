@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import AgentMessage
-from holdfast.protocol.plan import ExpertPlan, Phase
+from holdfast.protocol.plan import Phase
 
 if TYPE_CHECKING:
-    from holdfast.planning import Shortage  # its imports take half a second that no command needs
+    from holdfast.coordination.experts.searching import Found  # its imports take half a second that no command needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What PlanExperts asked for is computed; None where that failed."""
+    """A search that PlanExperts asked for is over, after whatever time; None where it found nothing."""
 
     generation: int
-    experts: ExpertPlan | Shortage | None
+    found: Found | None
 
 
 Input = Received | Disconnected | Tick | Failure | InjectFault | Shutdown | Planned

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.agent import CoordinatorMessage
-from holdfast.protocol.plan import ExpertPlan
 from holdfast.protocol.record import Record
 
 if TYPE_CHECKING:
-    from holdfast.planning import Shortage  # its imports take half a second that no command needs
+    from holdfast.coordination.experts.searching import Search  # its imports take half a second that no command needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +60,12 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class PlanExperts:
-    """Call `solve` beside everything else (it may take seconds) and feed what it returns as Planned, once."""
+    """Call the search's `solve` beside everything else, and feed what it returns as Planned.
 
-    generation: int
-    solve: Callable[[], ExpertPlan | Shortage]
+    It may take any time, or never return. A new search makes the one before worthless.
+    """
+
+    search: Search
 
 
 Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | PlanExperts

@@ -15,9 +15,8 @@ from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.moving.migration import Migration, node_kinds, plan_migration
 from holdfast.planning.placement.allocation import Guarantee, Shortage, allocate
 from holdfast.planning.placement.best import Best
-from holdfast.planning.placement.compact import Compact
 from holdfast.planning.placement.mro import Mro
-from holdfast.planning.placement.spread import Spread
+from holdfast.planning.placement.spread import Compact, Spread
 from holdfast.planning.placement.strategy import PlacementProblem, Strategy, fewest_hosts
 
 

@@ -13,6 +13,11 @@ from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.moving.migration import Migration
 from holdfast.planning.placement.strategy import fewest_hosts
+from holdfast.planning.survival.objective import default_weights
+from holdfast.planning.survival.recovery_probability import fatal_share
+
+#: Losses that are fatal to one placement and not to another: a smaller share of all is not worth a switch.
+_WORTH_A_SWITCH = 2e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,13 +103,23 @@ def migration_seconds(migration: Migration, model: CostModel) -> float:
 
 
 def decide_rebalance(
-    loads: FloatArray, current: IntArray, migration: Migration, *, threshold: int, steps: int, model: CostModel
+    loads: FloatArray,
+    current: IntArray,
+    migration: Migration,
+    *,
+    threshold: int,
+    steps: int,
+    model: CostModel,
+    mended: bool = False,
+    racks: IntArray | None = None,
 ) -> RebalanceDecision:
     """Decide on a new placement for the next `steps` steps.
 
     `loads` `(L, E)` tokens per step expected; `current` `(L, E, N)` replicas now; `migration` leads to the new ones;
     `threshold` the distinct nodes each expert should have. A placement that has lost its guarantee is replaced at
-    any price; one that needs an expert nobody holds is refused.
+    any price; one that needs an expert nobody holds is refused. One that was `mended`, so that nobody has looked at
+    what it survives, is replaced at any price, too, where the new one survives clearly more (losses of whole `racks`
+    `(N,)`, where nodes share some).
     """
     saved = model.token_s * (busiest_tokens(current, loads) - busiest_tokens(migration.counts, loads)).sum()
     gain, cost = float(saved) * steps, migration_seconds(migration, model)
@@ -116,8 +131,29 @@ def decide_rebalance(
     now, then = fewest_hosts(current), fewest_hosts(migration.counts)
     if now < threshold and then > now:
         return _decided(True, gain, cost, f"the rarest expert has {now} nodes instead of {threshold}; it gets {then}")
+    if mended and gain <= cost:
+        now, then = _fatal_losses(current, racks), _fatal_losses(migration.counts, racks)
+        if then.most < now.least - _WORTH_A_SWITCH:
+            why = f"{now.least:.2%} of losses would be fatal to the mended placement, {then.most:.2%} to this one"
+            return _decided(True, gain, cost, why)
     figures = f"{gain:.3g} s saved over {steps} steps, {cost:.3g} s to move {migration.expert_moves} experts"
     return _decided(gain > cost, gain, cost, figures)
+
+
+@dataclass(frozen=True, slots=True)
+class _Between:
+    least: float
+    most: float
+
+
+def _fatal_losses(counts: IntArray, racks: IntArray | None) -> _Between:
+    """Return the share of losses of nodes (or racks) that a placement `(L, E, N)` does not survive, as likely as they
+    are by default, between two bounds."""
+    hosts = counts > 0
+    if racks is not None:
+        hosts = np.stack([hosts[:, :, racks == rack].any(axis=2) for rack in range(int(racks.max()) + 1)], axis=2)
+    share, weights = fatal_share(hosts), default_weights(hosts.shape[2])
+    return _Between(float(share.least @ weights), float(share.most @ weights))
 
 
 def _decided(adopt: bool, gain: float, cost: float, reason: str) -> RebalanceDecision:

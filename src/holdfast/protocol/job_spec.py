@@ -37,7 +37,7 @@ class ExpertSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "best"
     rebalance_every: Annotated[
         int,
-        Meta(ge=0, description="Steps between looks at whether it pays to move experts after their loads; 0: never."),
+        Meta(ge=0, description="Steps between looks at whether it pays to move experts; 0: only after repairs."),
     ] = 200
 
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination.experts.placing import decode, encode, experts_by_layer, lost_experts, place
+from holdfast.coordination.experts.blobs import decode, encode, experts_by_layer, lost_experts
+from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
 from holdfast.planning import Shortage
 from holdfast.protocol.plan import ExpertPlan, ExpertShape
 
@@ -44,17 +45,28 @@ def test_nothing_is_held_by_the_empty_blob() -> None:
 
 
 def placed(workers: list[str], held: dict[str, bytes], slots: int = 6) -> ExpertPlan:
-    nodes = {worker.split("/")[0] for worker in workers}
-    plan = place(SHAPE, workers, held, slots=[slots] * len(nodes), loads=None, fault_threshold=2, strategy="mro")
+    question = asked(workers, held, slots)
+    plan = keep(question) or place(question)
     assert not isinstance(plan, Shortage)
     return plan
 
 
+def asked(workers: list[str], held: dict[str, bytes], slots: int = 6) -> PlacementQuestion:
+    nodes = {worker.split("/")[0] for worker in workers}
+    return PlacementQuestion(
+        shape=SHAPE,
+        workers=tuple(workers),
+        held=tuple(held.get(worker, b"") for worker in workers),
+        slots=(slots,) * len(nodes),
+        fault_threshold=2,
+        strategy="mro",
+    )
+
+
 def test_replicas_are_spread_over_racks_before_nodes() -> None:
     workers = [f"n{number}/0/a" for number in range(4)]
-    loads = np.full((3, 8), 10.0)
-    for racks in ([0, 0, 1, 1], [0, 1, 1, 0]):
-        plan = place(SHAPE, workers, {}, slots=[6] * 4, loads=loads, fault_threshold=2, strategy="best", racks=racks)
+    for racks in ((0, 0, 1, 1), (0, 1, 1, 0)):
+        plan = place(msgspec.structs.replace(asked(workers, {}), strategy="best", racks=racks))
         assert isinstance(plan, ExpertPlan)
         for lost in (0, 1):
             left = [blob for rack, blob in zip(racks, plan.placement, strict=True) if rack != lost]
@@ -119,9 +131,9 @@ def test_ranks_of_a_node_share_its_slots_whatever_their_order() -> None:
 
 
 def test_too_few_slots_are_a_shortage_with_a_remedy() -> None:
-    plan = place(SHAPE, ["a/0/x"], {}, slots=[6], loads=None, fault_threshold=2, strategy="mro")
-    assert isinstance(plan, Shortage)
-    assert "slots" in str(plan)
+    for plan in (place(asked(["a/0/x"], {})), keep(asked(["a/0/x"], {}))):
+        assert isinstance(plan, Shortage)
+        assert "slots" in str(plan)
 
 
 @pytest.mark.parametrize("experts", [7, 9])

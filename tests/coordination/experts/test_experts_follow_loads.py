@@ -12,7 +12,6 @@ from holdfast.coordination.inputs import Planned
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.coordination.progress.costs import DEFAULT_BANDWIDTH, LEAST_PAUSE_S, MeasuredCosts
 from holdfast.coordination.progress.recovery_cost import RecoveryCost
-from holdfast.planning import Shortage
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import ExpertSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
@@ -44,7 +43,7 @@ def rebalancing_job(tokens: np.ndarray = SKEWED) -> tuple[Job, PlanExperts]:
     job.say(loads(np.ones((2, 6)), step=1))
     train(job, 1, 1)
     (first,) = asked(job)
-    job.feed(Planned(first.generation, first.solve()))
+    job.feed(Planned(first.search.generation, first.search.solve()))
     job.say(loads(tokens))
     train(job, 2, 9)
     assert not asked(job)
@@ -54,7 +53,7 @@ def rebalancing_job(tokens: np.ndarray = SKEWED) -> tuple[Job, PlanExperts]:
 
 
 def adopt(job: Job, order: PlanExperts) -> msg.GenerationPlan:
-    job.feed(Planned(order.generation, order.solve()))
+    job.feed(Planned(order.search.generation, order.search.solve()))
     pending = job.records[-1].pending
     assert pending is not None
     return pending
@@ -119,7 +118,7 @@ def test_the_first_look_waits_for_loads_alone_and_counts_on_the_steps_to_the_nex
 
 def test_even_loads_are_no_reason_to_move() -> None:
     job, order = rebalancing_job(tokens=np.ones((2, 6)))
-    job.feed(Planned(order.generation, order.solve()))
+    job.feed(Planned(order.search.generation, order.search.solve()))
     assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [False]
     assert job.records[-1].pending is None
     train(job, 11, 20)
@@ -131,7 +130,7 @@ def test_a_gain_below_the_cost_is_refused_with_both_numbers() -> None:
     job.say(loads(SKEWED, token_s=1e-6))
     train(job, 1, 1)
     (order,) = asked(job)
-    job.feed(Planned(order.generation, order.solve()))
+    job.feed(Planned(order.search.generation, order.search.solve()))
     (decided,) = job.said(ev.RebalanceDecided)
     assert not decided.adopted
     assert 0 < decided.gain_s < decided.cost_s
@@ -152,7 +151,7 @@ def test_workers_of_a_node_share_its_tokens() -> None:
         job.say(loads(SKEWED))
         train(job, 1, 1)
         (order,) = asked(job)
-        job.feed(Planned(order.generation, order.solve()))
+        job.feed(Planned(order.search.generation, order.search.solve()))
         (decided,) = job.said(ev.RebalanceDecided)
         gains.append(decided.gain_s)
     assert gains[1] == pytest.approx(gains[0] / 2)
@@ -185,24 +184,23 @@ def test_without_loads_multiples_pass_and_the_first_report_brings_a_look() -> No
 
 def test_what_is_computed_for_a_generation_that_is_over_is_forgotten() -> None:
     job, order = rebalancing_job()
-    experts = order.solve()
+    experts = order.search.solve()
     job.lose("n3")
-    job.feed(Planned(order.generation, experts))
+    job.feed(Planned(order.search.generation, experts))
     assert job.kinds == []
     plan = job.records[-1].plan
     assert plan is not None
     assert plan.expert_plan is not None
     for worker, held in zip(plan.workers[:3], plan.expert_plan.placement, strict=False):
         job.report(msg.node_of(worker), 10, state=msg.Holding(experts=held))
-    job.feed(Planned(order.generation, experts))
+    job.feed(Planned(order.search.generation, experts))
     assert job.kinds == []
     assert job.records[-1].pending is None
 
 
-@pytest.mark.parametrize("found", [None, Shortage(reason="r", remedy="r")])
-def test_a_placement_that_could_not_be_computed_changes_nothing(found: Shortage | None) -> None:
+def test_a_search_that_finds_nothing_changes_nothing() -> None:
     job, order = rebalancing_job()
-    job.feed(Planned(order.generation, found))
+    job.feed(Planned(order.search.generation, None))
     assert job.kinds == []
     train(job, 11, 20)
     assert asked(job)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.coordination.experts.blobs import decode, encode, everything, lost_experts
 from holdfast.coordination.experts.holding import HeldExperts
-from holdfast.coordination.experts.placing import decode, encode, everything, lost_experts
 from holdfast.errors import JobFailedError
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol.plan import DecisionKind, ExpertPlan, ExpertShape

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machinery import Job, attach, hello, w
 
+from holdfast.coordination.experts.blobs import decode
 from holdfast.coordination.experts.loads import decode_loads, encode_loads
-from holdfast.coordination.experts.placing import decode
+from holdfast.coordination.instructions import PlanExperts
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.job_spec import ExpertSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
@@ -62,7 +63,7 @@ def test_a_time_without_end_is_refused() -> None:
     assert book.token_s == 0.5
 
 
-def test_a_placement_after_a_failure_follows_the_loads() -> None:
+def test_a_failure_is_mended_alone_and_the_loads_are_followed_by_a_search() -> None:
     job = moe_job(4)
     before = job.records[-1].plan
     assert before is not None
@@ -74,7 +75,18 @@ def test_a_placement_after_a_failure_follows_the_loads() -> None:
         job.report(node, 0, state=msg.Holding(experts=held[w(node)]))
     after = job.records[-1].plan
     assert after is not None
-    assert replicas(after) == [[3, 2, 2, 2], [2, 2, 2, 3]]
+    assert after.expert_plan is not None
+    assert after.expert_plan.repaired
+    counts = np.array(replicas(after))
+    assert counts.sum(axis=1).tolist() == [9, 9]
+    assert (counts >= 2).all()
+    for worker in after.workers:
+        job.say(msg.Entered(worker=worker, generation=2, applied=0))
+    (order,) = [asked for asked in job.last if isinstance(asked, PlanExperts)]
+    found = order.search.solve()
+    assert found is not None
+    assert not found.experts.repaired
+    assert sum(decode(blob, SHAPE) for blob in found.experts.placement).tolist() == [[3, 2, 2, 2], [2, 2, 2, 3]]
 
 
 def test_a_joiner_comes_into_a_placement_that_follows_the_loads() -> None:
@@ -84,7 +96,7 @@ def test_a_joiner_comes_into_a_placement_that_follows_the_loads() -> None:
     job.say(attach(w("n3"), experts=SHAPE))
     pending = job.records[-1].pending
     assert pending is not None
-    assert replicas(pending) == [[6, 2, 2, 2], [2, 2, 2, 6]]
+    assert replicas(pending) == [[5, 2, 2, 3], [2, 2, 2, 6]], "the joiner's slots go to the hottest, and no others"
 
 
 def test_only_the_newest_report_of_a_member_counts() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.experts.placing import decode, encode, experts_by_layer
+from holdfast.coordination.experts.blobs import decode, encode, experts_by_layer
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
 from holdfast.planning import Shortage
 from holdfast.protocol.names import worker_id

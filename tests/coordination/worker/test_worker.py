@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from machinery import commit, w
 
+from holdfast.coordination.experts.blobs import encode
 from holdfast.coordination.experts.holding import HeldExperts
-from holdfast.coordination.experts.placing import encode
 from holdfast.coordination.worker.boundaries import NEXT, InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import (

@@ -23,6 +23,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.control.coordinator.agent_channel import AgentChannel
 from holdfast.control.coordinator.doorkeeper import raise_file_limit
 from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, TokenCheck, build_app
+from holdfast.control.coordinator.searcher import Searcher
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.coordinator.status import status_of
@@ -31,8 +32,7 @@ from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.interface import Store, StoreError
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import Planned, Shutdown, Tick
-from holdfast.coordination.instructions import PlanExperts
+from holdfast.coordination.inputs import Shutdown, Tick
 from holdfast.counted_log import CountedLog
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_FAILED, BadInputError, HoldfastError, SupersededError
 from holdfast.observability.journal import Journal
@@ -175,13 +175,14 @@ class _Server:
         secret = settings.config.secret or hashlib.sha256(b"holdfast state transfer " + self._token.encode()).digest()
         config = dataclasses.replace(settings.config, secret=secret)
         self._coordinator = Coordinator(config, journal.position, keeper.record)
+        self._searcher = Searcher(lambda planned: self._soon(self._shell.feed(planned)))
         self._shell = Shell(
             self._coordinator,
             keeper,
             journal,
             Metrics(settings.job),
             now=self._now,
-            on_plan=self._plan,
+            on_plan=self._searcher.begin,
             on_end=self._end,
             on_failure=self._fail,
         )
@@ -219,6 +220,7 @@ class _Server:
                     await self._farewell()
         finally:
             await self._shell.stop()
+            await self._searcher.close()
             self._journal.close()
             self._requests.wake()
             if self._settings.launched and not self._api.failed and not serving.done():
@@ -258,24 +260,11 @@ class _Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._api.read_to_the_end.wait(), FAREWELL_S)
 
-    def _plan(self, order: PlanExperts) -> None:
-        """Compute a placement in a thread: heartbeats and recoveries go on meanwhile."""
-        self._soon(self._planned(order))
-
     def _soon(self, work: Coroutine[Any, Any, object]) -> None:
         """Do something beside all else."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _planned(self, order: PlanExperts) -> None:
-        try:
-            experts = await asyncio.to_thread(order.solve)
-        except Exception:  # noqa: BLE001
-            # Training goes on with the placement that there is.
-            _log.exception("no new placement of the experts could be computed")
-            experts = None
-        await self._shell.feed(Planned(order.generation, experts))
 
     def _end(self, exit_code: int) -> None:
         if not self._over.done():

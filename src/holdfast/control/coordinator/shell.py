@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from holdfast.control.store.interface import Store
+from holdfast.coordination.experts.searching import Search
 from holdfast.coordination.inputs import Disconnected, Input, Received
 from holdfast.coordination.instructions import (
     Broadcast,
@@ -113,7 +114,7 @@ class Shell:
 
     Args:
         now: the time, in unix seconds that never step back.
-        on_plan: called with a placement to compute elsewhere; what comes of it is to be fed.
+        on_plan: called with a search to make elsewhere; what comes of it is to be fed.
         on_end: called with the exit code once the machine says that the job is over.
         on_failure: called with what broke the shell; from then on it handles nothing.
     """
@@ -126,7 +127,7 @@ class Shell:
         metrics: Metrics,
         *,
         now: Callable[[], float],
-        on_plan: Callable[[PlanExperts], None],
+        on_plan: Callable[[Search], None],
         on_end: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -248,8 +249,8 @@ class Shell:
                     connection = self.connections.get(number)
                     if connection is not None:
                         connection.close()
-                case PlanExperts():
-                    self._on_plan(instruction)
+                case PlanExperts(search):
+                    self._on_plan(search)
                 case EndJob(exit_code, why):
                     self.journal.sync()
                     _log.info("the job ends with exit code %d: %s", exit_code, why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.experts.placing import experts_by_layer
+from holdfast.coordination.experts.blobs import experts_by_layer
 from holdfast.coordination.nodes.membership import Node
 from holdfast.protocol.record import Record
 

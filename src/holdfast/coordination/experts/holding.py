@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.coordination.experts.placing import decode, encode, everything
+from holdfast.coordination.experts.blobs import decode, encode, everything
 from holdfast.errors import JobFailedError
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol.plan import DecisionKind, ExpertPlan, ExpertShape

@@ -1,17 +1,19 @@
-"""Where the experts live from generation to generation: what survivors still hold, and the next placement.
+"""Where the experts live from generation to generation: at once by keeping what is held, at leisure by a search.
 
-Shape letters: L layers, E experts per layer, N nodes, W workers. On the wire a worker's experts are one blob: its slots
-layer by layer, as little-endian 16-bit expert numbers, ascending, repeats allowed, each layer ended by 0xFFFF.
+Shape letters: L layers, E experts per layer, N nodes, W workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
+from holdfast.coordination.experts.blobs import blobs_of, decode, encode, replicas_of
 from holdfast.planning import (
     Shortage,
+    allocate,
     as_slots,
     make_plan,
     plan_transfers,
@@ -19,127 +21,148 @@ from holdfast.planning import (
     strategy_named,
 )
 from holdfast.planning.arrays import FloatArray, IntArray, indices
-from holdfast.protocol.messages.worker import Report
+from holdfast.planning.placement.repair import Replicas, repair, room_of
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape
 
-_ID = np.dtype("<u2")
-#: ends each layer
-_END = 0xFFFF
+_TOKENS = np.dtype("<f8")
 
 
-def encode(counts: IntArray) -> bytes:
-    """Return the blob of one worker's replicas per expert `(L, E)`."""
-    numbers = indices(counts.shape[1]).astype(_ID)
-    return b"".join(np.append(np.repeat(numbers, row), _END).astype(_ID).tobytes() for row in counts)
+class PlacementQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a placement depends on. It shares nothing with the job: it can be answered anywhere, and at any time.
 
-
-def decode(blob: bytes, shape: ExpertShape) -> IntArray:
-    """Return a worker's replicas per expert `(L, E)`; the empty blob holds nothing.
-
-    Raises:
-        ValueError: the blob does not fit the shape.
+    `workers`: in rank order; `held`: what each holds now. `slots`: room per layer on each node, in the order of the
+    nodes' first workers; `racks`: of each node, as 0, 1, ..., None where no two share one, or all do. `loads`: of
+    `loads_blob`. `fault_threshold`: f, on how many distinct nodes each expert is wanted. `window`: over about so many
+    steps the workers are to take the loads from now on.
     """
-    counts = np.zeros((shape.layers, shape.experts), dtype=np.int64)
-    slots = np.frombuffer(blob, dtype=_ID)
-    ends = np.flatnonzero(slots == _END)
-    fits = ends.size == shape.layers and int(ends[-1]) == slots.size - 1
-    if slots.size and (not fits or (slots[slots != _END] >= shape.experts).any()):
-        raise ValueError(f"{len(blob)} bytes do not name experts below {shape.experts} in {shape.layers} layers")
-    for layer, row in enumerate(np.split(slots, ends + 1)[: shape.layers] if slots.size else ()):
-        counts[layer] = np.bincount(row[:-1], minlength=shape.experts)
-    return counts
+
+    shape: ExpertShape
+    workers: tuple[str, ...]
+    held: tuple[bytes, ...]
+    slots: tuple[int, ...]
+    fault_threshold: int
+    strategy: str
+    loads: bytes = b""
+    racks: tuple[int, ...] | None = None
+    window: int = LOADS_WINDOW
+
+    @property
+    def tokens(self) -> FloatArray:
+        """Tokens per step, layer and expert `(L, E)`; ones where they are not known."""
+        cells = self.shape.layers, self.shape.experts
+        return np.frombuffer(self.loads, dtype=_TOKENS).reshape(cells) if self.loads else np.ones(cells)
+
+    @property
+    def home(self) -> IntArray:
+        """The number of each worker's node `(W,)`, nodes numbered in the order of their first workers."""
+        number: dict[str, int] = {}
+        return np.array([number.setdefault(node_of(worker), len(number)) for worker in self.workers], dtype=np.int64)
+
+    @property
+    def room(self) -> IntArray:
+        """Slots per layer of each node `(N,)`."""
+        return as_slots(self.slots, len(self.slots))
+
+    @property
+    def rack(self) -> IntArray | None:
+        """Each node's rack `(N,)`."""
+        return None if self.racks is None else np.array(self.racks, dtype=np.int64)
 
 
-def unreadable(report: Report, shape: ExpertShape | None) -> str:
-    """Return why a report's experts are none of a job with these, "" where they are (or nobody looks at them)."""
-    try:
-        for blob in (report.state.experts, report.result.experts if report.result is not None else b""):
-            if shape is not None:
-                decode(blob, shape)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def everything(shape: ExpertShape) -> bytes:
-    """Return the blob of a worker that holds every expert once."""
-    return encode(np.ones((shape.layers, shape.experts), dtype=np.int64))
-
-
-def experts_by_layer(blob: bytes, shape: ExpertShape) -> tuple[tuple[int, ...], ...]:
-    """Return a worker's experts layer by layer, one entry per slot, ascending."""
-    counts = decode(blob, shape)
-    return tuple(tuple(int(e) for e in np.repeat(indices(shape.experts), row)) for row in counts)
-
-
-def lost_experts(shape: ExpertShape, held: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Return the (layer, expert) pairs that none of these workers holds."""
-    live = sum((decode(blob, shape) for blob in held), np.zeros((shape.layers, shape.experts), dtype=np.int64))
-    return [(int(layer), int(expert)) for layer, expert in np.argwhere(live == 0)]
+def loads_blob(tokens: FloatArray | None) -> bytes:
+    """Return tokens per step, layer and expert `(L, E)` as a question has them; None: not known."""
+    return b"" if tokens is None else tokens.astype(_TOKENS).tobytes()
 
 
 def counts_by_node(workers: Sequence[str], blobs: Sequence[bytes], shape: ExpertShape) -> IntArray:
     """Return replicas per layer, expert and node `(L, E, N)`, nodes in the order of their first workers."""
-    nodes = list(dict.fromkeys(node_of(worker) for worker in workers))
-    counts = np.zeros((shape.layers, shape.experts, len(nodes)), dtype=np.int64)
-    for worker, blob in zip(workers, blobs, strict=True):
-        counts[:, :, nodes.index(node_of(worker))] += decode(blob, shape)
-    return counts
+    number: dict[str, int] = {}
+    home = np.array([number.setdefault(node_of(worker), len(number)) for worker in workers], dtype=np.int64)
+    return _by_node(replicas_of(blobs, shape), home, shape)
 
 
-def place(
-    shape: ExpertShape,
-    workers: Sequence[str],
-    held: Mapping[str, bytes],
-    *,
-    slots: Sequence[int],
-    loads: FloatArray | None,
-    fault_threshold: int,
-    strategy: str,
-    racks: Sequence[int] | None = None,
-    window: int = LOADS_WINDOW,
-) -> ExpertPlan | Shortage:
-    """Place all experts on the workers' nodes such that few of them move, and spread each node's over its workers.
+def _by_node(replicas: Replicas, home: IntArray, shape: ExpertShape) -> IntArray:
+    nodes = int(home.max()) + 1
+    cells = (replicas.layer * shape.experts + replicas.expert) * nodes + home[replicas.worker]
+    size = shape.layers, shape.experts, nodes
+    return np.bincount(cells, minlength=shape.layers * shape.experts * nodes).reshape(size)
 
-    Args:
-        workers: in rank order. held: what each holds now; one that is missing holds nothing.
-        slots: room per layer on each node, in the order of the nodes' first workers.
-        loads: tokens per step, layer and expert `(L, E)`; None: uniform.
-        fault_threshold: f, on how many distinct nodes each expert is wanted.
-        racks: of each node, as 0, 1, ...; None where no two share one, or all do.
-        window: over about so many steps the workers are to take the loads from now on.
+
+def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
+    """Place the experts without any search: what is held stays, and what the guarantee of f lacks is mended.
+
+    Returns:
+        The plan; why there is none: fewer slots than experts; or None where there is nothing to keep.
+    """
+    shape = question.shape
+    allocation = allocate(question.tokens, question.room, fault_threshold=question.fault_threshold)
+    if isinstance(allocation, Shortage):
+        return allocation
+    held, threshold = replicas_of(question.held, shape), allocation.fault_threshold
+    found = repair(held, allocation.replicas, room_of(question.room, question.home, question.rack), threshold.given)
+    if found is None:
+        return None
+    # Only the blobs of workers of which something changes are written anew.
+    number = np.full(len(question.workers), -1, dtype=np.int64)
+    touched = np.unique(np.concatenate((held.worker[~found.stays], found.added.worker)))
+    number[touched] = indices(touched.size)
+    before = held.only(number[held.worker] >= 0)
+    after = held.only(found.stays & (number[held.worker] >= 0)).and_those(found.added)
+    fresh = Replicas(layer=after.layer, expert=after.expert, worker=number[after.worker])
+    placement = list(question.held)
+    blobs = blobs_of(fresh, shape.layers, touched.size)
+    for worker, blob in zip(touched.tolist(), blobs, strict=True):
+        placement[worker] = blob
+    return ExpertPlan(
+        layers=shape.layers,
+        experts=shape.experts,
+        placement=tuple(placement),
+        held=question.held,
+        moves=np.setdiff1d(_cells(after, shape), _cells(before, shape)).size,
+        asked=threshold.asked,
+        given=threshold.given,
+        window=question.window,
+        repaired=True,
+    )
+
+
+def _cells(replicas: Replicas, shape: ExpertShape) -> IntArray:
+    """Number who has which expert of which layer."""
+    return (replicas.worker * shape.layers + replicas.layer) * shape.experts + replicas.expert
+
+
+def place(question: PlacementQuestion) -> ExpertPlan | Shortage:
+    """Place all experts by the strategy, such that few of them move, and spread each node's over its workers.
 
     Returns:
         The plan, or why there is none: fewer slots than experts.
     """
-    nodes = list(dict.fromkeys(node_of(worker) for worker in workers))
-    by_node = [[rank for rank, worker in enumerate(workers) if node_of(worker) == node] for node in nodes]
-    now = np.stack([decode(held.get(worker, b""), shape) for worker in workers], axis=2)
-    held_by_node = np.stack([now[:, :, ranks].sum(axis=2) for ranks in by_node], axis=2)
-    wanted = np.ones((shape.layers, shape.experts)) if loads is None else loads
+    shape, home = question.shape, question.home
+    held = replicas_of(question.held, shape)
     plan = make_plan(
-        wanted,
-        as_slots(slots, len(nodes)),
-        fault_threshold=fault_threshold,
-        strategy=strategy_named(strategy),
-        held=held_by_node if held_by_node.any() else None,
-        racks=None if racks is None else np.array(racks),
+        question.tokens,
+        question.room,
+        fault_threshold=question.fault_threshold,
+        strategy=strategy_named(question.strategy),
+        held=_by_node(held, home, shape) if len(held) else None,
+        racks=question.rack,
     )
     if isinstance(plan, Shortage):
         return plan
-    dealt = split_over_workers(plan.counts, np.array([len(ranks) for ranks in by_node]))
+    now = np.stack([decode(blob, shape) for blob in question.held], axis=2)
     # The split lists the workers node by node; ranks may be in another order.
-    order = np.argsort(np.concatenate([np.array(ranks) for ranks in by_node]))
-    placed = dealt[:, :, order]
+    order = np.argsort(home, kind="stable")
+    placed = np.empty_like(now)
+    placed[:, :, order] = split_over_workers(plan.counts, np.bincount(home), held=now[:, :, order])
     moves, _ = plan_transfers(now, placed)
     return ExpertPlan(
         layers=shape.layers,
         experts=shape.experts,
-        placement=tuple(encode(placed[:, :, rank]) for rank in range(len(workers))),
-        held=tuple(held.get(worker, b"") for worker in workers),
+        placement=tuple(encode(placed[:, :, rank]) for rank in range(len(question.workers))),
+        held=question.held,
         moves=len(moves) if now.any() else 0,
         asked=plan.fault_threshold.asked,
         given=plan.fault_threshold.given,
-        window=window,
+        window=question.window,
     )

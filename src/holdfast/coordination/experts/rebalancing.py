@@ -1,31 +1,27 @@
-"""Every so many steps a new placement is computed for the loads of late, and adopted if that pays.
+"""Searches for a better placement: once one was mended at a failure or a join, and every so many steps for the loads
+of late; adopted if that pays. The first look is as soon as loads are known: until then all experts count as equal.
 
-The first one is computed as soon as loads are known: until then all experts count as equally loaded.
-
-The machine asks for the placement (PlanExperts) and goes on; the shell computes it beside everything else and feeds it
-back (Planned). What happened meanwhile may have made it worthless: then it is forgotten.
+The machine asks (PlanExperts) and goes on; the answer comes back (Planned) after any time, or never. One that is for a
+generation that is over is forgotten; one that comes while something else is about to change the generation waits. So a
+job's course does not depend on how long a search takes, but for when the rebalance comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.loads import LoadBook
-from holdfast.coordination.experts.placing import counts_by_node
-from holdfast.coordination.generations.planner import placing
+from holdfast.coordination.experts.searching import Found, Search
+from holdfast.coordination.generations.planner import placement_question
 from holdfast.coordination.inputs import Planned
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.turn import Turn
-from holdfast.planning import Migration, RebalanceDecision, Shortage, decide_rebalance, plan_transfers
-from holdfast.planning.arrays import indices
 from holdfast.protocol.events import RebalanceDecided
-from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan
+from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, GenerationPlan
 
 
 class Rebalancing:
-    """Asks for a placement once loads are known and at multiples of `rebalance_every` steps; weighs what comes."""
+    """Asks for placements, and says which answer is to be adopted."""
 
     def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, step: int) -> None:
         """Begin at the committed `step`: the first look is due after a later one, once loads are known."""
@@ -34,71 +30,79 @@ class Rebalancing:
         self._loads = loads
         self._asked_at = step
         self._looked = False
+        #: the generation for which the last search was asked, and whether its answer has not come yet
+        self._searched = 0
         self._waiting = False
+        #: the answer, until nothing else is about to change the generation
+        self._found: Found | None = None
 
-    def ask(self, plan: GenerationPlan, committed: int) -> None:
-        """Have a placement computed for the members of `plan`, if one is due after this step."""
-        config, turn = self._config, self._turn
-        every = 0 if config.spec.experiments.static_experts else config.spec.experts.rebalance_every
-        self._asked_at = min(self._asked_at, committed)  # after a roll-back
-        if not every or committed == self._asked_at:
-            return
-        if self._looked and committed // every == self._asked_at // every:
-            return
-        if self._waiting or self._loads.tokens is None or plan.expert_plan is None:
-            return
-        self._asked_at = committed
-        self._looked = self._waiting = True
-        held = dict(zip(plan.workers, plan.expert_plan.placement, strict=True))
-        solve = placing(turn.record, turn.members, plan.workers, held, self._config, self._loads.tokens)
-        assert solve is not None
-        turn.compute(PlanExperts(plan.generation, solve))
-
-    def weigh(self, planned: Planned, plan: GenerationPlan | None, costs: MeasuredCosts) -> ExpertPlan | None:
-        """Return the placement that came if it is to be adopted; the reason goes into an event either way.
+    def look(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> ExpertPlan | None:
+        """Return the placement that has come if it is to be adopted; else have one searched for, if that is due.
 
         Args:
-            plan: in force; None where nothing can be adopted now.
+            plan: in force, and nothing is about to change it.
         """
-        self._waiting = False
-        found, loads, shape = planned.experts, self._loads, self._turn.record.expert_shape
-        if plan is None or plan.expert_plan is None or planned.generation != plan.generation or shape is None:
-            return None
-        if found is None or isinstance(found, Shortage) or loads.tokens is None:
-            return None
-        current = counts_by_node(plan.workers, plan.expert_plan.placement, shape)
-        # A node's workers share its tokens.
-        token_s = loads.token_s * current.shape[2] / len(plan.workers)
-        decision = decide_rebalance(
-            loads.tokens,
-            current,
-            _migration(plan.workers, found, shape),
-            threshold=plan.expert_plan.asked,
-            steps=self._steps_to_next_look(),
-            model=costs.model(token_s=token_s, expert_bytes=loads.expert_bytes),
+        found = self._weighed(plan)
+        if found is None:
+            self._ask(plan, committed, costs)
+        return found
+
+    def came(self, planned: Planned) -> None:
+        """An answer has come."""
+        if self._waiting and planned.generation == self._searched:
+            self._waiting = False
+            self._found = planned.found
+
+    def _ask(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> None:
+        """Have a placement searched for the members of `plan`, if one is due after this step."""
+        self._asked_at = min(self._asked_at, committed)  # after a roll-back
+        experts, loads, turn = plan.expert_plan, self._loads, self._turn
+        if experts is None or self._config.spec.experiments.static_experts:
+            return
+        anew = self._searched != plan.generation
+        if (self._waiting and not anew) or not (self._due(committed) or (experts.repaired and anew)):
+            return
+        held = dict(zip(plan.workers, experts.placement, strict=True))
+        question = placement_question(turn.record, turn.members, plan.workers, held, self._config, loads.tokens)
+        assert question is not None
+        self._asked_at, self._searched, self._waiting, self._found = committed, plan.generation, True, None
+        self._looked |= loads.tokens is not None
+        search = Search(
+            generation=plan.generation,
+            step=committed,
+            question=question,
+            repaired=experts.repaired,
+            token_s=loads.token_s,
+            expert_bytes=loads.expert_bytes,
+            bandwidth=costs.bandwidth,
+            pause_s=costs.pause_s,
+            horizon=self._steps_to_next_look(),
         )
-        self._announce(decision, found)
-        return found if decision.adopt else None
+        turn.compute(PlanExperts(search))
 
-    def _steps_to_next_look(self) -> int:
+    def _due(self, committed: int) -> bool:
+        """Tell whether a look at the loads is due."""
         every = self._config.spec.experts.rebalance_every
-        return every - self._asked_at % every
+        if not every or committed == self._asked_at or self._loads.tokens is None:
+            return False
+        return not self._looked or committed // every != self._asked_at // every
 
-    def _announce(self, decision: RebalanceDecision, found: ExpertPlan) -> None:
+    def _weighed(self, plan: GenerationPlan) -> ExpertPlan | None:
+        """Return the placement that has come if it is to be adopted; the reason goes into an event either way."""
+        found, self._found = self._found, None
+        if found is None or self._searched != plan.generation:
+            return None
         self._turn.emit(
             RebalanceDecided,
             step=self._asked_at,
-            adopted=decision.adopt,
-            gain_s=decision.gain_s,
-            cost_s=decision.cost_s,
-            moves=found.moves,
-            why=decision.reason,
+            adopted=found.adopt,
+            gain_s=found.gain_s,
+            cost_s=found.cost_s,
+            moves=found.experts.moves,
+            why=found.why,
         )
+        return found.experts if found.adopt else None
 
-
-def _migration(workers: Sequence[str], plan: ExpertPlan, shape: ExpertShape) -> Migration:
-    """Return what a placement moves between nodes."""
-    held = counts_by_node(workers, plan.held, shape)
-    counts = counts_by_node(workers, plan.placement, shape)
-    transfers, lost = plan_transfers(held, counts)
-    return Migration(counts=counts, roles=indices(counts.shape[2]), transfers=transfers, lost=lost)
+    def _steps_to_next_look(self) -> int:
+        every = self._config.spec.experts.rebalance_every
+        return every - self._asked_at % every if every else LOADS_WINDOW

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from holdfast.coordination.experts.placing import decode, encode
+from holdfast.coordination.experts.blobs import decode, encode
 from holdfast.planning import Shortage, plan_transfers
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol.names import node_of

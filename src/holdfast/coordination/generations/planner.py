@@ -6,11 +6,11 @@ Axes: L layers, E experts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.placing import lost_experts, place
+from holdfast.coordination.experts.blobs import lost_experts
+from holdfast.coordination.experts.placing import PlacementQuestion, keep, loads_blob, place
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
 from holdfast.coordination.generations.assignment import keep_summed, round_robin
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
@@ -65,8 +65,9 @@ def plan_generation(
         seated = set(ordered)
         holders = [worker for worker in holders if worker in seated]
         return plan_with(record, members, assign_roles(ordered), holders, experts, config)
-    place_experts = placing(record, members, ordered, held_experts, config, loads)
-    experts = place_experts() if place_experts is not None else None
+    question = placement_question(record, members, ordered, held_experts, config, loads)
+    # At once: the searches come later. Where nothing is held all is made or loaded anew, and may be so anywhere.
+    experts = (keep(question) or place(question)) if question is not None else None
     if isinstance(experts, Shortage):
         return experts
     return plan_with(record, members, assign_roles(ordered), holders, experts, config)
@@ -102,31 +103,28 @@ def _witnesses(members: Membership, workers: Sequence[str], config: CoordinatorC
     return choose_witnesses([(node, members.nodes[node].rack) for node in nodes], wanted)
 
 
-def placing(
+def placement_question(
     record: Record,
     members: Membership,
     workers: Sequence[str],
     held: Mapping[str, bytes],
     config: CoordinatorConfig,
     loads: FloatArray | None,
-) -> Callable[[], ExpertPlan | Shortage] | None:
-    """Return what places the experts of these workers, in rank order; None for a model without experts.
-
-    It shares nothing with the job: it may be called later, in another thread.
-    """
+) -> PlacementQuestion | None:
+    """Return the question where the experts of these workers, in rank order, are to live; None without experts."""
     shape = record.expert_shape
     if shape is None:
         return None
-    return partial(
-        place,
-        shape,
-        tuple(workers),
-        dict(held),
-        slots=list(_slots_by_node(members, workers, shape).values()),
-        loads=loads,
+    racks = _racks_by_node(members, workers)
+    return PlacementQuestion(
+        shape=shape,
+        workers=tuple(workers),
+        held=tuple(held.get(worker, b"") for worker in workers),
+        slots=tuple(_slots_by_node(members, workers, shape).values()),
+        loads=loads_blob(loads),
         fault_threshold=config.spec.recovery.fault_threshold,
         strategy=config.spec.experts.placement,
-        racks=_racks_by_node(members, workers),
+        racks=tuple(racks) if racks is not None else None,
         window=config.spec.experts.rebalance_every or LOADS_WINDOW,
     )
 

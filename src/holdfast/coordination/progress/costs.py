@@ -6,7 +6,6 @@ from collections import deque
 from statistics import median
 
 from holdfast.coordination.progress.recovery_cost import RecoveryCost
-from holdfast.planning import CostModel
 
 #: Until something was measured: bytes per second of a 10 Gbit/s network.
 DEFAULT_BANDWIDTH = 1e9
@@ -49,7 +48,3 @@ class MeasuredCosts:
         if recovery.action == "rebalance":
             pause_s = committed - recovery.failed - self.step_s - bytes_moved / self.bandwidth
             self.pause_s = max(LEAST_PAUSE_S, pause_s)
-
-    def model(self, *, token_s: float, expert_bytes: int) -> CostModel:
-        """Return the model for experts that take so long for a token on a node, and have so many bytes."""
-        return CostModel(token_s=token_s, expert_bytes=expert_bytes, bandwidth=self.bandwidth, pause_s=self.pause_s)

@@ -1,11 +1,11 @@
-"""Spread: each expert's replicas on as many nodes as possible, in round-robin fashion (a baseline of Lazarus, 6.3)."""
+"""The baselines of Lazarus, 6.3: each expert's replicas on as many nodes as possible, or on as few."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from holdfast.planning.arrays import IntArray, put_rows, take_rows
-from holdfast.planning.placement.fill import deal
+from holdfast.planning.placement.fill import deal, pack
 from holdfast.planning.placement.guarantee import with_guarantee
 from holdfast.planning.placement.strategy import PlacementProblem
 
@@ -28,3 +28,16 @@ class Spread:
         counts = np.empty_like(in_order)
         put_rows(counts, order, in_order)
         return with_guarantee(counts, problem.slots, problem.fault_threshold)
+
+
+class Compact:
+    """Fill node after node, expert by expert.
+
+    It keeps no guarantee: the plan made with it reports the number of distinct nodes that it really gives.
+    """
+
+    name = "compact"
+
+    def place(self, problem: PlacementProblem) -> IntArray:
+        """See `Strategy.place`."""
+        return pack(problem.replicas, problem.slots)

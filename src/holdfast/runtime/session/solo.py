@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.control.link.framing import FromWorkerProcess
-from holdfast.coordination.experts.placing import everything
+from holdfast.coordination.experts.blobs import everything
 from holdfast.coordination.progress.checkpoints import KEPT
 from holdfast.errors import JobFailedError
 from holdfast.protocol.checkpoint_dir import intact_checkpoints

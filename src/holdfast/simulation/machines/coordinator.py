@@ -208,8 +208,12 @@ class CoordinatorShell(Process):
                 connection = self.connections.get(number)
                 if connection is not None:
                     connection.close_from_above()
-            case PlanExperts(generation, solve):
-                world.after("plan", self, self.feed, Planned(generation, solve()))
+            case PlanExperts(search):
+                # A search may take any time, die, or never end.
+                fate = world.rng.random()
+                if fate < 0.9:
+                    found = search.solve() if fate < 0.8 else None
+                    world.after("plan", self, self.feed, Planned(search.generation, found))
             case EndJob(exit_code, why):
                 world.journal.sync()
                 self.ended = True

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from holdfast.coordination.experts.blobs import encode
 from holdfast.coordination.experts.holding import HeldExperts
-from holdfast.coordination.experts.placing import encode
 from holdfast.errors import BadInputError
 from holdfast.protocol.plan import DecisionKind, ExpertPlan
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from holdfast.coordination.experts.blobs import decode
 from holdfast.coordination.experts.holding import Rearrangement
-from holdfast.coordination.experts.placing import decode
 from holdfast.errors import BadInputError
 from holdfast.planning import LoadAverage
 from holdfast.planning.arrays import FloatArray, IntArray

@@ -1,0 +1,105 @@
+"""A worker's experts as they travel: one blob each, read and written for all workers at once.
+
+Shape letters: L layers, E experts per layer, W workers. On the wire a worker's experts are one blob: its slots layer by
+layer, as little-endian 16-bit expert numbers, ascending, repeats allowed, each layer ended by 0xFFFF.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from holdfast.planning.arrays import IntArray, indices
+from holdfast.planning.placement.repair import Replicas
+from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.plan import ExpertShape
+
+_ID = np.dtype("<u2")
+#: ends each layer
+_END = 0xFFFF
+
+
+def encode(counts: IntArray) -> bytes:
+    """Return the blob of one worker's replicas per expert `(L, E)`."""
+    layers, experts = counts.shape
+    cells = np.repeat(indices(counts.size), counts.ravel())
+    mine = Replicas(layer=cells // experts, expert=cells % experts, worker=np.zeros_like(cells))
+    return blobs_of(mine, layers, 1)[0]
+
+
+def decode(blob: bytes, shape: ExpertShape) -> IntArray:
+    """Return a worker's replicas per expert `(L, E)`; the empty blob holds nothing.
+
+    Raises:
+        ValueError: the blob does not fit the shape.
+    """
+    slots = _checked(blob, shape)
+    layer = np.cumsum(slots == _END)
+    cells = (layer * shape.experts + slots)[slots != _END]
+    return np.bincount(cells, minlength=shape.layers * shape.experts).reshape(shape.layers, shape.experts)
+
+
+def replicas_of(blobs: Sequence[bytes], shape: ExpertShape) -> Replicas:
+    """Return what all of these workers hold, the first of them as worker 0.
+
+    Raises:
+        ValueError: a blob does not fit the shape.
+    """
+    parts = [_checked(blob, shape) for blob in blobs]
+    slots = np.concatenate([*parts, np.empty(0, dtype=np.int64)])
+    worker = np.repeat(indices(len(parts)), [part.size for part in parts])
+    is_end = slots == _END
+    # (a blob that is not empty has one end for each layer)
+    layer = (np.cumsum(is_end) - is_end) % shape.layers
+    return Replicas(layer=layer[~is_end], expert=slots[~is_end], worker=worker[~is_end])
+
+
+def blobs_of(replicas: Replicas, layers: int, workers: int) -> list[bytes]:
+    """Return the blobs of these workers, one each."""
+    rows = workers * layers
+    keys = (replicas.worker * layers + replicas.layer) * (_END + 1)
+    keys = np.sort(np.concatenate((keys + replicas.expert, indices(rows) * (_END + 1) + _END)))
+    data = (keys & _END).astype(_ID).tobytes()
+    sizes = layers + np.bincount(replicas.worker, minlength=workers)
+    ends = np.cumsum(sizes) * _ID.itemsize
+    return [data[end - size * _ID.itemsize : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+
+
+def unreadable(report: Report, shape: ExpertShape | None) -> str:
+    """Return why a report's experts are none of a job with these, "" where they are (or nobody looks at them)."""
+    try:
+        for blob in (report.state.experts, report.result.experts if report.result is not None else b""):
+            if shape is not None:
+                _checked(blob, shape)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def everything(shape: ExpertShape) -> bytes:
+    """Return the blob of a worker that holds every expert once."""
+    return encode(np.ones((shape.layers, shape.experts), dtype=np.int64))
+
+
+def experts_by_layer(blob: bytes, shape: ExpertShape) -> tuple[tuple[int, ...], ...]:
+    """Return a worker's experts layer by layer, one entry per slot, ascending."""
+    counts = decode(blob, shape)
+    return tuple(tuple(int(e) for e in np.repeat(indices(shape.experts), row)) for row in counts)
+
+
+def lost_experts(shape: ExpertShape, held: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Return the (layer, expert) pairs that none of these workers holds."""
+    here = replicas_of(held, shape)
+    live = np.bincount(here.layer * shape.experts + here.expert, minlength=shape.layers * shape.experts)
+    return [divmod(int(cell), shape.experts) for cell in np.flatnonzero(live == 0)]
+
+
+def _checked(blob: bytes, shape: ExpertShape) -> IntArray:
+    """Return what is in a blob, its layers' ends too."""
+    slots = np.frombuffer(blob, dtype=_ID).astype(np.int64)
+    ends = np.flatnonzero(slots == _END)
+    fits = ends.size == shape.layers and int(ends[-1]) == slots.size - 1
+    if slots.size and (not fits or (slots[slots != _END] >= shape.experts).any()):
+        raise ValueError(f"{len(blob)} bytes do not name experts below {shape.experts} in {shape.layers} layers")
+    return slots

@@ -1,0 +1,263 @@
+"""Keep and repair: what is held stays where it is, and only what is missing moves. No search: it takes milliseconds.
+
+A placement that has lost nodes gets back its guarantee of f first, by as few evictions as there are copies missing;
+room that nobody uses (a joiner's) is filled by the loads. What another arrangement would survive, or gain, is for the
+searches of `best.py`, at leisure.
+
+Axes: L layers, E experts, N nodes, W workers, R replicas. Slots are the workers', distinct hosts are nodes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, IntArray, count_true, indices
+
+#: Nobody's slot.
+_FREE = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replicas:
+    """Expert replicas on workers, one per entry, `(R,)` each; one worker may have several of one expert."""
+
+    layer: IntArray
+    expert: IntArray
+    worker: IntArray
+
+    def __len__(self) -> int:
+        return int(self.layer.size)
+
+    def only(self, which: BoolArray) -> Replicas:
+        """Return some of them, `(R,)`."""
+        return Replicas(layer=self.layer[which], expert=self.expert[which], worker=self.worker[which])
+
+    def and_those(self, *more: Replicas) -> Replicas:
+        """Return these and others."""
+        every = (self, *more)
+        return Replicas(
+            layer=np.concatenate([these.layer for these in every]),
+            expert=np.concatenate([these.expert for these in every]),
+            worker=np.concatenate([these.worker for these in every]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repair:
+    """What becomes of the replicas that are held: which stay where they are `(R,)`, and which come."""
+
+    stays: BoolArray
+    added: Replicas
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRoom:
+    """Where replicas may be: slots per layer of each worker `(W,)`, its node `(W,)`, and each node's rack `(N,)`."""
+
+    slots: IntArray
+    node: IntArray
+    racks: IntArray | None = None
+
+    @property
+    def nodes(self) -> int:
+        return int(self.node.max()) + 1
+
+
+def room_of(slots: IntArray, workers: IntArray, racks: IntArray | None = None) -> WorkerRoom:
+    """Return the room of `workers` `(W,)`, each with its node's number, where nodes have `slots` `(N,)` per layer.
+
+    A node's slots are shared among its workers as `split_over_workers` does: they differ by one at most.
+    """
+    order = np.argsort(workers, kind="stable")
+    number = np.bincount(workers, minlength=slots.size)
+    starts = np.cumsum(number) - number
+    turn = np.empty_like(workers)
+    turn[order] = indices(workers.size) - starts[workers[order]]
+    share = (slots[workers] - turn + number[workers] - 1) // number[workers]
+    return WorkerRoom(slots=np.maximum(share, 0), node=workers, racks=racks)
+
+
+def repair(held: Replicas, wanted: IntArray, room: WorkerRoom, threshold: int) -> Repair | None:
+    """Return a placement that keeps what is held as far as the guarantee of `threshold` distinct nodes allows.
+
+    Every slot of every layer is used. A worker that holds more of a layer than it has slots for keeps nothing of what
+    it has, but for what it is given again.
+
+    Args:
+        wanted: `(L, E)` replicas by the experts' loads: as many as there are slots, and at least `threshold` of each.
+        threshold: no larger than `allocate` gives it; then it is kept.
+
+    Returns:
+        What changes; None where there is nothing to keep.
+    """
+    layers, workers = wanted.shape[0], room.slots.size
+    used = np.bincount(held.worker * layers + held.layer, minlength=workers * layers).reshape(workers, layers)
+    crowded = np.zeros(workers, dtype=np.bool_)
+    crowded[np.flatnonzero((used > room.slots[:, None]).sum(axis=1))] = True
+    stays = ~crowded[held.worker]
+    if not stays.any():
+        return None
+    added = _mend(held, stays, wanted, room, threshold)
+    return Repair(stays=stays, added=added.and_those(_fill(held.only(stays).and_those(added), wanted, room)))
+
+
+# ---- the guarantee ----
+
+
+def _mend(held: Replicas, stays: BoolArray, wanted: IntArray, room: WorkerRoom, threshold: int) -> Replicas:
+    """Give every expert its distinct nodes, layer by layer where some lack; return what comes.
+
+    Args:
+        stays: which of the replicas held stay where they are; changed in place.
+    """
+    layers, experts = wanted.shape
+    hosted = np.zeros(layers * experts * room.nodes, dtype=np.bool_)
+    hosted[(held.layer * experts + held.expert)[stays] * room.nodes + room.node[held.worker[stays]]] = True
+    hosts = count_true(hosted.reshape(layers, experts, room.nodes))
+    added = [held.only(np.zeros_like(stays))]
+    for layer in np.flatnonzero((hosts < threshold).any(axis=1)):
+        mine = np.flatnonzero(stays & (held.layer == layer))
+        table = _Layer(held.expert[mine], held.worker[mine], wanted[layer], room, threshold)
+        table.mend()
+        stays[mine[table.left()]] = False
+        added.append(table.added(int(layer)))
+    return added[0].and_those(*added[1:])
+
+
+class _Layer:
+    """One layer's slots, and who is in them."""
+
+    def __init__(self, expert: IntArray, worker: IntArray, wanted: IntArray, room: WorkerRoom, threshold: int) -> None:
+        """Begin with these replicas; slots without one are free."""
+        workers = room.slots.size
+        free = room.slots - np.bincount(worker, minlength=workers)
+        self._worker = np.concatenate((worker, np.repeat(indices(workers), free)))
+        self._expert = np.concatenate((expert, np.full(int(free.sum()), _FREE, dtype=np.int64)))
+        self._before = self._expert.copy()
+        self._node = room.node[self._worker]
+        #: `(E + 1, N)` replicas of each expert on each node; the last row are the free slots
+        self._counts = np.zeros((wanted.size + 1, room.nodes), dtype=np.int32)
+        np.add.at(self._counts, (self._expert, self._node), 1)
+        self._hosts = (self._counts[:-1] > 0).sum(axis=1)
+        self._total = self._counts[:-1].sum(axis=1)
+        self._wanted = wanted
+        self._racks = room.racks
+        self._threshold = threshold
+
+    def mend(self) -> None:
+        """Give every expert its distinct nodes, the rarest first, as far as the slots allow."""
+        while (short := np.flatnonzero(self._hosts < self._threshold)).size:
+            expert = int(short[np.argmin(self._hosts[short])])
+            if not self._host_once_more(expert):
+                return
+
+    def left(self) -> IntArray:
+        """Return which of the replicas at the beginning have left their slots."""
+        return np.flatnonzero((self._expert != self._before) & (self._before != _FREE))
+
+    def added(self, layer: int) -> Replicas:
+        """Return who has come into slots, of this layer."""
+        fresh = self._expert != self._before
+        expert, worker = self._expert[fresh], self._worker[fresh]
+        return Replicas(layer=np.full_like(expert, layer), expert=expert, worker=worker)
+
+    def _host_once_more(self, expert: int) -> bool:
+        """Put an expert on one more node, on the shortest way: into a slot that can be spared, or into another's that
+        moves on to one (an augmenting path: where there is any way, it is found)."""
+        came_from: dict[int, tuple[int, int]] = {}  # expert -> whom it makes room for, in which slot
+        seen = np.zeros(self._counts.shape[1], dtype=np.bool_)
+        givers = self._givers()
+        queue = deque([expert])
+        while queue:
+            mover = queue.popleft()
+            open_nodes = (self._counts[mover] == 0) & ~seen
+            slot = self._spared(mover, givers, open_nodes)
+            if slot is not None:
+                self._put(mover, slot)
+                while mover != expert:
+                    mover, slot = came_from[mover]
+                    self._put(mover, slot)
+                return True
+            seen |= open_nodes
+            for slot in np.flatnonzero(open_nodes[self._node]).tolist():
+                other = int(self._expert[slot])
+                if other != expert and other not in came_from:
+                    came_from[other] = mover, slot
+                    queue.append(other)
+        return False
+
+    def _givers(self) -> list[int]:
+        """Return who can spare a slot, first whose loads want it least: nobody's, then of experts with more hosts than
+        they need, or with several replicas on some node."""
+        surplus = self._total - self._wanted
+        can = (self._hosts > self._threshold) | (self._total > self._hosts)
+        return [_FREE, *(int(expert) for expert in np.argsort(-surplus, kind="stable") if can[expert])]
+
+    def _spared(self, expert: int, givers: list[int], open_nodes: BoolArray) -> int | None:
+        """Return the slot on these nodes that costs least; where there are racks, one in a rack without the expert."""
+        racks, found = self._racks, None
+        taken = racks[np.flatnonzero(self._counts[expert])] if racks is not None else self._wanted[:0]
+        for giver in givers:
+            slots = np.flatnonzero(self._expert == giver)
+            slots = slots[open_nodes[self._node[slots]]]
+            double = self._counts[giver, self._node[slots]] > 1
+            if giver != _FREE and self._hosts[giver] <= self._threshold:
+                slots = slots[double]
+            elif double.any():
+                slots = slots[double]  # (no node less)
+            if racks is not None and slots.size:
+                found = int(slots[0]) if found is None else found
+                slots = slots[~np.isin(racks[self._node[slots]], taken)]
+            if slots.size:
+                return int(slots[0])
+        return found
+
+    def _put(self, expert: int, slot: int) -> None:
+        """Let an expert take a slot; who was there has it no more."""
+        node, before = int(self._node[slot]), int(self._expert[slot])
+        self._counts[before, node] -= 1
+        if before != _FREE:
+            self._hosts[before] -= not self._counts[before, node]
+            self._total[before] -= 1
+        self._hosts[expert] += not self._counts[expert, node]
+        self._total[expert] += 1
+        self._counts[expert, node] += 1
+        self._expert[slot] = expert
+
+
+# ---- the rest ----
+
+
+def _fill(kept: Replicas, wanted: IntArray, room: WorkerRoom) -> Replicas:
+    """Return replicas for the slots that are free: of the experts that lack most by their loads, round by round over
+    the nodes, so that an expert's new replicas fall on different ones."""
+    (layers, experts), workers = wanted.shape, room.slots.size
+    used = np.bincount(kept.layer * workers + kept.worker, minlength=layers * workers).reshape(layers, workers)
+    free = room.slots[None, :] - used
+    have = np.bincount(kept.layer * experts + kept.expert, minlength=layers * experts).reshape(layers, experts)
+    extra = _shares(np.maximum(wanted - have, 0), free.sum(axis=1))
+    places = np.repeat(indices(layers * workers), free.ravel())
+    layer, worker = places // workers, places % workers
+    home = layer * room.nodes + room.node[worker]
+    by_home = np.argsort(home, kind="stable")
+    # Within its node and layer, each free slot has a turn.
+    turn = np.empty_like(home)
+    starts = np.flatnonzero(np.r_[True, np.diff(home[by_home]) != 0]) if home.size else home
+    turn[by_home] = indices(home.size) - np.repeat(starts, np.diff(np.r_[starts, home.size]))
+    order = np.lexsort((room.node[worker], turn, layer))
+    return Replicas(
+        layer=layer[order], expert=np.repeat(indices(layers * experts), extra.ravel()) % experts, worker=worker[order]
+    )
+
+
+def _shares(lacking: IntArray, free: IntArray) -> IntArray:
+    """Share `free` `(L,)` slots among experts as they are `lacking` `(L, E)`, none more than it lacks, exactly."""
+    total = np.maximum(lacking.sum(axis=1), 1)
+    exact = lacking * free[:, None]
+    share = exact // total[:, None]
+    remainder = exact - share * total[:, None]
+    rank = np.argsort(np.argsort(-remainder, axis=1, kind="stable"), axis=1, kind="stable")
+    return share + (rank < (free - share.sum(axis=1))[:, None])

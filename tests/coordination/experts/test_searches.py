@@ -1,0 +1,152 @@
+"""Searches for placements: asked for after every repair, adopted where the job survives more, and never waited for."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from machinery import Job, applied, attach, hello, w
+from test_loads import loads, moe_job
+
+from holdfast.coordination.experts.searching import Found, Search
+from holdfast.coordination.inputs import Planned
+from holdfast.coordination.instructions import PlanExperts
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+
+#: two of six nodes are lost, one after the other: what is mended survives less than what a search finds
+SHAPE = msg.ExpertShape(layers=2, experts=8, slots=6)
+
+
+def searches(job: Job) -> list[Search]:
+    return [order.search for order in job.last if isinstance(order, PlanExperts)]
+
+
+def lose(job: Job, *nodes: str) -> msg.GenerationPlan:
+    """Lose nodes; the others report what they hold, and enter the next generation. Return its plan."""
+    before = job.records[-1].plan
+    assert before is not None
+    assert before.expert_plan is not None
+    held = dict(zip(before.workers, before.expert_plan.placement, strict=True))
+    for node in nodes:
+        job.lose(node)
+    for worker in before.workers:
+        if msg.node_of(worker) not in nodes:
+            job.report(msg.node_of(worker), 0, state=msg.Holding(experts=held[worker]))
+    plan = job.records[-1].plan
+    assert plan is not None
+    for worker in plan.workers:
+        job.say(msg.Entered(worker=worker, generation=plan.generation, applied=0))
+    return plan
+
+
+def repaired_job(*, every: int = 200) -> tuple[Job, Search]:
+    job = moe_job(6, SHAPE, rebalance_every=every)
+    lose(job, "n5")
+    lose(job, "n4")
+    (search,) = searches(job)
+    return job, search
+
+
+@pytest.mark.parametrize("every", [0, 200])
+def test_a_repair_is_followed_by_a_search_whether_loads_are_known_or_not(every: int) -> None:
+    job, search = repaired_job(every=every)
+    assert (search.generation, search.repaired, search.question.loads) == (3, True, b"")
+    plan = job.records[-1].plan
+    assert plan is not None
+    assert plan.expert_plan is not None
+    assert search.question.held == plan.expert_plan.placement
+    job.tick(0.1)
+    assert not searches(job), "one for each repair"
+
+
+def test_what_survives_more_is_adopted_at_a_step_boundary() -> None:
+    job, search = repaired_job()
+    found = search.solve()
+    assert found is not None
+    assert found.adopt
+    assert "of losses would be fatal to the mended placement" in found.why
+    job.feed(Planned(search.generation, found))
+    pending = job.records[-1].pending
+    assert pending is not None
+    assert pending.expert_plan == found.experts
+    assert not found.experts.repaired, "nobody has to look again"
+    assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [True]
+
+
+def test_a_search_says_the_same_wherever_it_is_made() -> None:
+    """It goes to another process as bytes, and its answer comes back so."""
+    _, search = repaired_job()
+    there = msgspec.msgpack.decode(msgspec.msgpack.encode(search), type=Search)
+    assert there == search
+    found = there.solve()
+    assert found == search.solve()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Found) == found
+
+
+def test_an_answer_that_comes_while_a_node_joins_waits_until_it_is_worthless() -> None:
+    job, search = repaired_job()
+    found = search.solve()
+    job.connect(hello("n6"))
+    job.say(attach(w("n6"), experts=SHAPE))
+    pending = job.records[-1].pending
+    assert pending is not None
+    job.feed(Planned(search.generation, found))
+    assert job.records[-1].pending == pending
+    assert not job.said(ev.RebalanceDecided)
+
+
+def test_an_answer_that_comes_while_nothing_can_be_changed_is_weighed_after_that() -> None:
+    """The job's course is the same as if it had come later."""
+    job, search = repaired_job()
+    found = search.solve()
+    plan = job.records[-1].plan
+    assert found is not None
+    assert plan is not None
+    job.connect(hello("n6"))
+    job.say(attach(w("n6"), experts=SHAPE))
+    assert job.records[-1].pending is not None
+    job.feed(Planned(search.generation, found))
+    job.lose("n6")  # nobody has armed it: the pending generation is void
+    pending = job.records[-1].pending
+    assert pending is not None
+    assert (pending.workers, pending.expert_plan) == (plan.workers, found.experts)
+
+
+def test_the_next_failure_makes_a_search_worthless_that_never_ends() -> None:
+    job, first = repaired_job()
+    plan = lose(job, "n3")
+    (second,) = searches(job)
+    assert (second.generation, second.question.workers) == (plan.generation, plan.workers)
+    job.feed(Planned(first.generation, first.solve()))
+    assert not job.said(ev.RebalanceDecided)
+    job.feed(Planned(second.generation, second.solve()))
+    assert len(job.said(ev.RebalanceDecided)) == 1
+
+
+def test_a_search_that_dies_changes_nothing_and_the_next_look_comes() -> None:
+    job, search = repaired_job(every=10)
+    job.feed(Planned(search.generation, None))
+    assert job.kinds == []
+    plan = job.records[-1].plan
+    assert plan is not None
+    job.say(loads(np.ones((2, 8)), generation=3, step=1))
+    found: list[Search] = []
+    for worker in plan.workers * 2:
+        step = 1 if len(found) == 0 and job.machine.parts.ledger.committed == 0 else 2
+        job.say(applied(worker, 3, step, world=len(plan.members)))
+        found += searches(job)
+    (again,) = found
+    assert (again.generation, again.repaired) == (3, True)
+    assert again.question.loads
+
+
+def test_a_coordinator_that_takes_over_has_what_was_mended_searched_again() -> None:
+    job, search = repaired_job()
+    plan = job.records[-1].plan
+    assert plan is not None
+    job.boot(takeover=True)
+    for worker in plan.workers:
+        entered = msg.Entered(worker=worker, generation=3, applied=0)
+        job.connect(msgspec.structs.replace(hello(msg.node_of(worker)), kept=(attach(worker, experts=SHAPE), entered)))
+    assert searches(job) == [search]
