@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \
-	bench-layer bench-levels bench-spot bench-strangers bench-control-plane fuzz every-write mutants
+	bench-layer bench-levels bench-worlds bench-spot bench-strangers bench-control-plane fuzz every-write mutants
 
 install: $(STAMP)
 
@@ -87,6 +87,10 @@ bench-reduction: install
 # the commit operation and the reduction, all ranks at once and level by level: 8 to 64 ranks
 bench-levels: install
 	$(BIN)/python benchmarks/levels.py
+
+# real jobs of 4 to 64 ranks in network namespaces: kills and joins, connections, memory, by the world's size
+bench-worlds: install
+	$(BIN)/python benchmarks/worlds.py
 
 # step time of the MoE layer against plain static expert parallelism, in the same processes
 bench-moe: install

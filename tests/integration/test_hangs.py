@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 from job_cases import FOREVER, TINY, StartJob, goes_on
-from namespaces import Network, joined
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.protocol.events import FailureDetected, GenerationStarted, NodesJoined, RolledBack, StepCommitted
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import JobSpec
-from holdfast.testing.local_job import EventLog
+from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
 
 TIMEOUT_S = 4.0
 CONFIG = CoordinatorConfig(spec=JobSpec())
@@ -39,49 +35,21 @@ def test_a_thread_that_hangs_is_named_and_replaced(start_job: StartJob) -> None:
 
 
 @contextmanager
-def job_on(network: Network, nodes: int, folder: Path) -> Iterator[EventLog]:
-    """A coordinator on the hub and an agent on each node, until the end of the block."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(folder), "HOLDFAST_TOKEN": "secret"}
-    events, output = folder / "events.jsonl", folder / "output.txt"
-    holdfast = [sys.executable, "-m", "holdfast"]
-    script = [str(TINY), *FOREVER, "--step-seconds", "0.1", "--timeout", str(TIMEOUT_S)]
-    url = f"http://{network.address('hub')}:7077"
-    with ExitStack() as stack, output.open("wb") as out:
-
-        def start(where: str, *arguments: str) -> subprocess.Popen[bytes]:
-            command = [*network.inside(where), *holdfast, *arguments]
-            process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
-            stack.callback(process.wait, 30)
-            stack.callback(process.send_signal, signal.SIGTERM)
-            return process
-
-        listen = ("--listen", f"{network.address('hub')}:7077", "--nodes", str(nodes))
-        coordinator = start("hub", "coordinator", *listen, "--events", str(events))
-        for index in range(nodes):
-            name = f"node-{index}"
-            start(
-                name,
-                "agent",
-                "--address",
-                url,
-                "--node-name",
-                name,
-                "--advertise",
-                network.address(name),
-                "--",
-                *script,
-            )
-        log = EventLog(events, alive=lambda: coordinator.poll() is None)
-        log.follow()
-        stack.callback(log.unfollow)
-        yield log
+def job_on_a_network(nodes: int, folder: Path) -> Iterator[NetworkJob]:
+    args = (*FOREVER, "--step-seconds", "0.1", "--timeout", str(TIMEOUT_S))
+    with ExitStack() as stack:
+        try:
+            network = stack.enter_context(joined(nodes))
+        except NamespacesRefusedError as error:
+            pytest.skip(str(error))
+        yield stack.enter_context(NetworkJob(network, TINY, args, nodes=nodes, folder=folder))
 
 
 def test_two_nodes_that_are_cut_off_from_each_other_are_never_put_together_again(tmp_path: Path) -> None:
     """Both reach all others, the coordinator too: the job goes on without one of them."""
-    with joined(3) as network, job_on(network, 3, tmp_path) as job:
+    with job_on_a_network(3, tmp_path) as job:
         job.wait(StepCommitted, step=5)
-        network.cut("node-1", "node-2")
+        job.network.cut("node-1", "node-2")
         cut = len(job.events)
         failure = job.wait(FailureDetected, since=cut)
         assert failure.node in ("node-1", "node-2"), job.story()

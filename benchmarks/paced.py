@@ -1,0 +1,50 @@
+"""A training script whose accelerators are emulated: a step of any world takes a stated time, and next to no processor.
+
+So that as many ranks as are asked for can share a few cores, and what a job costs them is not lost in what it trains.
+
+    holdfast run --nodes 4 benchmarks/paced.py --step-seconds 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import holdfast
+
+SAMPLES, FEATURES, WIDTH = 4096, 16, 256
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--step-seconds", type=float, default=1.0)
+    parser.add_argument("--micro-batches", type=int, default=256, help="of one sample each, in a step")
+    options = parser.parse_args()
+    x = torch.arange(SAMPLES * FEATURES, dtype=torch.float32).sin().view(SAMPLES, FEATURES)
+    job = holdfast.init()
+    model = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    job.protect(
+        model,
+        optimizer,
+        TensorDataset(x, x.sum(1)),
+        global_batch=options.micro_batches,
+        micro_batch=1,
+        max_grad_norm=1.0,
+    )
+    for step in job.steps(options.steps):
+        for inputs, wanted in step.micro_batches():
+            rounds = -(-options.micro_batches // job.world_size)
+            time.sleep(options.step_seconds / rounds)
+            step.backward(F.mse_loss(model(inputs).squeeze(1), wanted))
+        step.apply()
+
+
+if __name__ == "__main__":
+    main()

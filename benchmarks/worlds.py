@@ -1,0 +1,255 @@
+"""What a failure and a join cost by the world's size: real jobs of 4 to 64 ranks on one machine.
+
+    make bench-worlds              4, 8, 16, 32 and 64 ranks
+    python benchmarks/worlds.py --worlds 4x1,8x4 --kills 5
+
+Each node is a network namespace with a stack and an address of its own, joined by a bridge; its workers are forked from
+one process. The accelerators are emulated (paced.py): a step takes 1 s in any world, and the cores are left to the job
+itself. All ranks share them, which a cluster's do not: 64 ranks on two cores are 32 to a core. Down = from the kill of
+a whole node to the first step committed without it, less the median undisturbed step; regroup is the part of it in
+which the survivors build their groups. A node comes after each kill; its stall is the longest step meanwhile, less the
+median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from standstill import Watch
+
+from holdfast.errors import EXIT_ENDED
+from holdfast.protocol.events import (
+    FailureDetected,
+    GenerationStarted,
+    NodesJoined,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+)
+from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
+
+SCRIPT = Path(__file__).resolve().parent / "paced.py"
+MICRO_BATCHES = 256
+ARGS = ("--step-seconds", "1", "--micro-batches", str(MICRO_BATCHES))
+WORLDS = "4x1,8x1,4x4,8x4,8x8"
+#: undisturbed steps at the beginning, and after each change
+FIRST_STEPS, SETTLE_STEPS = 8, 4
+#: /proc/net/tcp's word for a connection that stands
+ESTABLISHED = "01"
+#: for a world to come up in, or a node, in seconds
+COME_S = 300.0
+
+
+@dataclass
+class Figures:
+    """What was measured of one world; times in seconds."""
+
+    nodes: int
+    workers: int
+    start: float = 0.0
+    step: float = 0.0
+    down: list[float] = field(default_factory=list[float])
+    decide: list[float] = field(default_factory=list[float])
+    regroup: list[float] = field(default_factory=list[float])
+    stall: list[float] = field(default_factory=list[float])
+    connections: list[int] = field(default_factory=list[int])
+    threads: list[int] = field(default_factory=list[int])
+    #: in MiB: its share of what it shares with others, and what it has alone
+    proportional: list[float] = field(default_factory=list[float])
+    private: list[float] = field(default_factory=list[float])
+    wrong: list[str] = field(default_factory=list[str])
+
+
+def main() -> int:
+    """Run all worlds and print the table; 1 if anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", default=WORLDS, help="nodes x workers on each, ...")
+    parser.add_argument("--kills", type=int, default=3)
+    options = parser.parse_args()
+    # Namespaces outlive whoever made them: they go however this ends.
+    signal.signal(signal.SIGTERM, end)
+    table: list[Figures] = []
+    with Watch() as watch:
+        for world in options.worlds.split(","):
+            nodes, workers = map(int, world.split("x"))
+            try:
+                table.append(measured(Figures(nodes, workers), options.kills))
+            except NamespacesRefusedError as error:
+                print(error, file=sys.stderr)
+                return 2
+        print(watch.report())
+    report(table)
+    return 1 if any(figures.wrong for figures in table) else 0
+
+
+def end(number: int, frame: FrameType | None) -> NoReturn:
+    """End by an exception, so that all that was begun is ended, too."""
+    sys.exit(EXIT_ENDED)
+
+
+def measured(figures: Figures, kills: int) -> Figures:
+    """Run one world: kill a node, let another come, again and again."""
+    began = time.time()
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-") as folder,
+        joined(figures.nodes) as network,
+        NetworkJob(
+            network,
+            SCRIPT,
+            ARGS,
+            nodes=figures.nodes,
+            workers=figures.workers,
+            folder=Path(folder),
+        ) as job,
+    ):
+        first = job.wait(StepCommitted, timeout=COME_S)
+        figures.start = first.time - began
+        tell(figures, f"first step after {figures.start:.1f} s")
+        settle(job, FIRST_STEPS)
+        look(job, figures)
+        killed: set[str] = set()
+        for number in range(kills):
+            figures.step = undisturbed(job, figures)
+            # Neighbours in the plan, and ends of it: whichever level a node's ranks are on.
+            victim = job.nodes()[(number * 3) % figures.nodes]
+            killed.add(victim)
+            kill(job, figures, victim)
+            join(job, figures, victim, number)
+        figures.wrong += losses(job, killed)
+    print(line(figures), flush=True)
+    return figures
+
+
+def kill(job: NetworkJob, figures: Figures, victim: str) -> None:
+    """SIGKILL a node: all its processes."""
+    since, at = len(job.events), job.signal_node(victim)
+    generation = job.wait(GenerationStarted, lambda e: victim not in e.members, since=since, timeout=COME_S)
+    first = job.wait(StepCommitted, lambda e: e.time > generation.time, since=since, timeout=COME_S)
+    recovered = job.wait(Recovered, since=since)
+    figures.down.append(first.time - at - figures.step)
+    figures.decide.append(recovered.decide_s)
+    figures.regroup.append(recovered.regroup_s)
+    tell(figures, f"down {first.time - at:.2f} s, less the step {figures.down[-1]:.2f} s")
+    settle(job, SETTLE_STEPS)
+
+
+def join(job: NetworkJob, figures: Figures, victim: str, number: int) -> None:
+    """Let a node come to where the killed one was."""
+    since, node = len(job.events), f"{victim.split('.')[0]}.{number}"
+    job.add(victim.split(".")[0], node)
+    joined_ = job.wait(NodesJoined, lambda e: node in e.names, since=since, timeout=COME_S)
+    job.wait(GenerationStarted, lambda e: node in e.members, since=since, timeout=COME_S)
+    settle(job, SETTLE_STEPS)
+    steps = [e for e in job.events[job.events.index(joined_) :] if isinstance(e, StepCommitted)]
+    figures.stall.append(max(e.step_s for e in steps) - figures.step)
+    tell(figures, f"{node} has come: a stall of {figures.stall[-1]:.2f} s")
+
+
+def tell(figures: Figures, what: str) -> None:
+    """Say what has just been measured."""
+    print(f"{figures.nodes}x{figures.workers}: {what}", file=sys.stderr, flush=True)
+
+
+def settle(job: NetworkJob, steps: int) -> None:
+    """Wait for so many steps."""
+    wanted = job.all(StepCommitted)[-1].step + steps
+    job.wait(StepCommitted, lambda e: e.step >= wanted, timeout=COME_S)
+
+
+def undisturbed(job: NetworkJob, figures: Figures) -> float:
+    """Return the median seconds of the steps of a whole world; disturbed ones are too few to matter."""
+    whole = [e.step_s for e in job.all(StepCommitted)[3:] if e.world_size == figures.nodes * figures.workers]
+    return statistics.median(whole)
+
+
+def losses(job: NetworkJob, killed: set[str]) -> list[str]:
+    """Return what was lost: steps, samples, or nodes that nobody killed."""
+    steps = [e.step for e in job.all(StepCommitted)]
+    wrong = [] if steps == list(range(1, len(steps) + 1)) else ["steps are missing or doubled"]
+    wrong += [f"step {e.step} has {e.samples} samples" for e in job.all(StepCommitted) if e.samples != MICRO_BATCHES]
+    wrong += [f"rolled back to {e.to_step}" for e in job.all(RolledBack)]
+    wrong += [f"{e.node} failed: {e.kind} {e.detail}" for e in job.all(FailureDetected) if e.node not in killed]
+    return wrong
+
+
+# ---- processes ----
+
+
+def look(job: NetworkJob, figures: Figures) -> None:
+    """Note each rank's connections, threads and memory."""
+    for node in job.nodes():
+        for pid in job.pids(node)[1]:
+            figures.connections.append(connections(pid))
+            figures.threads.append(len(os.listdir(f"/proc/{pid}/task")))
+            memory = _memory(pid)
+            figures.proportional.append(memory["Pss"])
+            figures.private.append(memory["Private_Clean"] + memory["Private_Dirty"])
+
+
+def connections(pid: int) -> int:
+    """Return how many TCP connections of a process stand."""
+    links = (f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd"))
+    mine = {target[8:-1] for target in map(_target, links) if target.startswith("socket:[")}
+    rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[3] == ESTABLISHED and row[9] in mine for row in rows)
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _memory(pid: int) -> dict[str, float]:
+    rows = [row.split() for row in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]]
+    return {row[0].rstrip(":"): int(row[1]) / 1024 for row in rows}
+
+
+# ---- the result ----
+
+
+def report(table: list[Figures]) -> None:
+    """Print all worlds beside each other."""
+    print(f"\n{'world':>10} {HEAD}")
+    for figures in table:
+        print(line(figures))
+    wrong = [f"{figures.nodes}x{figures.workers}: {what}" for figures in table for what in figures.wrong]
+    print("lost: " + ("; ".join(wrong) or "nothing (steps 0, samples 0, survivors 0)"))
+
+
+HEAD = (
+    f"{'up s':>6} {'step ms':>8}  {'down less a step, s':22} {'decide s':>8} {'regroup s':>9}  "
+    f"{'stall of a join, s':22} {'connections':>11} {'threads':>7} {'MiB a rank (alone)':>18}"
+)
+
+
+def line(figures: Figures) -> str:
+    """Return one world's figures: medians, and the range of what the kills and joins cost."""
+    world = f"{figures.nodes}x{figures.workers}={figures.nodes * figures.workers}"
+    memory = f"{statistics.median(figures.proportional):.0f} ({statistics.median(figures.private):.0f})"
+    return (
+        f"{world:>10} {figures.start:6.1f} {figures.step * 1e3:8.0f}  {spread(figures.down):22} "
+        f"{statistics.median(figures.decide):8.3f} {statistics.median(figures.regroup):9.3f}  "
+        f"{spread(figures.stall):22} {statistics.median(figures.connections):11.0f} "
+        f"{statistics.median(figures.threads):7.0f} {memory:>18}"
+    )
+
+
+def spread(values: list[float]) -> str:
+    """Return median, extremes and count as one text."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f}; {len(values)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
