@@ -20,7 +20,7 @@ from holdfast.control.agent.node_agent import Agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, FromWorker, Hello, ToWorker, Welcome
-from holdfast.protocol.messages.orders import Posted
+from holdfast.protocol.messages.orders import Inject
 from holdfast.protocol.messages.worker import Attach, WorkerMessage
 from places import CONTROL_SCRIPTS
 
@@ -51,7 +51,7 @@ class FakeCoordinator:
 
     async def order(self, worker: str, key: str, value: bytes = b"") -> None:
         """Have an obedient worker do something."""
-        await self.say(ToWorker(worker=worker, order=Posted(generation=1, key=key, value=value)))
+        await self.say(ToWorker(worker=worker, order=Inject(fault=key, phase=value.hex())))
 
     async def have_said(self, worker: str, message: WorkerMessage) -> None:
         """Have an obedient worker say something, and wait until it arrives."""

@@ -238,7 +238,7 @@ def test_a_group_that_is_not_built_in_time_is_voided() -> None:
     job = joining()
     for _ in range(31):
         for node in ("n0", "n1", "n2", "n3"):
-            job.say(msg.Post(worker=w(node), generation=0, key="k", value=b""))
+            job.tell(node, msg.Heartbeat())
         job.tick(1.0)
     assert job.machine.record.pending is None or job.machine.record.pending.generation > 2
 
@@ -247,7 +247,7 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_expelled() -> None:
     job = Job().start()
     for _ in range(4):
         for node in ("n0", "n1"):
-            job.say(msg.Post(worker=w(node), generation=0, key="k", value=b""))
+            job.tell(node, msg.Heartbeat())
         job.tick(1.0)
     (failure,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert (failure.node, failure.kind) == ("n2", "lease_expired")
@@ -527,7 +527,7 @@ def test_a_member_that_does_not_come_back_after_a_restart_is_expelled_after_its_
         job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)), term=1))
     for _ in range(4):
         for node in ("n0", "n1"):
-            job.say(msg.Post(worker=w(node), generation=0, key="k", value=b""))
+            job.tell(node, msg.Heartbeat())
         job.tick(1.0)
     assert [event.node for event in job.events if isinstance(event, ev.NodeLeft)] == ["n2"]
     assert job.machine.state == "recovering"
@@ -539,7 +539,7 @@ def test_steps_whose_witnesses_are_dead_are_committed_without_their_loss() -> No
     kept = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=2), applied(w("n0"), 1, 3, world=2))
     job.connect(hello("n0", kept, term=1))
     for _ in range(4):
-        job.say(msg.Post(worker=w("n0"), generation=0, key="k", value=b""))
+        job.tell("n0", msg.Heartbeat())
         job.tick(1.0)
     job.report("n0", 3, passed=msg.Passed(step=3, commit=commit()))
     job.say(msg.Entered(worker=w("n0"), generation=2, applied=3))
@@ -555,7 +555,7 @@ def test_a_worker_that_gives_no_report_costs_its_node_the_place() -> None:
     job.report("n0", 0)
     for _ in range(6):
         for node in ("n0", "n1"):
-            job.say(msg.Post(worker=w(node), generation=0, key="k", value=b""))
+            job.tell(node, msg.Heartbeat())
         job.tick(1.0)
     hangs = [e for e in job.events if isinstance(e, ev.FailureDetected) and e.kind == "hang"]
     assert [event.node for event in hangs] == ["n1"]

@@ -435,9 +435,9 @@ MUTANTS = (
     ),
     Mutant(
         name="silent_workers_are_awaited_for_ever",
-        file=COORDINATOR,
-        old="        if waited > config.report_timeout_s:\n",
-        new="        if False:\n",
+        file=STOPPING,
+        old="        if self.stop is None or self._turn.now - self._since <= timeout_s:\n",
+        new="        if True:\n",
         why="an agent may live whose worker does not answer",
     ),
     # ---- what is written, and when ----

@@ -324,7 +324,9 @@ class Cluster:
             return
         for message in node.decoder.feed(data):
             self.messages.append(message)
-            self._do(self.machine.handle(Received(node.number, msg.FromWorker(message=message)), now))
+            posted = isinstance(message, msg.Post)
+            said = msg.Posts(posts=(message,)) if posted else msg.FromWorker(message=message)
+            self._do(self.machine.handle(Received(node.number, said), now))
 
     def _do(self, instructions: list[Any]) -> None:
         for instruction in instructions:

@@ -124,7 +124,7 @@ def test_a_hung_thread_is_told_of_after_its_time(target: int, node: str) -> None
     """Its agent ends the process, or the coordinator is told and has the node come again."""
     cluster = run(Fault(kind=FaultKind.HANG, boundary="reducing", step=2, target=target, duration=0.7))
     (failure,) = [event for event in events(cluster, ev.FailureDetected) if event.kind == "hang"]
-    assert failure.time >= struck_at(cluster) + 0.7
+    assert failure.time >= struck_at(cluster) + 0.7 - 1e-4  # (the story has four digits)
     assert failure.node == node
 
 

@@ -260,13 +260,7 @@ class Coordinator:
         expired = [(node.name, node.seen) for node in self.members.expired(now, config.lease_s)]
         away = self.parts.absences.overdue(config.lease_s)
         self.parts.failures.take(*(Failure(kind=kind, node=name, since=since) for name, since in [*expired, *away]))
-        waited = self.parts.stopping.waited()
-        if waited > config.report_timeout_s:
-            # Its agent lives, and it does not answer.
-            silent = dict.fromkeys(map(node_of, self.parts.stopping.awaited(self.parts.absences.promised)))
-            here, kind = [name for name in silent if name in self.members.nodes], FailureKind.HANG
-            why = "no report after Stop"
-            self.parts.failures.take(*(Failure(kind=kind, node=name, since=now - waited, detail=why) for name in here))
+        self.parts.failures.take(*self.parts.stopping.silent(self.parts.absences.promised, config.report_timeout_s))
         if self.parts.joining.overdue:
             self.parts.failures.undo_pending(now, ())
         self._finishing.tick()
@@ -275,12 +269,12 @@ class Coordinator:
     def _hear(self, node: Node, message: msg.FromWorker | msg.AppliedSteps | msg.Heartbeat) -> None:
         self._hearing.hear(node, message)
 
+    def _posted(self, node: Node, message: msg.Posts) -> None:
+        self.parts.rendezvous.take(node.name, message.posts)
+
     def _asks(self, node: Node, ask: msg.AskPlan) -> None:
-        why = self.parts.telling.asked(node, ask)
-        if why:
-            self.turn.send(node.connection, msg.Refused(why=why, exit_code=EXIT_FAILED))
-            kind, now = FailureKind.EXCEPTION, self.turn.now
-            self.parts.failures.take(Failure(kind=kind, node=node.name, since=now, detail=why))
+        if why := self.parts.telling.asked(node, ask):
+            self._hearing.expel(node, why)
 
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
         known, member = self.members.drop(node, down.worker), self.turn.is_member(down.worker)
@@ -341,6 +335,7 @@ class Coordinator:
         msg.Heartbeat: while_it_goes_on(_hear),
         msg.FromWorker: always(_hear),
         msg.AskPlan: while_it_goes_on(_asks),
+        msg.Posts: while_it_goes_on(_posted),
         msg.AppliedSteps: while_it_goes_on(_hear),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),

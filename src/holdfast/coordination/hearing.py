@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from holdfast.coordination.experts.blobs import unreadable
 from holdfast.coordination.generations.announcing import announce_node
-from holdfast.coordination.generations.rendezvous import pass_on
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.admission import misfit
 from holdfast.coordination.nodes.membership import Node
@@ -47,7 +46,7 @@ class Hearing:
         # (A report comes after the steps before it: who has many to tell is not silent.)
         self._parts.stopping.wait_anew()
         if not ledger.plausible(page.given_up):
-            self._expel(node, f"steps up to {page.given_up} cannot have been applied")
+            self.expel(node, f"steps up to {page.given_up} cannot have been applied")
             return
         ledger.give_up_to(page.given_up, record.global_batch)
         reached, tops = page.given_up, {worker: top for worker, top in page.workers.items() if worker in node.workers}
@@ -157,9 +156,6 @@ class Hearing:
         if self._turn.is_member(message.worker) and self._parts.checkpoints.take(message, self._parts.ledger.committed):
             self._parts.stopping.begin(self._turn.now)
 
-    def _post(self, node: Node, message: msg.Post) -> None:
-        pass_on(self._turn, message)
-
     def _script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
         if self._turn.is_member(message.worker):
             self._parts.closing.fail(message.why)
@@ -180,11 +176,11 @@ class Hearing:
         if not self._parts.ledger.plausible(report.applied or 0):
             why = f"step {report.applied} cannot have been applied"
         if why:
-            self._expel(node, f"the report of {report.worker} cannot be read: {why}")
+            self.expel(node, f"the report of {report.worker} cannot be read: {why}")
             return
         self._parts.stopping.report(report)
 
-    def _expel(self, node: Node, why: str) -> None:
+    def expel(self, node: Node, why: str) -> None:
         """No decision can rest on what it says, and it would be told again and again: the node starts afresh."""
         now = self._turn.now
         self._parts.failures.take(Failure(kind=FailureKind.EXCEPTION, node=node.name, since=now, detail=why))
@@ -210,5 +206,5 @@ class Hearing:
         msg.CheckpointDamaged: while_it_goes_on(_checkpoint),
         msg.Loads: while_it_goes_on(_loads),
         msg.ScriptFailed: while_it_goes_on(_script_failed),
-        msg.Post: while_it_goes_on(_post),
+        msg.Post: while_it_goes_on(ignore),  # its agent says it in a bundle: Posts
     }

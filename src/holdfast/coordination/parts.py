@@ -18,6 +18,7 @@ from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.checkpoints import CheckpointBook
 from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.telling.plans import Telling
+from holdfast.coordination.telling.rendezvous import KeyBundles
 from holdfast.coordination.turn import Turn
 
 
@@ -39,6 +40,7 @@ class JobParts:
         self.progress = Progress(turn)
         self.loads = LoadBook(turn)
         self.telling = Telling(turn)
+        self.rendezvous = KeyBundles(turn)
         self.joining = Joining(turn, config, self.loads, self.telling)
         self.rebalancing = Rebalancing(turn, config, self.loads, turn.position.step)
         self.checkpoints = CheckpointBook(turn)

@@ -26,6 +26,9 @@ Text = Annotated[str, Meta(max_length=8192)]
 Rack = Annotated[str, Meta(pattern=RACK_PATTERN)]
 Count = Annotated[int, Meta(ge=0)]
 Blob = Annotated[bytes, Meta(max_length=65536)]
+#: of a rendezvous key: the addresses at which one rank can be reached by each of the others
+MAX_KEY_BYTES = 1 << 19
+KeyValue = Annotated[bytes, Meta(max_length=MAX_KEY_BYTES)]
 
 
 def worker_id(node: str, index: int, nonce: str) -> str:

@@ -96,7 +96,7 @@ class FakeWorker:
         """Obey an order, and do what can be done then."""
         match order:
             case Posted():
-                self._keys.setdefault(order.generation, set()).add(order.key)
+                self._keys.setdefault(order.generation, set()).update(order.keys)
                 self._build(order.generation)
             case AcceptCheckpoint() | PruneCheckpoints() | Inject():
                 return
@@ -150,10 +150,9 @@ class FakeWorker:
         rank = plan.rank(self._worker)
         assert rank is not None, f"{self._worker} is to build the group of generation {generation} without it"
         value = self.rendezvous.key_of(rank, len(plan.members))
-        if value is not None:
-            key = str(rank)
-            self._keys.setdefault(generation, set()).add(key)
-            self._say(Post(worker=self._worker, generation=generation, key=key, value=value))
+        own = {str(rank): value} if value is not None else {}
+        self._keys.setdefault(generation, set()).update(own)
+        self._say(Post(worker=self._worker, generation=generation, keys=own))
         self._build(generation)
 
     def _build(self, generation: int) -> None:

@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -53,9 +54,7 @@ class Seat:
         """Return the board of a generation; the first to ask makes it."""
         with self._lock:
             if generation not in self._boards:
-                self._boards[generation] = Board(
-                    generation, lambda key, value: self._post(generation, key, value), halt=halt
-                )
+                self._boards[generation] = Board(generation, partial(self._post, generation), halt=halt)
             return self._boards[generation]
 
     def connect(
@@ -103,8 +102,8 @@ class Seat:
         self._reader.join()
         self.graveyard.close(0.0)
 
-    def _post(self, generation: int, key: str, value: bytes) -> None:
-        message = msgspec.msgpack.encode(Posted(generation=generation, key=key, value=value))
+    def _post(self, generation: int, keys: dict[str, bytes]) -> None:
+        message = msgspec.msgpack.encode(Posted(generation=generation, keys=keys))
         for rank, mailbox in enumerate(self._mailboxes):
             if rank != self.rank:
                 mailbox.writing.send(message)
@@ -112,7 +111,7 @@ class Seat:
     def _read(self) -> None:
         while message := self._mailboxes[self.rank].reading.recv(2 * MAX_VALUE_BYTES):
             posted = msgspec.msgpack.decode(message, type=Posted)
-            self.board(posted.generation).put(posted.key, posted.value)
+            self.board(posted.generation).put(posted.keys)
 
 
 class WorldError(Exception):

@@ -23,7 +23,7 @@ from holdfast.control.agent.channel import (
 )
 from holdfast.control.coordinator.shell import in_parts
 from holdfast.coordination.telling.plan_change import change_of
-from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Heartbeat, Leave, Part, ToWorker, Welcome
+from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Heartbeat, Leave, Part, Welcome
 from holdfast.protocol.messages.orders import Posted
 from holdfast.protocol.messages.plans import PrepareNode
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
@@ -59,7 +59,7 @@ async def with_server(handler: Handler, story: Callable[[str], Awaitable[None]])
 
 
 def test_messages_go_both_ways_with_the_token_and_large_ones_in_parts() -> None:
-    large = ToWorker(worker="a/0/ff", order=Posted(generation=1, key="k", value=b"x" * 65536))
+    large = Posted(generation=1, keys={"k": b"x" * 65536})
 
     async def handler(connection: ServerConnection) -> None:
         assert connection.request is not None

@@ -65,7 +65,7 @@ def test_orders_arrive_in_order_however_the_stream_is_cut(listener: socket.socke
     link.start(heard.on_order, heard.lost.set)
     peer, _ = listener.accept()
     orders: list[Order] = [Stop(term=1, generation=generation) for generation in range(50)]
-    orders.append(Posted(generation=1, key="k", value=b"x" * 60000))
+    orders.append(Posted(generation=1, keys={"k": b"x" * 60000}))
     stream = b"".join(encode_frame(order) for order in orders)
     with peer:
         for start in range(0, len(stream), 777):
@@ -161,7 +161,7 @@ def test_random_bytes_never_do_worse_than_a_frame_error(data: bytes) -> None:
 
 @given(st.data())
 def test_a_mutated_message_is_refused_or_valid(data: st.DataObject) -> None:
-    frame = bytearray(encode_frame(JobDone()) + encode_frame(Posted(generation=3, key="a", value=b"12345")))
+    frame = bytearray(encode_frame(JobDone()) + encode_frame(Posted(generation=3, keys={"a": b"12345"})))
     at = data.draw(st.integers(0, len(frame) - 1))
     frame[at] = data.draw(st.integers(0, 255))
     decoder: FrameDecoder[Order] = FrameDecoder(ToWorkerProcess)

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.errors import BadInputError
-from holdfast.protocol.messages.orders import JobDone, Order, Posted
+from holdfast.protocol.messages.orders import Inject, JobDone, Order
 from holdfast.protocol.messages.worker import Attach, WorkerMessage
 
 
@@ -36,24 +36,25 @@ def main() -> None:
         order = orders.get()
         if isinstance(order, JobDone):
             break
-        if isinstance(order, Posted):
+        if isinstance(order, Inject):
             obey(order, link)
     link.close()
     sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
 
 
-def obey(order: Posted, link: WorkerLink) -> None:
-    if order.key == "say":
-        link.send(msgspec.msgpack.decode(order.value, type=WorkerMessage))
-    elif order.key == "exit":
-        sys.exit(int(order.value))
-    elif order.key == "raise":
-        raise RuntimeError(order.value.decode())
-    elif order.key == "bad-input":
-        raise BadInputError(order.value.decode())
-    elif order.key == "stop":
+def obey(order: Inject, link: WorkerLink) -> None:
+    value = bytes.fromhex(order.phase)
+    if order.fault == "say":
+        link.send(msgspec.msgpack.decode(value, type=WorkerMessage))
+    elif order.fault == "exit":
+        sys.exit(int(value))
+    elif order.fault == "raise":
+        raise RuntimeError(value.decode())
+    elif order.fault == "bad-input":
+        raise BadInputError(value.decode())
+    elif order.fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif order.key == "ignore-term":
+    elif order.fault == "ignore-term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

@@ -27,6 +27,7 @@ from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.any_side import (
+    MAX_KEY_BYTES,
     MAX_MESSAGE_BYTES,
     PAGE_STEPS,
     AgentMessage,
@@ -57,6 +58,8 @@ from holdfast.protocol.messages.any_side import (
     NodeOrder,
     Phase,
     Post,
+    Posted,
+    Posts,
     Prepare,
     Prepared,
     PrepareNode,
@@ -265,10 +268,72 @@ def test_what_was_applied_in_the_generation_that_another_worker_enters_counts() 
     assert [step.step for step in page.steps] == [6]
 
 
+def post(worker: str, generation: int, *keys: str, value: bytes = b"v") -> Post:
+    return Post(worker=worker, generation=generation, keys=dict.fromkeys(keys, value))
+
+
+def posted(bench: Bench, message: Post) -> list[AgentMessage]:
+    return said(bench.machine.worker_said(message, bench.now))
+
+
+def test_the_keys_of_a_node_go_in_one_bundle_once_all_its_members_have_posted() -> None:
+    bench = Bench(workers=3)
+    a, b, c = bench.workers
+    bench.hear(begin_node(1, 1, a, b))
+    assert posted(bench, post(a, 1)) == []
+    assert posted(bench, post(a, 1, "second")) == []
+    assert posted(bench, post(c, 1)) == [], "it is no member"
+    assert posted(bench, post(b, 1)) == [Posts(posts=(post(a, 1), post(a, 1, "second"), post(b, 1)))]
+    assert posted(bench, post(a, 1, "late")) == [Posts(posts=(post(a, 1, "late"),))]
+
+
+def test_who_posts_no_key_is_waited_for_all_the_same() -> None:
+    """With NCCL rank 0 alone has one: what all the others say is that they have none."""
+    bench = Bench(workers=2)
+    a, b = bench.workers
+    bench.hear(begin_node(1, 1, a, b))
+    assert posted(bench, post(a, 1, "id")) == []
+    assert posted(bench, post(b, 1)) == [Posts(posts=(post(a, 1, "id"), post(b, 1)))]
+
+
+def test_keys_of_two_generations_do_not_mix() -> None:
+    bench = Bench(workers=2)
+    a, b = bench.workers
+    bench.hear(begin_node(1, 1, a, b))
+    bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a, b)))
+    assert posted(bench, post(a, 1)) == []
+    assert posted(bench, post(b, 2)) == []
+    assert posted(bench, post(b, 1)) == [Posts(posts=(post(a, 1), post(b, 1)))]
+    assert posted(bench, post(a, 2)) == [Posts(posts=(post(b, 2), post(a, 2)))]
+    assert posted(bench, post(a, 3)) == [], "nobody is told of that one"
+
+
+def test_a_bundle_that_is_larger_than_a_message_is_split() -> None:
+    bench = Bench(workers=4)
+    bench.hear(begin_node(1, 1, *bench.workers))
+    large = [post(worker, 1, "k", value=bytes(MAX_KEY_BYTES)) for worker in bench.workers]
+    bundles = [bundle for message in large for bundle in posted(bench, message)]
+    assert [message for bundle in bundles if isinstance(bundle, Posts) for message in bundle.posts] == large
+    assert len(bundles) == 4
+    assert all(len(msgspec.msgpack.encode(bundle)) < MAX_MESSAGE_BYTES for bundle in bundles)
+
+
+def test_what_all_have_posted_is_handed_to_the_members_of_its_generation() -> None:
+    bench = Bench(workers=2)
+    a, b = bench.workers
+    bench.hear(begin_node(1, 1, a))
+    bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a)))
+    for generation, members in ((1, (a,)), (2, (a, b))):
+        bundle = Posted(generation=generation, keys={"k": b"v"})
+        assert bench.hear(bundle) == [Pass(members, bundle)]
+    assert bench.hear(Posted(generation=7, keys={})) == []
+
+
 def test_rendezvous_is_not_kept() -> None:
     bench = Bench()
-    bench.say(Post(worker=bench.worker, generation=1, key="k", value=b"v"))
-    assert bench.kept() == [attach(bench.worker)]
+    bench.hear(begin_node(1, 1, bench.worker))
+    bench.machine.worker_said(post(bench.worker, 1), bench.now)
+    assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, generation=1)]
 
 
 def test_a_worker_that_was_told_to_begin_is_not_fresh_any_more_though_it_never_reads_it() -> None:

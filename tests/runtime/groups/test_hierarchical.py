@@ -23,6 +23,7 @@ from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradien
 from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.hierarchical import build_hierarchical
+from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.testing.local_world import LocalWorld, Seat, run_world
 
@@ -312,8 +313,9 @@ def test_where_one_group_cannot_be_built_the_others_are_given_up_now_or_as_they_
         return made[-1]
 
     levels = Levels(owners=(2, 2), groups=((0, 1), (0, 2)))
+    board = Board(1, lambda keys: None)
     with pytest.raises(PeerLostError, match="gone"):
-        build_hierarchical(build, levels, 0, 4, any_to_any=True, generation=1, halt=None)
+        build_hierarchical(build, board, levels, 0, 4, any_to_any=True, halt=None)
     late.set()
     for name in ("0-0/", "all/"):
         while name not in [one.name for one in list(made)]:

@@ -14,7 +14,7 @@ DEADLINE_S = 60.0
 
 
 def silent(generation: int = 1, **options) -> Board:
-    return Board(generation, lambda key, value: None, **options)
+    return Board(generation, lambda keys: None, **options)
 
 
 def in_thread(call) -> tuple[threading.Thread, list[object]]:
@@ -33,21 +33,39 @@ def in_thread(call) -> tuple[threading.Thread, list[object]]:
 
 def test_a_post_is_here_and_is_sent():
     sent = []
-    board = Board(3, lambda key, value: sent.append((key, value)))
+    board = Board(3, sent.append)
     board.post("0/1", b"here")
-    assert sent == [("0/1", b"here")]
+    assert sent == [{"0/1": b"here"}]
     assert board.values() == {"0/1": b"here"}
-    board.put("0/2", b"there")
-    assert sent == [("0/1", b"here")], "what peers posted is not sent on"
+    board.put({"0/2": b"there"})
+    assert sent == [{"0/1": b"here"}], "what peers posted is not sent on"
+
+
+def test_what_is_expected_is_sent_together_and_what_comes_later_alone():
+    sent = []
+    board = Board(3, sent.append)
+    board.expect(2)
+    board.post("a", b"1")
+    assert sent == []
+    assert board.values() == {"a": b"1"}, "it is here at once"
+    board.post("b", b"2")
+    board.post("c", b"3")
+    assert sent == [{"a": b"1", "b": b"2"}, {"c": b"3"}]
+
+
+def test_who_posts_nothing_says_so():
+    sent = []
+    Board(3, sent.append).expect(0)
+    assert sent == [{}]
 
 
 def test_waiting_ends_when_the_last_key_arrives():
     board = silent()
     store = BoardStore(board, timeout_s=DEADLINE_S)
     thread, outcome = in_thread(lambda: store.multi_get(["a", "b"]))
-    board.put("b", b"2")
+    board.put({"b": b"2"})
     assert thread.is_alive()
-    board.put("a", b"1")
+    board.put({"a": b"1"})
     thread.join(DEADLINE_S)
     assert outcome == [[b"1", b"2"]]
 
@@ -74,27 +92,26 @@ def test_waiting_times_out():
 
 def test_what_is_there_counts_even_when_halted():
     board = silent(halt=lambda: True)
-    board.put("a", b"1")
+    board.put({"a": b"1"})
     assert BoardStore(board, timeout_s=0.0).get("a") == b"1"
 
 
 def test_bounds():
     board = silent()
     with pytest.raises(ValueError, match="too large"):
-        board.put("k", b"x" * (MAX_VALUE_BYTES + 1))
+        board.put({"k": b"x" * (MAX_VALUE_BYTES + 1)})
     with pytest.raises(ValueError, match="too large"):
         board.post("k" * 2000, b"")
-    for number in range(MAX_KEYS):
-        board.put(str(number), b"")
-    board.put("0", b"again")
+    board.put({str(number): b"" for number in range(MAX_KEYS)})
+    board.put({"0": b"again"})
     with pytest.raises(ValueError, match="more than"):
-        board.put("one too many", b"")
+        board.put({"one too many": b""})
     assert len(board.values()) == MAX_KEYS
 
 
 def test_a_refused_post_is_not_sent():
     sent = []
-    board = Board(1, lambda key, value: sent.append(key))
+    board = Board(1, sent.append)
     with pytest.raises(ValueError, match="too large"):
         board.post("k", b"x" * (MAX_VALUE_BYTES + 1))
     assert sent == []

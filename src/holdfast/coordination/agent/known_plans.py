@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.coordination.agent.instructions import Pass
 from holdfast.coordination.telling.plan_change import Assignment, MisfitError, rebuilt, rebuilt_shares
 from holdfast.protocol.messages.agent import NodeOrder
-from holdfast.protocol.messages.orders import Arm, Begin, JobDone, Order, Prepare, Stop, Void
+from holdfast.protocol.messages.orders import Arm, Begin, JobDone, Order, Posted, Prepare, Stop, Void
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PlanChange, PrepareNode, Shares
 from holdfast.protocol.plan import GenerationPlan
 
@@ -43,6 +43,8 @@ class PlanMaker:
 class _Known:
     plan: GenerationPlan
     digest: bytes
+    #: those of the node's workers that it names
+    members: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -59,7 +61,6 @@ class KnownPlans:
     A coordinator changes neither plan without telling the nodes of those that it names, and what it says comes in
     order. So `members` and `pending` are what it had in mind when it sent an order, whoever has attached or died here
     meanwhile.
-
     """
 
     def __init__(self, maker: PlanMaker | None = None) -> None:
@@ -72,6 +73,11 @@ class KnownPlans:
     def told_anew(self, members: Sequence[str]) -> None:
         """A coordinator says who is a member; nothing that was said of that before counts."""
         self._members, self._pending, self._missing = frozenset(members), frozenset(), None
+
+    def members_of(self, generation: int) -> frozenset[str]:
+        """Return those of the node's workers that the plan of a generation names, where it is known."""
+        known = self._plans.get(generation)
+        return known.members if known is not None else frozenset()
 
     def take(self, order: NodeOrder, workers: Sequence[str]) -> list[Pass | AskPlan]:
         """Take an order for the node; return what its workers are to be told, or asks for what is missing.
@@ -112,9 +118,10 @@ class KnownPlans:
         base = self._base(change)
         plan = self._maker.plan(change, base)
         members = frozenset(worker for worker in workers if plan.rank(worker) is not None)
-        # (of those before, the base alone may be the base of the next one)
-        self._plans = {number: known for number, known in self._plans.items() if number == change.base}
-        self._plans[plan.generation] = _Known(plan, change.digest)
+        # (of those before, the base and the newest may be the base of the next one)
+        keep = {change.base, max(self._plans, default=0)}
+        self._plans = {number: known for number, known in self._plans.items() if number in keep}
+        self._plans[plan.generation] = _Known(plan, change.digest, members)
         if isinstance(order, BeginNode):
             self._members, self._pending = members, frozenset()
             assignment = self._maker.shares(order.shares, change, plan, base)
@@ -133,7 +140,7 @@ class KnownPlans:
             raise MisfitError(f"generation {change.base} is not known here")
         return known.plan
 
-    def _concerned(self, order: Stop | Arm | Void | JobDone, workers: Sequence[str]) -> frozenset[str]:
+    def _concerned(self, order: Posted | Stop | Arm | Void | JobDone, workers: Sequence[str]) -> frozenset[str]:
         """Return whom an order is for."""
         match order:
             case Arm():
@@ -143,6 +150,8 @@ class KnownPlans:
                 return members
             case JobDone():
                 return frozenset(workers)
+            case Posted():
+                return self.members_of(order.generation)
             case Stop():
                 return self._members | self._pending
 

@@ -25,6 +25,7 @@ from holdfast.coordination.agent.instructions import (
 from holdfast.coordination.agent.known_plans import KnownPlans, PlanMaker
 from holdfast.coordination.agent.node_steps import NodeSteps
 from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace
+from holdfast.coordination.agent.posted_keys import PostedKeys
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.messages.agent import (
     AgentMessage,
@@ -48,6 +49,7 @@ from holdfast.protocol.messages.orders import (
     Begin,
     JobDone,
     Order,
+    Posted,
     PruneCheckpoints,
     Stop,
     Void,
@@ -60,6 +62,7 @@ from holdfast.protocol.messages.worker import (
     Begun,
     Entered,
     KnownSteps,
+    Post,
     Report,
     WorkerMessage,
 )
@@ -106,6 +109,7 @@ class AgentMachine:
         self._places = [WorkerPlace() for _ in range(node.workers)]
         self._steps = NodeSteps(self._places)
         self._plans = KnownPlans(maker)
+        self._keys = PostedKeys()
         self._connected = False
         self._welcome: Welcome | None = None
         self._said_at = 0.0
@@ -201,7 +205,7 @@ class AgentMachine:
         match message:
             case ToWorker():
                 return self._order(message)
-            case BeginNode() | PrepareNode() | Stop() | Arm() | Void() | JobDone():
+            case BeginNode() | PrepareNode() | Posted() | Stop() | Arm() | Void() | JobDone():
                 return self._order_all(message, now)
             case Committed():
                 if message.term >= self.term:
@@ -293,6 +297,9 @@ class AgentMachine:
                 place.keep(message)
                 told = self._steps.applied(place, message, now)
                 return self._tell(FromWorker(message=told), now) if told is not None else []
+            case Post():
+                bundles = self._keys.take(message, self._plans.members_of(message.generation))
+                return [said for bundle in bundles for said in self._tell(bundle, now)]
             case Entered():
                 self._steps.begin_with(message.applied, message.generation)
             case Report():

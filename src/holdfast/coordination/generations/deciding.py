@@ -46,6 +46,7 @@ class Deciding:
         self._ending = parts.ending
         self._closing = parts.closing
         self._telling = parts.telling
+        self._rendezvous = parts.rendezvous
         self._suspects = Suspects()
 
     def decide(self) -> None:
@@ -121,7 +122,9 @@ class Deciding:
         if self._closing.under_way and not any(complaint.timed_out for complaint in complaints.values()):
             return False  # members that are told to stop let go of groups that others still build
         now, first = self._turn.now, next(iter(complaints.values()))
-        named = self._suspects.name(members, reports, complaints, self._ledger.committed)
+        plan = self._turn.record.plan
+        owing = self._rendezvous.owing(plan) if plan is not None else []
+        named = self._suspects.name(members, reports, complaints, self._ledger.committed, owing)
         if not named:
             self._failures.retried(first, reports[first.worker])
         hung: list[Failure] = []

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Set
 
+from holdfast.coordination.inputs import Failure
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
@@ -84,9 +86,13 @@ class Stopping:
             return False
         return turn.members.worker(worker) is not None or node_of(worker) in away
 
-    def waited(self) -> float:
-        """Return for how long reports have been awaited, in seconds."""
-        return self._turn.now - self._since if self.stop is not None else 0.0
+    def silent(self, away: Set[str], timeout_s: float) -> list[Failure]:
+        """Return the nodes whose agents live and that have not answered in time, as failures."""
+        if self.stop is None or self._turn.now - self._since <= timeout_s:
+            return []
+        names = dict.fromkeys(map(node_of, self.awaited(away)))
+        here, kind, since = (name for name in names if name in self._turn.members.nodes), FailureKind.HANG, self._since
+        return [Failure(kind=kind, node=name, since=since, detail="no report after Stop") for name in here]
 
     def wait_anew(self) -> None:
         """Give everybody the full time again: the coordinator itself was away."""

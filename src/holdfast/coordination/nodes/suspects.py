@@ -38,7 +38,12 @@ class Suspects:
         self._tried: tuple[frozenset[str], int] | None = None
 
     def name(
-        self, workers: Sequence[str], reports: Mapping[str, Report], complaints: Mapping[str, Complaint], committed: int
+        self,
+        workers: Sequence[str],
+        reports: Mapping[str, Report],
+        complaints: Mapping[str, Complaint],
+        committed: int,
+        owing: Sequence[str] = (),
     ) -> dict[str, str]:
         """Return the nodes that cannot stay, with the reason; none where the same members may try again.
 
@@ -46,6 +51,7 @@ class Suspects:
             workers: the members by rank, all of whom have reported.
             complaints: the complaints of those whose collectives failed.
             committed: the newest step applied by all.
+            owing: members whose addresses the others wait for.
         """
         late = any(complaint.timed_out for complaint in complaints.values())
         again = self._tried == (frozenset(workers), committed)
@@ -54,6 +60,7 @@ class Suspects:
             return {}
         return (
             _laggards(workers, reports, complaints)
+            or _some_stay(workers, dict.fromkeys(map(node_of, owing), "its address has not come, for which all waited"))
             or _unreachable(workers, complaints)
             or _last_resort(workers, complaints)
         )

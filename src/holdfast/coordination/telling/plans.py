@@ -8,6 +8,8 @@ from functools import partial
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.telling.plan_change import Assignment, change_of, shares_of
 from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_FAILED
+from holdfast.protocol.messages.agent import Refused
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, GenerationPlan
@@ -45,14 +47,16 @@ class Telling:
         self._tell(plan, base, partial(_prepare, plan))
 
     def asked(self, node: Node, ask: AskPlan) -> str:
-        """A node wants the whole plan of a generation: tell it, or return why it has to go."""
+        """A node wants the whole plan of a generation: send it, or refuse the node and return why."""
         generation = self._turn.record.generation
         if generation != self._newest:
             self._newest = generation
             self._asked.clear()
         count = self._asked[node.name] = self._asked.get(node.name, 0) + 1
         if count > MAX_ASKED:
-            return f"node {node.name} asks for the plan of generation {ask.generation} again and again"
+            why = f"node {node.name} asks for the plan of generation {ask.generation} again and again"
+            self._turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED))
+            return why
         tell = self._told.get(ask.generation)
         if tell is not None:  # (else another one was told since)
             whole = self._wholes.setdefault(ask.generation, tell(None))

@@ -10,9 +10,9 @@ from msgspec import Meta
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.messages.orders import Arm, JobDone, Stop, Void, WorkerOrder
+from holdfast.protocol.messages.orders import Arm, JobDone, Posted, Stop, Void, WorkerOrder
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
-from holdfast.protocol.messages.worker import WorkerMessage
+from holdfast.protocol.messages.worker import Post, WorkerMessage
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
 
 #: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds.
@@ -115,6 +115,12 @@ class FromWorker(Struct, frozen=True, kw_only=True):
     message: WorkerMessage
 
 
+class Posts(Struct, frozen=True, kw_only=True):
+    """Rendezvous: what the members on this node have posted, or the part of it that fits into a message."""
+
+    posts: Annotated[tuple[Post, ...], Meta(min_length=1, max_length=1 << 14)]
+
+
 class Leave(Struct, frozen=True, kw_only=True):
     """The agent ends: `finished`, `drained`, or `quarantined` (its workers fail again and again)."""
 
@@ -122,7 +128,7 @@ class Leave(Struct, frozen=True, kw_only=True):
     detail: Text = ""
 
 
-AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Leave
+AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Leave
 
 
 # ---- coordinator -> agent ----
@@ -185,5 +191,5 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 #: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
-NodeOrder = BeginNode | PrepareNode | Stop | Arm | Void | JobDone
+NodeOrder = BeginNode | PrepareNode | Posted | Stop | Arm | Void | JobDone
 CoordinatorMessage = Welcome | Refused | Committed | NodeOrder | ToWorker | NodeFault | EndNode | Part

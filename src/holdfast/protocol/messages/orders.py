@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.names import Blob, Count, Struct, Text
+from holdfast.protocol.names import Count, KeyValue, Struct, Text
 from holdfast.protocol.plan import Decision, GenerationPlan
 
 #: checkpoints that one order has removed
@@ -49,11 +49,10 @@ class Void(Struct, frozen=True, kw_only=True):
 
 
 class Posted(Struct, frozen=True, kw_only=True):
-    """Rendezvous: a peer's key."""
+    """Rendezvous: the keys that the members of `generation` have posted, or some of them."""
 
     generation: Count
-    key: Text
-    value: Blob
+    keys: Annotated[dict[Text, KeyValue], Meta(max_length=1 << 16)]
 
 
 class AcceptCheckpoint(Struct, frozen=True, kw_only=True):
@@ -108,5 +107,5 @@ class JobDone(Struct, frozen=True, kw_only=True):
 #: what a worker's machine takes (coordination.worker); its agent makes it of what was said to the node
 GenerationOrder = Begin | Stop | Prepare | Arm | Void | JobDone
 #: what is said to one worker; it is for others in its process, but for a JobDone that comes late
-WorkerOrder = Posted | AcceptCheckpoint | PruneCheckpoints | Inject | JobDone
-Order = GenerationOrder | WorkerOrder
+WorkerOrder = AcceptCheckpoint | PruneCheckpoints | Inject | JobDone
+Order = GenerationOrder | Posted | WorkerOrder

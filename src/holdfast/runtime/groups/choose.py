@@ -75,4 +75,4 @@ def build_communicator(
     levels = levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out)
     if len(levels.owners) == 1:
         return build("", rank, size)
-    return build_hierarchical(build, levels, rank, size, any_to_any=any_to_any, generation=generation, halt=halt)
+    return build_hierarchical(build, board, levels, rank, size, any_to_any=any_to_any, halt=halt)

@@ -13,6 +13,7 @@ import torch
 
 from holdfast.planning.levels import Levels
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Pending
+from holdfast.runtime.groups.rendezvous import Board
 
 #: Builds the group of that name among those of a generation: name, rank in it, size.
 BuildGroup = Callable[[str, int, int], Communicator]
@@ -86,23 +87,25 @@ class HierarchicalCommunicator(Communicator):
 
 def build_hierarchical(
     build: BuildGroup,
+    board: Board,
     levels: Levels,
     rank: int,
     size: int,
     *,
     any_to_any: bool,
-    generation: int,
     halt: threading.Event | HaltCheck | None,
 ) -> HierarchicalCommunicator:
     """Build all groups that a rank is in, at once, each in a thread of its own; blocks.
 
     Args:
+        board: the generation's rendezvous, over which they are built.
         build: makes one group; blocks. What it raises, this raises: what the other threads still make is retired.
         any_to_any: a group of all ranks is needed, too.
     """
     wanted = [(f"{level}-{group[0]}/", group.index(rank), len(group)) for level, group in enumerate(levels.groups)]
     if any_to_any:
         wanted.append(("all/", rank, size))
+    board.expect(len(wanted))
     built = _AtOnce(build, wanted).results()
     return HierarchicalCommunicator(
         built[: len(levels.groups)],
@@ -110,7 +113,7 @@ def build_hierarchical(
         owners=levels.owners,
         rank=rank,
         size=size,
-        generation=generation,
+        generation=board.generation,
         halt=halt,
     )
 

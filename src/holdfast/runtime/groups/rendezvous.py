@@ -1,21 +1,23 @@
 """Rendezvous of a process group over the control channel: keys are pushed to all members, nobody asks.
 
-Each member posts its keys once; the coordinator passes them on; a `Board` holds what has arrived. torch sees it as a
-`torch.distributed.Store`. gloo makes one `set` per rank and then `wait` and `get` of each rank's key, nothing else.
+Each member posts its keys once, all together; agents and coordinator pass them on in bundles; a `Board` holds what has
+arrived. torch sees it as a `torch.distributed.Store`. gloo makes one `set` per rank and then `wait` and `get` of each
+rank's key, nothing else.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
+from holdfast.protocol.names import MAX_KEY_BYTES
 from holdfast.runtime.groups.communicator import HaltCheck, HaltedError, halt_check
 
-MAX_VALUE_BYTES = 1 << 16
+MAX_VALUE_BYTES = MAX_KEY_BYTES
 MAX_KEY_CHARS = 1024
 MAX_KEYS = 1 << 16
 
@@ -27,13 +29,17 @@ class Board:
     """The keys of the group of one generation, as far as they have reached this worker. Thread-safe."""
 
     def __init__(
-        self, generation: int, post: Callable[[str, bytes], None], *, halt: threading.Event | HaltCheck | None = None
+        self,
+        generation: int,
+        post: Callable[[dict[str, bytes]], None],
+        *,
+        halt: threading.Event | HaltCheck | None = None,
     ) -> None:
         """Make an empty board.
 
         Args:
             generation: the group's generation.
-            post: sends a key of this worker to all other members; must not block.
+            post: sends keys of this worker to all other members; must not block.
             halt: breaks every wait off.
         """
         self.generation = generation
@@ -42,6 +48,16 @@ class Board:
         self._changed = threading.Condition()
         self._values: dict[str, bytes] = {}
         self._closed = False
+        #: this worker's keys that are not sent yet, and how many are still to come before they are
+        self._unsent: dict[str, bytes] = {}
+        self._to_come = 0
+
+    def expect(self, keys: int) -> None:
+        """This worker will post so many keys: they are sent together, and nobody waits for any where there is none."""
+        with self._changed:
+            self._to_come = keys
+        if not keys:
+            self._post({})
 
     def post(self, key: str, value: bytes) -> None:
         """Publish a key of this worker, here and at the other members.
@@ -49,21 +65,28 @@ class Board:
         Raises:
             ValueError: key or value is larger than a message may be.
         """
-        self.put(key, value)
-        self._post(key, value)
+        self.put({key: value})
+        with self._changed:
+            self._unsent[key] = value
+            self._to_come -= 1
+            if self._to_come > 0:
+                return
+            keys, self._unsent = self._unsent, {}
+        self._post(keys)
 
-    def put(self, key: str, value: bytes) -> None:
-        """Enter a key that a peer has posted. A repetition replaces it.
+    def put(self, keys: Mapping[str, bytes]) -> None:
+        """Enter keys that members have posted. A repetition replaces one.
 
         Raises:
-            ValueError: key, value or the number of keys is over its bound.
+            ValueError: a key, a value or the number of keys is over its bound.
         """
-        if len(value) > MAX_VALUE_BYTES or len(key) > MAX_KEY_CHARS:
-            raise ValueError(f"rendezvous key of {len(key)} characters with {len(value)} bytes is too large")
+        for key, value in keys.items():
+            if len(value) > MAX_VALUE_BYTES or len(key) > MAX_KEY_CHARS:
+                raise ValueError(f"rendezvous key of {len(key)} characters with {len(value)} bytes is too large")
         with self._changed:
-            if key not in self._values and len(self._values) >= MAX_KEYS:
+            if len(self._values) + sum(key not in self._values for key in keys) > MAX_KEYS:
                 raise ValueError(f"the rendezvous of generation {self.generation} has more than {MAX_KEYS} keys")
-            self._values[key] = value
+            self._values.update(keys)
             self._changed.notify_all()
 
     def wait(self, keys: list[str], timeout_s: float) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.coordination.worker.machine import WorkerMachine
@@ -84,11 +85,11 @@ class Resources:
 class Generations:
     """The generations that one worker knows, each with its resources. Not thread-safe."""
 
-    def __init__(self, post: Callable[[int, str, bytes], None]) -> None:
+    def __init__(self, post: Callable[[int, dict[str, bytes]], None]) -> None:
         """Begin without any generation; each is made when it is first asked for.
 
         Args:
-            post: sends a rendezvous key of a generation to its other members.
+            post: sends rendezvous keys of a generation to its other members.
         """
         self._post = post
         self._generations: dict[int, Resources] = {}
@@ -101,7 +102,7 @@ class Generations:
         resources = self._generations.get(generation)
         if resources is None:
             halt = threading.Event()
-            board = Board(generation, lambda key, value: self._post(generation, key, value), halt=halt)
+            board = Board(generation, partial(self._post, generation), halt=halt)
             resources = self._generations[generation] = Resources(generation=generation, board=board, halt=halt)
             self._bound()
         return resources

@@ -255,7 +255,7 @@ class Session:
             case msg.Posted():
                 resources = self._shared.resources.of(order.generation)
                 if resources is not None:
-                    resources.board.put(order.key, order.value)
+                    resources.board.put(order.keys)
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
                 if self._saver is not None:
                     self._saver.obey(order)
@@ -286,5 +286,5 @@ class Session:
                 case Build():
                     self._building.start(instruction.plan)
 
-    def _post(self, generation: int, key: str, value: bytes) -> None:
-        self._link.send(msg.Post(worker=self._identity.worker, generation=generation, key=key, value=value))
+    def _post(self, generation: int, keys: dict[str, bytes]) -> None:
+        self._link.send(msg.Post(worker=self._identity.worker, generation=generation, keys=keys))

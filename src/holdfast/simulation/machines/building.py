@@ -66,17 +66,17 @@ class Builder:
             del self._builds[generation]
         got = {worker.id} | self._early_posts.pop(plan.generation, set())
         building = self._builds[plan.generation] = Building(plan, world.group(plan), pending, got)
-        worker.tell(msg.Post(worker=worker.id, generation=plan.generation, key=worker.id, value=b"address"))
+        worker.tell(msg.Post(worker=worker.id, generation=plan.generation, keys={worker.id: b"address"}))
         world.timeline.after(world.timing.build_timeout_s, worker.deliver, self._late, building)
         self._connect(building)
 
     def posted(self, posted: msg.Posted) -> None:
-        """A member's address has come, perhaps before the order to build."""
+        """Members' addresses have come, perhaps before the order to build."""
         building = self._builds.get(posted.generation)
         if building is None:
-            self._early_posts.setdefault(posted.generation, set()).add(posted.key)
+            self._early_posts.setdefault(posted.generation, set()).update(posted.keys)
             return
-        building.got.add(posted.key)
+        building.got.update(posted.keys)
         self._connect(building)
 
     def _connect(self, building: Building) -> None:
@@ -105,6 +105,6 @@ class Builder:
         worker, generation = self._worker, building.plan.generation
         if self._builds.get(generation) is building and not building.built:
             cut_off = worker.world.cut_off(worker.node, building.group.nodes)
-            missing = [w for w in building.plan.workers if w not in building.got or node_of(w) in cut_off]
+            missing = [worker for worker in building.plan.workers if node_of(worker) in cut_off]
             why = "the group could not be built in time"
             worker.obey(worker.machine.complain(generation, why, timed_out=True, unreachable=missing))

@@ -128,7 +128,7 @@ def test_a_halted_group_is_aborted_in_the_graveyard_and_used_no_more():
 
 
 def test_a_world_of_one_needs_no_transport():
-    board = Board(3, lambda key, value: None)
+    board = Board(3, lambda keys: None)
     communicator = build_communicator(torch.device("cpu"), board, 0, ["a"], generation=3, graveyard=Graveyard())
     assert isinstance(communicator, LocalCommunicator)
     assert communicator.generation == 3

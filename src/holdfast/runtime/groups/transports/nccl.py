@@ -128,6 +128,7 @@ def build_nccl(
     """
     from torch.distributed import ProcessGroupNCCL  # absent from builds of torch without CUDA
 
+    board.expect(1 if rank == 0 else 0)  # the group's id
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     try:

@@ -1,0 +1,100 @@
+"""The keys of groups under construction: each node sends one bundle, and gets one with those of all members.
+
+A bundle is complete by what the plan says, never by time: when every member that it names has posted its keys, be it
+none. What comes later goes on by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.messages.orders import Posted
+from holdfast.protocol.messages.worker import Post
+from holdfast.protocol.names import MAX_KEY_BYTES, node_of
+from holdfast.protocol.plan import GenerationPlan
+
+#: of what one worker posts for a generation, and of a bundle of what several have posted
+MAX_BUNDLE_BYTES = MAX_KEY_BYTES + (1 << 16)
+#: of a key or what a worker has posted, beside its text and its value
+_AROUND_BYTES = 64
+
+
+def size_of(post: Post) -> int:
+    """Return how much of a message this takes at the most, in bytes."""
+    keys = sum(len(key.encode()) + len(value) + _AROUND_BYTES for key, value in post.keys.items())
+    return keys + len(post.worker) + _AROUND_BYTES
+
+
+def split(posts: Iterable[Post]) -> Iterator[tuple[Post, ...]]:
+    """Cut what is posted into bundles that fit into a message each."""
+    bundle: list[Post] = []
+    room = MAX_BUNDLE_BYTES
+    for post in posts:
+        room -= size_of(post)
+        if bundle and room < 0:
+            yield tuple(bundle)
+            bundle, room = [], MAX_BUNDLE_BYTES - size_of(post)
+        bundle.append(post)
+    if bundle:
+        yield tuple(bundle)
+
+
+@dataclass(slots=True)
+class Collected:
+    """The keys of one generation, until they are complete."""
+
+    #: whose keys are awaited
+    members: frozenset[str]
+    waiting: list[Post] = field(default_factory=list[Post])
+    #: how much each member has posted, in bytes
+    bytes: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def complete(self) -> bool:
+        """True once all members have posted."""
+        return len(self.bytes) == len(self.members)
+
+    def take(self, posts: Iterable[Post]) -> Sequence[Post]:
+        """Take keys; return those that are to go on now. Those of strangers, and too many of one, are dropped."""
+        for post in posts:
+            posted = self.bytes.get(post.worker, 0) + size_of(post)
+            if post.worker in self.members and posted <= MAX_BUNDLE_BYTES:
+                self.bytes[post.worker] = posted
+                self.waiting.append(post)
+        if not self.complete:
+            return ()
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+
+class KeyBundles:
+    """Collects what the members of the plan in force, and of the pending one, have posted."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._collected: dict[int, Collected] = {}
+
+    def take(self, node: str, posts: Sequence[Post]) -> None:
+        """Take a node's bundle, and send on what is complete by it. Keys of other nodes' workers do not count."""
+        turn = self._turn
+        plans = {plan.generation: plan for plan in (turn.record.plan, turn.record.pending) if plan is not None}
+        self._collected = {number: known for number, known in self._collected.items() if number in plans}
+        for generation in {post.generation for post in posts} & plans.keys():
+            plan = plans[generation]
+            collected = self._collected.get(generation)
+            if collected is None:
+                collected = self._collected[generation] = Collected(frozenset(plan.workers))
+            own = (post for post in posts if post.generation == generation and node_of(post.worker) == node)
+            for bundle in split(collected.take(own)):
+                keys = {key: value for post in bundle for key, value in post.keys.items()}
+                if keys:
+                    turn.order_all(plan.workers, Posted(generation=generation, keys=keys))
+
+    def owing(self, plan: GenerationPlan) -> list[str]:
+        """Return the members for whose keys all others wait; none where nobody has posted, for that says nothing."""
+        collected = self._collected.get(plan.generation)
+        if collected is None or collected.complete:
+            return []
+        return [worker for worker in plan.workers if worker not in collected.bytes]

@@ -1,0 +1,119 @@
+"""Rendezvous in bundles: one from each node and one to each, complete by what the plan says."""
+
+from __future__ import annotations
+
+import msgspec
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.instructions import Broadcast
+from holdfast.coordination.telling.rendezvous import MAX_BUNDLE_BYTES
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+
+
+def post(node: str, generation: int = 1, *, key: str = "", value: bytes = b"v") -> msg.Post:
+    return msg.Post(worker=w(node), generation=generation, keys={key or node: value})
+
+
+def nothing(node: str) -> msg.Post:
+    return msg.Post(worker=w(node), generation=1, keys={})
+
+
+def bundles(job: Job) -> list[tuple[tuple[int, ...], dict[str, bytes]]]:
+    """Return to which connections the last input's bundles go, and what is in them."""
+    found = [i for i in job.last if isinstance(i, Broadcast) and isinstance(i.message, msg.Posted)]
+    return [(i.connections, dict(i.message.keys)) for i in found if isinstance(i.message, msg.Posted)]
+
+
+def test_all_get_one_bundle_once_every_member_has_posted() -> None:
+    job = Job().start()
+    for node in ("n0", "n1"):
+        job.tell(node, msg.Posts(posts=(post(node),)))
+        assert not job.last
+    job.tell("n2", msg.Posts(posts=(post("n2"),)))
+    assert bundles(job) == [((1, 2, 3), {"n0": b"v", "n1": b"v", "n2": b"v"})]
+    assert job.orders(msg.Posted).keys() == {w("n0"), w("n1"), w("n2")}
+
+
+def test_a_key_that_comes_later_goes_in_another_bundle() -> None:
+    job = Job(nodes=1).start()
+    job.tell("n0", msg.Posts(posts=(post("n0"),)))
+    job.tell("n0", msg.Posts(posts=(post("n0", key="late"),)))
+    assert bundles(job) == [((1,), {"late": b"v"})]
+
+
+def test_with_one_key_in_all_only_that_travels() -> None:
+    """So it is with NCCL: rank 0 has the group's id, all others say that they have none."""
+    job = Job().start()
+    job.tell("n0", msg.Posts(posts=(post("n0", key="id"),)))
+    job.tell("n1", msg.Posts(posts=(nothing("n1"),)))
+    assert not job.last
+    job.tell("n2", msg.Posts(posts=(nothing("n2"),)))
+    assert bundles(job) == [((1, 2, 3), {"id": b"v"})]
+
+
+def test_where_nobody_has_any_key_nothing_is_sent() -> None:
+    job = Job().start()
+    for node in ("n0", "n1", "n2"):
+        job.tell(node, msg.Posts(posts=(nothing(node),)))
+        assert not job.last
+
+
+def test_keys_of_workers_of_other_nodes_and_of_strangers_do_not_count() -> None:
+    job = Job().start()
+    job.connect(hello("n3"))
+    job.tell("n0", msg.Posts(posts=(post("n0"), post("n1"), post("n2"))))
+    job.tell("n3", msg.Posts(posts=(post("n3"),)))
+    assert not job.last
+    for node in ("n1", "n2"):
+        job.tell(node, msg.Posts(posts=(post(node, value=b"own"),)))
+    assert bundles(job) == [((1, 2, 3), {"n0": b"v", "n1": b"own", "n2": b"own"})]
+
+
+def test_keys_of_a_generation_that_is_over_are_dropped() -> None:
+    job = Job().start()
+    job.tell("n0", msg.Posts(posts=(post("n0", generation=7), post("n0", generation=0))))
+    assert not job.last
+
+
+def test_a_worker_that_posts_for_ever_fills_no_memory() -> None:
+    job = Job().start()
+    for number in range(20):
+        job.tell("n0", msg.Posts(posts=(post("n0", key=str(number), value=bytes(MAX_BUNDLE_BYTES // 8)),)))
+    for node in ("n1", "n2"):
+        job.tell(node, msg.Posts(posts=(post(node),)))
+    ((_, keys),) = bundles(job)
+    assert keys.keys() == {*map(str, range(7)), "n1", "n2"}
+
+
+def test_a_bundle_that_is_larger_than_a_message_is_split() -> None:
+    job = Job().start()
+    large = bytes(msg.MAX_KEY_BYTES)
+    for node in ("n0", "n1", "n2"):
+        job.tell(node, msg.Posts(posts=(post(node, value=large),)))
+    assert [list(keys) for _, keys in bundles(job)] == [["n0"], ["n1"], ["n2"]]
+    sizes = [len(msgspec.msgpack.encode(i.message)) for i in job.last if isinstance(i, Broadcast)]
+    assert max(sizes) <= msg.MAX_MESSAGE_BYTES
+
+
+def test_those_of_a_pending_group_are_its_own() -> None:
+    job = Job().start()
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    for node in ("n0", "n1", "n2", "n3"):
+        assert not bundles(job)
+        job.tell(node, msg.Posts(posts=(post(node, generation=2),)))
+    assert [connections for connections, _ in bundles(job)] == [(1, 2, 3, 4)]
+
+
+def test_who_owes_its_address_is_the_suspect() -> None:
+    """Its listener answers, its training thread hangs before it has posted: the others cannot tell who it is."""
+    job = Job().start()
+    for node in ("n0", "n2"):
+        job.tell(node, msg.Posts(posts=(post(node),)))
+    for node in ("n0", "n2"):
+        job.say(msg.Complaint(worker=w(node), generation=1, detail="rendezvous", timed_out=True))
+    for node in ("n0", "n1", "n2"):
+        job.report(node, 0, msg.Phase.ENTERING)
+    found = [(event.node, event.detail) for event in job.said(ev.FailureDetected)]
+    assert found == [("n1", "its address has not come, for which all waited")]
