@@ -147,7 +147,7 @@ def test_a_worker_whose_script_raises_is_told_and_replaced(capfd: pytest.Capture
         old, new = await coordinator.attach(2)
         assert old.rsplit("/", 1)[0] == new.rsplit("/", 1)[0]
         assert old != new
-        detail = "RuntimeError: out of luck (obedient.py, line 51)"
+        detail = "RuntimeError: out of luck (obedient.py, line 52)"
         assert coordinator.of(WorkerDown) == [
             WorkerDown(worker=worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1)
         ]
