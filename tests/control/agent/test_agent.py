@@ -161,7 +161,7 @@ def test_a_worker_whose_script_raises_is_told_and_replaced(capfd: pytest.Capture
 @pytest.mark.parametrize(
     ("code", "detail"),
     [
-        (7, "the script called sys.exit(7) (obedient.py, line 49)"),
+        (7, "the script called sys.exit(7) (obedient.py, line 50)"),
         (0, "the script ended before its steps were done"),
     ],
 )
