@@ -182,6 +182,20 @@ def test_the_steps_that_come_with_a_state_are_kept_as_if_they_were_applied_here(
     assert kept[-1].step == 4
 
 
+def test_what_was_in_the_journal_before_a_roll_back_is_kept_once_it_is_done_again() -> None:
+    """A node that was away meanwhile comes with fresh workers: what the coordinator says of the journal is how it is."""
+    bench = Bench(1)
+    bench.machine.hear(msg.Committed(term=1, step=2), bench.now)
+    bench.connect()
+    passed = msg.Passed(step=1, commit=commit(1.0), generation=4, world=1)
+    bench.say(msg.KnownSteps(worker=bench.workers[0], passed=(passed,)))
+    bench.say(msg.Entered(worker=bench.workers[0], generation=5, applied=1))
+    bench.apply(2, generation=5)
+    (hello,) = bench.connect()
+    assert isinstance(hello, msg.Hello)
+    assert steps([kept for kept in hello.kept if isinstance(kept, msg.AppliedSteps)]) == [1, 2]
+
+
 def test_a_node_tells_one_hash_of_a_step_and_another_only_where_its_workers_differ() -> None:
     bench = Bench(3)
     (first,) = bench.apply(1, 0, 1, state_hash="a")

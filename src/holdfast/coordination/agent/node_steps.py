@@ -71,8 +71,8 @@ class NodeSteps:
 
     def forget_up_to(self, step: int) -> None:
         """Steps up to this one are in the journal."""
-        self.committed = max(self.committed, step)
-        self._kept.forget_up_to(self.committed)
+        self.committed = step
+        self._kept.forget_up_to(step)
 
     def replay(self) -> Iterator[AppliedSteps | Applied]:
         """Return all that a coordinator must know which knows nothing, as it stands now; it counts as told."""
