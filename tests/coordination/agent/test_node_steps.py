@@ -183,7 +183,7 @@ def test_the_steps_that_come_with_a_state_are_kept_as_if_they_were_applied_here(
 
 
 def test_what_was_in_the_journal_before_a_roll_back_is_kept_once_it_is_done_again() -> None:
-    """A node that was away meanwhile comes with fresh workers: what the coordinator says of the journal is how it is."""
+    """A node that was away meanwhile comes with fresh workers: what is in the journal, the coordinator says."""
     bench = Bench(1)
     bench.machine.hear(msg.Committed(term=1, step=2), bench.now)
     bench.connect()
