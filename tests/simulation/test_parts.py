@@ -10,16 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import SupersededError
+from holdfast.coordination.telling.plan_change import MisfitError, change_of
+from holdfast.errors import EXIT_DONE, SupersededError
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import SCHEMA, Record
 from holdfast.simulation.clock import URGENT, Timeline
+from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.collectives import Group, SimOperation
 from holdfast.simulation.durable import SimJournal, SimStore
+from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane
 from holdfast.simulation.machines import training
 from holdfast.simulation.process import Process
+from holdfast.simulation.shared_plans import SharedPlans
 
 
 def test_ties_are_settled_by_priority_and_then_by_order() -> None:
@@ -162,6 +166,32 @@ def test_a_power_cut_takes_what_is_not_on_disk_and_nothing_else() -> None:
         assert [event.seq for event in journal.events] == list(range(1, len(journal.events) + 1))
         left.add(len(journal.events))
     assert left == {3, 4, 5}
+
+
+def test_a_coordinators_processor_takes_its_time_and_keeps_the_order() -> None:
+    def ends_after(**costs: float) -> float:
+        outcome = SimCluster(FaultPlan(seed=3, nodes=8, start_nodes=8, start_spread=0.0, **costs)).run()
+        assert outcome.exit_code == EXIT_DONE
+        return outcome.time
+
+    at_once = ends_after()
+    assert ends_after(handle_s=0.02) > at_once + 0.2
+    assert ends_after(send_s=0.02) > at_once + 0.2
+
+
+def test_agents_share_a_plan_that_is_made_of_the_same_things() -> None:
+    members = tuple(msg.Member(worker=f"n{number}/0/a", host="h", state_port=1) for number in range(3))
+    base = msg.GenerationPlan(term=1, generation=1, members=members)
+    next_one = msg.GenerationPlan(term=1, generation=2, members=members[1:])
+    whole, change = change_of(base, None), change_of(next_one, base)
+    plans = SharedPlans()
+    known = plans.plan(whole, None)
+    assert known == base
+    assert plans.plan(whole, None) is known
+    assert plans.plan(change, known) is plans.plan(change, known) == next_one
+    assert plans.plan(change_of(base, None), None) is not known
+    with pytest.raises(MisfitError):
+        plans.plan(change, None)
 
 
 def test_a_state_shows_whatever_went_wrong() -> None:

@@ -110,8 +110,12 @@ class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     nccl_per_worker_s: Annotated[
         float, _seconds("See nccl_s.", "TrainMover, Table 1: 1.09 min for 8,192 GPUs, a line through both")
     ] = 0.0019
-    gloo_s: Annotated[float, _seconds("regroup = gloo_s + w gloo_per_worker_s.", "PLACEHOLDER")] = 0.01
-    gloo_per_worker_s: Annotated[float, _seconds("See gloo_s.", "PLACEHOLDER")] = 0.009
+    gloo_s: Annotated[
+        float, _seconds("regroup = gloo_s + w gloo_per_worker_s.", "measured: benchmarks/levels.py, 4 to 64 workers")
+    ] = 0.003
+    gloo_per_worker_s: Annotated[
+        float, _seconds("See gloo_s.", "measured: the same; processor time of a rank, as if on a core of its own")
+    ] = 0.0004
     bytes_per_s: Annotated[
         float,
         _positive("transfer = moved_bytes / bytes_per_s.", "measured: one TCP stream on this loopback", MOST_BYTES),
