@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from scipy import stats
 
+from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import BadInputError
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.reliability.checkpointing import FailureClock, wasted_fraction
 from holdfast.reliability.monte_carlo.estimate import Estimate, SimulationSettings
 from holdfast.simulation.fleet.case import FleetCase, checked
@@ -40,6 +42,11 @@ def simulated(case: FleetCase, *, hours: float, replications: int = 20, seed: in
 
 def agrees(found: Estimate, expected: float, within: float) -> bool:
     return found.contains(expected) and found.high - found.low < within * expected
+
+
+def test_the_coordinators_own_times_are_its_own() -> None:
+    times, config = FleetCase().recovery, CoordinatorConfig(spec=JobSpec())
+    assert (times.lease_s, times.heartbeat_s, times.tick_s) == (config.lease_s, config.heartbeat_s, config.tick_s)
 
 
 def test_restarts_are_what_the_closed_form_says() -> None:

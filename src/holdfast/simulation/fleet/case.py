@@ -95,8 +95,9 @@ class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     heartbeat_s: Annotated[float, _seconds("Time between a node's words.", "the coordinator's")] = 0.5
     tick_s: Annotated[float, _seconds("Time between the coordinator's looks at leases.", "the coordinator's")] = 0.1
     reset_s: Annotated[
-        float, _seconds("Until a failure is seen that ends a connection.", "measured: benchmarks/recovery.py")
-    ] = 0.01
+        float,
+        _seconds("Until a failure is seen that ends a connection.", "measured: benchmarks/recovery.py"),
+    ] = 0.013
     decide_s: Annotated[float, _seconds("decide = decide_s + n decide_per_node_s.", "PLACEHOLDER")] = 0.005
     decide_per_node_s: Annotated[float, _seconds("See decide_s.", "PLACEHOLDER")] = 200e-6
     tell_s: Annotated[float, _seconds("tell = tell_s + n tell_per_node_s.", "PLACEHOLDER")] = 0.005
@@ -115,7 +116,7 @@ class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 0.003
     gloo_per_worker_s: Annotated[
         float, _seconds("See gloo_s.", "measured: the same; processor time of a rank, as if on a core of its own")
-    ] = 0.0004
+    ] = 0.00045
     bytes_per_s: Annotated[
         float,
         _positive("transfer = moved_bytes / bytes_per_s.", "measured: one TCP stream on this loopback", MOST_BYTES),

@@ -5,8 +5,9 @@ the step's reduction: what they compute meanwhile is not lost, and is taken off 
 A failure strikes at a share u of a step, even between 0 and 1.
 
 detect: the coordinator learns of it. With probability silent_share only by the lease: lease_s, less the age of the
-node's last word (even between 0 and heartbeat_s), plus the wait for the coordinator's next look (even between 0 and
-tick_s); else after reset_s.
+node's last word (even between 0 and the time between two: heartbeat_s, in jobs of many nodes more, as
+`CoordinatorConfig.beat_s` says), plus the wait for the coordinator's next look (even between 0 and tick_s); else after
+reset_s.
 decide: decide_s + n decide_per_node_s: all members are told to stop, report, and the decision is taken.
 tell: tell_s + n tell_per_node_s: the next generation is written down and told to all.
 regroup: nccl_s + w nccl_per_worker_s (or gloo's): the group of w workers is built.
@@ -22,6 +23,8 @@ from math import ceil
 
 import numpy as np
 
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.protocol.job_spec import JobSpec
 from holdfast.simulation.fleet.case import FleetCase, RecoveryCase
 
 
@@ -49,8 +52,8 @@ PARTS = tuple(part.name for part in fields(RecoveryParts))
 class Moment:
     """When a failure strikes.
 
-    silent: only the lease shows it. word_age, look: shares of heartbeat_s and tick_s. phase: the share of the step in
-    progress that is done; None: nobody computes, as the job is recovering already.
+    silent: only the lease shows it. word_age, look: shares of the time between two words, and of tick_s. phase: the
+    share of the step in progress that is done; None: nobody computes, as the job is recovering already.
     """
 
     silent: bool
@@ -70,12 +73,13 @@ class Moment:
         )
 
 
-def detection_s(case: FleetCase, moment: Moment) -> float:
-    """Return how long it takes until the coordinator knows."""
+def detection_s(case: FleetCase, moment: Moment, nodes: int) -> float:
+    """Return how long it takes until the coordinator of so many nodes knows."""
     times = case.recovery
     if not moment.silent:
         return times.reset_s
-    return times.lease_s - moment.word_age * times.heartbeat_s + moment.look * times.tick_s
+    config = CoordinatorConfig(spec=JobSpec(), lease_s=times.lease_s, heartbeat_s=times.heartbeat_s)
+    return times.lease_s - moment.word_age * config.beat_s(nodes) + moment.look * times.tick_s
 
 
 def computed_s(case: FleetCase, moment: Moment, before: int) -> float:
@@ -84,7 +88,7 @@ def computed_s(case: FleetCase, moment: Moment, before: int) -> float:
         return 0.0
     step_s, micro_s = case.step_on(before), case.job.step_s / case.job.rounds
     at = moment.phase * step_s
-    return min(ceil((at + detection_s(case, moment)) / micro_s) * micro_s, step_s) - at
+    return min(ceil((at + detection_s(case, moment, before)) / micro_s) * micro_s, step_s) - at
 
 
 def regroup_s(times: RecoveryCase, workers: int) -> float:
@@ -103,7 +107,7 @@ def recovery_parts(case: FleetCase, moment: Moment | None, before: int, after: i
     times = case.recovery
     again = case.step_on(after) if case.job.experts else case.step_on(after) - case.step_on(before)
     passing = {
-        "detect": detection_s(case, moment) if moment else 0.0,
+        "detect": detection_s(case, moment, before) if moment else 0.0,
         "decide": times.decide_s + after * times.decide_per_node_s,
         "tell": times.tell_s + after * times.tell_per_node_s,
         "regroup": regroup_s(times, after * case.workers_per_node),

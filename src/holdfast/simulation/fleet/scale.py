@@ -39,7 +39,7 @@ def mean_parts(case: FleetCase) -> RecoveryParts:
 
 
 def _row(case: FleetCase) -> ScaleRow:
-    detected = sum(share * detection_s(case, _moments(silent=silent)[0]) for share, silent in _kinds(case))
+    detected = sum(share * detection_s(case, _moments(silent=silent)[0], case.nodes) for share, silent in _kinds(case))
     return ScaleRow(nodes=case.nodes, detected_s=detected, parts=mean_parts(case))
 
 
