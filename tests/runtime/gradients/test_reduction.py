@@ -249,7 +249,8 @@ def test_shards_cover_every_bucket_for_every_world(sizes: list[int], world: int,
     assert len(members) == len(parameters)
     for bucket in buckets._buckets:
         bucket.fill(communicator)
-        assert bucket.used <= world * bucket.shard_size(world) <= bucket.flat.numel()
+        (_, whole), (_, shard) = bucket._spans
+        assert bucket.used <= world * shard == whole <= bucket.flat.numel()
         shared = bucket.flat.untyped_storage().data_ptr()
         assert all(view.untyped_storage().data_ptr() == shared for view in bucket.views)
 

@@ -64,6 +64,8 @@ class Bucket:
         self.numel = sum(parameter.numel() for parameter in parameters)
         self.used = self.numel + len(parameters)
         self._capacity = self._room = self.used + ALIGNMENT * FIRST_SHARDS
+        #: begin and size of what this rank has before each of its levels, and at last of its shard where it owns one
+        self._spans: list[tuple[int, int]] = []
         self.fresh_buffers()
 
     def fresh_buffers(self) -> None:
@@ -76,12 +78,9 @@ class Bucket:
         #: what has come on the level under way, (versions, elements); None where this rank owns nothing there
         self._versions: torch.Tensor | None = None
 
-    def shard_size(self, shards: int) -> int:
-        """Return the elements of a shard where there are so many."""
-        return -(-self.used // (shards * ALIGNMENT)) * ALIGNMENT
-
     def fill(self, comm: Communicator) -> None:
-        """Copy this rank's gradients into `flat`, which is given room for all shards."""
+        """Begin a reduction: cut `flat`, which is given room for all shards, and copy this rank's gradients into it."""
+        self._spans = _spans(comm, self.used)
         self._make_room(comm)
         present = [gradient is not None for gradient in self.local]
         self.flat[self.numel : self.used] = torch.tensor(present, dtype=self.flat.dtype)
@@ -94,7 +93,7 @@ class Bucket:
     def start_sums(self, comm: Communicator, level: int) -> Pending:
         """Start bringing this rank all versions of what it owns on a level."""
         group, owners = comm.groups[level], comm.owners[level]
-        start, numel = self._spans(comm)[level]
+        start, numel = self._spans[level]
         source = self._wide[level] if level and self._is_half else self.flat[start : start + numel]
         part = numel // owners
         if owners == group.size and group.adds_up(source):
@@ -119,7 +118,7 @@ class Bucket:
         versions, self._versions = self._versions, None
         if versions is None:
             return 0.0, 0
-        start, numel = self._spans(comm)[level + 1]
+        start, numel = self._spans[level + 1]
         last = level + 1 == len(comm.owners)
         if self._is_half and not last:
             total = self._wide[level + 1] = self._wide_buffer(level + 1, numel)
@@ -141,37 +140,20 @@ class Bucket:
     def start_spread(self, comm: Communicator, level: int) -> Pending:
         """Start bringing all parts of a level to its group, in `flat`."""
         group, owners = comm.groups[level], comm.owners[level]
-        start, numel = self._spans(comm)[level]
+        start, numel = self._spans[level]
         part, parts = numel // owners, self.flat[start : start + numel]
         mine = parts[group.rank * part : (group.rank + 1) * part]  # empty where this rank owns nothing
         return group.start_spread(parts, mine, owners)
 
     def scale_shard(self, comm: Communicator, factor: float) -> None:
         """Multiply the gradients in this rank's shard; the flags behind them are none."""
-        spans = self._spans(comm)
-        if len(spans) > len(comm.owners):
-            start, numel = spans[-1]
+        if len(self._spans) > len(comm.owners):
+            start, numel = self._spans[-1]
             self.flat[start : min(start + numel, self.numel)].mul_(factor)
-
-    def _spans(self, comm: Communicator) -> list[tuple[int, int]]:
-        """Return where what this rank has begins and how much it is: before each level it is on, and at last its shard.
-
-        There is no shard where it does not own one.
-        """
-        shards = math.prod(comm.owners)
-        start, numel = 0, shards * self.shard_size(shards)
-        spans = [(start, numel)]
-        for group, owners in zip(comm.groups, comm.owners, strict=False):
-            if group.rank >= owners:
-                break
-            numel //= owners
-            start += group.rank * numel
-            spans.append((start, numel))
-        return spans
 
     def _make_room(self, comm: Communicator) -> None:
         group, owners = comm.groups[0], comm.owners[0]
-        _, needed = self._spans(comm)[0]
+        _, needed = self._spans[0]
         coming = group.size * needed // owners
         if needed > self._capacity or coming > self._room:
             # More than is needed now, so that a world that grows does not come here at every step of it.
@@ -211,3 +193,20 @@ def squared_norm(part: torch.Tensor) -> float:
     """Return a vector's squared norm, summed in float64."""
     norm = vector_norm(part, torch.float64)
     return norm * norm  # `norm**2` would raise where this is inf
+
+
+def _spans(comm: Communicator, used: int) -> list[tuple[int, int]]:
+    """Return where what this rank has begins and how much it is: before each level it is on, and at last its shard.
+
+    There is no shard where it does not own one.
+    """
+    shards = math.prod(comm.owners)
+    start, numel = 0, -(-used // (shards * ALIGNMENT)) * ALIGNMENT * shards
+    spans = [(start, numel)]
+    for group, owners in zip(comm.groups, comm.owners, strict=False):
+        if group.rank >= owners:
+            break
+        numel //= owners
+        start += group.rank * numel
+        spans.append((start, numel))
+    return spans

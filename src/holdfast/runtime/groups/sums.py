@@ -48,9 +48,9 @@ def finish_sums(sums: PendingSums) -> list[float]:
         pending, gathered = _start(group, total, what)
         group.wait(pending)
         total = _added(gathered)
-    for group, owning in reversed(list(zip(groups, owners, strict=False))):
-        if group.size > owning:
-            total = _told(group, owning, total, what)
+    for level in range(len(groups) - 1, -1, -1):
+        if groups[level].size > owners[level]:
+            total = _told(groups[level], owners[level], total, what)
     return total
 
 
