@@ -8,7 +8,7 @@ BOUNDARIES = "coordination/worker/boundaries.py"
 STOPPING = "coordination/generations/stopping.py"
 CLOSING = "coordination/closing.py"
 FINISHING = "coordination/generations/finishing.py"
-SUSPECTS = "coordination/nodes/suspects.py"
+SUSPECTS = "coordination/failures/suspects.py"
 HEARING = "coordination/hearing.py"
 
 PART_MUTANTS = (

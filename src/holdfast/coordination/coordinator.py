@@ -13,6 +13,7 @@ from functools import reduce
 from typing import ClassVar
 
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.failures.seen import node_lost, process_ended
 from holdfast.coordination.generations.deciding import Deciding
 from holdfast.coordination.generations.finishing import Finishing
 from holdfast.coordination.hearing import Hearing
@@ -215,7 +216,7 @@ class Coordinator:
     def _disconnected(self, event: Disconnected) -> None:
         node = self.members.on(event.connection)
         if node is not None:
-            self.parts.failures.take(Failure(kind=FailureKind.CONNECTION_LOST, node=node.name, since=self.turn.now))
+            self.parts.failures.take(node_lost(node.name, FailureKind.CONNECTION_LOST, self.turn.now))
 
     def _disconnected_at_last(self, event: Disconnected) -> None:
         node = self.members.on(event.connection)
@@ -256,10 +257,11 @@ class Coordinator:
     def _tick(self, _tick: Tick) -> None:
         if self._paused():
             return
-        config, now, kind = self.config, self.turn.now, FailureKind.LEASE_EXPIRED
+        config, now = self.config, self.turn.now
         expired = [(node.name, node.seen) for node in self.members.expired(now, config.lease_s)]
         away = self.parts.absences.overdue(config.lease_s)
-        self.parts.failures.take(*(Failure(kind=kind, node=name, since=since) for name, since in [*expired, *away]))
+        kind = FailureKind.LEASE_EXPIRED
+        self.parts.failures.take(*(node_lost(name, kind, since) for name, since in [*expired, *away]))
         self.parts.failures.take(*self.parts.stopping.silent(self.parts.absences.promised, config.report_timeout_s))
         if self.parts.joining.overdue:
             self.parts.failures.undo_pending(now, ())
@@ -294,10 +296,7 @@ class Coordinator:
         if down.exit_code == EXIT_BAD_INPUT:
             self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
         if known is not None or down.worker in self.turn.planned:
-            now, kind = self.turn.now, down.kind
-            self.parts.failures.take(
-                Failure(kind=kind, node=node.name, worker=down.worker, since=now, detail=down.detail)
-            )
+            self.parts.failures.take(process_ended(node.name, down, self.turn.now))
 
     def _worker_down_at_last(self, node: Node, down: msg.WorkerDown) -> None:
         self.members.drop(node, down.worker)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from holdfast.coordination.experts.blobs import unreadable
+from holdfast.coordination.failures.seen import says_nonsense
 from holdfast.coordination.generations.announcing import announce_node
-from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.admission import misfit
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.progress.ledger import DivergedError
 from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
-from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
 
@@ -182,8 +181,7 @@ class Hearing:
 
     def expel(self, node: Node, why: str) -> None:
         """No decision can rest on what it says, and it would be told again and again: the node starts afresh."""
-        now = self._turn.now
-        self._parts.failures.take(Failure(kind=FailureKind.EXCEPTION, node=node.name, since=now, detail=why))
+        self._parts.failures.take(says_nonsense(node.name, why, self._turn.now))
 
     def _report_unasked(self, node: Node, report: msg.Report) -> None:
         """Kept by the agent from before this coordinator's start: the generation was being left."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.messages.agent import AgentMessage
 from holdfast.protocol.plan import Phase
 
@@ -34,19 +34,33 @@ class Tick:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """What failed, whoever saw it: a node, or (`worker` given) one process of it, which has ended.
+class Evidence:
+    """Who saw a failure, and what is known of it.
 
-    `since`: the last sign of life, unix seconds. `step`, `phase`: where it stood; None: not known.
+    `category`: its class; None: not classified. `step`, `phase`, `micro_batch`: where it stood; None: not known.
+    """
+
+    detector: Detector
+    category: str | None = None
+    detail: str = ""
+    step: int | None = None
+    phase: Phase | None = None
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """What failed, whoever saw it. Its scope: a node, or (`worker` given) one process of it, which has ended.
+
+    `since`: the last sign of life, unix seconds. `severity`: what it takes out of the job.
     """
 
     kind: FailureKind
     node: str
-    since: float
     worker: str = ""
-    detail: str = ""
-    step: int | None = None
-    phase: Phase | None = None
+    severity: Severity
+    since: float
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.ending import Ending
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.rebalancing import Rebalancing
+from holdfast.coordination.failures.failures import Failures
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.nodes.absences import Absences
-from holdfast.coordination.nodes.failures import Failures
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.checkpoints import CheckpointBook

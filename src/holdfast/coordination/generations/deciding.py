@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from holdfast.coordination.failures.seen import hung
+from holdfast.coordination.failures.suspects import Suspects, last_on
 from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
 from holdfast.coordination.generations.finishing import left_alone
@@ -17,14 +19,11 @@ from holdfast.coordination.generations.planner import (
     plan_generation,
     salvaged,
 )
-from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.admission import send_away_all
-from holdfast.coordination.nodes.suspects import Suspects, last_on
 from holdfast.coordination.parts import JobParts
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
 from holdfast.protocol.events import RolledBack
-from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, DecisionKind
@@ -127,12 +126,7 @@ class Deciding:
         named = self._suspects.name(members, reports, complaints, self._ledger.committed, owing)
         if not named:
             self._failures.retried(first, reports[first.worker])
-        hung: list[Failure] = []
-        for node, why in named.items():
-            last = last_on(node, reports.values())
-            kind = FailureKind.HANG
-            hung.append(Failure(kind=kind, node=node, since=now, detail=why, step=last.step, phase=last.phase))
-        self._failures.take(*hung)
+        self._failures.take(*(hung(last_on(node, reports.values()), why, now) for node, why in named.items()))
         return bool(named)
 
     def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:

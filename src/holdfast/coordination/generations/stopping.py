@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Set
 
+from holdfast.coordination.failures.seen import no_report
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
@@ -91,8 +91,7 @@ class Stopping:
         if self.stop is None or self._turn.now - self._since <= timeout_s:
             return []
         names = dict.fromkeys(map(node_of, self.awaited(away)))
-        here, kind, since = (name for name in names if name in self._turn.members.nodes), FailureKind.HANG, self._since
-        return [Failure(kind=kind, node=name, since=since, detail="no report after Stop") for name in here]
+        return [no_report(name, self._since) for name in names if name in self._turn.members.nodes]
 
     def wait_anew(self) -> None:
         """Give everybody the full time again: the coordinator itself was away."""

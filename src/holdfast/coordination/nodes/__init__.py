@@ -1,1 +1,1 @@
-"""Who is there: letting nodes in, waiting for those that are away, and what their failures lead to."""
+"""Who is there: letting nodes in, waiting for those that are away, injecting faults into them."""

@@ -6,13 +6,12 @@ from collections.abc import Set
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from holdfast.coordination.inputs import Failure
+from holdfast.coordination.failures.seen import ended_unheard
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.events import NodeLeft
-from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import EndNode, Hello, Refused, Welcome, WorkerDown
 from holdfast.protocol.messages.worker import Attach, Begun, Entered, Prepared, Report
 from holdfast.protocol.names import PROTOCOL
@@ -76,10 +75,7 @@ class Admission:
         here = node.workers.keys() | ended
         missing = [worker for worker in turn.planned_on(node.name) if worker not in here]
         if missing:
-            detail = "it ended while there was no connection to its node"
-            kind, now = FailureKind.PROCESS_EXIT, turn.now
-            gone = [Failure(kind=kind, node=node.name, worker=w, since=now, detail=detail) for w in missing]
-            self._failures.take(*gone)
+            self._failures.take(*(ended_unheard(node.name, worker, turn.now) for worker in missing))
         if self._stopping.stop is not None:
             turn.send(node.connection, self._stopping.stop)
             return

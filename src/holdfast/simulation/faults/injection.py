@@ -6,8 +6,8 @@ from collections import Counter
 from functools import partial
 from typing import Protocol
 
-from holdfast.coordination.inputs import Failure
-from holdfast.protocol.failures import FailureKind
+from holdfast.coordination.inputs import Evidence, Failure
+from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.simulation.faults.coverage import AT_WORKERS, Seen
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.simulation.faults.troubles import Partition
@@ -275,7 +275,9 @@ class Injector:
         shell, node = self._cluster.coordinator, worker.node
         now, again_s = self._world.timeline.now, self._world.config.lease_s / 2
         if shell is not None:
-            failure = Failure(kind=FailureKind.HANG, node=node, since=now, detail="a training thread stands still")
+            evidence = Evidence(detector=Detector.TIMEOUT, detail="a training thread stands still")
+            kind, severity = FailureKind.HANG, Severity.NODE
+            failure = Failure(kind=kind, node=node, severity=severity, since=now, evidence=evidence)
             shell.deliver(shell.feed, failure)
         self.extend(again_s)
         self._world.timeline.after(again_s, worker.agent.deliver, self._tell_coordinator_of_hang, worker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from holdfast.coordination.failures.seen import collective_failed
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.inputs import Failure
@@ -12,10 +13,9 @@ from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.events import FailureDetected, NodeLeft
-from holdfast.protocol.failures import Detector, FailureKind, Severity
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import Refused
 from holdfast.protocol.messages.worker import Complaint, Report
-from holdfast.protocol.names import node_of
 
 
 class Failures:
@@ -60,35 +60,29 @@ class Failures:
 
     def retried(self, complaint: Complaint, report: Report) -> None:
         """Collectives failed, and nothing says whose fault it was: the same members try again."""
-        failure = Failure(
-            kind=FailureKind.CONNECTION_LOST,
-            node=node_of(complaint.worker),
-            since=self._turn.now,
-            detail=complaint.detail,
-            step=report.step,
-            phase=report.phase,
-        )
-        self._tell(failure, Severity.RETRY, Detector.TIMEOUT if complaint.timed_out else Detector.EXCEPTION)
+        self._tell(collective_failed(complaint, report, self._turn.now))
 
-    def _tell(self, failure: Failure, severity: Severity, detector: Detector) -> None:
+    def _tell(self, failure: Failure) -> None:
         """Announce a failure, and keep the one that explains the others."""
-        turn = self._turn
+        turn, evidence = self._turn, failure.evidence
         turn.emit(
             FailureDetected,
             node=failure.node,
             kind=failure.kind,
-            detector=detector,
-            severity=severity,
+            detector=evidence.detector,
+            severity=failure.severity,
             after_s=max(0.0, turn.now - failure.since),
-            step=failure.step,
-            phase=failure.phase,
-            detail=failure.detail,
+            category=evidence.category,
+            step=evidence.step,
+            phase=evidence.phase,
+            micro_batch=evidence.micro_batch,
+            detail=evidence.detail,
         )
         # What users' code raises explains the losses around it, and is explained by none of them.
         raised = failure.kind is FailureKind.EXCEPTION
         if not self._cause or (raised and not self._raised):
             place = turn.place_of(failure.worker) if failure.worker else f"node {failure.node}"
-            self._cause, self._raised = f"{place}: {failure.detail or failure.kind}", raised
+            self._cause, self._raised = f"{place}: {evidence.detail or failure.kind}", raised
 
     def made_good(self) -> None:
         """A step is committed: whatever had failed explains nothing of what comes."""
@@ -101,7 +95,7 @@ class Failures:
     def _out(self, failure: Failure) -> list[str]:
         """Expel what failed; return the workers that are gone with it."""
         turn = self._turn
-        self._tell(failure, Severity.PROCESS if failure.worker else Severity.NODE, _detector(failure))
+        self._tell(failure)
         if failure.worker:
             return [failure.worker]
         self._absences.lost(failure.node)
@@ -109,20 +103,9 @@ class Failures:
         if node is not None:
             if failure.kind is FailureKind.HANG:
                 # Its agent lives: it replaces the processes and comes again.
-                turn.send(node.connection, Refused(why=failure.detail, exit_code=EXIT_FAILED, retry=True))
+                turn.send(node.connection, Refused(why=failure.evidence.detail, exit_code=EXIT_FAILED, retry=True))
             if failure.kind is not FailureKind.CONNECTION_LOST:
                 turn.close(node.connection)
         workers = turn.members.remove(node.name) if node is not None else turn.planned_on(failure.node)
         turn.emit(NodeLeft, node=failure.node, reason="failed")
         return list(workers)
-
-
-def _detector(failure: Failure) -> Detector:
-    """Return who saw a failure that takes something out of the job."""
-    match failure.kind:
-        case FailureKind.CONNECTION_LOST | FailureKind.LEASE_EXPIRED:
-            return Detector.NODE_HEALTH
-        case FailureKind.EXCEPTION:
-            return Detector.EXCEPTION
-        case _:
-            return Detector.PROCESS if failure.worker else Detector.TIMEOUT

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination.nodes.suspects import Suspects
+from holdfast.coordination.failures.suspects import Suspects
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind, Phase

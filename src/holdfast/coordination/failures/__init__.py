@@ -1,0 +1,1 @@
+"""What fails: the one entrance, whoever saw it; and whose fault it was, where nobody is gone."""

@@ -1,0 +1,60 @@
+"""Failures as those see them who do: what each was, what it takes out of the job, and what speaks for it."""
+
+from __future__ import annotations
+
+from holdfast.coordination.inputs import Evidence, Failure
+from holdfast.protocol.failures import Detector, FailureKind, Severity
+from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.messages.worker import Complaint, Report
+from holdfast.protocol.names import node_of
+
+
+def node_lost(node: str, kind: FailureKind, since: float) -> Failure:
+    """A node's agent was heard last at `since`: its connection has ended, or its lease."""
+    return _of_node(node, kind, since, Evidence(detector=Detector.NODE_HEALTH))
+
+
+def no_report(node: str, since: float) -> Failure:
+    """A node's agent lives, but a worker of it does not answer to Stop."""
+    return _of_node(node, FailureKind.HANG, since, Evidence(detector=Detector.TIMEOUT, detail="no report after Stop"))
+
+
+def hung(last: Report, why: str, now: float) -> Failure:
+    """The others have waited in vain for a node, whose worker stood there last."""
+    evidence = Evidence(detector=Detector.TIMEOUT, detail=why, step=last.step, phase=last.phase)
+    return _of_node(node_of(last.worker), FailureKind.HANG, now, evidence)
+
+
+def says_nonsense(node: str, why: str, now: float) -> Failure:
+    """A node says what cannot be."""
+    return _of_node(node, FailureKind.EXCEPTION, now, Evidence(detector=Detector.EXCEPTION, detail=why))
+
+
+def process_ended(node: str, down: WorkerDown, now: float) -> Failure:
+    """A worker's process has ended."""
+    detector = Detector.EXCEPTION if down.kind is FailureKind.EXCEPTION else Detector.PROCESS
+    return _of_process(node, down.worker, down.kind, now, Evidence(detector=detector, detail=down.detail))
+
+
+def ended_unheard(node: str, worker: str, now: float) -> Failure:
+    """A node is back without a worker that it had."""
+    detail = "it ended while there was no connection to its node"
+    evidence = Evidence(detector=Detector.PROCESS, detail=detail)
+    return _of_process(node, worker, FailureKind.PROCESS_EXIT, now, evidence)
+
+
+def collective_failed(complaint: Complaint, report: Report, now: float) -> Failure:
+    """Collectives failed, and nothing says whose fault it was."""
+    detector = Detector.TIMEOUT if complaint.timed_out else Detector.EXCEPTION
+    evidence = Evidence(detector=detector, detail=complaint.detail, step=report.step, phase=report.phase)
+    kind, node = FailureKind.CONNECTION_LOST, node_of(complaint.worker)
+    return Failure(kind=kind, node=node, severity=Severity.RETRY, since=now, evidence=evidence)
+
+
+def _of_node(node: str, kind: FailureKind, since: float, evidence: Evidence) -> Failure:
+    return Failure(kind=kind, node=node, severity=Severity.NODE, since=since, evidence=evidence)
+
+
+def _of_process(node: str, worker: str, kind: FailureKind, since: float, evidence: Evidence) -> Failure:
+    severity = Severity.PROCESS
+    return Failure(kind=kind, node=node, worker=worker, severity=severity, since=since, evidence=evidence)
