@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
-	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-sparing \
+	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-levels bench-worlds bench-spot bench-strangers bench-control-plane fuzz every-write mutants
 
 install: $(STAMP)
@@ -107,6 +107,10 @@ bench-planning: install
 # recovery probabilities on recorded loads, and small cases against brute force
 bench-placement: install
 	$(BIN)/python benchmarks/recovery_probability.py
+
+# what placements survive and how evenly nodes work, every strategy and EPLB side by side
+bench-balance: install
+	$(BIN)/python benchmarks/balance.py
 
 # the sparing planner: speed, and the paper's figures beside ours
 bench-sparing: install

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_cases import PROPERTY, problems
+from planning_cases import PROPERTY
 
 from holdfast.errors import BadInputError
 from holdfast.planning import (
@@ -19,7 +19,6 @@ from holdfast.planning import (
     plan_migration,
     strategy_named,
 )
-from holdfast.planning.rebalancing import busiest_tokens
 
 MODEL = CostModel(token_s=1e-5, expert_bytes=10**7, bandwidth=1e9, pause_s=0.05)
 
@@ -52,20 +51,6 @@ def test_bad_reports_are_named():
         average.add(np.ones((1, 3)), steps=1, half_life=1)
     with pytest.raises(BadInputError, match="0 steps"):
         average.add(np.ones((1, 2)), steps=0, half_life=1)
-
-
-@PROPERTY
-@given(problem=problems(), seed=st.integers(0, 99))
-def test_the_busiest_node_is_the_one_with_the_most_shares(problem, seed):
-    counts = strategy_named("spread").place(problem)
-    loads = np.random.default_rng(seed).random(problem.replicas.shape)
-    for layer, found in enumerate(busiest_tokens(counts, loads)):
-        shares = loads[layer] / problem.replicas[layer]
-        assert found == pytest.approx(max(shares @ counts[layer][:, node] for node in range(problem.nodes)))
-
-
-def test_an_expert_nobody_holds_takes_forever():
-    assert busiest_tokens(np.array([[[1], [0]]]), np.array([[1.0, 1.0]])).tolist() == [np.inf]
 
 
 def test_a_shifted_load_is_worth_moving_for_long_enough():

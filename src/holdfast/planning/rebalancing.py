@@ -11,6 +11,7 @@ import numpy as np
 
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.planning.balance.work import busiest_tokens
 from holdfast.planning.moving.migration import Migration
 from holdfast.planning.placement.strategy import fewest_hosts
 from holdfast.planning.survival.objective import default_weights
@@ -76,19 +77,6 @@ class RebalanceDecision:
     gain_s: float
     cost_s: float
     reason: str
-
-
-def busiest_tokens(counts: IntArray, loads: FloatArray) -> FloatArray:
-    """Return tokens of the busiest node per layer `(L,)`, from replicas `counts` `(L, E, N)` and `loads` `(L, E)`.
-
-    The dispatcher evens each expert's tokens out over its replicas; a layer takes as long as its busiest node. An
-    expert without any replica has infinite load wherever it has tokens.
-    """
-    replicas = counts.sum(axis=2)
-    share = np.divide(loads, replicas, out=np.where(loads > 0, np.inf, 0.0), where=replicas > 0)
-    homeless = np.isinf(share).any(axis=1)
-    busiest = np.einsum("le,len->ln", np.where(np.isinf(share), 0.0, share), counts).max(axis=1)
-    return np.where(homeless, np.inf, busiest)
 
 
 def migration_seconds(migration: Migration, model: CostModel) -> float:

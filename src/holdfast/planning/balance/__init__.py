@@ -1,0 +1,1 @@
+"""How evenly a placement gives the nodes work, and what evens it out."""

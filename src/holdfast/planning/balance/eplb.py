@@ -1,0 +1,108 @@
+"""EPLB, DeepSeek's load balancer for expert parallelism, written anew from its description.
+
+Groups of experts go to the nodes, heaviest first, each to the node with the least load that has room. Within its node,
+each further replica goes to the expert with the most load per replica; then replicas go to the node's GPUs as groups go
+to nodes. Where groups do not divide among the nodes, all GPUs count as one node with one group. It knows neither
+failures nor what is held already, and two replicas of an expert may meet on one GPU.
+
+Axes: L layers, E experts, R replicas (slots), X rows that are packed at once (layers, or nodes of layers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.planning.arrays import FloatArray, IntArray, indices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EplbShape:
+    """What the replicas are for; `replicas` divide among `gpus`, `gpus` among `nodes`, experts among `groups`."""
+
+    replicas: int
+    groups: int
+    nodes: int
+    gpus: int
+
+    @property
+    def hierarchical(self) -> bool:
+        """Whether whole groups go to nodes."""
+        return self.groups % self.nodes == 0
+
+
+def eplb(loads: FloatArray, shape: EplbShape) -> IntArray:
+    """Return the expert in each slot `(L, R)`, slots GPU by GPU and node by node, for `loads` `(L, E)`."""
+    layers, experts = loads.shape
+    groups, nodes = (shape.groups, shape.nodes) if shape.hierarchical else (1, 1)
+    size, per_node = experts // groups, experts // nodes
+    slot_of_group = _pack(loads.reshape(layers, groups, size).sum(axis=2), nodes)
+    # In the nodes' order: group by group as packed.
+    group_at = _inverse(slot_of_group)
+    order = (group_at[:, :, None] * size + indices(size)).reshape(layers * nodes, per_node)
+    rows = np.repeat(indices(layers), nodes)[:, None]
+    tokens = loads[rows, order]
+    expert = _replicate(tokens, shape.replicas // nodes)
+    number = _numbers(expert, per_node)
+    work = np.take_along_axis(tokens / number, expert, axis=1)
+    in_slots = _inverse(_pack(work, shape.gpus // nodes))
+    chosen = np.take_along_axis(expert, in_slots, axis=1)
+    return np.take_along_axis(order, chosen, axis=1).reshape(layers, shape.replicas)
+
+
+def extra_replicas(tokens: FloatArray, replicas: IntArray, extra: int) -> IntArray:
+    """Return the expert that gets each of `extra` further replicas, `(X, extra)`: always the one with the most tokens
+    per replica; `tokens` and `replicas` so far `(X, E)`."""
+    number = replicas.astype(np.float64)
+    each = tokens / number
+    row = indices(len(tokens))
+    chosen = np.empty((len(tokens), extra), dtype=np.int64)
+    for turn in range(extra):
+        most = each.argmax(axis=1)
+        chosen[:, turn] = most
+        number[row, most] += 1.0
+        each[row, most] = tokens[row, most] / number[row, most]
+    return chosen
+
+
+def _replicate(tokens: FloatArray, slots: int) -> IntArray:
+    """Return the expert of each of the `slots`, `(X, slots)`: each expert once, then the further replicas."""
+    once = np.broadcast_to(indices(tokens.shape[1]), tokens.shape)
+    return np.concatenate((once, extra_replicas(tokens, np.ones_like(once), slots - tokens.shape[1])), axis=1)
+
+
+def _pack(weight: FloatArray, packs: int) -> IntArray:
+    """Return for each item of `weight` `(X, items)` its place, pack by pack: as many items to each of the `packs`,
+    heaviest first to the lightest pack with room."""
+    rows, items = weight.shape
+    room = items // packs
+    if room == 1:
+        return np.broadcast_to(indices(items), weight.shape)
+    order = np.argsort(-weight, axis=1, kind="stable")
+    sorted_weight = np.take_along_axis(weight, order, axis=1)
+    load = np.zeros((rows, packs))
+    held = np.zeros((rows, packs), dtype=np.int64)
+    place = np.empty((rows, items), dtype=np.int64)
+    row = indices(rows)
+    for turn in range(items):
+        pack = load.argmin(axis=1)
+        number = held[row, pack]
+        place[row, order[:, turn]] = pack * room + number
+        held[row, pack] = number + 1
+        load[row, pack] = np.where(number + 1 == room, np.inf, load[row, pack] + sorted_weight[:, turn])
+    return place
+
+
+def _inverse(places: IntArray) -> IntArray:
+    """Return what is at each place `(X, items)`, from the place of each."""
+    inverse = np.empty_like(places)
+    np.put_along_axis(inverse, places, np.broadcast_to(indices(places.shape[1]), places.shape), axis=1)
+    return inverse
+
+
+def _numbers(chosen: IntArray, experts: int) -> IntArray:
+    """Return how often each of the `experts` is among the `chosen` `(X, slots)`, `(X, E)`."""
+    rows = len(chosen)
+    cells = (indices(rows)[:, None] * experts + chosen).ravel()
+    return np.bincount(cells, minlength=rows * experts).reshape(rows, experts)
