@@ -351,6 +351,16 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype):
     out = torch.empty(1, dtype=dtype)
     add_up(versions, out)
     assert out.item() == 260.0
+    # A third of 261: rounded before it is scaled, the sum of bfloat16 would be 260, and its third 86.5.
+    add_up([*versions, torch.tensor([1.0], dtype=dtype)], out, 1 / 3)
+    assert out.item() == 87.0
+
+
+def test_a_mean_that_half_precision_holds_comes_out_where_the_sum_is_more_than_it_holds():
+    versions = [torch.tensor([30_000.0], dtype=torch.float16) for _ in range(9)]
+    out = torch.empty(1, dtype=torch.float16)
+    add_up(versions, out, 1 / 9)
+    assert out.item() == 30_000.0
 
 
 def redone_body(seat: Seat) -> str:

@@ -22,6 +22,8 @@ class _Exchange:
         self.size = size
         self.changed = threading.Condition()
         self.operations: list[dict[int, list[torch.Tensor]]] = []
+        #: outputs of operations that nobody has waited for to their end
+        self.unfinished: dict[_ThreadOperation, Sequence[torch.Tensor]] = {}
 
     def put(self, number: int, rank: int, parts: list[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
         with self.changed:
@@ -37,6 +39,7 @@ class _ThreadOperation(Operation):
         self, exchange: _Exchange, came: dict[int, list[torch.Tensor]], rank: int, outputs: Sequence[torch.Tensor]
     ) -> None:
         self._exchange, self._came, self._rank, self._outputs = exchange, came, rank, outputs
+        exchange.unfinished[self] = outputs
 
     def done(self) -> bool:
         return len(self._came) == self._exchange.size
@@ -46,6 +49,7 @@ class _ThreadOperation(Operation):
             self._exchange.changed.wait_for(self.done, seconds)
 
     def finish(self) -> None:
+        del self._exchange.unfinished[self]
         for rank, output in enumerate(self._outputs):
             output.copy_(self._came[rank][self._rank])
 
@@ -53,11 +57,14 @@ class _ThreadOperation(Operation):
 class ThreadCommunicator(Communicator):
     """One thread's end of a group."""
 
-    def __init__(self, exchange: _Exchange, rank: int, rng: Random, halt: HaltCheck | None) -> None:
+    def __init__(
+        self, exchange: _Exchange, rank: int, rng: Random, halt: HaltCheck | None, haunted: Sequence[torch.Tensor] = ()
+    ) -> None:
         super().__init__(rank=rank, size=exchange.size, generation=1, halt=halt)
         self.issued = 0
         self._exchange = exchange
         self._rng = rng
+        self._haunted = haunted
 
     def start_all_to_all(
         self,
@@ -68,6 +75,8 @@ class ThreadCommunicator(Communicator):
     ) -> Pending:
         time.sleep(self._rng.choice((0.0, 0.0, 3e-4)))
         assert output.dtype == input.dtype
+        for buffer in self._haunted:
+            buffer.fill_(torch.nan)
         sent = input.clone().split(list(input_splits or [len(input) // self.size] * self.size))
         outputs = output.split(list(output_splits or [len(output) // self.size] * self.size))
         came = self._exchange.put(self.issued, self.rank, list(sent))
@@ -86,15 +95,20 @@ def run_threads(
     flat_up_to: int,
     fan_out: int,
     halts: dict[int, HaltCheck] | None = None,
+    remains: list[torch.Tensor] | None = None,
 ) -> list[Any]:
     """Return what `body` returns in a thread per rank; an exception of one is raised.
 
     Args:
         seed: of how late each of them is.
+        remains: what operations that were left before may still write to: whenever one is issued here, they write
+            nonsense. What is left here is put in.
     """
     exchanges: dict[tuple[int, tuple[int, ...]], _Exchange] = {}
     lock = threading.Lock()
     results: dict[int, Any] = {}
+    left: list[torch.Tensor] = [] if remains is None else remains
+    haunted = list(left)
 
     def run(rank: int) -> None:
         halt = (halts or {}).get(rank)
@@ -103,7 +117,7 @@ def run_threads(
         for number, group in enumerate(levels.groups):
             with lock:
                 exchange = exchanges.setdefault((number, group), _Exchange(len(group)))
-            groups.append(ThreadCommunicator(exchange, group.index(rank), Random(seed * 1009 + rank), halt))
+            groups.append(ThreadCommunicator(exchange, group.index(rank), Random(seed * 1009 + rank), halt, haunted))
         comm = HierarchicalCommunicator(
             groups, None, owners=levels.owners, rank=rank, size=len(nodes), generation=1, halt=halt
         )
@@ -117,6 +131,9 @@ def run_threads(
         thread.start()
     for thread in threads:
         thread.join()
+    for exchange in exchanges.values():
+        for outputs in exchange.unfinished.values():
+            left.extend(outputs)
     for result in results.values():
         if isinstance(result, BaseException):
             raise result

@@ -28,17 +28,19 @@ CHUNK = 1 << 16
 FIRST_SHARDS = 64
 
 
-def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Sum in this order, in float32 at least; half precision is rounded once.
+def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor, scale: float = 1.0) -> None:
+    """Sum in this order, times `scale`, in float32 at least; half precision is rounded once, at the end.
 
-    One addition after the other takes half the time of torch.sum over the rows of a matrix.
+    So a mean that float16 can hold comes out where the sum is more than it holds. One addition after the other takes
+    half the time of torch.sum over the rows of a matrix.
     """
     if out.dtype.itemsize < torch.float32.itemsize:
         total = versions[0].to(torch.float32, copy=True)
         for version in versions[1:]:
             total.add_(version)
-        out.copy_(total)
-    elif len(versions) == 1 or versions[0].dtype != out.dtype:
+        out.copy_(total.mul_(scale))
+        return
+    if len(versions) == 1 or versions[0].dtype != out.dtype:
         out.copy_(versions[0])
         for version in versions[1:]:
             out.add_(version)
@@ -46,6 +48,8 @@ def add_up(versions: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         torch.add(versions[0], versions[1], out=out)
         for version in versions[2:]:
             out.add_(version)
+    if scale != 1.0:
+        out.mul_(scale)
 
 
 class Bucket:
@@ -130,9 +134,8 @@ class Bucket:
         square = 0.0
         for begin in range(0, numel, chunk):
             part = total[begin : begin + chunk]
-            add_up(versions[:, begin : begin + chunk].unbind(0), part)
+            add_up(versions[:, begin : begin + chunk].unbind(0), part, scale if last else 1.0)
             if last:
-                part.mul_(scale)
                 square += squared_norm(part[: max(gradients - begin, 0)])
         nonfinite = 0 if math.isfinite(square) else int((~total[:gradients].isfinite()).sum())
         return square, nonfinite

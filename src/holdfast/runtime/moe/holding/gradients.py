@@ -153,8 +153,7 @@ class ExpertGradients:
         shard, versions = self._owned[family.hosts], self._versions[family.hosts]
         own = self._parts(self._local, family, self._comm.rank)
         torch.cat(own, out=versions[family.hosts.index(self._comm.rank)])
-        add_up(versions, shard)
-        shard.mul_(scale)
+        add_up(versions, shard, scale)
         return _measure(shard)
 
     # ---- buffers and views ----
