@@ -533,6 +533,27 @@ def test_a_member_that_does_not_come_back_after_a_restart_is_expelled_after_its_
     assert job.machine.state == "recovering"
 
 
+def test_nobody_is_given_up_while_members_still_come_back_after_a_restart() -> None:
+    """A thousand come at once, and one coordinator takes them in: who has not come yet may stand in the queue."""
+    job = Job(nodes=6).start()
+    job.boot()
+    here: list[str] = []
+    for node in ("n0", "n1", "n2", "n3", "n4"):
+        job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)), term=1))
+        here.append(node)
+        for _ in range(2):
+            for known in here:
+                job.tell(known, msg.Heartbeat())
+            job.tick(1.0)
+            assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    for _ in range(2):
+        for known in here:
+            job.tell(known, msg.Heartbeat())
+        job.tick(1.0)
+    (failure,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    assert (failure.node, failure.kind) == ("n5", "lease_expired")
+
+
 def test_steps_whose_witnesses_are_dead_are_committed_without_their_loss() -> None:
     job = Job(nodes=2).start()
     job.boot(Position(seq=len(job.events)))

@@ -23,6 +23,8 @@ class Absences:
         #: since when they are away, by whether they come back as they were, or with fresh workers
         self._as_they_were: dict[str, float] = {}
         self._fresh: dict[str, float] = {}
+        #: when one came back as it was: who comes later may only have stood behind it in the queue
+        self._last_back = 0.0
         #: here again, with fresh workers still to come
         self._starting: set[str] = set()
 
@@ -61,7 +63,8 @@ class Absences:
 
     def back(self, node: Node) -> None:
         """A node is here, and has said all that its workers had to say."""
-        self._as_they_were.pop(node.name, None)
+        if self._as_they_were.pop(node.name, None) is not None:
+            self._last_back = self._turn.now
         if self._fresh.pop(node.name, None) is not None and not node.complete:
             self._starting.add(node.name)
 
@@ -84,6 +87,11 @@ class Absences:
             away.update(dict.fromkeys(away, self._turn.now))
 
     def overdue(self, lease_s: float) -> list[tuple[str, float]]:
-        """Return those that have not come back within a lease, with the time since when they are away."""
-        away = (*self._as_they_were.items(), *self._fresh.items())
-        return [(name, since) for name, since in away if self._turn.now - since > lease_s]
+        """Return those that have not come back within a lease, with the time since when they are away.
+
+        After an outage a thousand come at once, and one coordinator takes them in: as long as any of them come, nobody
+        knows whether the others are gone or wait for their turn.
+        """
+        before = self._turn.now - lease_s
+        late = self._as_they_were.items() if self._last_back < before else ()
+        return [(name, since) for name, since in (*late, *self._fresh.items()) if since < before]
