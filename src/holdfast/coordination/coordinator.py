@@ -122,6 +122,7 @@ class Coordinator:
         self._take(event)
         self._advance()
         if isinstance(event, Tick) and self.over is None:
+            self.parts.newcomers.tell()
             self.parts.progress.tell(self.config.heartbeat_s)
             self.waiting.tell()
         return self.turn.flush()
@@ -195,6 +196,8 @@ class Coordinator:
         node = self._admission.let_in(connection, hello)
         if node is None:
             return
+        if not node.returning:
+            self.parts.newcomers.came(node)
         generation = self.turn.generation
         ended = {kept.worker: kept for kept in hello.kept if isinstance(kept, msg.WorkerDown)}
         # (the others have gone on without these)

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from holdfast.coordination.experts.blobs import unreadable
 from holdfast.coordination.failures.seen import says_nonsense
-from holdfast.coordination.generations.announcing import announce_node
 from holdfast.coordination.nodes.admission import misfit
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.parts import JobParts
@@ -87,8 +86,9 @@ class Hearing:
         if self._turn.record.outcome:
             self._turn.order(attach.worker, msg.JobDone())
             return
-        announce_node(self._turn, node, is_new=attach.worker not in self._turn.planned_on(node.name))
+        self._parts.newcomers.attached(node, is_new=attach.worker not in self._turn.planned_on(node.name))
         if not self._parts.absences.attached(node):
+            self._parts.newcomers.came(node)
             self._parts.joining.arrived()
 
     def _applied(self, node: Node, message: msg.Applied) -> None:

@@ -10,6 +10,7 @@ from holdfast.coordination.ending import Ending
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.rebalancing import Rebalancing
 from holdfast.coordination.failures.failures import Failures
+from holdfast.coordination.generations.announcing import Newcomers
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.nodes.absences import Absences
@@ -39,9 +40,10 @@ class JobParts:
         self.config = config
         self.progress = Progress(turn)
         self.loads = LoadBook(turn)
+        self.newcomers = Newcomers(turn, config.spec.max_nodes)
         self.telling = Telling(turn)
         self.rendezvous = KeyBundles(turn)
-        self.joining = Joining(turn, config, self.loads, self.telling)
+        self.joining = Joining(turn, config, self.loads, self.telling, self.newcomers)
         self.rebalancing = Rebalancing(turn, config, self.loads, turn.position.step)
         self.checkpoints = CheckpointBook(turn)
         self.ending = Ending(turn)

@@ -15,7 +15,9 @@ from msgspec import Meta
 PROTOCOL = 3
 #: of what is sent at a time, and of a message from a worker or an agent
 MAX_MESSAGE_BYTES = 1 << 20
-#: of a coordinator's message, which may come in parts: a plan of some hundred thousand workers
+#: of what a coordinator sends at a time; a larger message comes in parts
+MAX_PART_BYTES = 1 << 16
+#: of all parts of one: a plan of some hundred thousand workers
 MAX_WHOLE_BYTES = 64 << 20
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -13,7 +13,7 @@ from holdfast.cli.job.progress import PlainProgress, describe, stamped
 from holdfast.cli.job.report import print_report
 from holdfast.observability.event_lines import decode_event
 from holdfast.observability.report import make_report
-from holdfast.protocol.events import ReadEvent
+from holdfast.protocol.events import JoinedNode, NodesJoined, ReadEvent
 from made_events import KINDS, joined, made
 
 
@@ -158,3 +158,9 @@ def test_plain_progress_prints_at_most_a_step_a_second() -> None:
     steps = [line for line in lines if "step" in line]
     assert len(steps) == 3
     assert progress.failure == "nothing is left"
+
+
+def test_many_nodes_that_come_together_are_one_short_line() -> None:
+    nodes = tuple(JoinedNode(node=f"n{number}", agent_pid=1, worker_pids=(2,)) for number in range(1000))
+    event = NodesJoined(nodes=nodes, time=0.0, job="j", term=1, generation=0, seq=1)
+    assert describe(event) == "1000 nodes joined: n0, n1, n2, n3, n4, n5, n6, n7 and 992 more"

@@ -26,7 +26,7 @@ from holdfast.coordination.telling.plan_change import change_of
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Heartbeat, Leave, Part, Welcome
 from holdfast.protocol.messages.orders import Posted
 from holdfast.protocol.messages.plans import PrepareNode
-from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_PART_BYTES
 from holdfast.protocol.plan import GenerationPlan, Member
 
 DEADLINE = 60.0
@@ -252,7 +252,7 @@ def test_urls() -> None:
     assert websocket_url("https://[::1]:80") == "wss://[::1]:80/agent"
 
 
-# ---- messages that are larger than one may be ----
+# ---- large messages ----
 
 
 def large_plan(workers: int) -> PrepareNode:
@@ -260,13 +260,13 @@ def large_plan(workers: int) -> PrepareNode:
     return PrepareNode(plan=change_of(GenerationPlan(term=1, generation=1, members=members), None))
 
 
-def test_what_is_larger_than_a_message_may_be_comes_in_parts() -> None:
+def test_what_is_large_comes_in_parts() -> None:
     plan = large_plan(30_000)
     data = msgspec.msgpack.encode(plan)
     parts = in_parts(data)
     assert len(data) > 3 * MAX_MESSAGE_BYTES
-    assert len(parts) == -(-len(data) // (MAX_MESSAGE_BYTES - 64))
-    assert max(map(len, parts)) <= MAX_MESSAGE_BYTES
+    assert len(parts) == -(-len(data) // (MAX_PART_BYTES - 64))
+    assert max(map(len, parts)) <= MAX_PART_BYTES
     assert in_parts(data[:1000]) == [data[:1000]]
 
     async def handler(connection: ServerConnection) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from holdfast.control.coordinator.doorkeeper import Doorkeeper, Limits
+from holdfast.control.coordinator.doorkeeper import Doorkeeper, Limits, check_room
 from holdfast.control.coordinator.server import bind
 from holdfast.counted_log import CountedLog
+from holdfast.errors import BadInputError
 
 DEADLINE_S = 30.0
 LOG = logging.getLogger("holdfast.test_doorkeeper")
@@ -198,3 +200,18 @@ def test_it_takes_nobody_once_it_is_closed() -> None:
         door.close()
 
     asyncio.run(run())
+
+
+def test_a_job_of_more_nodes_than_can_be_connected_is_told_so_before_it_begins() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1104, before[1]))
+    try:
+        assert check_room(4, 1024) == ""
+        warning = check_room(4, 1025)
+        assert warning.startswith("the job may come to have 1025 nodes, and only 1024 nodes can be connected")
+        with pytest.raises(
+            BadInputError, match=r"begins with 1025 nodes, and only 1024 .* raise the limit \(ulimit -n\)"
+        ):
+            check_room(1025, 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -18,8 +18,12 @@ def loss_text(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.4f}"
 
 
+#: of more nodes than these there is a number
+_NAMED_AT_MOST = 8
+
+
 def _nodes(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 8 else f"{len(names)} nodes"
+    return ", ".join(names) if len(names) <= _NAMED_AT_MOST else f"{len(names)} nodes"
 
 
 def _emulated(event: ev.JobStarted) -> str:
@@ -64,6 +68,16 @@ def _waiting(event: ev.JobWaiting) -> str:
     return f"waiting for {nodes}{slots}: {event.why}"
 
 
+def _all_joined(event: ev.NodesJoined) -> str:
+    """Name those that came; of many the first."""
+    nodes = event.nodes
+    if len(nodes) <= _NAMED_AT_MOST:
+        return "; ".join(map(_joined, nodes))
+    return (
+        f"{len(nodes)} nodes joined: {', '.join(event.names[:_NAMED_AT_MOST])} and {len(nodes) - _NAMED_AT_MOST} more"
+    )
+
+
 def _line(kind: type[E], words: Callable[[E], str]) -> tuple[type[ev.Event], Callable[[Any], str]]:
     return kind, words
 
@@ -72,7 +86,7 @@ _WORDS = dict(
     (
         _line(ev.JobStarted, lambda e: f"job {e.job} at {e.url}{_emulated(e)}"),
         _line(ev.CoordinatorRestarted, lambda e: f"coordinator restarted at {e.url}, term {e.term}"),
-        _line(ev.NodesJoined, lambda e: "; ".join(map(_joined, e.nodes))),
+        _line(ev.NodesJoined, _all_joined),
         _line(ev.WorkersChanged, lambda e: f"{e.node} has new workers {', '.join(map(str, e.worker_pids))}"),
         _line(ev.NodeLeft, lambda e: f"{e.node} left: {e.reason}"),
         _line(

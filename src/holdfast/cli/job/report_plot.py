@@ -23,6 +23,8 @@ from holdfast.protocol.events import (
 
 #: steps over which throughput is averaged
 WINDOW = 8
+#: of more nodes than these there is a number
+_NAMED_AT_MOST = 4
 _LOST, _JOINED, _OTHER = "#c0392b", "#27803b", "#7f6a00"
 
 
@@ -91,12 +93,18 @@ def _mark(top: Any, bottom: Any, events: Sequence[ReadEvent], start: float) -> N
         height += 1
 
 
+def _who_joins(names: Sequence[str]) -> str:
+    if len(names) > _NAMED_AT_MOST:
+        return f"{len(names)} nodes join"
+    return f"{', '.join(names)} {'joins' if len(names) == 1 else 'join'}"
+
+
 def _label(event: ReadEvent) -> tuple[str | None, str]:
     match event:
         case FailureDetected():
             return f"{event.node} lost", _LOST
         case NodesJoined():
-            return f"{', '.join(event.names)} {'joins' if len(event.nodes) == 1 else 'join'}", _JOINED
+            return _who_joins(event.names), _JOINED
         case RolledBack():
             return f"back to step {event.to_step}", _LOST
         case CoordinatorRestarted():

@@ -48,7 +48,7 @@ class PartsError(ValueError):
 
 
 class PartJoiner:
-    """Puts messages together that are larger than one may be."""
+    """Puts large messages together, which come in parts."""
 
     def __init__(self, max_bytes: int = MAX_WHOLE_BYTES) -> None:
         self._max_bytes = max_bytes

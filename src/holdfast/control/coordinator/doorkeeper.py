@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from holdfast.counted_log import CountedLog
+from holdfast.errors import BadInputError
 
 #: descriptors that connections leave to everything else: store, journal, logs, libraries
 RESERVED_FILES = 64
@@ -36,6 +37,27 @@ _GOLDEN = (5**0.5 - 1) / 2
 _WANTED_FILES = 65536
 
 Address = tuple[str, int]
+#: connections that agents leave to commands and tools
+_COMMANDS = 16
+
+
+def room_for_connections() -> int:
+    """Return how many connections the limit on open files leaves room for, strangers' included."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(files - RESERVED_FILES, 16) if files != resource.RLIM_INFINITY else 1 << 20
+
+
+def check_room(nodes_to_begin: int, max_nodes: int) -> str:
+    """Return a warning where a job may come to have more nodes than can be connected, "" where it cannot.
+
+    Raises:
+        BadInputError: it could not even begin.
+    """
+    room = max(1, room_for_connections() - _COMMANDS)
+    limit = f"{room} nodes can be connected to this coordinator, for it may open that many files: raise the limit"
+    if nodes_to_begin > room:
+        raise BadInputError(f"the job begins with {nodes_to_begin} nodes, and only {limit} (ulimit -n)")
+    return f"the job may come to have {max_nodes} nodes, and only {limit} (ulimit -n)" if max_nodes > room else ""
 
 
 def raise_file_limit() -> None:
@@ -162,7 +184,7 @@ class Doorkeeper:
         self._take(taken, (str(peer[0]), int(peer[1])))
 
     def _take(self, taken: socket.socket, address: Address) -> None:
-        if len(self._known) >= self._room:
+        if len(self._known) >= room_for_connections():
             taken.close()
             why = f"{len(self._known)} agents and commands are connected, and no more files may be open"
             self._log.warn("full", f"{address[0]} is turned away: {why}: raise the limit (ulimit -n)")
@@ -202,15 +224,9 @@ class Doorkeeper:
 
     # ---- places ----
 
-    @property
-    def _room(self) -> int:
-        """How many connections the limit on open files leaves room for, strangers' included."""
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return max(files - RESERVED_FILES, 16) if files != resource.RLIM_INFINITY else 1 << 20
-
     def _make_room(self) -> float:
         """See that one more stranger has a place; return the seconds to wait before one can have."""
-        room = self._room
+        room = room_for_connections()
         places = max(1, min(self._limits.strangers, room // 2, room - len(self._known)))
         if self._count < places:
             return 0.0

@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.coordinator.agent_channel import AgentChannel
-from holdfast.control.coordinator.doorkeeper import raise_file_limit
+from holdfast.control.coordinator.doorkeeper import check_room, raise_file_limit
 from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, TokenCheck, build_app
 from holdfast.control.coordinator.searcher import Searcher
 from holdfast.control.coordinator.settings import ServerSettings
@@ -72,6 +72,9 @@ async def serve(
         BadInputError, HoldfastError: as `run_coordinator`.
     """
     settings.check()
+    spec = settings.config.spec
+    if warning := check_room(spec.nodes_to_begin, spec.max_nodes):
+        _log.warning("%s", warning)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(bind(settings.host, settings.port))
         store = stack.enter_context(contextlib.closing(opened_store(settings)))
@@ -118,7 +121,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(4096)
         listener.setblocking(False)
     except OSError as error:
         listener.close()

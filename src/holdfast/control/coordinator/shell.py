@@ -32,7 +32,7 @@ from holdfast.errors import BadInputError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.messages.agent import CoordinatorMessage, Hello, Part
-from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.names import MAX_PART_BYTES
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
 #: What msgspec raises for bytes that are no message: bad UTF-8 and deep nesting are no DecodeError of its.
@@ -267,10 +267,14 @@ class Shell:
 
 
 def in_parts(data: bytes) -> list[bytes]:
-    """Return an encoded message, in parts where it is larger than one may be."""
-    if len(data) <= MAX_MESSAGE_BYTES:
+    """Return an encoded message, in parts where it is large.
+
+    One that goes to a thousand agents waits as the same bytes for all, but for what the sockets have not taken yet: a
+    part for each.
+    """
+    if len(data) <= MAX_PART_BYTES:
         return [data]
-    size = MAX_MESSAGE_BYTES - 64  # (what is around a part)
+    size = MAX_PART_BYTES - 64  # (what is around a part)
     parts = [data[at : at + size] for at in range(0, len(data), size)]
     return [msgspec.msgpack.encode(Part(data=part, left=len(parts) - 1 - n)) for n, part in enumerate(parts)]
 

@@ -1,11 +1,24 @@
-"""Events about who is there and who trains."""
+"""Who comes, and who trains: events, and for whom others wait."""
 
 from __future__ import annotations
+
+import math
 
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import FaultThreshold, GenerationStarted, JoinedNode, NodesJoined, WorkersChanged
 from holdfast.protocol.plan import GenerationPlan
+
+#: those that come within so many seconds of others are told of with them
+TOGETHER_S = 0.1
+#: newcomers that are no crowd: nobody waits for others
+FEW = 8
+#: a crowd is all here once nobody has come for so long,
+QUIET_S = 0.25
+#: or for so long, where workers of nodes that are connected do not run yet;
+GATHER_S = 1.0
+#: and nobody waits for longer than this.
+LONGEST_GATHER_S = 5.0
 
 
 def announce_generation(turn: Turn, plan: GenerationPlan, reason: str) -> None:
@@ -21,13 +34,65 @@ def announce_generation(turn: Turn, plan: GenerationPlan, reason: str) -> None:
     )
 
 
-def announce_node(turn: Turn, node: Node, *, is_new: bool) -> None:
-    """A worker of the node attached: say so once all of them run. `is_new`: the worker is in no plan yet."""
-    if not node.complete or node.pids == node.announced:
-        return
-    known = bool(node.announced) or node.returning
-    node.announced = node.pids
-    if not known:
-        turn.emit(NodesJoined, nodes=(JoinedNode(node=node.name, agent_pid=node.agent_pid, worker_pids=node.pids),))
-    elif is_new:
-        turn.emit(WorkersChanged, node=node.name, worker_pids=node.pids)
+class Newcomers:
+    """Tells of nodes that have come: of the first at once, of those right behind it together.
+
+    A thousand nodes that come in one moment make a few events and one generation, not a thousand.
+    """
+
+    def __init__(self, turn: Turn, max_nodes: int) -> None:
+        """`max_nodes`: how many the job is given; more may come."""
+        self._turn = turn
+        self._max_nodes = max_nodes
+        self._told_at = -math.inf
+        self._waiting: list[Node] = []
+        #: newcomers since the last were taken in, and when the first and the last of them gave a sign
+        self._crowd: set[str] = set()
+        self._first = self._last = 0.0
+
+    @property
+    def gathering(self) -> bool:
+        """True while a crowd comes, which is to be taken in at once; a few that come do not wait for each other."""
+        if len(self._crowd) <= FEW:
+            return False
+        now, members = self._turn.now, self._turn.members
+        complete, here = members.complete_nodes, len(members.nodes)
+        if complete == here == self._max_nodes or now - self._first >= LONGEST_GATHER_S:
+            return False
+        return now - self._last < (QUIET_S if complete == here else GATHER_S)
+
+    def came(self, node: Node) -> None:
+        """A node is here that nobody awaited, or one of its workers."""
+        if not self._crowd:
+            self._first = self._turn.now
+        self._crowd.add(node.name)
+        self._last = self._turn.now
+
+    def taken_in(self) -> None:
+        """Whoever is here, and complete, is in the plan that is told now."""
+        self._crowd.clear()
+        self.tell()
+
+    def attached(self, node: Node, *, is_new: bool) -> None:
+        """A worker of the node attached: say so once all of them run. `is_new`: the worker is in no plan yet."""
+        if not node.complete or node.pids == node.announced:
+            return
+        known = bool(node.announced) or node.returning
+        node.announced = node.pids
+        if not known:
+            self._waiting.append(node)
+            if self._turn.now - self._told_at > TOGETHER_S:
+                self.tell()
+        elif is_new:
+            self.tell()
+            self._turn.emit(WorkersChanged, node=node.name, worker_pids=node.pids)
+
+    def tell(self) -> None:
+        """Say who has come, before anything that concerns them is said; whoever is gone again has not come."""
+        turn, here = self._turn, self._turn.members.nodes
+        came = [node for node in self._waiting if here.get(node.name) is node]
+        self._waiting.clear()
+        if came:
+            self._told_at = turn.now
+            nodes = [JoinedNode(node=n.name, agent_pid=n.agent_pid, worker_pids=n.announced) for n in came]
+            turn.emit(NodesJoined, nodes=tuple(nodes))

@@ -45,6 +45,7 @@ class Deciding:
         self._ending = parts.ending
         self._closing = parts.closing
         self._telling = parts.telling
+        self._newcomers = parts.newcomers
         self._rendezvous = parts.rendezvous
         self._suspects = Suspects()
 
@@ -98,7 +99,7 @@ class Deciding:
             return
         complete = turn.members.complete_nodes
         needed = config.spec.nodes_to_begin if record.generation == 0 else 1
-        if complete < needed or (record.generation and lacks_slots(turn, config)):
+        if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, config)):
             return
         workers = [info.id for info in turn.members.workers()]
         verdict = without_state(
@@ -194,6 +195,7 @@ class Deciding:
         self._absences.replace_workers(idle, "the node waits for its turn")
         for info in turn.members.workers():
             turn.members.finish(info, finished=False)
+        self._newcomers.taken_in()
         announce_generation(turn, plan, reason)
         self._telling.begin(plan, record.plan, decision, assignment)
         self._keep_what_passed(decision)

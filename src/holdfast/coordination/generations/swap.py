@@ -12,7 +12,7 @@ from collections.abc import Collection
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.static_experts import ep_size_of, usable
-from holdfast.coordination.generations.announcing import announce_generation
+from holdfast.coordination.generations.announcing import Newcomers, announce_generation
 from holdfast.coordination.generations.planner import plan_generation, plan_with
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.telling.plans import Telling
@@ -28,8 +28,11 @@ LONGEST_RETRY_S = 60.0
 class Joining:
     """The pending plan's life, up to the swap or to its undoing."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, telling: Telling) -> None:
+    def __init__(
+        self, turn: Turn, config: CoordinatorConfig, loads: LoadBook, telling: Telling, newcomers: Newcomers
+    ) -> None:
         self._turn = turn
+        self._newcomers = newcomers
         self._telling = telling
         self._loads = loads
         self._config = config
@@ -58,7 +61,7 @@ class Joining:
     def newcomers(self, plan: GenerationPlan) -> list[str]:
         """Return the fresh workers of complete nodes, where it is time to take them in and they are of use."""
         turn, config = self._turn, self._config
-        if turn.now < self._not_before:
+        if turn.now < self._not_before or self._newcomers.gathering:
             return []
         fresh = [worker for worker in turn.members.outside(plan) if not self._is_left_out(worker)]
         if config.spec.experiments.static_experts:
@@ -88,6 +91,7 @@ class Joining:
 
     def _propose(self, pending: GenerationPlan) -> None:
         turn = self._turn
+        self._newcomers.taken_in()
         turn.change(pending=pending, generation=pending.generation)
         self.armed, self._since = False, turn.now
         self._telling.prepare(pending, turn.record.plan)

@@ -170,11 +170,11 @@ def _misfit(record: Record, hello: Hello) -> str | None:
 
 def _was_expelled(record: Record, hello: Hello) -> bool:
     """True where the node holds workers that were in a generation and are in none any more."""
-    current = {worker for plan in (record.plan, record.pending) if plan for worker in plan.workers}
     # (Whoever has applied a step was told to begin, or has prepared.)
     begun = {kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)}
     left = {kept.worker for kept in hello.kept if isinstance(kept, WorkerDown) and kept.left}
-    return not current.issuperset(begun - left)
+    plans = [plan for plan in (record.plan, record.pending) if plan]
+    return not all(any(plan.rank(worker) is not None for plan in plans) for worker in begun - left)
 
 
 def send_away_all(turn: Turn, why: str) -> None:

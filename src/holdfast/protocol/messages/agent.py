@@ -184,7 +184,7 @@ class EndNode(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A part of a message that is larger than one may be; `left` more follow, and nothing in between."""
+    """A part of a large message; `left` more follow, and nothing in between."""
 
     data: bytes
     left: Count

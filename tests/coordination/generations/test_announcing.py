@@ -1,0 +1,183 @@
+"""Many that come at once: one generation for all of them, a few events, a few writes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.generations.announcing import FEW, GATHER_S, LONGEST_GATHER_S, QUIET_S, TOGETHER_S
+from holdfast.coordination.instructions import Persist
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec, RecoverySpec
+from holdfast.protocol.messages import any_side as msg
+
+MANY = 100
+
+
+def connect(job: Job, nodes: list[str]) -> None:
+    for node in nodes:
+        job.connect(msgspec.structs.replace(hello(node), session=f"{int(node[1:]):08x}"))
+
+
+def come(job: Job, nodes: list[str]) -> None:
+    """All connect in one moment; their workers come up one after the other."""
+    connect(job, nodes)
+    for place, node in enumerate(nodes):
+        job.say(attach(w(node)), after=0.001)
+        if place % 50 == 49:
+            job.tick(0.0)
+
+
+def pass_time(job: Job, seconds: float) -> None:
+    """Nobody is silent for long."""
+    for _ in range(round(seconds / 0.1)):
+        job.tick(0.1)
+        for node in job.connections:
+            job.tell(node, msg.Heartbeat())
+
+
+def joined(job: Job) -> list[int]:
+    return [len(event.nodes) for event in job.events if isinstance(event, ev.NodesJoined)]
+
+
+def generations(job: Job) -> list[tuple[str, int]]:
+    found = [event for event in job.events if isinstance(event, ev.GenerationStarted)]
+    return [(event.reason, event.world_size) for event in found]
+
+
+def test_nodes_that_start_together_make_one_generation_few_events_and_few_writes() -> None:
+    job = Job(nodes=MANY).boot()
+    come(job, [f"n{number}" for number in range(MANY)])
+    assert generations(job) == [("start", MANY)]
+    assert sum(joined(job)) == MANY
+    assert len(joined(job)) <= 2 + 0.001 * MANY / TOGETHER_S
+    # This coordinator's term, the script and the configuration of the first that came, the generation.
+    assert len(job.records) == 4
+
+
+def test_nodes_that_are_back_together_after_all_were_gone_make_one_generation() -> None:
+    job = Job(nodes=3).start()
+    for node in ("n0", "n1", "n2"):
+        job.lose(node)
+    come(job, [f"n{number}" for number in range(10, 10 + MANY)])
+    pass_time(job, QUIET_S + 0.1)
+    assert generations(job) == [("start", 3), ("start", MANY)]
+
+
+def test_nodes_that_join_together_are_taken_in_together() -> None:
+    job = Job(nodes=3).start()
+    come(job, [f"n{number}" for number in range(10, 10 + MANY)])
+    pass_time(job, QUIET_S + 0.1)
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert (pending.generation, len(pending.members)) == (2, 3 + MANY)
+    assert sum(joined(job)) == 3 + MANY
+
+
+def taken_in(job: Job) -> int:
+    pending = job.machine.record.pending
+    return len(pending.members) - 1 if pending else 0
+
+
+CROWD = [f"n{number}" for number in range(10, 12 + FEW)]
+
+
+def test_a_crowd_does_not_wait_long_for_one_that_does_not_come_up() -> None:
+    job = Job(nodes=1).start()
+    connect(job, CROWD)
+    for node in CROWD[1:]:
+        job.say(attach(w(node)))
+    pass_time(job, GATHER_S - 0.1)
+    assert taken_in(job) == 0
+    pass_time(job, 0.2)
+    assert taken_in(job) == len(CROWD) - 1
+
+
+def test_a_crowd_waits_a_moment_for_those_who_are_not_connected_yet() -> None:
+    job = Job(nodes=1).start()
+    come(job, CROWD[:-1])
+    pass_time(job, QUIET_S - 0.1)
+    connect(job, CROWD[-1:])
+    job.say(attach(w(CROWD[-1])))
+    assert taken_in(job) == 0
+    pass_time(job, QUIET_S + 0.1)
+    assert taken_in(job) == len(CROWD)
+
+
+def test_a_crowd_that_does_not_end_is_taken_in_all_the_same() -> None:
+    job = Job(nodes=1).start()
+    connect(job, CROWD)
+    came = 0
+    while not taken_in(job):
+        came += 1
+        connect(job, [f"n{100 + came}"])
+        job.say(attach(w(f"n{100 + came}")), after=0.1)
+        job.tick(0.0)
+        for node in job.connections:
+            job.tell(node, msg.Heartbeat())
+    assert came * 0.1 == pytest.approx(LONGEST_GATHER_S, abs=0.2)
+
+
+@pytest.mark.parametrize("many", [1, 2, FEW])
+def test_a_few_that_come_do_not_wait_for_each_other(many: int) -> None:
+    """As small a job as this starts and grows as soon as it can."""
+    job = Job(nodes=1).start()
+    connect(job, CROWD[:many])
+    job.say(attach(w(CROWD[0])))
+    assert taken_in(job) == 1
+    job = Job(nodes=many, spec=JobSpec(min_nodes=1)).boot()
+    connect(job, CROWD[:many])
+    job.say(attach(w(CROWD[0])))
+    assert generations(job) == [("start", 1)]
+
+
+def test_all_that_the_job_is_given_wait_for_nobody_else() -> None:
+    job = Job(nodes=MANY, spec=JobSpec(min_nodes=MANY // 2)).boot()
+    names = [f"n{number}" for number in range(MANY)]
+    connect(job, names)
+    for node in names:
+        assert not generations(job)
+        job.say(attach(w(node)))
+    assert generations(job) == [("start", MANY)]
+
+
+def test_the_join_window_holds_all_the_same() -> None:
+    job = Job(nodes=1, spec=JobSpec(recovery=RecoverySpec(join_window=5.0))).start()
+    for node in ("n1", "n2"):
+        job.connect(hello(node))
+        job.say(attach(w(node)), after=1.0)
+    for _ in range(50):
+        assert job.machine.record.pending is None
+        job.tick(0.1)
+        for node in ("n0", "n1", "n2"):
+            job.tell(node, msg.Heartbeat())
+    job.tick(0.1)
+    assert job.machine.record.pending is not None
+
+
+def test_who_has_left_before_it_was_told_of_is_told_of_as_left_alone() -> None:
+    job = Job(nodes=5).boot()
+    for node in ("n0", "n1"):
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    job.lose("n1")
+    job.tick(0.2)
+    assert [event.names for event in job.events if isinstance(event, ev.NodesJoined)] == [("n0",)]
+
+
+def test_writes_do_not_grow_with_those_that_come_back_to_another_coordinator() -> None:
+    """Each says what its workers are; nothing of it is a change of the record."""
+    first = Job(nodes=MANY).boot()
+    come(first, [f"n{number}" for number in range(MANY)])
+    job = Job(nodes=MANY, records=first.records, events=first.events, now=first.now + 1.0).boot(takeover=True)
+    before = len(job.records)
+    for number in range(MANY):
+        node = f"n{number}"
+        kept = (attach(w(node)), msg.Begun(worker=w(node), generation=1))
+        entered = msg.Entered(worker=w(node), generation=1, applied=0)
+        job.connect(msgspec.structs.replace(hello(node, (*kept, entered), term=1), session=f"{number:08x}"))
+        assert not any(isinstance(instruction, Persist) for instruction in job.last)
+    assert len(job.records) == before
+    assert generations(job) == [("start", MANY)]
+    assert job.machine.state == "running"
