@@ -33,6 +33,7 @@ def test_it_says_what_is_lost_and_to_what() -> None:
     for words in ("32 nodes; each fails every 8.33 days", "99 % confidence intervals", "ETTR", "goodput", "±"):
         assert words in said
     assert re.search(r"Of a recovery, \w+ takes most", said)
+    assert re.search(r"most is this: [\w ,:']+, [\d.]+ ?% of all time", said)
     assert all(f"{part}:" in said for part in PARTS)
 
 
@@ -123,3 +124,18 @@ def test_the_page_lists_every_constant_with_its_default_and_its_source() -> None
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         default = key.default if isinstance(key.default, str) else f"{key.default:,}".removesuffix(".0").lower()
         assert cells == [f"`{name}`", default, key.description, sources()[name]], name
+
+
+@pytest.mark.parametrize("groups", ["nccl", "gloo"])
+def test_the_page_shows_the_table_by_size_as_it_is(groups: str) -> None:
+    for row in json.loads(run("--scale", "--set", f"recovery.groups={groups}", "--json"))["rows"]:
+        numbers = (row[key] for key in ("detected_s", *(f"{part}_s" for part in PARTS), "total_s"))
+        cells = [f"{row['nodes']:,} nodes x 8, {groups}", *(f"{number:.3g}" for number in numbers)]
+        assert f"| {' | '.join(cells)} |" in PAGE.splitlines()
+
+
+def test_every_constant_is_measured_by_a_command_or_stated() -> None:
+    for name, source in sources().items():
+        measured = source.startswith("measured: ")
+        assert measured or re.match(r"stated|the coordinator's$|TrainMover, |Llama 3: |stepfun-ai/", source), name
+        assert not measured or re.search(r"benchmarks/\w+\.py|the same", source), name

@@ -120,7 +120,7 @@ def _verdict(found: Forecasts) -> str:
     most = max(live.lost, key=lambda what: live.lost[what].mean)
     return (
         f"Of a recovery, {part} takes most: {live.per_failure[part].mean:.3g} of {total:.3g} s. "
-        f"Of all time, most is lost to {most} ({WORDS[most]}): {percent(live.lost[most].mean, 2)}.\n"
+        f"Of all time that is lost, most is this: {WORDS[most]}, {percent(live.lost[most].mean, 2)} of all time.\n"
         f"Live recovery trains {live.goodput.mean / restarts.goodput.mean:.4f} times as much as restarts."
         if restarts.goodput.mean > 0
         else "Restarts never get anything done: failures come faster than a checkpoint period completes."

@@ -17,7 +17,8 @@ from holdfast.simulation.faults.plans import (
     wide_plan,
 )
 
-#: processor time of the coordinator for one message that it is sent, and for one that it sends, in seconds
+#: processor time of the coordinator for one message that it is sent, and for one that it sends, in seconds: as measured
+#: (benchmarks/control_plane.py: of 256 nodes, one that is lost means 5,700 messages in, 1,000 out, and 0.36 s)
 HANDLE_S, SEND_S = 60e-6, 30e-6
 
 LARGE_NODES = range(33, 129)

@@ -98,10 +98,29 @@ class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         float,
         _seconds("Until a failure is seen that ends a connection.", "measured: benchmarks/recovery.py"),
     ] = 0.013
-    decide_s: Annotated[float, _seconds("decide = decide_s + n decide_per_node_s.", "PLACEHOLDER")] = 0.005
-    decide_per_node_s: Annotated[float, _seconds("See decide_s.", "PLACEHOLDER")] = 200e-6
-    tell_s: Annotated[float, _seconds("tell = tell_s + n tell_per_node_s.", "PLACEHOLDER")] = 0.005
-    tell_per_node_s: Annotated[float, _seconds("See tell_s.", "PLACEHOLDER")] = 200e-6
+    decide_s: Annotated[
+        float,
+        _seconds(
+            "decide = decide_s + n decide_per_node_s.",
+            "measured: benchmarks/control_plane.py, 16 nodes: the clock beyond the processor",
+        ),
+    ] = 0.013
+    decide_per_node_s: Annotated[
+        float,
+        _seconds(
+            "See decide_s.", "measured: the same, 16 to 256 nodes x 8: the coordinator's processor to the last report"
+        ),
+    ] = 370e-6
+    tell_s: Annotated[
+        float,
+        _seconds(
+            "tell = tell_s + n tell_per_node_s.", "measured: benchmarks/control_plane.py: too little to be told from 0"
+        ),
+    ] = 0.0
+    tell_per_node_s: Annotated[
+        float,
+        _seconds("See tell_s.", "measured: the same, 16 to 256 nodes x 8: its processor from there to the last Begin"),
+    ] = 210e-6
     groups: Annotated[
         Literal["nccl", "gloo"], Meta(**_said("Whose groups the workers build: nccl or gloo.", "stated: NVIDIA GPUs"))
     ] = "nccl"
@@ -112,15 +131,23 @@ class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         float, _seconds("See nccl_s.", "TrainMover, Table 1: 1.09 min for 8,192 GPUs, a line through both")
     ] = 0.0019
     gloo_s: Annotated[
-        float, _seconds("regroup = gloo_s + w gloo_per_worker_s.", "measured: benchmarks/levels.py, 4 to 64 workers")
+        float,
+        _seconds(
+            "regroup = gloo_s + w gloo_per_worker_s.",
+            "measured: benchmarks/levels.py, 4 to 64 workers; beyond them extrapolated",
+        ),
     ] = 0.003
     gloo_per_worker_s: Annotated[
-        float, _seconds("See gloo_s.", "measured: the same; processor time of a rank, as if on a core of its own")
+        float, _seconds("See gloo_s.", "measured: the same: processor of a rank, as if on a core of its own")
     ] = 0.00045
     bytes_per_s: Annotated[
         float,
-        _positive("transfer = moved_bytes / bytes_per_s.", "measured: one TCP stream on this loopback", MOST_BYTES),
-    ] = 1.9e9
+        _positive(
+            "transfer = moved_bytes / bytes_per_s.",
+            "measured: benchmarks/transfer.py, 512 MB in two checked streams over the loopback",
+            MOST_BYTES,
+        ),
+    ] = 0.55e9
     join_s: Annotated[
         float, _seconds("For how long an arrival holds the others up.", "measured: benchmarks/recovery.py, 4 workers")
     ] = 0.08
