@@ -24,7 +24,7 @@ from holdfast.coordination.nodes.injection import injection
 from holdfast.coordination.nodes.membership import Membership, Node
 from holdfast.coordination.parts import JobParts, JobState
 from holdfast.coordination.progress.mending import missing_events
-from holdfast.coordination.table import Row, always, row, while_it_goes_on
+from holdfast.coordination.table import Row, always, ignore, row, while_it_goes_on
 from holdfast.coordination.turn import Turn
 from holdfast.coordination.waiting import Waiting
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
@@ -339,6 +339,7 @@ class Coordinator:
         msg.AskPlan: while_it_goes_on(_asks),
         msg.Posts: while_it_goes_on(_posted),
         msg.AppliedSteps: while_it_goes_on(_hear),
+        msg.Late: while_it_goes_on(ignore),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),
     }

@@ -98,6 +98,10 @@ class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=0, description="Compare the hashes of all replicas' state every so many steps (slow); 0: never.")
     ] = 0
     allow_faults: Annotated[bool, Meta(description="Allow `holdfast inject` in this job.")] = False
+    watch: Annotated[
+        bool,
+        Meta(description="Look where workers stand; without it what hangs is found only once gloo gives up."),
+    ] = True
 
 
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

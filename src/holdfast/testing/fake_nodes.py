@@ -23,7 +23,8 @@ from holdfast.control.agent.channel import CoordinatorChannel, OnMessage
 from holdfast.control.agent.node_agent import Agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.workforce import WorkforceOwner
-from holdfast.protocol.job_spec import JobSpec
+from holdfast.coordination.lateness.reading import ProgressAccount, Reading
+from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
 from holdfast.protocol.messages.agent import CoordinatorMessage
 from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.names import index_of
@@ -166,6 +167,12 @@ class _FakeWorkforce:
     def stopped(self) -> set[str]:
         return set()
 
+    def readings(self) -> dict[str, Reading]:
+        return {}
+
+    def accounts(self) -> dict[str, ProgressAccount]:
+        return {}
+
     def kill_hung(self, worker: str) -> None:
         pass
 
@@ -176,7 +183,12 @@ class _FakeNode:
     def __init__(self, herd: _Herd, name: str) -> None:
         job = herd.job
         settings = AgentSettings(
-            spec=JobSpec(name=job.name, script="none.py", workers_per_node=job.workers_per_node),
+            spec=JobSpec(
+                name=job.name,
+                script="none.py",
+                workers_per_node=job.workers_per_node,
+                experiments=ExperimentSpec(watch=False),  # (there is nobody to be watched)
+            ),
             coordinator=job.url,
             token=job.token,
             node=name,
@@ -399,7 +411,7 @@ class FakeNodes:
         return sum(self._all("seen"), Look())
 
     def until_entered(self, generation: int, *, timeout_s: float) -> Look:
-        """Wait until all workers have entered a generation.
+        """CollectiveWait until all workers have entered a generation.
 
         Raises:
             TimeoutError: they have not in time.
@@ -407,7 +419,7 @@ class FakeNodes:
         return self._until(lambda look: look.entered.get(generation, Arrivals()).count, self.workers, timeout_s)
 
     def until_welcomed(self, term: int, *, timeout_s: float) -> Look:
-        """Wait until a coordinator of this term has welcomed all agents.
+        """CollectiveWait until a coordinator of this term has welcomed all agents.
 
         Raises:
             TimeoutError: it has not in time.

@@ -31,6 +31,7 @@ from holdfast.coordination.agent.instructions import (
     StartWorker,
 )
 from holdfast.coordination.agent.machine import AgentMachine, NodeIdentity
+from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
@@ -62,6 +63,10 @@ class NodeWorkers(Protocol):
     def send_signal(self, number: int) -> None: ...
 
     def stopped(self) -> set[str]: ...
+
+    def readings(self) -> dict[str, Reading]: ...
+
+    def accounts(self) -> dict[str, ProgressAccount]: ...
 
     def kill_hung(self, worker: str) -> None: ...
 
@@ -107,6 +112,8 @@ class Agent:
             self._obey(self.machine.start())
             self._task(self._stay_connected())
             self._task(self._watch())
+            if self.settings.spec.experiments.watch:
+                self._task(self._look())
             end = await self._exit
             await self.workforce.end()
         finally:
@@ -218,6 +225,16 @@ class Agent:
         while not self._exit.done():
             self._obey(self.machine.tick(self.clock.monotonic(), self.workforce.stopped()))
             await asyncio.sleep(self.machine.watch_s)
+
+    async def _look(self) -> None:
+        """Look where the workers stand."""
+        watch, now = self.machine.watch, self.clock.monotonic
+        while not self._exit.done():
+            await asyncio.sleep(watch.look_s)
+            readings = self.workforce.readings()
+            if watch.learns(now()):
+                watch.learn(now(), readings, self.workforce.accounts())
+            self._obey(self.machine.look(now(), readings))
 
     async def _close(self) -> None:
         channel = self._channel

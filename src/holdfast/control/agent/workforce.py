@@ -14,8 +14,10 @@ from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConn
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
 from holdfast.control.link.framing import Crashed, FromWorkerProcess, encode_frame
+from holdfast.control.link.progress_page import ProgressPage
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.control.processes import ProcessHandle, is_stopped
+from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.orders import Order
@@ -54,6 +56,7 @@ class Workforce:
         self.settings = settings
         self.places = [ProcessPlace(index=index) for index in range(settings.spec.workers_per_node)]
         self.socket_path = f"{settings.folder}/{settings.node}.sock"
+        self._page = _page_for(settings)
         self._owner = owner
         self._start_task = start_task
         self._server: asyncio.Server | None = None
@@ -108,6 +111,20 @@ class Workforce:
         """Return the workers whose processes are stopped."""
         return {place.worker for place in self.places if place.handle is not None and is_stopped(place.handle.pid)}
 
+    def readings(self) -> dict[str, Reading]:
+        """Return where the workers stand, as far as that can be read."""
+        if self._page is None:
+            return {}
+        known = ((place.worker, self._page.read(place.index, place.pid)) for place in self.places if place.pid)
+        return {worker: reading for worker, reading in known if reading is not None}
+
+    def accounts(self) -> dict[str, ProgressAccount]:
+        """Return what else is known of their progress."""
+        if self._page is None:
+            return {}
+        known = ((place.worker, self._page.account(place.index, place.pid)) for place in self.places if place.pid)
+        return {worker: account for worker, account in known if account is not None}
+
     def kill_hung(self, worker: str) -> None:
         """SIGKILL a worker that has been stopped for too long."""
         place = self._place_of(worker)
@@ -136,6 +153,9 @@ class Workforce:
         for place in self.places:
             place.forget_process()
         await self._zygotes.close()
+        if self._page is not None:
+            self._page.close()
+            self._page = None
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket_path)
 
@@ -218,6 +238,7 @@ class Workforce:
             host=settings.advertise,
             local_rank=index_of(worker),
             script_digest=settings.digest,
+            progress=self._page.path if self._page is not None else "",
         )
 
     def _on_exit(self, pid: int, code: int) -> None:
@@ -261,6 +282,17 @@ class Workforce:
         await handle.ended()
         if place.handle is handle:
             self._exited(place, UNKNOWN_EXIT)
+
+
+def _page_for(settings: AgentSettings) -> ProgressPage | None:
+    """Make a page of progress, if it is wanted; without one, training goes on unwatched."""
+    if not settings.spec.experiments.watch:
+        return None
+    try:
+        return ProgressPage(settings.spec.workers_per_node)
+    except OSError as error:
+        _log.warning("there is no memory for a page of progress, so that nobody sees a hung worker: %s", error)
+        return None
 
 
 async def _wait_for_all(handles: list[ProcessHandle], timeout_s: float) -> None:

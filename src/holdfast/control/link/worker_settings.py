@@ -15,7 +15,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One worker's settings; they travel as JSON in a variable of their own.
 
     spec: the job. socket: path of the agent's Unix socket. worker: this worker's id. host: the address to bind to and
-    be reached at. local_rank: index on the node. script_digest: of script and arguments.
+    be reached at. local_rank: index on the node. script_digest: of script and arguments. progress: path of the agent's
+    page of progress, "" for none.
     """
 
     spec: JobSpec
@@ -24,6 +25,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host: str = "127.0.0.1"
     local_rank: int = 0
     script_digest: str = ""
+    progress: str = ""
 
     def to_environment(self) -> dict[str, str]:
         """Return the variable that carries these settings."""

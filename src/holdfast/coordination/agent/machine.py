@@ -6,7 +6,7 @@ It holds the connection and the processes; all that is decided is decided here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -26,6 +26,8 @@ from holdfast.coordination.agent.known_plans import KnownPlans, PlanMaker
 from holdfast.coordination.agent.node_steps import NodeSteps
 from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace
 from holdfast.coordination.agent.posted_keys import PostedKeys
+from holdfast.coordination.lateness.reading import Reading
+from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.messages.agent import (
     AgentMessage,
@@ -110,6 +112,8 @@ class AgentMachine:
         self._steps = NodeSteps(self._places)
         self._plans = KnownPlans(maker)
         self._keys = PostedKeys()
+        #: who of the workers is late; the shell looks every `watch.look_s` seconds
+        self.watch = LateWatch()
         self._connected = False
         self._welcome: Welcome | None = None
         self._said_at = 0.0
@@ -161,6 +165,12 @@ class AgentMachine:
             elif now - place.stopped_since > lease_s:
                 out.append(KillHung(place.worker))
         return out
+
+    def look(self, now: float, readings: Mapping[str, Reading]) -> list[AgentInstruction]:
+        """The workers' progress was read."""
+        if self.over is not None:
+            return []
+        return [said for late in self.watch.look(now, readings) for said in self._tell(late, now)]
 
     def end(self, exit_code: int, why: str) -> list[AgentInstruction]:
         """Somebody on this node wants its end."""

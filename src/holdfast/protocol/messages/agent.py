@@ -12,6 +12,7 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.orders import Arm, JobDone, Posted, Stop, Void, WorkerOrder
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
+from holdfast.protocol.messages.progress import Late
 from holdfast.protocol.messages.worker import Post, WorkerMessage
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
 
@@ -128,7 +129,7 @@ class Leave(Struct, frozen=True, kw_only=True):
     detail: Text = ""
 
 
-AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Leave
+AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Late | Leave
 
 
 # ---- coordinator -> agent ----

@@ -7,6 +7,7 @@ from holdfast.protocol.commit import *
 from holdfast.protocol.messages.agent import *
 from holdfast.protocol.messages.orders import *
 from holdfast.protocol.messages.plans import *
+from holdfast.protocol.messages.progress import *
 from holdfast.protocol.messages.worker import *
 from holdfast.protocol.names import *
 from holdfast.protocol.plan import *

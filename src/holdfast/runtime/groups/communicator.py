@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 
+from holdfast.control.link.progress_page import NoProgress, ProgressSlot
 from holdfast.errors import HoldfastError
 
 #: Whether the generation is halted. Called in every round of polling, so it must be cheap and take no lock.
@@ -134,6 +135,8 @@ class Communicator:
     device = torch.device("cpu")
     #: After so many seconds an operation ends by itself.
     timeout_s = math.inf
+    #: where the waiting thread says so
+    progress: ProgressSlot = NoProgress()
 
     def __init__(
         self, *, rank: int = 0, size: int = 1, generation: int = 0, halt: threading.Event | HaltCheck | None = None
@@ -212,11 +215,8 @@ class Communicator:
             PeerLostError: the operation failed. Retire this communicator.
         """
         began = time.monotonic()
-        while not pending.done():
-            # It may complete between the two looks; then the promise is that it counts.
-            if self.halted() and not pending.done():
-                raise HaltedError(f"generation {self.generation} was halted in {pending.what}")
-            pending.sleep(HALT_LOOK_S)
+        if not pending.done():
+            self._await(pending)
         failure = pending.finish()
         self._ended(pending)
         if failure:
@@ -224,6 +224,23 @@ class Communicator:
             raise PeerLostError(
                 f"{pending.what} in generation {self.generation} failed: {failure}", timed_out=timed_out
             )
+
+    def _await(self, pending: Pending) -> None:
+        """Return once an operation is done, and say meanwhile that it is waited for."""
+        self.progress.wait(pending.what, self.size, sum(tensor.nbytes for tensor in pending.tensors))
+        try:
+            while not pending.done():
+                # It may complete between the two looks; then the promise is that it counts.
+                if self.halted() and not pending.done():
+                    raise HaltedError(f"generation {self.generation} was halted in {pending.what}")
+                pending.sleep(HALT_LOOK_S)
+                self.progress.look()
+        finally:
+            self.progress.go_on()
+
+    def tell_waits(self, progress: ProgressSlot) -> None:
+        """Say from now on where the thread that uses this communicator waits in it."""
+        self.progress = progress
 
     def sever(self) -> None:
         """Break the connections to all peers, so that whoever waits for this rank learns it at once. Any thread."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from holdfast.control.link.progress_page import ProgressSlot
 from holdfast.planning.levels import Levels
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Pending
 from holdfast.runtime.groups.rendezvous import Board
@@ -67,6 +68,10 @@ class HierarchicalCommunicator(Communicator):
 
     def wait(self, pending: Pending) -> None:
         self._all().wait(pending)
+
+    def tell_waits(self, progress: ProgressSlot) -> None:
+        for group in self._every():
+            group.tell_waits(progress)
 
     def sever(self) -> None:
         for group in self._every():

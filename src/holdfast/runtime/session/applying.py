@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from holdfast.coordination.worker.tasks import Compute, Finish
 from holdfast.protocol.commit import Commit
+from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Passed, Phase
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.faults.orders import Faults
@@ -66,6 +67,7 @@ class Applying:
             plan = machine.plan
             assert plan is not None
             resources, origin = self._shared.resources.of(generation), (plan.term, generation)
+        self._shared.progress.at(Activity.APPLYING)
         self._workload.apply(commit)
         self._faults.at("applying", step)
         failure = self._run_after_apply(step, commit)
@@ -79,6 +81,7 @@ class Applying:
         if failure is not None:
             self._give_up(step, generation, rank, failure)
         groups = resources.groups if resources is not None and not forward else None
+        self._shared.progress.at(Activity.SAVING)
         self._tell_and_save(step, origin, rank, groups)
         return True
 
@@ -120,7 +123,9 @@ class Applying:
         with shared.changed:
             generation = machine.generation
         if saver is not None:
+            shared.progress.at(Activity.SAVING)
             self._save_last(saver, generation)
+        shared.progress.at(Activity.FINISHED)
         with shared.changed:
             if saver is not None:
                 # Otherwise the job could end between a checkpoint's writing and its acceptance.
@@ -151,4 +156,5 @@ class Applying:
             resources = self._shared.resources.of(generation)
         if resources is not None and resources.push is not None:
             push = resources.push
+            self._shared.progress.at(Activity.AWAITING)
             self._shared.wait_for(generation, lambda: push.sent)

@@ -9,6 +9,7 @@ import torch
 
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.protocol.commit import Commit
+from holdfast.protocol.messages.progress import Activity
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
@@ -46,6 +47,7 @@ class Attempt:
 
     def micro_batches(self) -> Iterator[int]:
         """Yield the micro-batches that are to be computed, each as it begins; then take part in the surplus rounds."""
+        progress = self._shared.progress
         for micro_batch in self._compute.micro_batches:
             if micro_batch in self._compute.summed:
                 continue
@@ -53,9 +55,11 @@ class Attempt:
             if not self._shared.cross(self._generation, lambda machine, m=micro_batch: machine.computing(m)):
                 return
             # From here on the coordinator may count on this micro-batch: it is finished whatever happens meanwhile.
+            progress.at(Activity.COMPUTE, micro_batch)
             yield micro_batch
             if self._broken_off:
                 return
+        progress.at(Activity.SCRIPT)
         self.complete = self._serve()
 
     def load(self, micro_batch: int) -> Any:
@@ -85,6 +89,7 @@ class Attempt:
             groups = resources.groups if resources is not None else None
         if groups is None or not self._shared.cross(self._generation, lambda machine: machine.computed()):
             return False
+        self._shared.progress.at(Activity.REDUCING)
         try:
             v = self._reduce_and_vote(groups)
         except (HaltedError, PeerLostError) as error:
@@ -116,6 +121,7 @@ class Attempt:
         for number in range(len(share), -(-self._workload.micro_batches // world)):
             if self.undone:
                 return False
+            self._shared.progress.at(Activity.COMPUTE)
             experts.serve(self.step, number)
             if self._broken_off:
                 return False
@@ -155,6 +161,7 @@ class Attempt:
             HaltedError, PeerLostError: it was left; the machine knows.
         """
         machine = self._shared.machine
+        self._shared.progress.at(Activity.VOTED)
         try:
             pending = commit_operation.start_commit(groups.world, part)
             self._faults.at("voted", self.step)

@@ -88,6 +88,8 @@ class GroupBuilding:
             if resources.dropped:
                 groups.retire()
                 return
+            groups.world.tell_waits(self._shared.progress)
+            groups.domain.tell_waits(self._shared.progress)
             resources.groups = groups
             self._shared.carry_out(self._shared.machine.prepared(plan.generation))
             self._shared.changed.notify_all()

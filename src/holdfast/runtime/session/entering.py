@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, Receive
+from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import CheckpointDamaged
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, DamagedCheckpointError, load_experts
@@ -54,7 +55,10 @@ class Entrance:
             resources = self._shared.resources.of(generation)
         if resources is None:
             return
+        progress = self._shared.progress
+        progress.at(Activity.ENTERING)
         if isinstance(task, Forward):
+            progress.at(Activity.FORWARD)
             self._faults.at("forward", task.step)
             self._applying.apply(generation, task.step, task.commit)
             return
@@ -65,10 +69,13 @@ class Entrance:
             return
         match task:
             case Load():
+                progress.at(Activity.LOADING)
                 self._load(task.plan, task.checkpoint)
             case Move():
+                progress.at(Activity.MOVING)
                 self._move(resources, task.plan, groups)
             case Receive():
+                progress.at(Activity.RECEIVING)
                 self._receive(resources)
             case Enter():
                 self._enter(resources)
@@ -141,4 +148,5 @@ class Entrance:
 
     def _wait_for_the_end(self, generation: int) -> None:
         """Nothing more can be done in a generation: the coordinator knows, and will say Stop."""
+        self._shared.progress.at(Activity.AWAITING)
         self._shared.wait_for(generation, lambda: None)

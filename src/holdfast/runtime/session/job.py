@@ -6,7 +6,8 @@ import hashlib
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy
 import torch
 
 from holdfast.clock import SystemClock
+from holdfast.control.link.progress_page import NoProgress, ProgressSlot, ProgressWriter
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.environment import log_level
@@ -159,6 +161,21 @@ class Job:
         self._ended = True
         session.close()
 
+    @contextmanager
+    def pause(self, reason: str = "") -> Generator[None, None, None]:
+        """Say that the script is busy with something of its own: `with job.pause("evaluation"): ...`.
+
+        That is nobody's fault, and is compared with earlier pauses alone: a worker that evaluates while others wait for
+        it is not taken for one that hangs. Of the reason, 64 bytes are kept.
+
+        Raises:
+            BadInputError: before `protect`.
+        """
+        if self._session is None:
+            raise BadInputError("call job.protect(...) before job.pause(...)")
+        with self._session.pause(reason):
+            yield
+
     def _applied(self, number: int, commit: Commit) -> None:
         """Let the script do its part of a step, which is always the one that its loop is at."""
         step = self._step
@@ -204,6 +221,7 @@ class Job:
             saver=saver,
             verify_state=settings.spec.experiments.verify_state if settings else 0,
             after_apply=self._applied if self._after_apply else None,
+            progress=_progress(settings),
         )
         session.attach(config)
         return session
@@ -231,6 +249,17 @@ class Job:
             saving = self._checkpoint_every if self._checkpoint_dir else 0
             config |= {"experts": experts.experts, "expert tensors": experts.specs(), "checkpoint_every": saving}
         return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
+
+
+def _progress(settings: WorkerSettings | None) -> ProgressSlot:
+    """Open the agent's page of progress, where there is one; nobody is watched who cannot."""
+    if settings is None or not settings.progress:
+        return NoProgress()
+    try:
+        return ProgressWriter(settings.progress, settings.local_rank)
+    except OSError as error:
+        logging.getLogger(__name__).warning("the agent's page of progress cannot be opened: %s", error)
+        return NoProgress()
 
 
 def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: int = 100) -> Job:

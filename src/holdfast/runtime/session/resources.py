@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from holdfast.control.link.progress_page import NoProgress, ProgressSlot
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
 from holdfast.protocol.messages.worker import WorkerMessage
@@ -144,12 +145,14 @@ class Generations:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
-    """What a session's parts share: the machine and each generation's resources, guarded by `changed`."""
+    """What a session's parts share: the machine and each generation's resources, guarded by `changed`; where the
+    training thread, and no other, says what it is about."""
 
     changed: threading.Condition
     machine: WorkerMachine
     resources: Generations
     carry_out: Callable[[list[WorkerInstruction]], None]
+    progress: ProgressSlot = field(default_factory=NoProgress)
 
     def left(self, generation: int) -> bool:
         """Return whether a generation is over for this worker; the lock is held."""

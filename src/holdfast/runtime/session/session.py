@@ -7,15 +7,17 @@ under the lock and only if its generation is still the machine's. Nothing that t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from holdfast.clock import Clock
 from holdfast.control.link.framing import FromWorkerProcess
+from holdfast.control.link.progress_page import NoProgress, ProgressSlot
 from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import (
@@ -32,6 +34,7 @@ from holdfast.coordination.worker.tasks import (
     WorkerInstruction,
 )
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.names import node_of
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.faults.orders import Faults
@@ -83,6 +86,7 @@ class Session:
         saver: CheckpointSaver | None = None,
         verify_state: int = 0,
         after_apply: Callable[[int, msg.Commit], None] | None = None,
+        progress: ProgressSlot | None = None,
     ) -> None:
         """Make a session that nobody knows of yet; `attach` announces it.
 
@@ -91,6 +95,7 @@ class Session:
             saver: writes checkpoints; None for none.
             verify_state: report a hash of all state every so many applied steps, 0 for never.
             after_apply: the script's part of a step, called with it and its v before anything is saved or sent.
+            progress: where the training thread says what it is about; nowhere if None.
         """
         self.workload = workload
         self._identity = identity
@@ -107,6 +112,7 @@ class Session:
             machine=self._machine,
             resources=Generations(self._post),
             carry_out=self._carry_out,
+            progress=progress or NoProgress(),
         )
         self._building = GroupBuilding(shared, groups)
         self._passing = StatePassing(shared, workload.state, faults, None if identity.alone else identity.host)
@@ -166,10 +172,13 @@ class Session:
 
     def next_compute(self) -> tuple[Compute, int] | None:
         """Do whatever comes before the next gradients, and return them with their generation; None: the job is done."""
+        progress = self._shared.progress
         while True:
             with self._changed:
                 task, generation, step = self._machine.task, self._machine.generation, self._machine.step
+                progress.place(generation, step, self._machine.generations.world)
                 if isinstance(task, Wait):
+                    progress.at(Activity.AWAITING)
                     self._changed.wait()
             self._faults.at("", step)
             if isinstance(task, Done):
@@ -177,6 +186,7 @@ class Session:
             if isinstance(task, Compute):
                 with self._changed:
                     self._shared.resources.leave_before(generation)
+                progress.at(Activity.SCRIPT)
                 return task, generation
             self._take_up(task)
 
@@ -194,12 +204,24 @@ class Session:
         """
         if not (attempt.complete and attempt.commit()):
             self.next_compute()  # (asked for again by the loop: by then another generation may be in force)
+        self._shared.progress.at(Activity.SCRIPT)
         last = self._applying.last
         return last.commit if last is not None and last.step == attempt.step else None
 
     def finish(self) -> None:
         """Loop or job want no further step: what they have led to is saved, unless it is already."""
         self._applying.finish()
+
+    @contextlib.contextmanager
+    def pause(self, reason: str) -> Generator[None, None, None]:
+        """Say that the script is busy with something of its own, which is as it should be."""
+        progress = self._shared.progress
+        activity, micro_batch = progress.now
+        progress.pause(reason)
+        try:
+            yield
+        finally:
+            progress.at(activity, micro_batch)
 
     def close(self) -> None:
         """Let go of threads, sockets and groups. The link stays: its end would look like a death."""

@@ -1,0 +1,276 @@
+"""The page of progress: memory that an agent shares with its workers, in which each keeps where it stands.
+
+The worker stores at every boundary and asks nobody; the agent looks when it likes, at a stopped process too. The
+memory has no name (memfd): a worker opens it through its agent's descriptor in /proc, so that none is left behind, and
+no /dev/shm is needed. Each worker has a slot, by its index on the node:
+
+    offset  what
+         0  head: number of the store, generation, step, since, pid, world, micro-batch (-1: none), activity, the number
+        56  look: when the training thread last looked whether the collective that it waits in has ended; since when it
+            waits (0: it does not)
+        72  totals: by activity, how many have ended, their seconds, the longest
+       432  waits: the newest four in collectives, each number, group's size, name, bytes, begin, end (0: not over)
+       624  reason: why the script has paused, UTF-8
+
+Times are of CLOCK_MONOTONIC, which all processes of a machine share. A store that is under way, or anything that makes
+no sense, reads as nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from math import isfinite
+from typing import Protocol
+
+from holdfast.coordination.lateness.reading import CollectiveWait, ProgressAccount, Reading, Total
+from holdfast.protocol.messages.progress import ACTIVITIES, Activity
+
+SLOT_BYTES = 1024
+_WAITS = 4
+_REASON_BYTES = 64
+
+_HEAD = struct.Struct("<QQQdIIiIQ")
+_LOOK = struct.Struct("<dd")
+_TOTAL = struct.Struct("<Qdd")
+_TIME = struct.Struct("<d")
+_WAIT = struct.Struct("<II16sQdd")
+_LOOK_AT = _HEAD.size
+_TOTALS_AT = _LOOK_AT + _LOOK.size
+_WAITS_AT = _TOTALS_AT + len(ACTIVITIES) * _TOTAL.size
+_REASON_AT = _WAITS_AT + _WAITS * _WAIT.size
+_ENDED_AT = _WAIT.size - _TIME.size
+
+
+class ProgressSlot(Protocol):
+    """Where a training thread says what it is about. For that thread alone."""
+
+    def place(self, generation: int, step: int, world: int) -> None:
+        """Everything from now on is of this generation, and of this step."""
+        ...
+
+    def at(self, activity: Activity, micro_batch: int = -1) -> None:
+        """An activity begins, the one before has ended."""
+        ...
+
+    def pause(self, reason: str) -> None:
+        """The script is busy with something of its own; the end of that is whatever begins next."""
+        ...
+
+    def wait(self, what: str, size: int, nbytes: int) -> None:
+        """A wait in a collective begins."""
+        ...
+
+    def look(self) -> None:
+        """It lasts."""
+        ...
+
+    def go_on(self) -> None:
+        """It has ended."""
+        ...
+
+    @property
+    def now(self) -> tuple[Activity, int]:
+        """What has begun last, and with which micro-batch (-1: none)."""
+        ...
+
+
+class NoProgress:
+    """Nobody looks."""
+
+    now = (Activity.STARTING, -1)
+
+    def place(self, generation: int, step: int, world: int) -> None:
+        """Keep nothing."""
+
+    def at(self, activity: Activity, micro_batch: int = -1) -> None:
+        """Keep nothing."""
+
+    def pause(self, reason: str) -> None:
+        """Keep nothing."""
+
+    def wait(self, what: str, size: int, nbytes: int) -> None:
+        """Keep nothing."""
+
+    def look(self) -> None:
+        """Keep nothing."""
+
+    def go_on(self) -> None:
+        """Keep nothing."""
+
+
+class ProgressWriter:
+    """A worker's own slot."""
+
+    def __init__(self, path: str, index: int) -> None:
+        """Open the page of an agent.
+
+        Raises:
+            OSError: there is none.
+        """
+        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._page = mmap.mmap(opened, os.fstat(opened).st_size)
+        finally:
+            os.close(opened)
+        if (index + 1) * SLOT_BYTES > len(self._page):
+            raise OSError(f"{path} has no room for worker {index}")
+        self._at = index * SLOT_BYTES
+        self._pid = os.getpid()
+        self._number = self._waited = 0
+        self._since = time.monotonic()
+        self._generation = self._step = self._world = 0
+        self._counts = [0] * len(ACTIVITIES)
+        self._sums = [0.0] * len(ACTIVITIES)
+        self._longest = [0.0] * len(ACTIVITIES)
+        self._activity, self._micro_batch = Activity.STARTING, -1
+        self.at(Activity.STARTING)
+
+    @property
+    def now(self) -> tuple[Activity, int]:
+        """What has begun last, and with which micro-batch (-1: none)."""
+        return self._activity, self._micro_batch
+
+    def place(self, generation: int, step: int, world: int) -> None:
+        """Everything from now on is of this generation, and of this step; said with what begins next."""
+        self._generation, self._step, self._world = generation, step, world
+
+    def at(self, activity: Activity, micro_batch: int = -1) -> None:
+        """An activity begins, the one before has ended."""
+        code, now, page, at = self._activity, time.monotonic(), self._page, self._at
+        took = now - self._since
+        count = self._counts[code] = self._counts[code] + 1
+        total = self._sums[code] = self._sums[code] + took
+        if took > self._longest[code]:
+            self._longest[code] = took
+        _TOTAL.pack_into(page, at + _TOTALS_AT + code * _TOTAL.size, count, total, self._longest[code])
+        self._activity, self._micro_batch, self._since = activity, micro_batch, now
+        number = self._number = self._number + 1
+        _HEAD.pack_into(
+            page,
+            at,
+            number,
+            self._generation,
+            self._step,
+            now,
+            self._pid,
+            self._world,
+            micro_batch,
+            activity,
+            number,
+        )
+
+    def pause(self, reason: str) -> None:
+        """The script is busy with something of its own; the end of that is whatever begins next."""
+        text = reason.encode()[:_REASON_BYTES]
+        begin = self._at + _REASON_AT
+        self._page[begin : begin + _REASON_BYTES] = text.ljust(_REASON_BYTES, b"\0")
+        self.at(Activity.PAUSED)
+
+    def wait(self, what: str, size: int, nbytes: int) -> None:
+        """A wait in a collective begins."""
+        now = time.monotonic()
+        number = self._waited = self._waited + 1
+        _LOOK.pack_into(self._page, self._at + _LOOK_AT, now, now)
+        entry = self._at + _WAITS_AT + number % _WAITS * _WAIT.size
+        _WAIT.pack_into(self._page, entry, number, size, what.encode()[:16], nbytes, now, 0.0)
+
+    def look(self) -> None:
+        """It lasts."""
+        _TIME.pack_into(self._page, self._at + _LOOK_AT, time.monotonic())
+
+    def go_on(self) -> None:
+        """It has ended."""
+        entry = self._at + _WAITS_AT + self._waited % _WAITS * _WAIT.size
+        _TIME.pack_into(self._page, entry + _ENDED_AT, time.monotonic())
+        _TIME.pack_into(self._page, self._at + _LOOK_AT + _TIME.size, 0.0)
+
+
+class ProgressPage:
+    """An agent's own page: made here, read here."""
+
+    def __init__(self, workers: int) -> None:
+        """Make it.
+
+        Raises:
+            OSError: there is no memory for it, or no memfd.
+        """
+        self._file = os.memfd_create("holdfast-progress", os.MFD_CLOEXEC)
+        try:
+            size = workers * SLOT_BYTES
+            os.posix_fallocate(self._file, 0, size)  # (a store never meets a page that cannot be had)
+            self._page = mmap.mmap(self._file, size)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    @property
+    def path(self) -> str:
+        """Where workers open it while this process lives."""
+        return f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def close(self) -> None:
+        """Let go of it; workers that have opened it keep theirs."""
+        self._page.close()
+        os.close(self._file)
+
+    def read(self, index: int, pid: int) -> Reading | None:
+        """Return where the process `pid` stands that fills a worker's place; None where that is not known."""
+        slot = self._slot(index, _TOTALS_AT)
+        if slot is None:
+            return None
+        number, generation, step, since, writer, world, micro_batch, code, end = _HEAD.unpack_from(slot)
+        looked, waits_since = _LOOK.unpack_from(slot, _LOOK_AT)
+        if not number or number != end or writer != pid or code >= len(ACTIVITIES):
+            return None
+        if not (isfinite(since) and isfinite(looked) and isfinite(waits_since)):
+            return None
+        return Reading(
+            generation=generation,
+            step=step,
+            activity=Activity(code),
+            micro_batch=micro_batch if micro_batch >= 0 else None,
+            since=since,
+            world=world,
+            waits_since=waits_since or None,
+            looked=looked,
+        )
+
+    def account(self, index: int, pid: int) -> ProgressAccount | None:
+        """Return what is known besides of the process `pid`: totals, and the newest waits."""
+        slot = self._slot(index, SLOT_BYTES)
+        if slot is None or _HEAD.unpack_from(slot)[4] != pid:
+            return None
+        rows = _TOTAL.iter_unpack(slot[_TOTALS_AT:_WAITS_AT])
+        totals = [Total(count, sum_s, longest_s) for count, sum_s, longest_s in rows]
+        reason = slot[_REASON_AT : _REASON_AT + _REASON_BYTES].rstrip(b"\0").decode(errors="replace")
+        return ProgressAccount(
+            totals={one: total for one, total in zip(ACTIVITIES, totals, strict=True) if _sane(total)},
+            waits=_waits(slot[_WAITS_AT:_REASON_AT]),
+            reason=reason,
+        )
+
+    def _slot(self, index: int, size: int) -> bytes | None:
+        """Return a slot's first bytes, None where they are being written."""
+        at = index * SLOT_BYTES
+        for _ in range(3):
+            one, other = self._page[at : at + size], self._page[at : at + size]
+            if one == other:
+                return one
+        return None
+
+
+def _waits(data: bytes) -> tuple[CollectiveWait, ...]:
+    """Return the waits in a slot, oldest first; what makes no sense is none."""
+    found: list[tuple[int, CollectiveWait]] = []
+    for number, size, what, nbytes, since, until in _WAIT.iter_unpack(data):
+        if number and isfinite(since) and isfinite(until):
+            name = what.rstrip(b"\0").decode(errors="replace")
+            found.append((number, CollectiveWait(what=name, size=size, bytes=nbytes, since=since, until=until or None)))
+    return tuple(wait for _, wait in sorted(found, key=lambda entry: entry[0]))
+
+
+def _sane(total: Total) -> bool:
+    return total.count > 0 and isfinite(total.sum_s) and isfinite(total.longest_s) and total.sum_s >= 0.0

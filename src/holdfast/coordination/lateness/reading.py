@@ -1,0 +1,59 @@
+"""What an agent reads of one worker's progress, and what a coordinator is to make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.protocol.messages.progress import Activity
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """How often a worker was done with an activity in its process's life, and how long all of those took, and the
+    longest, in seconds."""
+
+    count: int
+    sum_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveWait:
+    """One of a worker's newest waits in a collective: its name, how many took part, its bytes here.
+
+    `since` and `until` (None: not over) are on the machine's monotonic clock.
+    """
+
+    what: str
+    size: int
+    bytes: int
+    since: float
+    until: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """Where a worker's training thread stands; times on the machine's monotonic clock, in seconds.
+
+    `since`: when this activity began. `waits_since`: in a collective, None where it waits in none; `looked`: when it
+    last looked whether that has ended. `world`: members of its generation.
+    """
+
+    generation: int
+    step: int
+    activity: Activity
+    micro_batch: int | None
+    since: float
+    world: int
+    waits_since: float | None = None
+    looked: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressAccount:
+    """What an agent reads more seldom: a worker's totals, and its newest waits, oldest first."""
+
+    totals: Mapping[Activity, Total] = field(default_factory=dict[Activity, Total])
+    waits: tuple[CollectiveWait, ...] = ()
+    reason: str = ""

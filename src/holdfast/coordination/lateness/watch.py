@@ -1,0 +1,135 @@
+"""An agent's part in finding out who is late: it reads where its workers stand, learns what is usual, and tells.
+
+It says nothing of whose fault that is: only who sees all nodes can.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
+from holdfast.coordination.lateness.times import Times
+from holdfast.protocol.messages.progress import Activity, Late
+
+#: an agent looks no more often than this, and ten times a second where a limit is not due sooner
+LEAST_LOOK_S, USUAL_LOOK_S = 0.02, 0.1
+#: where even the shortest limit is far away, this part of it
+LOOK_PART = 0.2
+LONGEST_LOOK_S = 1.0
+#: An agent that comes so much later than it wanted did not run: for that time nobody is late.
+AWAY_S = 0.05
+#: Who waits in a collective looks every 8 ms whether it has ended; one that has not for so long does not run.
+STALLED_S = 0.3
+#: totals are read so often
+LEARN_S = 0.5
+#: told again each time that it has lasted so many times as long
+AGAIN = 1.5
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was told of one activity of a worker."""
+
+    began: tuple[int, int, Activity, int | None, float]
+    #: it is told at so many times its limit
+    next_at: float = 1.0
+
+
+class LateWatch:
+    """Of one node's workers. Times are on the node's monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.times = Times()
+        #: how long the shell may wait until it looks again
+        self.look_s = USUAL_LOOK_S
+        self._last: float | None = None
+        #: when this agent did not run
+        self._away: deque[tuple[float, float]] = deque(maxlen=16)
+        self._seen: dict[str, _Seen] = {}
+        self._totals: dict[str, tuple[int, Mapping[Activity, Total]]] = {}
+        self._learnt_at = 0.0
+
+    def learns(self, now: float) -> bool:
+        """Tell whether accounts are wanted with the next readings."""
+        return now - self._learnt_at >= LEARN_S
+
+    def learn(self, now: float, readings: Mapping[str, Reading], accounts: Mapping[str, ProgressAccount]) -> None:
+        """Take in what has ended since the last time."""
+        self._learnt_at = now
+        before, self._totals = self._totals, {}
+        for worker, account in accounts.items():
+            reading = readings.get(worker)
+            if reading is None:
+                continue
+            self._totals[worker] = reading.world, account.totals
+            world, old = before.get(worker, (reading.world, {}))
+            if world == reading.world:  # (else nobody knows which of it was in which)
+                self._add(world, old, account.totals)
+
+    def _add(self, world: int, old: Mapping[Activity, Total], new: Mapping[Activity, Total]) -> None:
+        none = Total(0, 0.0, 0.0)
+        for activity, total in new.items():
+            known = old.get(activity, none)
+            count, sum_s = total.count - known.count, total.sum_s - known.sum_s
+            if count > 0 and sum_s >= 0.0:
+                self.times.add(activity, world, Total(count, sum_s, total.longest_s))
+
+    def look(self, now: float, readings: Mapping[str, Reading]) -> list[Late]:
+        """Return who is late, each activity once, and again where it lasts; set `look_s`."""
+        if self._last is not None and now - self._last > self.look_s + AWAY_S:
+            self._away.append((self._last, now))
+        self._last = now
+        self._seen = {worker: seen for worker, seen in self._seen.items() if worker in readings}
+        late: list[Late] = []
+        due, shortest = [LONGEST_LOOK_S], [USUAL_LOOK_S / LOOK_PART]
+        for worker, reading in readings.items():
+            limit_s = self._limit_s(reading)
+            if limit_s is None:
+                continue
+            for_s = self._lasts(now, reading)
+            seen = self._seen_of(worker, reading)
+            if for_s > seen.next_at * limit_s:
+                seen.next_at = AGAIN * for_s / limit_s
+                late.append(_late(worker, reading, for_s, limit_s))
+            due.append(seen.next_at * limit_s - for_s)
+            shortest.append(limit_s)
+        usual = max(USUAL_LOOK_S, LOOK_PART * min(shortest[1:], default=0.0))
+        self.look_s = max(LEAST_LOOK_S, min(usual, *due))
+        return late
+
+    def _seen_of(self, worker: str, reading: Reading) -> _Seen:
+        activity = Activity.AWAITING if reading.waits_since is not None else reading.activity
+        began = (reading.generation, reading.step, activity, reading.micro_batch, reading.since)
+        seen = self._seen.get(worker)
+        if seen is None or seen.began != began:
+            seen = self._seen[worker] = _Seen(began)
+        return seen
+
+    def _limit_s(self, reading: Reading) -> float | None:
+        if reading.waits_since is not None:
+            return STALLED_S
+        return self.times.limit_s(reading.activity, reading.world)
+
+    def _lasts(self, now: float, reading: Reading) -> float:
+        """Return for how long a worker is about what it is, or has not looked; without when this agent did not run."""
+        since = reading.since if reading.waits_since is None else reading.looked
+        return now - since - sum(max(0.0, end - max(begin, since)) for begin, end in self._away)
+
+    def stands(self, now: float, worker: str, reading: Reading) -> Late:
+        """Return where a worker stands, late or not: `limit_s` is 0 where nobody can say for how long it may."""
+        return _late(worker, reading, max(0.0, self._lasts(now, reading)), self._limit_s(reading) or 0.0)
+
+
+def _late(worker: str, reading: Reading, for_s: float, limit_s: float) -> Late:
+    return Late(
+        worker=worker,
+        generation=reading.generation,
+        step=reading.step,
+        activity=reading.activity,
+        for_s=for_s,
+        limit_s=limit_s,
+        micro_batch=reading.micro_batch,
+        stalled=reading.waits_since is not None,
+    )

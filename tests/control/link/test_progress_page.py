@@ -1,0 +1,167 @@
+"""The page on which workers keep where they stand: what is read of it, and what makes no sense reads as nothing."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from holdfast.control.link.progress_page import SLOT_BYTES, ProgressPage, ProgressWriter
+from holdfast.protocol.messages.progress import Activity
+
+ME = os.getpid()
+
+
+@pytest.fixture
+def page() -> Iterator[ProgressPage]:
+    made = ProgressPage(3)
+    yield made
+    made.close()
+
+
+@contextmanager
+def memory_of(page: ProgressPage) -> Iterator[mmap.mmap]:
+    """What anybody may do who has opened the page."""
+    opened = os.open(page.path, os.O_RDWR)
+    try:
+        with mmap.mmap(opened, 3 * SLOT_BYTES) as memory:
+            yield memory
+    finally:
+        os.close(opened)
+
+
+def test_where_a_worker_stands_is_read_in_its_slot_alone(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 1)
+    writer.place(7, 41, 4)
+    writer.at(Activity.COMPUTE, 3)
+    reading = page.read(1, ME)
+    assert reading is not None
+    assert (reading.generation, reading.step, reading.world) == (7, 41, 4)
+    assert (reading.activity, reading.micro_batch, reading.waits_since) == (Activity.COMPUTE, 3, None)
+    assert (page.read(0, ME), page.read(2, ME)) == (None, None)
+
+
+def test_a_place_and_what_is_begun_in_it_are_said_in_one(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 0)
+    writer.place(1, 1, 2)
+    writer.at(Activity.REDUCING)
+    before = page.read(0, ME)
+    writer.place(1, 2, 2)
+    assert page.read(0, ME) == before
+
+
+def test_another_process_sees_it_without_asking(page: ProgressPage) -> None:
+    code = (
+        "import sys; from holdfast.control.link.progress_page import ProgressWriter\n"
+        "from holdfast.protocol.messages.progress import Activity\n"
+        "writer = ProgressWriter(sys.argv[1], 2); writer.place(5, 9, 3); writer.at(Activity.VOTED)\n"
+        "print(__import__('os').getpid())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, page.path], capture_output=True, text=True, check=True)
+    reading = page.read(2, int(done.stdout))
+    assert reading is not None
+    assert (reading.step, reading.activity) == (9, Activity.VOTED)
+
+
+def test_what_an_earlier_process_has_left_is_not_this_one_s(page: ProgressPage) -> None:
+    ProgressWriter(page.path, 0).at(Activity.COMPUTE, 1)
+    assert page.read(0, ME + 1) is None
+    assert page.account(0, ME + 1) is None
+
+
+def test_a_wait_lasts_until_it_has_ended(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 0)
+    writer.wait("all_to_all", 4, 4096)
+    reading = page.read(0, ME)
+    assert reading is not None
+    assert reading.waits_since is not None
+    assert reading.looked == reading.waits_since
+    writer.look()
+    later = page.read(0, ME)
+    assert later is not None
+    assert later.looked > reading.looked
+    writer.go_on()
+    over = page.read(0, ME)
+    assert over is not None
+    assert over.waits_since is None
+
+
+def test_the_newest_four_waits_are_kept_oldest_first(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 0)
+    for number in range(6):
+        writer.wait(f"operation {number}", 4, number)
+        if number < 5:
+            writer.go_on()
+    account = page.account(0, ME)
+    assert account is not None
+    assert [(wait.what, wait.bytes) for wait in account.waits] == [(f"operation {n}", n) for n in (2, 3, 4, 5)]
+    assert [wait.until is None for wait in account.waits] == [False, False, False, True]
+
+
+def test_totals_count_what_has_ended_and_how_long_it_took(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 0)
+    for micro_batch in range(3):
+        writer.at(Activity.COMPUTE, micro_batch)
+    account = page.account(0, ME)
+    assert account is not None
+    total = account.totals[Activity.COMPUTE]
+    assert total.count == 2
+    assert 0.0 < total.longest_s <= total.sum_s
+    assert Activity.REDUCING not in account.totals
+
+
+def test_a_reason_is_cut_where_it_is_long(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 0)
+    writer.pause("evaluation of " + "a" * 200)
+    account = page.account(0, ME)
+    assert account is not None
+    assert account.reason == "evaluation of " + "a" * 50
+    assert writer.now == (Activity.PAUSED, -1)
+
+
+def test_a_store_that_is_under_way_reads_as_nothing(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 0)
+    with memory_of(page) as memory:
+        struct.pack_into("<Q", memory, 0, 99)
+        assert page.read(0, ME) is None
+        writer.at(Activity.COMPUTE)
+        assert page.read(0, ME) is not None
+
+
+@pytest.mark.parametrize("offset", [24, 56, 64])
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf")])
+def test_times_that_are_none_read_as_nothing(page: ProgressPage, offset: int, nonsense: float) -> None:
+    ProgressWriter(page.path, 0)
+    with memory_of(page) as memory:
+        struct.pack_into("<d", memory, offset, nonsense)
+    assert page.read(0, ME) is None
+
+
+def test_whatever_lies_in_a_slot_can_be_read(page: ProgressPage) -> None:
+    with memory_of(page) as memory:
+        for fill in (b"\xff", b"\x01", b"\x7f"):
+            memory[:SLOT_BYTES] = fill * SLOT_BYTES
+            pid = struct.unpack_from("<I", memory, 32)[0]
+            page.read(0, pid)
+            assert page.account(0, pid) is not None
+
+
+def test_there_is_no_room_beyond_the_last_worker(page: ProgressPage) -> None:
+    with pytest.raises(OSError, match="no room for worker 3"):
+        ProgressWriter(page.path, 3)
+
+
+def test_nothing_is_left_once_the_agent_is_gone(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 0)
+    other = ProgressPage(1)
+    path = other.path
+    other.close()
+    with pytest.raises(OSError, match="No such file"):
+        ProgressWriter(path, 0)
+    writer.at(Activity.COMPUTE)  # who has opened its own keeps it

@@ -1,0 +1,119 @@
+"""An agent's watch: who is late is told, again where it lasts, and never for time in which the agent did not run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
+from holdfast.coordination.lateness.watch import AGAIN, LEARN_S, STALLED_S, LateWatch
+from holdfast.protocol.messages.progress import Activity, Late
+
+ME = "a/0/a"
+COMPUTING = Reading(generation=1, step=5, activity=Activity.COMPUTE, micro_batch=2, since=100.0, world=4)
+#: three times a tenth of a second, and the floor
+LIMIT_S = 0.5
+
+
+def made(activity: Activity = Activity.COMPUTE) -> LateWatch:
+    """Return a watch that knows what the activity takes: a tenth of a second."""
+    watch = LateWatch()
+    watch.learn(0.0, {ME: COMPUTING}, {ME: ProgressAccount()})
+    watch.learn(1.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={activity: Total(10, 1.0, 0.1)})})
+    return watch
+
+
+def look_until(watch: LateWatch, reading: Reading, start: float, end: float) -> list[tuple[float, Late]]:
+    """Look as often as the watch wants to; return what is told, and when."""
+    told: list[tuple[float, Late]] = []
+    now = start
+    while now < end:
+        told += [(now, late) for late in watch.look(now, {ME: reading})]
+        now += watch.look_s
+    return told
+
+
+def test_nobody_is_late_while_nothing_is_known() -> None:
+    assert look_until(LateWatch(), COMPUTING, 100.0, 200.0) == []
+
+
+def test_who_is_late_is_told_within_a_look() -> None:
+    (at, late), *_ = look_until(made(), COMPUTING, 100.03, 102.0)
+    assert 100.0 + LIMIT_S < at < 100.0 + LIMIT_S + 0.03
+    assert (late.worker, late.generation, late.step, late.micro_batch) == (ME, 1, 5, 2)
+    assert (late.activity, late.stalled) == (Activity.COMPUTE, False)
+    assert abs(late.limit_s - LIMIT_S) < 1e-6
+
+
+def test_it_is_told_again_where_it_lasts_ever_more_seldom() -> None:
+    times = [late.for_s / LIMIT_S for _, late in look_until(made(), COMPUTING, 100.0, 110.0)]
+    assert len(times) > 3
+    assert all(after >= AGAIN * before * 0.99 for before, after in pairwise(times))
+
+
+def test_another_activity_begins_anew() -> None:
+    watch = made()
+    assert len(look_until(watch, COMPUTING, 100.0, 100.6)) == 1
+    following = replace(COMPUTING, micro_batch=3, since=100.6)
+    assert look_until(watch, following, 100.6, 101.0) == []
+    assert len(look_until(watch, following, 101.0, 101.2)) == 1
+
+
+def test_time_in_which_the_agent_did_not_run_counts_against_nobody() -> None:
+    watch = made()
+    watch.look(100.01, {ME: COMPUTING})
+    assert watch.look(130.0, {ME: COMPUTING}) == []  # (all of the machine stood still, perhaps)
+    assert look_until(watch, COMPUTING, 130.02, 130.4) == []
+    assert len(look_until(watch, COMPUTING, 130.4, 130.6)) == 1
+
+
+def test_who_waits_in_a_collective_is_not_late_while_it_looks() -> None:
+    watch = made()
+    for tenth in range(100):
+        now = 100.0 + tenth / 10
+        assert watch.look(now, {ME: replace(COMPUTING, waits_since=100.0, looked=now - 0.01)}) == []
+
+
+def test_who_waits_and_does_not_look_has_stalled() -> None:
+    (at, late), *_ = look_until(made(), replace(COMPUTING, waits_since=100.0, looked=100.1), 100.1, 101.0)
+    assert late.stalled
+    assert 100.1 + STALLED_S < at < 100.1 + STALLED_S + 0.03
+
+
+def test_a_page_that_says_nonsense_harms_nobody() -> None:
+    watch = made()
+    for reading in (replace(COMPUTING, since=1e300), replace(COMPUTING, since=-1e300, activity=Activity.MOVING)):
+        assert watch.look(100.0, {ME: reading}) == []
+    watch.learn(2.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(5, -1.0, 0.1)})})
+    watch.learn(3.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(1, 1e300, 0.1)})})
+    assert abs((watch.times.limit_s(Activity.COMPUTE, 4) or 0.0) - LIMIT_S) < 0.2
+
+
+def test_a_process_that_follows_another_counts_from_its_own_beginning() -> None:
+    watch = made()
+    watch.learn(2.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(2, 0.2, 0.1)})})
+    watch.learn(3.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(4, 0.4, 0.1)})})
+    assert abs((watch.times.mean_s(Activity.COMPUTE, 4) or 0.0) - 0.1) < 1e-9
+
+
+def test_what_ended_while_the_world_changed_counts_for_none() -> None:
+    watch = made()
+    smaller = {ME: replace(COMPUTING, world=3)}
+    watch.learn(2.0, smaller, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(20, 9.0, 5.0)})})
+    assert watch.times.mean_s(Activity.COMPUTE, 3) is None
+    watch.learn(3.0, smaller, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(25, 9.5, 5.0)})})
+    assert abs((watch.times.mean_s(Activity.COMPUTE, 3) or 0.0) - 0.1) < 1e-9
+
+
+def test_it_looks_seldom_where_nothing_is_due() -> None:
+    watch = LateWatch()
+    watch.learn(0.0, {ME: COMPUTING}, {ME: ProgressAccount()})
+    watch.learn(1.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(10, 300.0, 31.0)})})
+    watch.look(100.0, {ME: COMPUTING})
+    assert watch.look_s == 1.0
+
+
+def test_it_learns_now_and_then() -> None:
+    watch = made()
+    assert not watch.learns(1.0 + LEARN_S / 2)
+    assert watch.learns(1.0 + LEARN_S)
