@@ -33,6 +33,7 @@ from torch.nn import functional as F
 from holdfast.planning import Interval
 from holdfast.planning.arrays import IntArray
 from holdfast.runtime.groups.communicator import LocalCommunicator
+from holdfast.runtime.moe.experts.stack import StackedExperts
 from holdfast.runtime.moe.holding.hosts import everywhere
 from holdfast.runtime.moe.kernels.choose import triton_is_there
 from holdfast.runtime.moe.kernels.interface import Question, TokenKernels
@@ -156,29 +157,34 @@ def bench_plan(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def choose(layer: MoE, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    choice = layer.gate(tokens)
+    choice = layer.gate(layer.router(tokens))
     return choice.experts, choice.weights
+
+
+def weights_of(layer: MoE) -> StackedExperts:
+    assert isinstance(layer.experts, StackedExperts)
+    return layer.experts
 
 
 def plain_loop(layer: MoE, tokens: torch.Tensor) -> torch.Tensor:
     """One expert after the other, as plainly as possible."""
-    experts, weights = choose(layer, tokens)
+    (experts, weights), stack = choose(layer, tokens), weights_of(layer)
     out = torch.zeros_like(tokens, dtype=weights.dtype)
-    for expert in range(layer.experts.experts):
+    for expert in range(stack.experts):
         token, place = torch.where(experts == expert)
-        hidden = layer.experts.activation(tokens[token] @ layer.experts.w1[expert])
-        out = out.index_add(0, token, (hidden @ layer.experts.w2[expert]) * weights[token, place, None])
+        hidden = stack.between(tokens[token] @ stack.w1[expert])
+        out = out.index_add(0, token, (hidden @ stack.w2[expert]) * weights[token, place, None])
     return out.to(tokens.dtype)
 
 
 def torch_permutation(layer: MoE, tokens: torch.Tensor) -> torch.Tensor:
     """`grouped_mm` between torch's own sort, index and index_add."""
-    experts, weights = choose(layer, tokens)
+    (experts, weights), stack = choose(layer, tokens), weights_of(layer)
     flat = experts.reshape(-1)
     order = flat.argsort(stable=True)
-    ends = torch.bincount(flat, minlength=layer.experts.experts).cumsum(0).to(torch.int32)
-    hidden = layer.experts.activation(F.grouped_mm(tokens[order // layer.top_k], layer.experts.w1, offs=ends))
-    done = F.grouped_mm(hidden, layer.experts.w2, offs=ends) * weights.reshape(-1)[order, None]
+    ends = torch.bincount(flat, minlength=stack.experts).cumsum(0).to(torch.int32)
+    hidden = stack.between(F.grouped_mm(tokens[order // layer.top_k], stack.w1, offs=ends))
+    done = F.grouped_mm(hidden, stack.w2, offs=ends) * weights.reshape(-1)[order, None]
     out = torch.zeros_like(tokens, dtype=weights.dtype)
     return out.index_add(0, order // layer.top_k, done).to(tokens.dtype)
 

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 import holdfast
-from holdfast.runtime.moe.layer.moe_layer import moe_layers
-from holdfast.runtime.moe.layer.routing import RecordedRouting
+from holdfast.runtime.moe.gates.routing import RecordedRouting
+from holdfast.runtime.moe.layer.expert_layer import moe_layers
+from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.tensors import seed_all
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
@@ -60,6 +61,7 @@ def record(model: MoEGPT, dataset: Bytes, file: Path) -> None:
     chosen: dict[str, list[torch.Tensor]] = {}
     for layer, moe in enumerate(moe_layers(model)):
         rows = chosen.setdefault(f"layer{layer}", [])
+        assert isinstance(moe, MoE)
         moe.gate.register_forward_hook(_recorder(rows))
     with torch.no_grad():
         for sample in range(min(RECORDED_SAMPLES, len(dataset))):
@@ -76,6 +78,7 @@ def route(model: MoEGPT, file: Path) -> None:
     """Let each layer follow its record."""
     with np.load(file) as recorded:
         for layer, moe in enumerate(moe_layers(model)):
+            assert isinstance(moe, MoE)
             moe.routing = RecordedRouting(recorded[f"layer{layer}"], seed=layer)
 
 

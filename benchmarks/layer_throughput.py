@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from holdfast.planning import Plan, as_slots, make_plan, strategy_named
+from holdfast.runtime.moe.experts.emulation import Emulation
+from holdfast.runtime.moe.gates.routing_trace import RoutingTrace
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.hosts import Placement, from_counts
 from holdfast.runtime.moe.holding.shards import ExpertShards
-from holdfast.runtime.moe.layer.emulation import Emulation
 from holdfast.runtime.moe.layer.moe_layer import MoE
-from holdfast.runtime.moe.layer.routing_trace import RoutingTrace
 from holdfast.testing.local_world import Seat, run_world
 
 RANKS, EXPERTS, DIM, HIDDEN = 4, 8, 32, 32

@@ -35,7 +35,8 @@ from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.hosts import Placement, from_counts
 from holdfast.runtime.moe.holding.shards import ExpertShards
-from holdfast.runtime.moe.layer.moe_layer import MoE, expert_parameters, moe_layers
+from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
+from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.tensors import apply, integers, seed_all
 from holdfast.testing.local_world import Seat, run_world
 
@@ -71,9 +72,8 @@ class PlainMoE(nn.Module):
         whole = MoE(dim, hidden, EXPERTS, TOP_K, seed=0, layer=layer)
         self.local = EXPERTS // dist.get_world_size()
         mine = slice(dist.get_rank() * self.local, (dist.get_rank() + 1) * self.local)
-        self.gate = nn.Parameter(whole.gate.weight.detach().clone())
-        self.w1 = nn.Parameter(whole.experts.w1.detach()[mine].clone())
-        self.w2 = nn.Parameter(whole.experts.w2.detach()[mine].clone())
+        self.gate = nn.Parameter(whole.router.weight.detach().clone())
+        self.w1, self.w2 = (nn.Parameter(w.detach()[mine].clone()) for w in whole.experts.weights().values())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.reshape(-1, x.shape[-1])

@@ -45,7 +45,7 @@ from holdfast.protocol.events import (
     RolledBack,
     StepCommitted,
 )
-from holdfast.runtime.moe.layer.emulation import BACKWARD_FACTOR
+from holdfast.runtime.moe.experts.emulation import BACKWARD_FACTOR
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import holdfast
-from holdfast.runtime.moe.layer.routing_trace import RoutingTrace, TraceRouting
+from holdfast.runtime.moe.gates.routing_trace import RoutingTrace, TraceRouting
 
 # B batch, T context length, D width, H heads
 

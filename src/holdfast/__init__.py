@@ -7,26 +7,37 @@ from typing import TYPE_CHECKING
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError, StepUseError, UnreachableError
 
 if TYPE_CHECKING:
+    from holdfast.runtime.moe.experts.stack import StackedExperts
+    from holdfast.runtime.moe.gates.gate import Choice, TopKGate
+    from holdfast.runtime.moe.layer.expert_layer import ElasticExperts
     from holdfast.runtime.moe.layer.moe_layer import MoE
     from holdfast.runtime.session.job import Job, init
     from holdfast.runtime.session.step import Step
 
 __all__ = [
     "BadInputError",
+    "Choice",
+    "ElasticExperts",
     "HoldfastError",
     "Job",
     "JobFailedError",
     "MoE",
+    "StackedExperts",
     "Step",
     "StepUseError",
+    "TopKGate",
     "UnreachableError",
     "init",
 ]
 
 _HOMES = {
+    "Choice": "holdfast.runtime.moe.gates.gate",
+    "ElasticExperts": "holdfast.runtime.moe.layer.expert_layer",
     "Job": "holdfast.runtime.session.job",
     "MoE": "holdfast.runtime.moe.layer.moe_layer",
+    "StackedExperts": "holdfast.runtime.moe.experts.stack",
     "Step": "holdfast.runtime.session.step",
+    "TopKGate": "holdfast.runtime.moe.gates.gate",
     "init": "holdfast.runtime.session.job",
 }
 

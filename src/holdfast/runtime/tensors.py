@@ -6,6 +6,7 @@ Axes: N rows, K columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -90,3 +91,15 @@ def seed_all(seed: int) -> None:
     """Seed torch's global generators, of all devices."""
     untyped: Any = torch
     untyped.manual_seed(seed)
+
+
+def fork_randomness() -> AbstractContextManager[None]:
+    """Return what gives torch's global generators back their states when it is left."""
+    untyped: Any = torch.random
+    return untyped.fork_rng()
+
+
+def call_with(module: torch.nn.Module, parameters: dict[str, torch.Tensor], *arguments: object) -> object:
+    """Return what a module makes of its arguments with other parameters in the place of its own, by name."""
+    untyped: Any = torch.func
+    return untyped.functional_call(module, parameters, arguments)

@@ -11,7 +11,7 @@ import torch
 from averaging import Averaging
 
 import holdfast
-from holdfast.runtime.moe.layer.routing import RecordedRouting, routing_from_loads
+from holdfast.runtime.moe.gates.routing import RecordedRouting, routing_from_loads
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
@@ -40,15 +40,17 @@ def routing(top_k: int) -> RecordedRouting | None:
 
 
 class Tiny(torch.nn.Module):
-    """Dense, MoE, MoE, dense."""
+    """Dense, MoE balanced by a bias, MoE balanced by a loss, dense."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = torch.nn.Linear(DIM, DIM), torch.nn.Linear(DIM, 1)
-        self.moes = torch.nn.ModuleList(
-            holdfast.MoE(DIM, 2 * DIM, args.experts, top_k, aux_loss=0.01, seed=5, layer=layer, routing=routing(top_k))
-            for layer, top_k in enumerate((2, 1))
-        )
+        sizes = (DIM, 2 * DIM, args.experts)
+        gate = holdfast.TopKGate(args.experts, 2, score="sigmoid", bias_rate=0.01)
+        shared = torch.nn.Linear(DIM, DIM)
+        gated = holdfast.MoE(*sizes, 2, gated=True, gate=gate, shared=shared, jitter=0.02, seed=5, routing=routing(2))
+        plain = holdfast.MoE(*sizes, 1, aux_loss=0.01, seed=5, layer=1, routing=routing(1))
+        self.moes = torch.nn.ModuleList((gated, plain))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.first(x))

@@ -1,8 +1,8 @@
-"""A small model with MoE layers, random placements, and what a single process computes from the same micro-batches."""
+"""Small models with MoE layers, random placements, and what a single process computes from the same micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.moe.gates.gate import TopKGate
 from holdfast.runtime.moe.holding.binding import bind_layers
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.hosts import Placement
 from holdfast.runtime.moe.holding.shards import ExpertShards
-from holdfast.runtime.moe.layer.moe_layer import MoE, moe_layers, serve_round
+from holdfast.runtime.moe.layer.expert_layer import moe_layers, serve_round
+from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.moe.layer.rounds import StepState
 
 # The first optimizer imports seconds' worth of torch: once here, before forking, not in every process.
@@ -32,13 +34,37 @@ class SmallModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.dense = nn.Linear(DIM, DIM)
-        self.blocks = nn.ModuleList(MoE(DIM, HIDDEN, experts, k, aux_loss=0.01) for experts, k in LAYERS)
+        self.blocks = nn.ModuleList(self.layers())
+
+    def layers(self) -> Iterable[MoE]:
+        """Make both layers."""
+        return (MoE(DIM, HIDDEN, experts, k, aux_loss=0.01) for experts, k in LAYERS)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.dense(x))
         for block in self.blocks:
             x = x + block(x)
         return x
+
+
+class RichModel(SmallModel):
+    """The same with all that a layer can have: other experts and gates, noise, capacity, shared experts."""
+
+    def layers(self) -> Iterable[MoE]:
+        """Make both layers."""
+        (first, k), (second, _) = LAYERS
+        gate = TopKGate(
+            first, k, score="sigmoid", scale=1.5, groups=3, groups_kept=2, aux_loss=0.01, z_loss=0.001, bias_rate=0.01
+        )
+        yield MoE(DIM, HIDDEN, first, k, gated=True, gate=gate, jitter=0.1, shared=nn.Linear(DIM, DIM))
+        factory = lambda dim, hidden: nn.Sequential(nn.Linear(dim, hidden), nn.Tanh(), nn.Linear(hidden, dim))  # noqa: E731
+        yield MoE(DIM, HIDDEN, second, 1, expert=factory, capacity_factor=1.0, gate=TopKGate(second, 1, bias_rate=0.01))
+
+
+def rich_model(dtype: torch.dtype = torch.float64) -> RichModel:
+    """Return the same model every time."""
+    torch.manual_seed(7)
+    return RichModel().to(dtype)
 
 
 def small_model(dtype: torch.dtype = torch.float64) -> SmallModel:

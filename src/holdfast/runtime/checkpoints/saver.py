@@ -343,7 +343,7 @@ def load_experts(directory: Path, name: str, experts: JobExperts, wanted: Sequen
         raise DamagedCheckpointError(f"{name}/{EXPERTS} cannot be read: {error}") from None
     if [layer.weights for layer in specs] != [layer.weights for layer in experts.specs()]:
         raise BadInputError(f"checkpoint {path} is not of this model: its MoE layers have other experts")
-    rows = empty_rows(specs, wanted, experts.layers[0].experts.w1.device)
+    rows = empty_rows(specs, wanted, experts.layers[0].experts.device)
     targets = {row_name(layer, *key): tensor for layer, row in enumerate(rows) for key, tensor in row.items()}
     load_tensors(path, targets)
     experts.adopt(wanted, specs, rows)

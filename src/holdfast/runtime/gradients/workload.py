@@ -18,9 +18,10 @@ from holdfast.runtime.gradients.loss_scale import LossScale
 from holdfast.runtime.gradients.reduction import GradientBuckets, Reduced, reduce_gradients
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.moe.holding.binding import dense_parameters
+from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.job_experts import JobExperts
-from holdfast.runtime.moe.layer.moe_layer import expert_parameters
+from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.state.state import TrainingState
 
 
@@ -179,9 +180,10 @@ class Workload:
                     )
 
     @property
-    def _gradients(self) -> Sequence[GradientBuckets | ExpertGradients]:
-        """All gradients of the job, by kind; the experts' are others in each generation."""
-        return (self.buckets,) if self.experts is None else (self.buckets, self.experts.gradients)
+    def _gradients(self) -> Sequence[GradientBuckets | ExpertGradients | RoutingChoices]:
+        """All that is reduced, by kind; what belongs to experts are other objects in each generation."""
+        experts = self.experts
+        return (self.buckets,) if experts is None else (self.buckets, experts.gradients, experts.choices)
 
 
 def _advance(scheduler: LRScheduler) -> None:

@@ -28,9 +28,9 @@ from holdfast.runtime.data.sampling import MicroBatchLoader
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.moe.experts.emulation import Emulation
 from holdfast.runtime.moe.holding.job_experts import experts_of
-from holdfast.runtime.moe.layer.emulation import Emulation
-from holdfast.runtime.moe.layer.moe_layer import expert_parameters, moe_layers
+from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
@@ -125,7 +125,7 @@ class Job:
             collate=collate,
         )
         self._emulate(model)
-        experts = experts_of(model, optimizer)
+        experts = experts_of(model, optimizer, seed=seed)
         loss_scale = LossScale(scaler, model.parameters(), self.device)
         state = TrainingState(model, optimizer, with_scaler(extra, scaler), apart=expert_parameters(model))
         workload = Workload(

@@ -17,7 +17,7 @@ from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.hosts import Placement, everywhere
 from holdfast.runtime.moe.holding.migrate import CorruptExpertError, LostExpertsError, plan_moves, stage
 from holdfast.runtime.moe.holding.shards import ExpertShards
-from holdfast.runtime.moe.layer.moe_layer import expert_parameters, moe_layers
+from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.testing.local_world import Seat, run_world
 
 MICRO_BATCHES = 4

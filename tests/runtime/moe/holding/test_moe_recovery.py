@@ -22,7 +22,7 @@ from holdfast.runtime.moe.holding.hosts import Placement
 from holdfast.runtime.moe.holding.migrate import plan_moves, stage
 from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.holding.verify import ReplicasDifferError, verify_replicas
-from holdfast.runtime.moe.layer.moe_layer import moe_layers
+from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from holdfast.testing.local_world import LocalWorld, Seat, run_world
 
 MICRO_BATCHES = 6

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from holdfast.runtime.moe.holding.saving import hosted_pairs, named_rows, savers
 from holdfast.runtime.moe.holding.shards import ExpertShards
-from holdfast.runtime.moe.layer.moe_layer import moe_layers
+from holdfast.runtime.moe.layer.expert_layer import moe_layers
 
 
 def trained() -> tuple[Any, ExpertShards]:

@@ -17,8 +17,11 @@ from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.errors import BadInputError
 from holdfast.protocol.plan import DecisionKind, ExpertPlan
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator
+from holdfast.runtime.moe.gates.gate import TopKGate
+from holdfast.runtime.moe.gates.routing import RecordedRouting
 from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
-from holdfast.runtime.moe.layer.moe_layer import MoE, expert_parameters
+from holdfast.runtime.moe.layer.expert_layer import expert_parameters
+from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.session.job import Job
 from holdfast.runtime.state.hashing import state_hash
 from holdfast.runtime.state.state import TrainingState
@@ -264,3 +267,33 @@ def test_loads_are_those_of_about_the_window(window: int, report_every: int) -> 
         step(3)
     # All of the last window weighs more than what came before it, and not all there is.
     assert 0.8 < (experts.loads.sum() - before) / (2 * before) < 0.95
+
+
+def test_a_bias_moves_by_the_choices_of_the_attempt_that_passed() -> None:
+    gate = TopKGate(EXPERTS, 1, bias_rate=0.5)
+    layer = MoE(4, 8, EXPERTS, 1, gate=gate, routing=RecordedRouting([[0], [0], [0], [1], [2]]))
+    experts = experts_of(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    assert experts is not None
+    assert gate.bias is not None
+
+    def forward(micro_batch: int, tokens: int) -> torch.Tensor:
+        experts.state.begin(1, micro_batch)
+        return layer(torch.ones(tokens, 4)).sum()
+
+    experts.begin()
+    forward(0, 5).backward()
+    experts.computed()
+    experts.begin()  # the attempt was left
+    with torch.no_grad():
+        forward(1, 50)  # looking at something counts for nothing
+    for micro_batch in range(2):
+        forward(micro_batch, 5).backward()
+        experts.computed()
+    forward(2, 50)  # nor does what has no backward
+    for _ in range(2):
+        experts.choices.reduce_scatter(LocalCommunicator(), 1.0)
+    assert not gate.bias.any(), "only apply moves it"
+    experts.choices.use_reduced()
+    assert gate.bias.tolist() == [-0.5, 0.5, 0.5, 0.5]
+    experts.choices.use_reduced()
+    assert gate.bias.tolist() == [-0.5, 0.5, 0.5, 0.5], "once a step"

@@ -1,21 +1,17 @@
-"""The pure parts: who sends which row where, who sums and who saves what, fixed routing, the gate."""
+"""The pure parts: who sends which row where, who sums and who saves what."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_cases import EXPERTS, random_placement
 
-from holdfast.errors import BadInputError
 from holdfast.runtime.moe.holding.hosts import Placement, replicas_of
 from holdfast.runtime.moe.holding.saving import savers
 from holdfast.runtime.moe.holding.shares import families
 from holdfast.runtime.moe.kernels.dispatch import inverse
-from holdfast.runtime.moe.layer.gate import Gate
-from holdfast.runtime.moe.layer.routing import RecordedRouting, routing_from_loads
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=60)
 
@@ -69,74 +65,3 @@ def test_a_placement_without_an_expert_is_refused() -> None:
         replicas_of([[0], [2]], 3)
     with pytest.raises(ValueError, match=r"outside 0\.\.1"):
         replicas_of([[0, 1], [2]], 2)
-
-
-def test_recorded_routing_depends_on_step_micro_batch_and_position_only() -> None:
-    table = [[row % 5, (row + 1) % 5] for row in range(50)]
-    routing = RecordedRouting(table, seed=3)
-    first = routing.assign(4, 2, 70)
-    assert first.shape == (70, 2)
-    assert torch.equal(first, routing.assign(4, 2, 70))
-    assert torch.equal(first[:20], routing.assign(4, 2, 20))
-    assert torch.equal(first[:20], first[50:])
-    assert any(not torch.equal(first, routing.assign(4, other, 70)) for other in (0, 1, 3, 4))
-
-
-@pytest.mark.parametrize("table", [[[0, 0]], [[-1, 0]], [0, 1], [[0.5, 1.0]], []])
-def test_recorded_routing_refuses_what_is_no_routing(table: list) -> None:  # type: ignore[type-arg]
-    with pytest.raises(BadInputError, match="recorded routing"):
-        RecordedRouting(table)
-
-
-def test_routing_from_loads_follows_the_loads() -> None:
-    loads = np.array([500.0, 100.0, 0.0, 400.0])
-    ids = routing_from_loads(loads, 1, rows=8000, seed=1).assign(1, 0, 8000)
-    shares = torch.bincount(ids.reshape(-1), minlength=4).numpy() / 8000
-    # Binomial: five standard deviations of 8000 draws are 0.028 at most.
-    assert np.abs(shares - loads / 1000).max() < 0.028
-    assert shares[2] == 0.0
-    pairs = routing_from_loads(loads, 2, seed=1).assign(1, 0, 100)
-    assert (pairs[:, 0] != pairs[:, 1]).all()
-
-
-@pytest.mark.parametrize("loads", [[1.0], [1.0, -1.0], [1.0, float("nan")], [[1.0, 2.0]]])
-def test_routing_from_loads_refuses_bad_loads(loads: list) -> None:  # type: ignore[type-arg]
-    with pytest.raises(BadInputError, match="loads"):
-        routing_from_loads(loads, 2)
-
-
-def gate(top_k: int, aux_loss: float = 0.0) -> Gate:
-    return Gate(8, 4, top_k, aux_loss, torch.Generator().manual_seed(0))
-
-
-def test_gate_weights_are_normalised_but_for_one_expert_per_token() -> None:
-    tokens = torch.randn(16, 8)
-    two = gate(2)(tokens)
-    assert torch.allclose(two.weights.sum(1), torch.ones(16))
-    one = gate(1)(tokens)
-    assert torch.allclose(one.weights[:, 0], (tokens @ gate(1).weight.T).softmax(1).max(1).values)
-    one.weights.sum().backward()
-
-
-def test_a_fixed_choice_keeps_the_gates_weights() -> None:
-    tokens, module = torch.randn(6, 8), gate(2)
-    chosen = torch.tensor([[3, 1]] * 6)
-    choice = module(tokens, chosen)
-    probabilities = (tokens @ module.weight.T).softmax(1)[:, [3, 1]]
-    assert torch.equal(choice.experts, chosen)
-    assert torch.allclose(choice.weights, probabilities / probabilities.sum(1, keepdim=True))
-
-
-def test_the_balancing_loss_is_least_for_an_even_load() -> None:
-    tokens = torch.randn(400, 8)
-    module = gate(1, aux_loss=0.5)
-    with torch.no_grad():
-        module.weight.zero_()
-    even = torch.arange(400).reshape(-1, 1) % 4
-    # Even probabilities: E x sum(1/E x share) = 1, whatever the shares.
-    assert module(tokens, even).aux_loss.item() == pytest.approx(0.5)
-    with torch.no_grad():
-        module.weight[2] += 50 * tokens[0]
-    skewed = module(tokens[:1], torch.tensor([[2]])).aux_loss
-    assert skewed.item() == pytest.approx(2.0)
-    assert gate(1)(tokens).aux_loss.item() == 0.0

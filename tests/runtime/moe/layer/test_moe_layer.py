@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from moe_cases import EXPERTS, LAYERS, batch, bound, loss_of, settle, small_model
+from torch import nn
 from torch.nn import functional as F
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator, Pending
+from holdfast.runtime.moe.experts.stack import drawn_experts
+from holdfast.runtime.moe.gates.gate import Choice, TopKGate
+from holdfast.runtime.moe.gates.routing import RecordedRouting
 from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
 from holdfast.runtime.moe.holding.hosts import everywhere
 from holdfast.runtime.moe.holding.shards import ExpertShards
-from holdfast.runtime.moe.layer.moe_layer import MoE, expert_parameters, moe_layers, serve_round
-from holdfast.runtime.moe.layer.routing import RecordedRouting
+from holdfast.runtime.moe.layer.expert_layer import ElasticExperts, expert_parameters, moe_layers, serve_round
+from holdfast.runtime.moe.layer.moe_layer import MoE
 
 
 def plainly(layer: MoE, tokens_TD: torch.Tensor) -> torch.Tensor:
     """Compute the layer token by token."""
-    probabilities = (tokens_TD @ layer.gate.weight.T).softmax(-1)
+    probabilities = (tokens_TD @ layer.router.weight.T).softmax(-1)
     out = []
     for token, row in zip(tokens_TD, probabilities, strict=True):
         chosen = row.topk(layer.top_k).indices
@@ -69,6 +74,108 @@ def test_experts_are_a_pure_function_of_seed_layer_and_number() -> None:
 def test_impossible_sizes_are_refused(sizes: tuple[int, int, int, int]) -> None:
     with pytest.raises(BadInputError, match="MoE"):
         MoE(*sizes)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"capacity_factor": 0.0}, "capacity_factor is 0.0: it must be above 0"),
+        ({"capacity_factor": float("nan")}, "capacity_factor is nan"),
+        ({"gate": TopKGate(4, 2), "aux_loss": 0.1}, "aux_loss=0.1 is the default gate's"),
+        ({"expert": nn.Linear, "gated": True}, "leave them out, or expert"),
+        ({"dispatch": "anyhow"}, "anyhow"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInputError, match=told):
+        MoE(8, 16, 4, **options)
+
+
+class OwnGate(nn.Module):
+    """Takes what the logits are least of, with a weight that can be learned."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.experts = experts
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, logits: torch.Tensor) -> Choice:
+        chosen = logits.argmin(1, keepdim=True)
+        return Choice(
+            experts=chosen + self.experts, weights=self.weight.expand(len(logits), 1), aux_loss=logits.new_zeros(())
+        )
+
+
+def test_any_gate_can_choose() -> None:
+    layer = MoE(8, 16, 4, 1, gate=OwnGate(0), shared=nn.Linear(8, 8), seed=1)
+    tokens = torch.randn(3, 8)
+    wanted = []
+    for token in tokens:
+        expert = int((layer.router.weight @ token).argmin())
+        routed = F.gelu(token @ layer.experts.w1[expert]) @ layer.experts.w2[expert]
+        wanted.append(routed + layer.shared(token))  # type: ignore[misc]
+    out = layer(tokens)
+    assert torch.allclose(out, torch.stack(wanted), atol=1e-6)
+    out.sum().backward()
+    assert layer.gate.weight.grad is not None
+
+
+def test_a_gate_that_chooses_what_is_not_there_is_refused() -> None:
+    with pytest.raises(BadInputError, match="the gate OwnGate chose expert"):
+        MoE(8, 16, 4, 1, gate=OwnGate(4), seed=1)(torch.randn(3, 8))
+    with pytest.raises(BadInputError, match=r"experts \(3, 1\)"):
+        MoE(8, 16, 4, 2, gate=OwnGate(0), seed=1)(torch.randn(3, 8))
+
+
+def test_elastic_experts_do_what_a_router_of_the_models_own_says() -> None:
+    stack = drawn_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0)
+    experts, tokens = ElasticExperts(stack), torch.randn(2, 8)
+    out = experts(tokens, torch.tensor([[3, 0], [1, 2]]), torch.tensor([[0.5, 0.25], [1.0, 2.0]]))
+    parts = F.gelu(tokens @ stack.w1) @ stack.w2  # (experts, tokens, dim)
+    assert torch.allclose(out[0], 0.5 * parts[3, 0] + 0.25 * parts[0, 0], atol=1e-6)
+    assert torch.allclose(out[1], parts[1, 1] + 2.0 * parts[2, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chosen", "weights"),
+    [((2, 7), (2, 1), (2, 1)), ((2, 8), (3, 1), (3, 1)), ((2, 8), (2, 1), (2, 2)), ((1, 2, 8), (1, 2, 1), (1, 2, 1))],
+)
+def test_elastic_experts_refuse_other_shapes(
+    tokens: tuple[int, ...], chosen: tuple[int, ...], weights: tuple[int, ...]
+) -> None:
+    experts = ElasticExperts(drawn_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0))
+    with pytest.raises(BadInputError, match=r"they must be \(T, 8\), \(T, K\) and \(T, K\)"):
+        experts(torch.ones(tokens), torch.zeros(chosen, dtype=torch.int64), torch.ones(weights))
+
+
+def test_elastic_experts_refuse_a_choice_of_none_of_them() -> None:
+    experts = ElasticExperts(drawn_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0))
+    with pytest.raises(BadInputError, match="chose expert 4: there are 4 experts, 0 to 3"):
+        experts(torch.ones(1, 8), torch.tensor([[4]]), torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 2.0])
+def test_a_capacity_lets_first_choices_and_earlier_tokens_in(factor: float) -> None:
+    layer = MoE(8, 16, 5, 2, seed=1, capacity_factor=factor).double()
+    tokens = torch.randn(20, 8, dtype=torch.float64, requires_grad=True)
+    choice = layer.gate(layer.router(tokens))
+    room, taken, wanted = math.ceil(factor * 40 / 5), [0] * 5, torch.zeros(20, 8, dtype=torch.float64)
+    for rank in range(2):
+        for token in range(20):
+            expert = int(choice.experts[token, rank])
+            taken[expert] += 1
+            if taken[expert] <= room:
+                part = F.gelu(tokens[token] @ layer.experts.w1[expert]) @ layer.experts.w2[expert]
+                wanted = wanted.index_add(0, torch.tensor([token]), (choice.weights[token, rank] * part).unsqueeze(0))
+    got = layer(tokens)
+    assert (got - wanted).abs().max() < 1e-14
+    leaves = [tokens, *layer.parameters()]
+    for mine, plain in zip(
+        torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves), strict=True
+    ):
+        assert (mine - plain).abs().max() < 1e-13
+    assert layer.binding.state.loads[0].tolist() == [min(count, room) for count in taken]
+    assert layer(tokens[:0]).shape == (0, 8)
 
 
 def test_autocast_computes_in_bf16_and_keeps_fp32_parameters() -> None:

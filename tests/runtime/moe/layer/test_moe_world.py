@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from moe_cases import EXPERTS, batch, bound, expert_tensors, loss_of, random_placement, run_rounds, small_model
+from moe_cases import (
+    EXPERTS,
+    SmallModel,
+    batch,
+    bound,
+    expert_tensors,
+    loss_of,
+    random_placement,
+    rich_model,
+    run_rounds,
+    small_model,
+)
 
 from holdfast.planning import scheme_named, schemes
 from holdfast.runtime.gradients.reduction import reduce_gradients
+from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.moe.holding.binding import bind_layers
+from holdfast.runtime.moe.holding.choices import RoutingChoices
+from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.hosts import Placement, everywhere
-from holdfast.runtime.moe.layer.moe_layer import moe_layers
+from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from holdfast.testing.local_world import Seat, run_world
 
 TOLERANCE = 1e-12
+MODELS = (small_model, rich_model)
 
 
 def one_step(seat: Seat, placements: list[Placement], micro_batches: int) -> list[dict[str, Any]]:
-    """Run one step per placement on a fresh model; all in one group."""
+    """Run one step per placement on a fresh model, the plain one and the rich one in turns; all in one group."""
     comm = seat.connect(1)
     results = []
-    for placement in placements:
-        model = small_model()
+    for number, placement in enumerate(placements):
+        model = MODELS[number % 2]()
         state, gradients = bound(comm, model, placement)
+        choices = RoutingChoices(moe_layers(model), state)
         loss = run_rounds(comm, model, state, gradients, 1, micro_batches)
         dense = model.dense.weight.grad
-        gates = [layer.gate.weight.grad for layer in moe_layers(model)]
-        reduced = reduce_gradients([gradients], comm, 1.0 / micro_batches)
+        gates = [layer.router.weight.grad for layer in moe_layers(model)]
+        reduced = reduce_gradients([gradients, choices], comm, 1.0 / micro_batches)
+        choices.use_reduced()
         local = expert_tensors(moe_layers(model), "grad")
         gradients.use_reduced()
         results.append(
@@ -45,6 +62,7 @@ def one_step(seat: Seat, placements: list[Placement], micro_batches: int) -> lis
                 "dense": None if dense is None else dense.numpy(),
                 "gates": [None if gate is None else gate.numpy() for gate in gates],
                 "loads": [layer.binding.state.loads[layer.binding.index] for layer in moe_layers(model)],
+                "biases": biases(model),
                 "void": state.void,
             }
         )
@@ -58,22 +76,27 @@ def _idle(layer: Any) -> float:
     return max((float(w.grad[free].abs().max()) for w in layer.experts.weights().values() if free), default=0.0)
 
 
-def reference(micro_batches: int) -> dict[str, Any]:
-    model = small_model()
-    loss = 0.0
-    for number in range(micro_batches):
-        part = loss_of(model, batch(1, number))
-        part.backward()
-        loss += float(part.detach())
-    layers = moe_layers(model)
+def biases(model: SmallModel) -> list[list[float]]:
+    return [layer.gate.bias.tolist() for layer in moe_layers(model) if layer.balancing is not None]
+
+
+def reference(build: Callable[[], SmallModel], micro_batches: int) -> dict[str, Any]:
+    model = build()
+    layers, alone = moe_layers(model), LocalCommunicator()
+    state = bind_layers(layers, alone, everywhere(EXPERTS, 1))
+    loss = run_rounds(alone, model, state, ExpertGradients(layers, everywhere(EXPERTS, 1), alone), 1, micro_batches)
+    choices = RoutingChoices(layers, state)
+    choices.reduce_scatter(alone, 1.0)
+    choices.use_reduced()
     grads = {key: value / micro_batches for key, value in expert_tensors(layers, "grad").items()}
     return {
         "loss": loss,
         "grads": grads,
         "square": sum(float((grad**2).sum()) for grad in grads.values()),
         "dense": model.dense.weight.grad.numpy(),  # type: ignore[union-attr]
-        "gates": [layer.gate.weight.grad.numpy() for layer in layers],  # type: ignore[union-attr]
+        "gates": [layer.router.weight.grad.numpy() for layer in layers],  # type: ignore[union-attr]
         "loads": [layer.binding.state.loads[layer.binding.index] for layer in layers],
+        "biases": biases(model),
     }
 
 
@@ -98,6 +121,7 @@ def assert_equals_reference(ranks: list[dict[str, Any]], wanted: dict[str, Any])
         assert rank["void"] is None
         assert rank["nonfinite"] == 0
         assert rank["idle_rows"] == 0.0
+        assert rank["biases"] == wanted["biases"], "in every bit"
         for got, loads in zip(rank["loads"], wanted["loads"], strict=True):
             assert got.tolist() == loads.tolist()
         for key, grad in rank["grads"].items():
@@ -115,9 +139,10 @@ def test_any_placement_computes_what_one_process_computes(ranks: int, micro_batc
     # All on one rank: the others host nothing at all.
     placements.append(tuple((tuple(range(n)), *(((),) * (ranks - 1))) for n in EXPERTS))
     results = run_world(ranks, one_step, placements, micro_batches)
-    wanted = reference(micro_batches)
+    wanted = [reference(build, micro_batches) for build in MODELS]
+    assert any(any(bias) for bias in wanted[1]["biases"])
     for number in range(len(placements)):
-        assert_equals_reference([rank[number] for rank in results], wanted)
+        assert_equals_reference([rank[number] for rank in results], wanted[number % 2])
 
 
 def local_gradients_survive(seat: Seat, placement: Placement) -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 from holdfast.planning import DispatchScheme
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.moe.holding.hosts import Placement
-from holdfast.runtime.moe.layer.moe_layer import MoE, moe_layers
+from holdfast.runtime.moe.layer.expert_layer import ExpertLayer, moe_layers
 from holdfast.runtime.moe.layer.rounds import StepState
 from holdfast.runtime.moe.layer.token_exchange import Channel
 
@@ -18,7 +18,7 @@ EXCHANGES_PER_LAYER = 4
 
 
 def bind_layers(
-    layers: Sequence[MoE], comm: Communicator, placement: Placement, *, scheme: DispatchScheme | None = None
+    layers: Sequence[ExpertLayer], comm: Communicator, placement: Placement, *, scheme: DispatchScheme | None = None
 ) -> StepState:
     """Bind all MoE layers of a model to a group and a placement.
 

@@ -18,7 +18,7 @@ from holdfast.runtime.gradients.reduction import Reduced, replacing
 from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.moe.holding.hosts import Placement
 from holdfast.runtime.moe.holding.shares import Family, Item, families
-from holdfast.runtime.moe.layer.moe_layer import MoE
+from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.tensors import copy_each, pieces
 
 
@@ -41,7 +41,7 @@ class ExpertGradients:
     Rows not in use have zero gradients, always.
     """
 
-    def __init__(self, layers: Sequence[MoE], placement: Placement, comm: Communicator) -> None:
+    def __init__(self, layers: Sequence[ExpertLayer], placement: Placement, comm: Communicator) -> None:
         """Take over the gradients of the layers' experts.
 
         Args:

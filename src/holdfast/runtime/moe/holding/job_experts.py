@@ -22,15 +22,16 @@ from holdfast.planning import LoadAverage
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape
 from holdfast.runtime.groups.communicator import Communicator, LocalCommunicator
+from holdfast.runtime.moe.experts.expert_clock import ExpertClock
 from holdfast.runtime.moe.holding.binding import bind_layers
+from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.hosts import Placement, everywhere, from_counts, rank_column
 from holdfast.runtime.moe.holding.migrate import plan_moves, stage
 from holdfast.runtime.moe.holding.saving import rows_of
 from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
 from holdfast.runtime.moe.holding.verify import verify_replicas
-from holdfast.runtime.moe.layer.expert_clock import ExpertClock
-from holdfast.runtime.moe.layer.moe_layer import MoE, moe_layers, serve_round
+from holdfast.runtime.moe.layer.expert_layer import ExpertLayer, moe_layers, serve_round
 from holdfast.runtime.moe.layer.rounds import StepState
 
 #: A step's loads count half after this share of the window: their mean age is then that in a sum over the window.
@@ -42,8 +43,11 @@ REPORTS_PER_WINDOW = 20
 class JobExperts:
     """All experts that live here, and what they do in a step."""
 
-    def __init__(self, layers: Sequence[MoE], optimizer: Optimizer) -> None:
+    def __init__(self, layers: Sequence[ExpertLayer], optimizer: Optimizer, *, seed: int = 0) -> None:
         """Hold all experts, as a script has made them; work alone until `take_up`.
+
+        Args:
+            seed: of the job.
 
         Raises:
             BadInputError: the layers differ in their number of experts.
@@ -55,7 +59,9 @@ class JobExperts:
         self.experts = numbers[0]
         self.shards = ExpertShards(layers, optimizer)
         self.gradients: ExpertGradients
+        self.choices: RoutingChoices
         self.state: StepState
+        self._seed = seed
         self._comm: Communicator
         self._placement: Placement
         self._window = LOADS_WINDOW
@@ -121,7 +127,9 @@ class JobExperts:
     def _bind(self, comm: Communicator, placement: Placement) -> None:
         self._comm, self._placement = comm, placement
         self.state = bind_layers(self.layers, comm, placement)
+        self.state.seed = self._seed
         self.gradients = ExpertGradients(self.layers, placement, comm)
+        self.choices = RoutingChoices(self.layers, self.state)
 
     def _columns(self, blobs: Sequence[bytes]) -> IntArray:
         """Return replicas per layer, expert and rank, `(L, E, N)`."""
@@ -145,7 +153,7 @@ class JobExperts:
             self._hold(hosted)
             self.gradients = ExpertGradients(self.layers, self._placement, self._comm)
         self.gradients.zero()
-        self.state.loads.clear()
+        self.state.restart()
 
     def serve(self, step: int, micro_batch: int) -> None:
         """Take part in the others' micro-batches of one round, without one of one's own."""
@@ -220,7 +228,7 @@ class JobExperts:
         Raises:
             HaltedError, PeerLostError: abandoned or failed.
         """
-        device = self.layers[0].experts.w1.device
+        device = self.layers[0].experts.device
         flags = torch.empty(comm.size, dtype=torch.int64, device=device)
         comm.wait(comm.start_all_gather(flags, torch.tensor([int(wanted)], device=device)))
         if not int(flags[0]):
@@ -250,14 +258,17 @@ class JobExperts:
         self._hold(names, arrived)
 
 
-def experts_of(model: nn.Module, optimizer: Optimizer) -> JobExperts | None:
+def experts_of(model: nn.Module, optimizer: Optimizer, *, seed: int = 0) -> JobExperts | None:
     """Return the experts of a model, None for a dense one.
+
+    Args:
+        seed: of the job.
 
     Raises:
         BadInputError: its layers differ in their number of experts.
     """
     layers = moe_layers(model)
-    return JobExperts(layers, optimizer) if layers else None
+    return JobExperts(layers, optimizer, seed=seed) if layers else None
 
 
 def _names(counts: IntArray) -> tuple[tuple[int, ...], ...]:

@@ -157,7 +157,7 @@ def _agree_on_specs(comm: Communicator, shards: ExpertShards, held: Placement) -
     """
     own = tuple(shards.describe(layer) for layer in range(len(shards.layers)))
     mine = msgspec.msgpack.encode(own)
-    device = shards.layers[0].experts.w1.device if shards.layers else torch.device("cpu")
+    device = shards.layers[0].experts.device if shards.layers else torch.device("cpu")
     gathered = torch.empty(2 * comm.size, dtype=torch.int64, device=device)
     comm.wait(comm.start_all_gather(gathered, torch.tensor([len(mine), zlib.crc32(mine)], device=device)))
     told = [(size, checksum) for size, checksum in integer_rows(gathered.view(-1, 2))]
@@ -208,7 +208,7 @@ def _send_wave(
     comm: Communicator, shards: ExpertShards, specs: Sequence[LayerSpec], wave: Sequence[Move]
 ) -> tuple[torch.Tensor, list[Move]]:
     """Send this rank's parcels of a wave; return the bytes that came, and which moves they are, in order."""
-    device = shards.layers[0].experts.w1.device
+    device = shards.layers[0].experts.device
     outgoing = sorted((m for m in wave if m[2] == comm.rank), key=lambda m: m[3])
     incoming = sorted((m for m in wave if m[3] == comm.rank), key=lambda m: m[2])
     send_splits, receive_splits = [0] * comm.size, [0] * comm.size

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.moe.layer.moe_layer import MoE
+from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.state.tree import dtype_of
 
 
@@ -66,7 +66,7 @@ class LayerSpec(msgspec.Struct, frozen=True, array_like=True):
 class ExpertShards:
     """The stacked tensors of all MoE layers."""
 
-    def __init__(self, layers: Sequence[MoE], optimizer: Optimizer | None = None) -> None:
+    def __init__(self, layers: Sequence[ExpertLayer], optimizer: Optimizer | None = None) -> None:
         """Take note of the layers and of the optimizer that holds their state, if any."""
         self.layers = list(layers)
         self._optimizer = optimizer

@@ -42,7 +42,7 @@ def verify_replicas(comm: Communicator, shards: ExpertShards) -> None:
     mine = checksums(shards)
     pairs = [(layer, expert) for layer, number in enumerate(shards.expert_counts) for expert in range(number)]
     told = torch.tensor([mine.get(pair, _ABSENT) for pair in pairs], dtype=torch.int64)
-    device = shards.layers[0].experts.w1.device if shards.layers else torch.device("cpu")
+    device = shards.layers[0].experts.device if shards.layers else torch.device("cpu")
     gathered = torch.empty(comm.size * len(pairs), dtype=torch.int64, device=device)
     comm.wait(comm.start_all_gather(gathered, told.to(device)))
     table = gathered.view(comm.size, len(pairs)).cpu()

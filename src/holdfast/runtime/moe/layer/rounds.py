@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import IntArray
 
@@ -23,6 +25,8 @@ class StepState:
 
     step: int = 0
     micro_batch: int = 0
+    #: Of the job: what is random in a layer follows from it, with step and micro-batch.
+    seed: int = 0
     #: The failure that made the step void; None while all is well. A void state stays void: bind a new one.
     void: Exception | None = None
     #: How many layers there are, and which is called next.
@@ -35,10 +39,20 @@ class StepState:
     on_void: Callable[[Exception], None] | None = None
     #: Assignments per expert `(E,)` of each layer in this attempt at a step, of all ranks.
     loads: dict[int, IntArray] = field(default_factory=dict[int, "IntArray"])
+    #: How often this rank's gates chose each expert, `(E,)`, in the layers that count it: in the micro-batch under way,
+    #: and in this attempt's that have had their backward.
+    under_way: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    choices: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+
+    def restart(self) -> None:
+        """An attempt at a step begins: nothing is counted yet."""
+        self.loads.clear()
+        self.choices.clear()
 
     def begin(self, step: int, micro_batch: int) -> None:
         """A micro-batch is about to be computed (or served)."""
         self.step, self.micro_batch, self.next_layer, self.exchanges = step, micro_batch, 0, 0
+        self.under_way.clear()
 
     def finish(self) -> None:
         """A micro-batch has had its backward.
@@ -51,6 +65,9 @@ class StepState:
                 f"the micro-batch made {self.exchanges} of {self.expected_exchanges} token exchanges: in a job of "
                 "several workers each micro-batch must use every MoE layer once, and its loss depend on all of them"
             )
+        for layer, counts_E in self.under_way.items():
+            self.choices[layer] = self.choices[layer] + counts_E if layer in self.choices else counts_E
+        self.under_way.clear()
 
     def count(self, layer: int, tokens_E: IntArray) -> None:
         """A layer's forward has so many assignments per expert, over all ranks."""

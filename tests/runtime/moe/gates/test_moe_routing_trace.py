@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.moe.layer.routing_trace import RoutingTrace
+from holdfast.runtime.moe.gates.routing_trace import RoutingTrace
 from places import RECORDED
 
 TOKENS = np.array([[[6, 1, 1], [1, 1, 2]], [[0, 8, 0], [0, 0, 0]]])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from holdfast.runtime.moe.layer.emulation import BACKWARD_FACTOR
+from holdfast.runtime.moe.experts.emulation import BACKWARD_FACTOR
 
 #: What a measurement still counts after the next one: the last hundred or so decide.
 _FADING = 0.99

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from holdfast.runtime.moe.layer.expert_clock import ExpertClock
+from holdfast.runtime.moe.experts.expert_clock import ExpertClock
 from holdfast.runtime.moe.layer.moe_layer import MoE
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.moe.layer.emulation import Emulation
+from holdfast.runtime.moe.experts.emulation import Emulation
 from holdfast.runtime.moe.layer.moe_layer import MoE
 
 
@@ -50,13 +50,13 @@ def test_the_real_work_is_part_of_it() -> None:
 
 def test_nothing_but_the_time_changes() -> None:
     plain, emulated = MoE(8, 8, 4, 2, seed=1), layer_with(Time(0.0), 0.1)
-    emulated.gate.load_state_dict(plain.gate.state_dict())
+    emulated.router.load_state_dict(plain.router.state_dict())
     tokens = torch.randn(5, 8)
     outs = []
     for layer in (plain, emulated):
         out = layer(tokens)
         out.square().sum().backward()
-        outs.append((out, layer.experts.w1.grad, layer.experts.w2.grad, layer.gate.weight.grad))
+        outs.append((out, layer.experts.w1.grad, layer.experts.w2.grad, layer.router.weight.grad))
     assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
 
 

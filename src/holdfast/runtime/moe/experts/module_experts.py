@@ -1,0 +1,108 @@
+"""Experts that are any modules: their parameters stacked row by row, the module called once for each expert's tokens.
+
+For what the fast path (`stack.py`) does not know. R rows, D model dimension, A assignments, sorted by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.moe.experts.stack import ExpertStack, expert_generator
+from holdfast.runtime.tensors import call_with, fork_randomness, integers, pieces, seed_all
+
+#: Makes one expert of (dim, hidden): a module that turns `(n, D)` into `(n, D)`, row by row.
+ExpertFactory = Callable[[int, int], nn.Module]
+
+_RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+
+
+class ModuleExperts(ExpertStack):
+    """Experts made by a factory."""
+
+    def __init__(self, factory: ExpertFactory, dim: int, hidden: int, experts: int, *, seed: int, layer: int) -> None:
+        """Make all experts, each with torch's own randomness seeded by (seed, layer, expert).
+
+        Raises:
+            BadInputError: they have no parameters, have buffers, draw random numbers, or are not alike.
+        """
+        super().__init__(dim, experts)
+        modules = [_made(factory, dim, hidden, seed, layer, expert) for expert in range(experts)]
+        values = [dict(module.named_parameters()) for module in modules]
+        _check(modules, values)
+        #: Of each of our parameters, where it belongs in a module.
+        self._paths = {path.replace(".", "-"): path for path in values[0]}
+        for name, path in self._paths.items():
+            stack = torch.stack([parameters[path].detach() for parameters in values])
+            self.register_parameter(name, nn.Parameter(stack))
+        #: One module without weights, for all rows (in a tuple: its parameters are none of ours).
+        self._template = (modules[0].to("meta"),)
+
+    def train(self, mode: bool = True) -> ModuleExperts:
+        """See nn.Module."""
+        self._template[0].train(mode)
+        super().train(mode)
+        return self
+
+    def forward(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
+        """See `ExpertStack.forward`.
+
+        Raises:
+            BadInputError: a module returned another shape than it was given.
+        """
+        with torch.autocast(tokens_AD.device.type, enabled=False):
+            weights = {name: weight.to(tokens_AD.dtype) for name, weight in self.weights().items()}
+            ends = integers(row_ends_R)
+            sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+            done = [
+                self._expert(row, part_nD, weights)
+                for row, part_nD in enumerate(pieces(tokens_AD, sizes))
+                if part_nD.shape[0]
+            ]
+        return torch.cat(done) if done else tokens_AD * 0.0
+
+    def _expert(self, row: int, tokens_nD: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        (template,) = self._template
+        out_nD = call_with(template, {path: weights[name][row] for name, path in self._paths.items()}, tokens_nD)
+        if not isinstance(out_nD, torch.Tensor) or out_nD.shape != tokens_nD.shape:
+            told = tuple(out_nD.shape) if isinstance(out_nD, torch.Tensor) else type(out_nD).__name__
+            raise BadInputError(
+                f"an expert ({type(template).__name__}) returned {told} for tokens of shape {tuple(tokens_nD.shape)}: "
+                "it must return a tensor of the same shape"
+            )
+        return out_nD
+
+
+def _made(factory: ExpertFactory, dim: int, hidden: int, seed: int, layer: int, expert: int) -> nn.Module:
+    with fork_randomness():
+        seed_all(expert_generator(seed=seed, layer=layer, expert=expert).initial_seed())
+        return factory(dim, hidden)
+
+
+def _check(modules: Sequence[nn.Module], values: Sequence[dict[str, nn.Parameter]]) -> None:
+    """Refuse what cannot be stacked, or would not compute the same wherever it lives."""
+    first, name = modules[0], type(modules[0]).__name__
+    if not values[0]:
+        raise BadInputError(f"an expert ({name}) has no parameters: there is nothing to train")
+    buffers = [buffer for buffer, _ in first.named_buffers()]
+    if buffers:
+        raise BadInputError(
+            f"an expert ({name}) has the buffer {buffers[0]!r}: all that an expert keeps must be parameters, which "
+            "move with it"
+        )
+    random = [type(module).__name__ for module in first.modules() if isinstance(module, _RANDOM)]
+    if random:
+        raise BadInputError(
+            f"an expert ({name}) draws random numbers ({random[0]}): what it computes would depend on where it lives; "
+            "put the layer in front of the experts or behind them"
+        )
+    shapes = [{path: (p.shape, p.dtype) for path, p in parameters.items()} for parameters in values]
+    for expert, own in enumerate(shapes):
+        if own != shapes[0]:
+            raise BadInputError(
+                f"the factory's experts are not alike: the parameters of expert {expert} have other names, shapes or "
+                "dtypes than those of expert 0"
+            )

@@ -1,0 +1,1 @@
+"""Which experts each token goes to, and with which weight: by a gate, or by a record."""

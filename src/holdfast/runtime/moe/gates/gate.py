@@ -1,0 +1,191 @@
+"""Gates: from the router's logits to the experts of each token, and their weights.
+
+Shape letters: T tokens, E experts, K experts per token, G groups of experts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.moe.gates.balancing import BalancingBias
+
+#: What keeps a sum of scores that are all zero from being divided by (DeepSeek-V3).
+_TINY = 1e-20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A gate's answer for the tokens of one micro-batch."""
+
+    #: `(T, K)` int64, and their weights.
+    experts: torch.Tensor
+    weights: torch.Tensor
+    #: What is to be added to the loss, a scalar.
+    aux_loss: torch.Tensor
+
+
+class TopKGate(nn.Module):
+    """Scores all experts, and takes the K best.
+
+    Any module can stand in its place that turns logits `(T, E)` into a `Choice`. Where its `balancing` is a
+    `BalancingBias`, holdfast moves that bias at each step; one that is to work with a fixed routing takes the chosen
+    experts as a second argument.
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        top_k: int,
+        *,
+        score: Literal["softmax", "sigmoid"] = "softmax",
+        normalise: bool | None = None,
+        scale: float = 1.0,
+        groups: int = 1,
+        groups_kept: int | None = None,
+        group_best: int = 2,
+        aux_loss: float = 0.0,
+        z_loss: float = 0.0,
+        bias_rate: float = 0.0,
+    ) -> None:
+        """Make the gate.
+
+        Args:
+            experts, top_k: E and K.
+            score: of an expert: its share of all (softmax), or its own (sigmoid: DeepSeek-V3).
+            normalise: let a token's weights sum to 1 (GShard). By default where K > 1: with one expert the weight
+                would be 1 whatever the score (Switch), and the gate would learn nothing.
+            scale: factor of the weights.
+            groups: experts 0..E/G-1 are the first group, and so on.
+            groups_kept: a token's experts come from so many groups (DeepSeek-V2, -V3); all by default.
+            group_best: a group is as good as the sum of so many of its best experts (V2: 1, V3: 2).
+            aux_loss: coefficient of the load-balancing loss (Switch, equation 4).
+            z_loss: coefficient of the router's z-loss, the mean squared logsumexp of the logits (ST-MoE, equation 5).
+            bias_rate: balance without a loss instead (Wang et al., 2024; DeepSeek-V3): a bias on the scores, for the
+                choice alone, moves by so much at each step towards experts that are chosen less than the mean.
+
+        Raises:
+            BadInputError: a number is out of range, or the groups do not divide the experts.
+        """
+        super().__init__()
+        self.experts, self.top_k, self.score = experts, top_k, score
+        self.normalise = top_k > 1 if normalise is None else normalise
+        self.scale = scale
+        self.groups, self.group_best = groups, group_best
+        self.groups_kept = groups if groups_kept is None else groups_kept
+        self.aux_loss, self.z_loss = aux_loss, z_loss
+        self._check(bias_rate)
+        self.bias: torch.Tensor | None
+        self.register_buffer("bias", torch.zeros(experts) if bias_rate else None)
+        #: What moves the bias; None without one.
+        self.balancing = BalancingBias(gate=self, name="bias", rate=bias_rate) if bias_rate else None
+
+    def _check(self, bias_rate: float) -> None:
+        experts, top_k = self.experts, self.top_k
+        if experts < 1 or not 1 <= top_k <= experts or self.score not in ("softmax", "sigmoid"):
+            raise BadInputError(
+                f"TopKGate(experts={experts}, top_k={top_k}, score={self.score!r}): there must be at least 1 expert, "
+                "top_k from 1 to that, and the score softmax or sigmoid"
+            )
+        if self.groups < 1 or experts % self.groups:
+            raise BadInputError(f"{experts} experts cannot be divided into {self.groups} groups of the same size")
+        size = experts // self.groups
+        if not 1 <= self.groups_kept <= self.groups or self.groups_kept * size < top_k:
+            raise BadInputError(
+                f"{self.groups_kept} of {self.groups} groups of {size} experts are kept: it must be 1 to "
+                f"{self.groups}, and enough for the {top_k} experts that each token uses"
+            )
+        if not 1 <= self.group_best <= size:
+            raise BadInputError(f"group_best is {self.group_best}: groups have {size} experts, give 1 to {size}")
+        numbers = {"scale": self.scale, "aux_loss": self.aux_loss, "z_loss": self.z_loss, "bias_rate": bias_rate}
+        for name, number in numbers.items():
+            if not 0 <= number < math.inf or (name == "scale" and not number):
+                raise BadInputError(f"{name} is {number}: it must be 0 or more, and the scale above 0")
+
+    def forward(self, logits_TE: torch.Tensor, chosen_TK: torch.Tensor | None = None) -> Choice:
+        """Choose.
+
+        Args:
+            logits_TE: of the router, in float32 or more.
+            chosen_TK: a choice made elsewhere (`routing.py`): then only the weights are the gate's.
+        """
+        scores_TE = logits_TE.softmax(dim=-1) if self.score == "softmax" else logits_TE.sigmoid()
+        if chosen_TK is None:
+            chosen_TK = self._best(scores_TE.detach())
+        weights_TK = scores_TE.gather(1, chosen_TK)
+        if self.normalise:
+            total_T1 = weights_TK.sum(dim=-1, keepdim=True)
+            weights_TK = weights_TK / (total_T1 if self.score == "softmax" else total_T1 + _TINY)
+        if self.scale != 1.0:
+            weights_TK = weights_TK * self.scale
+        aux_loss = self._balance(scores_TE, chosen_TK)
+        if self.z_loss and logits_TE.shape[0]:
+            aux_loss = aux_loss + self.z_loss * logits_TE.logsumexp(dim=-1).square().mean()
+        return Choice(experts=chosen_TK, weights=weights_TK, aux_loss=aux_loss)
+
+    def _best(self, scores_TE: torch.Tensor) -> torch.Tensor:
+        """Return the K best experts of each token, `(T, K)`, by their scores with the bias."""
+        if self.bias is not None:
+            scores_TE = scores_TE + self.bias
+        if self.groups_kept < self.groups:
+            by_group_TGS = scores_TE.view(-1, self.groups, self.experts // self.groups)
+            of_group_TG = by_group_TGS.topk(self.group_best, dim=-1).values.sum(dim=-1)
+            kept_TG = torch.zeros_like(of_group_TG, dtype=torch.bool)
+            kept_TG.scatter_(1, of_group_TG.topk(self.groups_kept, dim=-1).indices, True)
+            scores_TE = by_group_TGS.masked_fill(~kept_TG.unsqueeze(-1), -math.inf).flatten(1)
+        return scores_TE.topk(self.top_k, dim=-1).indices
+
+    def _balance(self, scores_TE: torch.Tensor, chosen_TK: torch.Tensor) -> torch.Tensor:
+        """Switch's loss: E times the sum over experts of (share of assignments) x (mean share of the scores)."""
+        if self.aux_loss == 0.0 or chosen_TK.numel() == 0:
+            return scores_TE.new_zeros(())
+        if self.score == "sigmoid":
+            scores_TE = scores_TE / (scores_TE.sum(dim=-1, keepdim=True) + _TINY)
+        counts_E = torch.bincount(chosen_TK.reshape(-1), minlength=self.experts)
+        shares_E = counts_E.to(scores_TE.dtype) / chosen_TK.numel()
+        return self.aux_loss * self.experts * (shares_E * scores_TE.mean(dim=0)).sum()
+
+
+def checked(choice: object, gate: nn.Module, *, tokens: int, top_k: int, experts: int) -> Choice:
+    """Return a gate's answer.
+
+    Args:
+        tokens, top_k, experts: T, K and E, as they must be.
+
+    Raises:
+        BadInputError: it has another shape, or names experts that there are not.
+    """
+    name = type(gate).__name__
+    if not isinstance(choice, Choice):
+        raise BadInputError(f"the gate {name} returned a {type(choice).__name__}: it must return a holdfast.Choice")
+    chosen, weights = choice.experts, choice.weights
+    if chosen.shape != (tokens, top_k) or weights.shape != (tokens, top_k) or choice.aux_loss.numel() != 1:
+        raise BadInputError(
+            f"the gate {name} returned experts {tuple(chosen.shape)}, weights {tuple(weights.shape)} and an aux_loss "
+            f"{tuple(choice.aux_loss.shape)} for {tokens} tokens with {top_k} experts each: they must be "
+            f"{(tokens, top_k)}, {(tokens, top_k)} and ()"
+        )
+    check_experts(chosen, name, experts)
+    return choice
+
+
+def check_experts(chosen_TK: torch.Tensor, gate: str, experts: int) -> None:
+    """Look at the numbers of the chosen experts.
+
+    Raises:
+        BadInputError: they are no whole numbers, or there are no such experts.
+    """
+    if chosen_TK.dtype != torch.int64:
+        raise BadInputError(f"the gate {gate} returned experts as {chosen_TK.dtype}: they must be torch.int64")
+    if chosen_TK.numel():
+        low, high = (int(end) for end in chosen_TK.aminmax())
+        if low < 0 or high >= experts:
+            wrong = low if low < 0 else high
+            raise BadInputError(
+                f"the gate {gate} chose expert {wrong}: there are {experts} experts, 0 to {experts - 1}"
+            )

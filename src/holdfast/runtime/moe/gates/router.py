@@ -1,0 +1,55 @@
+"""The router: one logit per token and expert. T tokens, D model dimension, E experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.data.randomness import stream_seed
+
+
+class Router(nn.Module):
+    """A matrix; what gates make a choice of is `tokens @ weight.T`."""
+
+    def __init__(self, dim: int, experts: int, *, jitter: float, generator: torch.Generator) -> None:
+        """Draw the weights.
+
+        Args:
+            jitter: while training, tokens are multiplied by noise from 1 - jitter to 1 + jitter (Switch, 2.2).
+
+        Raises:
+            BadInputError: the jitter is below 0, or not below 1.
+        """
+        if not 0 <= jitter < 1:
+            raise BadInputError(f"jitter is {jitter}: it must be 0 (none) or more, and below 1")
+        super().__init__()
+        self.jitter = jitter
+        self.weight = nn.Parameter(torch.empty(experts, dim))
+        with torch.no_grad():
+            self.weight.normal_(0.0, dim**-0.5, generator=generator)
+
+    def forward(self, tokens_TD: torch.Tensor, stream: int = 0) -> torch.Tensor:
+        """Return the logits, `(T, E)`, in float32 at least: half precision would send tokens to other experts.
+
+        Args:
+            stream: the seed of the noise (`jitter_stream`).
+        """
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        with torch.autocast(tokens_TD.device.type, enabled=False):
+            tokens_TD = tokens_TD.to(dtype)
+            if self.jitter and self.training:
+                tokens_TD = tokens_TD * self._noise(tokens_TD, stream)
+            return F.linear(tokens_TD, self.weight.to(dtype))
+
+    def _noise(self, tokens_TD: torch.Tensor, stream: int) -> torch.Tensor:
+        # On the host: a device's own generator would draw others.
+        generator = torch.Generator().manual_seed(stream)
+        noise_TD = torch.empty(tokens_TD.shape).uniform_(1 - self.jitter, 1 + self.jitter, generator=generator)
+        return noise_TD.to(tokens_TD)
+
+
+def jitter_stream(seed: int, step: int, micro_batch: int, layer: int) -> int:
+    """Return the seed of a layer's noise in one micro-batch: the same whenever, and by whomever, it is computed."""
+    return stream_seed(stream_seed(seed, step, micro_batch), layer, 0) >> 1

@@ -1,0 +1,62 @@
+"""How often the gates chose each expert in a step: counted here, summed in the reduction, used inside apply.
+
+Whole numbers from end to end, so that their sum is exact whoever adds them in whatever order, and the biases that
+follow from it are the same on every rank, in every bit, after every recovery.
+
+Axes: E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from holdfast.runtime.gradients.reduction import Reduced
+from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.groups.sums import finish_sums, start_sums
+from holdfast.runtime.moe.gates.balancing import BalancingBias
+from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
+from holdfast.runtime.moe.layer.rounds import StepState
+from holdfast.runtime.tensors import integers, pieces
+
+
+class RoutingChoices:
+    """The choices of all layers whose gates are balanced by a bias; reduced beside the gradients."""
+
+    def __init__(self, layers: Sequence[ExpertLayer], state: StepState) -> None:
+        """Count what the layers note in their state."""
+        self._biases: dict[int, tuple[BalancingBias, int]] = {
+            number: (layer.balancing, layer.experts.experts)
+            for number, layer in enumerate(layers)
+            if layer.balancing is not None
+        }
+        self._state = state
+        self._totals: dict[int, torch.Tensor] = {}
+
+    def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:
+        """Sum the choices of all ranks; `scale` is for gradients. All ranks must call it.
+
+        Raises:
+            HaltedError, PeerLostError: abandoned or failed. The local choices are intact.
+        """
+        if self._biases:
+            mine = [count for layer in self._biases for count in self._own(layer)]
+            # (float64 on the wire: exact up to 2**53, as everything that is counted in v)
+            total = torch.tensor(finish_sums(start_sums(comm, mine, "routing choices")), dtype=torch.int64)
+            sizes = [experts for _, experts in self._biases.values()]
+            self._totals = dict(zip(self._biases, pieces(total, sizes), strict=True))
+        return Reduced(grad_square=0.0, nonfinite=0)
+
+    def all_gather(self, comm: Communicator, factor: float) -> None:
+        """Nothing is left to do: the sums are everywhere already, and are not clipped."""
+
+    def use_reduced(self) -> None:
+        """Move the biases by the whole step's choices; once, inside apply."""
+        for layer, total_E in self._totals.items():
+            self._biases[layer][0].move(total_E)
+        self._totals = {}
+
+    def _own(self, layer: int) -> list[int]:
+        counted_E = self._state.choices.get(layer)
+        return integers(counted_E) if counted_E is not None else [0] * self._biases[layer][1]
