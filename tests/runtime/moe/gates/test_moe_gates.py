@@ -65,6 +65,10 @@ def test_the_best_expert_alone_makes_the_group_where_that_is_asked_for() -> None
     assert TopKGate(4, 1, groups=2, groups_kept=1, group_best=2)(logits).experts.item() == 2
 
 
+def test_one_expert_is_always_chosen() -> None:
+    assert TopKGate(1, 1)(LOGITS[:, :1]).weights.tolist() == [[1.0]] * 40
+
+
 def test_the_bias_moves_towards_what_is_chosen_less_and_weighs_nothing() -> None:
     gate = TopKGate(4, 1, bias_rate=0.25)
     assert gate.balancing is not None

@@ -100,7 +100,7 @@ class TopKGate(nn.Module):
                 f"{self.groups_kept} of {self.groups} groups of {size} experts are kept: it must be 1 to "
                 f"{self.groups}, and enough for the {top_k} experts that each token uses"
             )
-        if not 1 <= self.group_best <= size:
+        if self.groups_kept < self.groups and not 1 <= self.group_best <= size:
             raise BadInputError(f"group_best is {self.group_best}: groups have {size} experts, give 1 to {size}")
         numbers = {"scale": self.scale, "aux_loss": self.aux_loss, "z_loss": self.z_loss, "bias_rate": bias_rate}
         for name, number in numbers.items():
