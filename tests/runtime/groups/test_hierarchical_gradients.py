@@ -16,11 +16,15 @@ from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradien
 from holdfast.runtime.groups.communicator import Communicator, HaltedError
 
 SIZES = (0, 37, 1, 300, 5)
-#: 9 to 20 ranks, in any order, on nodes that may have as many of them as they like, or nearly as many each
+#: 9 to 20 ranks, in any order, on nodes that may have as many of them as they like, nearly as many each, or up to twice
+#: as many as others
 NODES = st.one_of(
     st.lists(st.integers(0, 6), min_size=9, max_size=20),
     st.tuples(st.integers(3, 6), st.integers(9, 20)).flatmap(
         lambda sizes: st.permutations([rank % sizes[0] for rank in range(sizes[1])])
+    ),
+    st.lists(st.integers(4, 7), min_size=3, max_size=3).flatmap(
+        lambda sizes: st.permutations([node for node, size in enumerate(sizes) for _ in range(size)][:20])
     ),
 ).map(lambda draws: [f"n{draw}" for draw in draws])
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
