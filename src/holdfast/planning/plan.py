@@ -15,9 +15,13 @@ from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.moving.migration import Migration, node_kinds, plan_migration
 from holdfast.planning.placement.allocation import Guarantee, Shortage, allocate
 from holdfast.planning.placement.best import Best
+from holdfast.planning.placement.front import Option, options, weighed
 from holdfast.planning.placement.mro import Mro
 from holdfast.planning.placement.spread import Compact, Spread
 from holdfast.planning.placement.strategy import PlacementProblem, Strategy, fewest_hosts
+
+#: The balance weight where the fault threshold asked for does not fit.
+PAYS_OFF = 1.0
 
 
 def strategies() -> dict[str, Strategy]:
@@ -46,6 +50,8 @@ class Plan:
     uniform_layers: tuple[int, ...]
     #: How to get there from what the nodes held; None for a first plan.
     migration: Migration | None
+    #: What would have survived more, where balance weighed more; its busiest node is busier.
+    passed_over: Option | None = None
 
     @property
     def replicas(self) -> IntArray:
@@ -62,14 +68,20 @@ def make_plan(
     held: IntArray | None = None,
     racks: IntArray | None = None,
     failure_weights: FloatArray | None = None,
+    balance_weight: float | None = None,
 ) -> Plan | Shortage:
     """Plan all layers from `loads` `(L, E)` for nodes with `slots` `(N,)`.
 
     `held` `(L, E, N)`: replicas the nodes hold now, a column per node (0 for joiners): the plan is then mapped to the
     nodes so that the fewest experts move. `racks` `(N,)`; `failure_weights` `(N + 1,)` (both see `PlacementProblem`).
 
-    Raises `BadInputError` for bad loads; returns a `Shortage` for more experts than slots.
+    `balance_weight`, for the strategy `best`: how large a share of losses may be fatal for a busiest node that has one
+    mean node's work less; 0: survival first, balance only among equals. None: 0 while each expert lives on as many
+    nodes as asked; `PAYS_OFF` where that does not fit: then what is left of survival must be worth its price.
+
+    Raises `BadInputError` for bad loads or weights; returns a `Shortage` for more experts than slots.
     """
+    _check_weight(balance_weight)
     allocation = allocate(loads, slots, fault_threshold=fault_threshold)
     if isinstance(allocation, Shortage):
         return allocation
@@ -83,7 +95,13 @@ def make_plan(
         failure_weights=failure_weights,
         loads=allocation.tokens.astype(np.float64),
     )
-    counts = strategy.place(problem)
+    if balance_weight is None:
+        balance_weight = PAYS_OFF if threshold.given < threshold.asked else 0.0
+    passed_over = None
+    if isinstance(strategy, Best) and balance_weight:
+        counts, passed_over = _weighed(problem, balance_weight)
+    else:
+        counts = strategy.place(problem)
     migration = None if held is None else plan_migration(held, counts, kinds=node_kinds(slots, racks))
     return Plan(
         counts=counts if migration is None else migration.counts,
@@ -92,4 +110,18 @@ def make_plan(
         fault_threshold=Guarantee(asked=threshold.asked, given=min(threshold.given, fewest_hosts(counts))),
         uniform_layers=allocation.uniform_layers,
         migration=migration,
+        passed_over=passed_over,
     )
+
+
+def _check_weight(balance_weight: float | None) -> None:
+    if balance_weight is not None and not 0 <= balance_weight < np.inf:
+        raise BadInputError(f"balance weight is {balance_weight:g}: give a number of at least 0")
+
+
+def _weighed(problem: PlacementProblem, balance_weight: float) -> tuple[IntArray, Option | None]:
+    """Return the placement `(L, E, N)` that survives enough for how busy it is, and the one that survives most, if that
+    is another."""
+    found = options(problem)
+    chosen = weighed(found, balance_weight, problem.failure_weights)
+    return chosen.counts, None if chosen is found[0] else found[0]

@@ -48,7 +48,8 @@ def test_json_has_the_promised_shape(loads, strategy):
     plan = json.loads(
         place("--loads", loads, "--nodes", 5, "--expert-slots", 3, "--expert-placement", strategy, "--json")
     )
-    assert set(plan) == {"layers", "recovery", "fault_threshold"}
+    assert set(plan) == {"layers", "recovery", "fault_threshold", "busiest_node"}
+    assert 1 <= plan["busiest_node"]["mean"] <= plan["busiest_node"]["worst_layer"]
     assert set(plan["recovery"]) == {"model", "layers"}
     assert len(plan["layers"]) == len(plan["recovery"]["layers"]) == 2
     for layer in plan["layers"]:
@@ -306,3 +307,23 @@ def _mangled(data: st.DataObject, content: bytes) -> bytes:
     whole = file.getvalue()
     place_of = data.draw(st.integers(0, len(whole)))
     return whole[:place_of] + content + whole[place_of + len(content) * data.draw(st.integers(0, 2)) :]
+
+
+def test_survival_against_balance_is_shown_and_chosen(tmp_path):
+    path = tmp_path / "loads.json"
+    path.write_text(json.dumps([[9000, 4000, *[50] * 14]]))
+    size = ("--loads", path, "--nodes", 10, "--expert-slots", 6)
+    shown = place(*size, "--pareto")
+    assert "the busiest node's work over the mean node's" in shown
+    assert "chosen by --balance-weight" in shown
+    front = json.loads(place(*size, "--pareto", "--json"))["pareto"]
+    assert len(front) > 1
+    assert [option["busiest_node"] for option in front] == sorted(option["busiest_node"] for option in front)
+    even, safe = (json.loads(place(*size, "--balance-weight", weight, "--json")) for weight in (100, 0))
+    assert even["busiest_node"]["mean"] == pytest.approx(front[0]["busiest_node"])
+    assert safe["recovery"]["model"] == pytest.approx(front[-1]["survives_at_least"])
+    assert "passed_over" in even
+    assert "passed_over" not in safe
+    assert "even work counts for more" in place(*size, "--balance-weight", 100)
+    assert "balance weight is -1" in bad(*size, "--balance-weight", -1)
+    assert "balance weight is nan" in bad(*size, "--balance-weight", "nan")

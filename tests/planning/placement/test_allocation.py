@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_cases import PROPERTY
 
@@ -107,3 +107,26 @@ def test_bad_thresholds_and_slots_are_named():
         as_slots([1, 0], 2)
     with pytest.raises(BadInputError, match="nodes is 0"):
         as_slots(6, 0)
+
+
+@settings(PROPERTY, max_examples=60)
+@given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 6), st.integers(1, 3), st.integers(0, 999))
+def test_the_least_busy_replicas_are_those_given_one_by_one(experts, nodes, slots, f, seed):
+    rng = np.random.default_rng(seed)
+    found = allocate(
+        rng.integers(0, rng.choice([3, 50, 10**6]), (2, experts)),
+        np.full(nodes, slots),
+        fault_threshold=f,
+        least_busy=True,
+    )
+    if isinstance(found, Shortage):
+        assert experts > nodes * slots
+        return
+    given = found.fault_threshold.given
+    one_by_one = np.full((2, experts), given)
+    for layer, tokens in enumerate(found.tokens):
+        for _ in range(nodes * slots - given * experts):
+            one_by_one[layer, (tokens / one_by_one[layer]).argmax()] += 1
+    assert (found.replicas.sum(axis=1) == nodes * slots).all()
+    assert found.replicas.min() >= given
+    np.testing.assert_allclose((found.tokens / found.replicas).max(axis=1), (found.tokens / one_by_one).max(axis=1))

@@ -36,6 +36,15 @@ def plan(
     failure_weights: Annotated[
         str | None, typer.Option(help="How likely each number of lost nodes is, summing to one: 1:0.7,2:0.2,4:0.1.")
     ] = None,
+    balance_weight: Annotated[
+        float | None,
+        typer.Option(
+            help="How many fatal losses a busy node is worth: share of losses per mean node's work above the mean."
+        ),
+    ] = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Also show the placements between the safest and the most even one.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of placement and recovery curves (.png).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -53,6 +62,8 @@ def plan(
             strategy=expert_placement,
             racks=racks,
             failure_weights=failure_weights,
+            balance_weight=balance_weight,
+            pareto=pareto,
             plot=plot,
             as_json=as_json,
         )

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from holdfast.planning import Plan, RecoveryCurve, node_lists, rack_curve, recovery_curve
+from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.planning.balance.work import busiest_over_mean
+from holdfast.planning.placement.front import Option, weights_of_choice
 
-_Racks = np.ndarray[Any, np.dtype[np.int64]]
+#: Lost nodes that the choice between survival and balance is shown for, at the most.
+_MOST_LOST = 6
 
 
-def as_json(plan: Plan, racks: _Racks | None) -> dict[str, Any]:
-    """Return the plan as JSON: layers, recovery, fault_threshold; and, where they apply, what else there is to say."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """A plan by the strategy of this `name`, and what its figures rest on."""
+
+    plan: Plan
+    name: str
+    #: `(L, E)`
+    tokens: FloatArray
+    #: `(N,)`; None: not given.
+    racks: IntArray | None
+    #: What else could be chosen, the most even first; None: not asked for.
+    front: list[Option] | None
+    #: `(N + 1,)` how likely each number of lost nodes is.
+    weights: FloatArray
+
+    def busiest(self, counts: IntArray) -> FloatArray:
+        """Return the busiest node's work over the mean node's, per layer `(L,)`, in a placement `(L, E, N)`."""
+        return busiest_over_mean(counts, self.tokens)
+
+
+def as_json(figures: Figures) -> dict[str, Any]:
+    """Return the plan as JSON: layers, recovery, fault_threshold, busiest_node; and, where they apply, what else there
+    is to say."""
+    plan, racks = figures.plan, figures.racks
     curves = [recovery_curve(counts) for counts in plan.counts]
     model = recovery_curve(plan.counts)
     recovery: dict[str, Any] = {"model": _by_lost(model), "layers": [_by_lost(curve) for curve in curves]}
@@ -22,7 +49,7 @@ def as_json(plan: Plan, racks: _Racks | None) -> dict[str, Any]:
         }
     if racks is not None:
         recovery["racks"] = _by_lost(rack_curve(plan.counts, racks))
-    threshold = plan.fault_threshold
+    threshold, busiest = plan.fault_threshold, figures.busiest(plan.counts)
     result: dict[str, Any] = {
         "layers": [
             {"replicas": replicas.tolist(), "nodes": node_lists(counts)}
@@ -30,36 +57,89 @@ def as_json(plan: Plan, racks: _Racks | None) -> dict[str, Any]:
         ],
         "recovery": recovery,
         "fault_threshold": {"asked": threshold.asked, "given": threshold.given},
+        "busiest_node": {"mean": _ratio(busiest.mean()), "worst_layer": _ratio(busiest.max())},
     }
+    if plan.passed_over is not None:
+        result["passed_over"] = _option_as_json(plan.passed_over)
+    if figures.front is not None:
+        result["pareto"] = [
+            _option_as_json(option) | {"balance_weight": reach}
+            for option, reach in zip(figures.front, weights_of_choice(figures.front, figures.weights), strict=True)
+        ]
     if plan.uniform_layers:
         result["uniform_layers"] = list(plan.uniform_layers)
     return result
+
+
+def _ratio(value: float) -> float:
+    """Return a ratio without the last digits, which rounding decides."""
+    return round(float(value), 9)
+
+
+def _option_as_json(option: Option) -> dict[str, Any]:
+    survives = {str(lost): float(1 - share) for lost, share in enumerate(option.fatal) if lost}
+    return {"name": option.name, "busiest_node": _ratio(option.busiest), "survives_at_least": survives}
 
 
 def _by_lost(curve: RecoveryCurve) -> dict[str, float]:
     return {str(lost): float(value) for lost, value in enumerate(curve.probability) if lost}
 
 
-def as_text(plan: Plan, name: str, curves: dict[str, RecoveryCurve], racks: _Racks | None) -> str:
-    """Return the plan for people: what was planned, what had to be changed, recovery of all strategies, nodes."""
+def as_text(figures: Figures, counts: dict[str, IntArray], curves: dict[str, RecoveryCurve]) -> str:
+    """Return the plan for people: what was planned, what had to be changed, survival and balance of all strategies'
+    placements `(L, E, N)`, nodes."""
+    plan, racks = figures.plan, figures.racks
     layers, experts, nodes = plan.counts.shape
     slots = sorted(set(plan.slots.tolist()))
     per_node = str(slots[0]) if len(slots) == 1 else f"{slots[0]} to {slots[-1]}"
     threshold = plan.fault_threshold
     lines = [
-        f"{experts} experts in {layers} layers on {nodes} nodes with {per_node} slots, placed by {name}",
+        f"{experts} experts in {layers} layers on {nodes} nodes with {per_node} slots, placed by {figures.name}",
         f"fault threshold: asked {threshold.asked}, given {threshold.given}",
     ]
     if threshold.given < threshold.asked:
         lines.append("  lowered: that many distinct nodes do not fit every expert (or the strategy keeps no guarantee)")
+    if plan.passed_over is not None:
+        lines.append(f"  {_said_of(plan.passed_over, figures)}")
     if plan.uniform_layers:
         lines.append(f"  without load, planned as uniform: layers {', '.join(map(str, plan.uniform_layers))}")
     lines += ["", "probability that the whole model survives, by number of lost nodes:", *_table(curves)]
     if racks is not None:
-        lines += ["", "the same, by number of lost racks:", *_table({name: rack_curve(plan.counts, racks)})]
+        lines += ["", "the same, by number of lost racks:", *_table({figures.name: rack_curve(plan.counts, racks)})]
+    lines += ["", "the busiest node's work over the mean node's (worst layer):"]
+    for name, placed in counts.items():
+        busiest = figures.busiest(placed)
+        lines.append(f"  {name:>8s}  {busiest.mean():.3f} ({busiest.max():.3f})")
+    if figures.front is not None:
+        lines += ["", *_front(figures.front, figures.weights)]
     lines += ["", "experts on each node, layer 0:"]
     lines += [f"  node {node}: {' '.join(map(str, held))}" for node, held in enumerate(node_lists(plan.counts[0]))]
     return "\n".join(lines)
+
+
+def _said_of(option: Option, figures: Figures) -> str:
+    """Say what was passed over, and for how much balance."""
+    busiest = float(figures.busiest(figures.plan.counts).mean())
+    survives = ", ".join(f"{1 - share:.3f}" for share in option.fatal[1:4])
+    return (
+        f"even work counts for more: the placement that survives most ({survives}, ... of 1, 2, ... lost nodes) has a "
+        f"busiest node with {option.busiest:.3f} times the mean, this one {busiest:.3f}; --balance-weight 0 takes it"
+    )
+
+
+def _front(front: list[Option], weights: FloatArray) -> list[str]:
+    """Return the choice between survival and balance as a table."""
+    most_lost = min(front[0].fatal.size - 1, _MOST_LOST)
+    lost = "".join(f"{number:8d}" for number in range(1, most_lost + 1))
+    rows = [
+        "survival against balance (recovery at least so much, by number of lost nodes):",
+        f"  {'':15s} busiest{lost}  chosen by --balance-weight",
+    ]
+    for option, reach in zip(front, weights_of_choice(front, weights), strict=True):
+        cells = "".join(f"{1 - share:8.4f}" for share in option.fatal[1 : most_lost + 1])
+        chosen = "none" if reach is None else f"{reach[0]:.3g} to {'any' if reach[1] is None else f'{reach[1]:.3g}'}"
+        rows.append(f"  {option.name:15s} {option.busiest:7.3f}{cells}  {chosen}")
+    return rows
 
 
 def _table(curves: dict[str, RecoveryCurve]) -> list[str]:

@@ -5,21 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from holdfast.cli.experts.inputs import parse_slots, parse_weights, read_loads, read_racks
 from holdfast.cli.experts.plot import draw
-from holdfast.cli.experts.report import as_json, as_text
+from holdfast.cli.experts.report import Figures, as_json, as_text
 from holdfast.cli.output import print_json, say
 from holdfast.errors import BadInputError
 from holdfast.planning import (
+    PlacementProblem,
     Plan,
     Shortage,
     Strategy,
+    allocate,
     as_weights,
+    default_weights,
     make_plan,
     recovery_curve,
     strategies,
     strategy_named,
 )
+from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.planning.loads import as_token_counts
+from holdfast.planning.placement.front import Option, options, pareto
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +42,8 @@ class PlanRequest:
     strategy: str
     racks: Path | None
     failure_weights: str | None
+    balance_weight: float | None
+    pareto: bool
     plot: Path | None
     as_json: bool
 
@@ -42,7 +52,7 @@ def run(request: PlanRequest) -> None:
     """Plan, print and draw; raises `BadInputError` for everything users can get wrong."""
     per_node = parse_slots(request.slots, request.nodes)
     count = int(per_node.size)
-    tokens = read_loads(request.loads, request.iteration)
+    tokens = as_token_counts(read_loads(request.loads, request.iteration))
     racks = None if request.racks is None else read_racks(request.racks, count)
     shares = None if request.failure_weights is None else parse_weights(request.failure_weights)
     weights = None if shares is None else as_weights(shares, count)
@@ -55,18 +65,46 @@ def run(request: PlanRequest) -> None:
             strategy=strategy,
             racks=racks,
             failure_weights=weights,
+            balance_weight=request.balance_weight,
         )
         if isinstance(plan, Shortage):
             raise BadInputError(str(plan))
         return plan
 
     plan = plan_by(strategy_named(request.strategy))
+    figures = Figures(
+        plan=plan,
+        name=request.strategy,
+        tokens=tokens.astype(np.float64),
+        racks=racks,
+        front=_front(tokens, per_node, request.fault_threshold, racks, weights) if request.pareto else None,
+        weights=default_weights(count) if weights is None else weights,
+    )
     if request.as_json:
-        print_json(as_json(plan, racks))
+        print_json(as_json(figures))
         if request.plot is None:
             return
-    curves = {name: recovery_curve(plan_by(other).counts) for name, other in strategies().items()}
+    counts = {name: plan_by(other).counts for name, other in strategies().items()}
+    curves = {name: recovery_curve(placed) for name, placed in counts.items()}
     if not request.as_json:
-        say(as_text(plan, request.strategy, curves, racks))
+        say(as_text(figures, counts, curves))
     if request.plot is not None:
         draw(request.plot, plan, request.strategy, curves)
+
+
+def _front(
+    tokens: IntArray, slots: IntArray, threshold: int, racks: IntArray | None, weights: FloatArray | None
+) -> list[Option]:
+    """Return the placements between the safest and the most even one."""
+    allocation = allocate(tokens, slots, fault_threshold=threshold)
+    if isinstance(allocation, Shortage):
+        raise BadInputError(str(allocation))
+    problem = PlacementProblem(
+        replicas=allocation.replicas,
+        slots=slots,
+        fault_threshold=allocation.fault_threshold.given,
+        racks=racks,
+        failure_weights=weights,
+        loads=allocation.tokens.astype(np.float64),
+    )
+    return pareto(options(problem))

@@ -1,4 +1,4 @@
-"""How many replicas each expert gets: Lazarus, Eq. (1), in exact integers.
+"""How many replicas each expert gets: Lazarus, Eq. (1), in exact integers, or so that no replica is too busy.
 
 Axes: L layers, E experts, N nodes.
 """
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from holdfast.errors import BadInputError
-from holdfast.planning.arrays import IntArray
+from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.planning.balance.eplb import extra_replicas
 from holdfast.planning.loads import as_token_counts
 
 #: Nodes that are planned for, and slots on all of them: within it load x slots stays exact in 64 bits.
@@ -20,6 +21,9 @@ MOST_NODES = 1 << 14
 MOST_SLOTS = 1 << 22
 #: Counts of a plan, layers x experts x nodes: half a gigabyte each time they are copied.
 _MOST_CELLS = 1 << 26
+#: Halvings after which 2**40 tokens are known to less than a millionth of one.
+_BISECTIONS = 60
+_TINY = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +82,15 @@ def as_slots(slots: int | Sequence[int] | IntArray, nodes: int | None = None) ->
     return array
 
 
-def allocate(loads: ArrayLike, slots: IntArray, *, fault_threshold: int) -> Allocation | Shortage:
+def allocate(
+    loads: ArrayLike, slots: IntArray, *, fault_threshold: int, least_busy: bool = False
+) -> Allocation | Shortage:
     """Share all slots among the experts by their loads (Lazarus, 4.1, Eq. 1).
 
     `loads` `(L, E)` tokens; `slots` `(N,)` per node. Each expert gets at least `fault_threshold` replicas; where that
     many distinct nodes cannot hold every expert, the threshold is lowered as little as possible, and reported.
-    The hottest expert takes what the rounding leaves. Ties go by expert number.
+    The hottest expert takes what the rounding leaves. Ties go by expert number. With `least_busy`, every further
+    replica goes to the expert with the most tokens per replica instead: so the busiest replica has the fewest.
 
     Raises `BadInputError` for bad loads, a threshold below 1 or too large a plan; returns a `Shortage` for more experts
     than slots.
@@ -99,7 +106,7 @@ def allocate(loads: ArrayLike, slots: IntArray, *, fault_threshold: int) -> Allo
     tokens[empty] = 1
     given = min(fault_threshold, _largest_threshold(experts, slots))
     return Allocation(
-        replicas=_equation_1(tokens, total, given),
+        replicas=(_least_busy if least_busy else _equation_1)(tokens, total, given),
         tokens=tokens,
         fault_threshold=Guarantee(asked=fault_threshold, given=given),
         uniform_layers=tuple(int(layer) for layer in np.flatnonzero(empty)),
@@ -142,6 +149,29 @@ def _equation_1(tokens: IntArray, total: int, minimum: int) -> IntArray:
         left -= replicas
     replicas = np.empty_like(tokens)
     np.put_along_axis(replicas, order, share.T, axis=1)
+    return replicas
+
+
+def _least_busy(tokens: IntArray, total: int, minimum: int) -> IntArray:
+    """The replicas after every one beyond the `minimum` went where it was needed most, all layers at once.
+
+    Down to some tokens per replica that all stay below, they are found by bisection, the last ones one by one.
+    """
+    load = tokens.astype(np.float64)
+    low: FloatArray = np.zeros(len(load))
+    high: FloatArray = load.max(axis=1) / minimum
+    replicas = np.full(tokens.shape, minimum, dtype=np.int64)
+    for _ in range(_BISECTIONS):
+        middle: FloatArray = (low + high) / 2
+        wanted = np.maximum(np.ceil(load / np.maximum(middle, _TINY)[:, None]), minimum)
+        fits = wanted.sum(axis=1) <= total
+        replicas[fits] = wanted[fits].astype(np.int64)
+        low[~fits] = middle[~fits]
+        high[fits] = middle[fits]
+    left = total - replicas.sum(axis=1)
+    chosen = extra_replicas(load, replicas, int(left.max()))
+    for layer, number in enumerate(left.tolist()):
+        replicas[layer] += np.bincount(chosen[layer, :number], minlength=tokens.shape[1])
     return replicas
 
 

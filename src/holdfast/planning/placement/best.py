@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, put_rows
+from holdfast.planning.balance.even import even_sets, idleness
+from holdfast.planning.balance.rows import rows_by_work
+from holdfast.planning.balance.swaps import swap_replicas
 from holdfast.planning.moving.migration import assign_roles, node_kinds
-from holdfast.planning.placement.even import even_rows, idleness
-from holdfast.planning.placement.fill import deal
+from holdfast.planning.placement.fill import deal_by_work
 from holdfast.planning.placement.keep import deal_keeping, rows_for_experts
 from holdfast.planning.placement.mro import Mro
 from holdfast.planning.placement.racks import over_racks
@@ -37,6 +39,8 @@ _STARTS = 6
 _KICKS = 6
 #: Equal shares of fatal losses may differ by this, on few nodes.
 _ROUNDING = 1e-9
+#: Up to so many counts, layers x experts x nodes, replicas are swapped to even out the nodes' work.
+_MOST_CELLS_TO_POLISH = 1 << 21
 #: Weighted losses that are not worth a search.
 _NEGLIGIBLE = 2e-3
 
@@ -59,7 +63,7 @@ class Best:
             pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
         pattern = trim(pattern, problem.fault_threshold)
         if problem.loads is not None:
-            pattern = even_rows(pattern, idleness(problem.loads, problem.replicas, problem.by_rank), problem.slots)
+            pattern = even_sets(pattern, idleness(problem.loads, problem.replicas, problem.by_rank), problem.slots)
         own = build(problem, pattern)
         if problem.racks is not None:
             # Racks come before nodes, and the rivals know none.
@@ -168,14 +172,14 @@ def _least_fatal(problem: PlacementProblem, losses: NodeLosses) -> FloatArray:
 def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     """Return a placement `(L, E, N)` in which every layer follows the `pattern` `(E, N)`, rows by rank.
 
-    Where nodes hold experts already, the pattern's columns go to the nodes, and its rows to the experts, that
-    have to move the fewest.
+    The nodes get even work. Where they hold experts already, the pattern's columns go to the nodes, and its rows to the
+    experts, that have to move the fewest.
     """
-    hosts = np.empty((problem.replicas.shape[0], *pattern.shape), dtype=np.bool_)
-    put_rows(hosts, problem.by_rank, pattern)
     held = problem.previous_hosts
     if held is None:
-        return deal(hosts.astype(np.int64), problem.replicas, problem.slots)
+        return _build_anew(problem, pattern)
+    hosts = np.empty((problem.replicas.shape[0], *pattern.shape), dtype=np.bool_)
+    put_rows(hosts, problem.by_rank, pattern)
     kinds = node_kinds(problem.slots, problem.racks)
     roles = assign_roles(held, hosts, kinds=kinds)
     pattern = np.take(pattern, roles, axis=1)
@@ -185,3 +189,14 @@ def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
         pattern = np.take(pattern, roles, axis=1)
         rows = rows_for_experts(pattern, problem.replicas, held)
     return deal_keeping(pattern, rows, problem.replicas, problem.slots, held)
+
+
+def _build_anew(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
+    work = problem.work
+    rows = rows_by_work(pattern, problem.replicas, work, problem.slots)
+    counts = pattern[rows].astype(np.int64)
+    free = np.repeat((problem.slots - pattern.sum(axis=0))[None, :], len(rows), axis=0)
+    deal_by_work(counts, problem.replicas - pattern.sum(axis=1)[rows], free, work)
+    if counts.size > _MOST_CELLS_TO_POLISH:
+        return counts
+    return swap_replicas(counts, pattern[rows], work, np.zeros(len(rows)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import IntArray, indices, sum_over_nodes, true_places
+from holdfast.planning.arrays import FloatArray, IntArray, indices, sum_over_nodes, take_rows, true_places
 
 
 def deal(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntArray:
@@ -30,6 +30,35 @@ def deal_rest(counts: IntArray, in_hand: IntArray, free: IntArray) -> None:
     # Both go layer by layer, and each layer has as many free slots as replicas in hand.
     row = np.repeat(indices(layers * experts), in_hand.ravel())
     np.add.at(counts.reshape(-1), row * nodes + node, 1)
+
+
+def deal_by_work(counts: IntArray, in_hand: IntArray, free: IntArray, work: FloatArray) -> None:
+    """Add the replicas `in_hand` `(L, E)` to `counts` `(L, E, N)`, in place, so that the nodes' work is even.
+
+    Round by round: first one to each node with the most `free` `(L, N)` slots, last one to each with any; in a round
+    the replica with the most `work` `(L, E)` goes to the node with the least so far. So those of one expert fall on as
+    many nodes as a round has.
+    """
+    if not in_hand.any():
+        return
+    layers, experts, nodes = counts.shape
+    total = int(in_hand[0].sum())
+    order = np.argsort(-work, axis=1, kind="stable")
+    row = np.repeat((order + indices(layers)[:, None] * experts).ravel(), take_rows(in_hand, order).ravel())
+    row = np.concatenate((row.reshape(layers, total), np.zeros((layers, nodes), dtype=np.int64)), axis=1)
+    flat, flat_work = counts.reshape(-1), work.reshape(-1)
+    load = np.matmul(work[:, None, :], counts.astype(np.float64))[:, 0, :]
+    position, layer = indices(nodes), indices(layers)[:, None]
+    dealt = np.zeros(layers, dtype=np.int64)
+    for least in range(int(free.max()), 0, -1):
+        takes = free >= least
+        number = takes.sum(axis=1)
+        node = np.where(takes, load, np.inf).argsort(axis=1, kind="stable")
+        chosen = np.take_along_axis(row, dealt[:, None] + position, axis=1)
+        taken = position < number[:, None]
+        np.add.at(flat, chosen[taken] * nodes + node[taken], 1)
+        load[np.broadcast_to(layer, node.shape)[taken], node[taken]] += flat_work[chosen[taken]]
+        dealt += number
 
 
 def pack(replicas: IntArray, slots: IntArray) -> IntArray:

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, stable_order, take_rows
+from holdfast.planning.balance.work import work_per_replica
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what is derived is kept
@@ -50,6 +51,17 @@ class PlacementProblem:
     def ranked_replicas(self) -> IntArray:
         """The replicas of the expert of each rank, ascending, `(L, E)`."""
         return take_rows(self.replicas, self.by_rank)
+
+    @cached_property
+    def work(self) -> FloatArray:
+        """Each replica's tokens over those of its layer's average slot, `(L, E)`; ones where the loads are not known.
+
+        What differs by rounding only is equal: equal loads are placed alike, whatever their scale.
+        """
+        if self.loads is None:
+            return np.ones(self.replicas.shape)
+        average = self.loads.sum(axis=1, keepdims=True) / int(self.slots.sum())
+        return np.round(work_per_replica(self.loads, self.replicas) / average, 9)
 
     @cached_property
     def previous_hosts(self) -> BoolArray | None:

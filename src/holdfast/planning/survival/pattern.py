@@ -35,12 +35,26 @@ def group_patterns(profile: IntArray, slots: IntArray) -> list[BoolArray]:
     For every width c that some nodes have: the expert group that is not full may come at any place (MRO's comes
     last), and node groups are as large as their rarest expert allows, evened out where there are too few nodes.
     """
-    found: list[BoolArray] = []
-    for width in np.unique(slots):
-        nodes = np.flatnonzero(slots >= width)
-        for starts in _group_starts(profile.size, int(width)):
-            found.append(_disjoint(profile, starts, nodes, slots.size))
-    return found
+    return [
+        disjoint_groups(profile, starts, slots)
+        for width in np.unique(slots)
+        for starts in _group_starts(profile.size, int(width))
+    ]
+
+
+def disjoint_groups(profile: IntArray, starts: IntArray, slots: IntArray) -> BoolArray:
+    """Return the pattern `(E, N)` with one node group per expert group, as large as fits, the smallest served first.
+
+    `starts`: the first rank of each expert group; its nodes have `slots` `(N,)` for the largest of them.
+    """
+    stops = np.append(starts[1:], profile.size)
+    nodes = np.flatnonzero(slots >= (stops - starts).max())
+    sizes = _share_nodes(profile[starts], nodes.size)
+    ends = np.cumsum(sizes)
+    pattern = np.zeros((profile.size, slots.size), dtype=np.bool_)
+    for start, stop, first, last in zip(starts, stops, ends - sizes, ends, strict=True):
+        pattern[start:stop, nodes[first:last]] = True
+    return pattern
 
 
 def _group_starts(experts: int, width: int) -> list[IntArray]:
@@ -54,17 +68,6 @@ def _group_starts(experts: int, width: int) -> list[IntArray]:
         sizes[place] = short
         options.append(np.cumsum(sizes) - sizes)
     return options
-
-
-def _disjoint(profile: IntArray, starts: IntArray, nodes: IntArray, total: int) -> BoolArray:
-    """Return the pattern with one node group per expert group, as large as fits, the smallest ones served first."""
-    sizes = _share_nodes(profile[starts], nodes.size)
-    ends = np.cumsum(sizes)
-    pattern = np.zeros((profile.size, total), dtype=np.bool_)
-    stops = np.append(starts[1:], profile.size)
-    for start, stop, first, last in zip(starts, stops, ends - sizes, ends, strict=True):
-        pattern[start:stop, nodes[first:last]] = True
-    return pattern
 
 
 def _share_nodes(wanted: IntArray, nodes: int) -> IntArray:
@@ -115,4 +118,16 @@ def trim(pattern: BoolArray, threshold: int) -> BoolArray:
     # [E, sets]: how many of the set's nodes are not among the expert's.
     outside = (~pattern).astype(np.float32) @ smallest.T.astype(np.float32)
     inside = outside == 0
-    return np.where(inside.any(axis=1)[:, None], smallest[inside.argmax(axis=1)], pattern)
+    trimmed = pattern.copy()
+    only = inside.sum(axis=1) == 1
+    trimmed[only] = smallest[inside[only].argmax(axis=1)]
+    # Who contains several sets takes the one whose nodes have the fewest experts so far.
+    several = np.flatnonzero(inside.sum(axis=1) > 1)
+    members, size = smallest.astype(np.float64), smallest.sum(axis=1)
+    crowd = members @ (trimmed.sum(axis=0) - trimmed[several].sum(axis=0)) / size
+    share = (members @ members.T) / size
+    for row in several.tolist():
+        chosen = int(np.where(inside[row], crowd, np.inf).argmin())
+        trimmed[row] = smallest[chosen]
+        crowd += share[chosen]
+    return trimmed

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.planning import make_plan, recovery_curve, strategy_named
-from holdfast.planning.placement.even import even_rows, idleness
+from holdfast.planning.balance.even import even_sets, idleness
 
 
 @st.composite
@@ -24,7 +24,7 @@ def patterns(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @given(patterns())
 def test_what_survives_stays_the_same(case: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     pattern, idle, slots = case
-    evened = even_rows(pattern, idle, slots)
+    evened = even_sets(pattern, idle, slots)
     assert (evened.sum(axis=0) <= slots).all()
     assert (evened.sum(axis=1) == pattern.sum(axis=1)).all()
     known = {row.tobytes() for row in pattern}

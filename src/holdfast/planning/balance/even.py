@@ -25,7 +25,7 @@ def idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -> FloatA
     return 1.0 - (per_replica / average[:, None]).mean(axis=0)
 
 
-def even_rows(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
+def even_sets(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
     """Return `pattern` `(E, N)` with its rows' host sets traded so that idleness `(E,)` is even over the nodes.
 
     Only sets of the same size change hands, and no node gets more rows than `slots` `(N,)`. Where that leads nowhere

@@ -1,0 +1,79 @@
+"""Which expert takes which row of a pattern of hosts, so that the nodes have even work in every layer.
+
+A pattern survives a loss if each of its host sets keeps a node: which expert has which of the sets does not matter,
+as long as it has replicas enough for its set. So hot and cold experts can be mixed at no cost in recovery.
+
+Axes: L layers, E experts, N nodes, S distinct host sets, K sizes of host sets.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_rows, indices, stable_order
+from holdfast.planning.balance.swaps import rows_of, swap_rows
+
+
+def rows_by_work(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> IntArray:
+    """Return the row of the `pattern` `(E, N)` that each expert takes, `(L, E)`.
+
+    The experts of each layer choose in turn, those with the most `work` `(L, E)` per replica first, among the host
+    sets for which they have `replicas` `(L, E)` enough, and which leave the others enough: the one whose nodes have
+    the least work so far. `slots` `(N,)` that the pattern leaves free count as filled with what is left. Swaps even out
+    the rest.
+    """
+    layers, experts = replicas.shape
+    sets, set_of = distinct_rows(pattern)
+    base = to_come(pattern, replicas, work, slots)
+    choice = _Choice(sets, set_of, replicas, base)
+    order = np.argsort(-work, axis=1, kind="stable")
+    layer = indices(layers)
+    chosen = np.empty_like(replicas)
+    for turn in range(experts):
+        expert = order[:, turn]
+        chosen[layer, expert] = choice.take(replicas[layer, expert], work[layer, expert])
+    nothing: FloatArray = np.zeros(layers)
+    return swap_rows(pattern, rows_of(chosen, set_of), replicas, work, base, nothing)
+
+
+def to_come(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> FloatArray:
+    """Return the work `(L, N)` that the slots left free by the pattern will have, about: shared out evenly."""
+    free = slots - pattern.sum(axis=0)
+    sizes = np.sort(pattern.sum(axis=1))
+    by_rank = stable_order(replicas)
+    left = np.take_along_axis((replicas * work), by_rank, axis=1) - sizes * np.take_along_axis(work, by_rank, axis=1)
+    return left.sum(axis=1)[:, None] * (free / max(int(free.sum()), 1))
+
+
+class _Choice:
+    """The host sets that are left, layer by layer, and their nodes' work."""
+
+    def __init__(self, sets: BoolArray, set_of: IntArray, replicas: IntArray, work: FloatArray) -> None:
+        """Begin with nodes that have `work` `(L, N)` already."""
+        members = sets.astype(np.float64)
+        number = np.bincount(set_of, minlength=len(sets))
+        size = sets.sum(axis=1)
+        sizes, self._kind = np.unique(size, return_inverse=True)
+        self._sizes = sizes
+        #: `(L, S)` rows with each set that nobody has yet, and the mean work of its nodes
+        self._left = np.repeat(number[None, :], len(replicas), axis=0)
+        self._work = work @ members.T / size
+        #: `(S, S)` by how much of a replica's work the mean of one set rises where another one gets it
+        self._share = (members @ members.T) / size
+        #: `(L, K)` experts with replicas enough for a size, beyond those that rows of that size or more still need
+        enough = (replicas[:, :, None] >= sizes).sum(axis=1)
+        self._spare = enough - (size[set_of][:, None] >= sizes).sum(axis=0)
+        self._layer = indices(len(replicas))
+        self._kinds = indices(sizes.size)
+
+    def take(self, replicas: IntArray, work: FloatArray) -> IntArray:
+        """Let one expert of each layer, with `replicas` and `work` `(L,)`, choose its set; return which `(L,)`."""
+        largest = np.searchsorted(self._sizes, replicas, side="right") - 1
+        tight = (self._spare == 0) & (self._kinds <= largest[:, None])
+        smallest = np.where(tight, self._kinds, 0).max(axis=1)
+        may = (self._kind >= smallest[:, None]) & (self._kind <= largest[:, None]) & (self._left > 0)
+        chosen = np.where(may, self._work, np.inf).argmin(axis=1)
+        self._left[self._layer, chosen] -= 1
+        self._work += work[:, None] * self._share[chosen]
+        self._spare -= (self._kinds > self._kind[chosen][:, None]) & (self._kinds <= largest[:, None])
+        return chosen

@@ -1,0 +1,128 @@
+"""Evening out the nodes' work by swaps: of two experts' rows of a pattern, or of two replicas.
+
+Always on the busiest node of each layer: the swap after which the nodes' loads, squared, sum to the least. What
+placement is reached on the way with the least busy busiest node is kept.
+
+Axes: L layers, E experts, N nodes, S distinct host sets, C experts on the busiest node at the most.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_rows, indices, stable_order
+
+#: Less than this share of the sum of squares is no improvement.
+_BETTER = 1e-9
+#: Swaps tried per layer.
+_MOST_SWAPS = 64
+#: Layers x experts x experts on a node that are looked at in one round, at the most.
+_MOST_PAIRS = 4_000_000
+
+
+def swap_rows(
+    pattern: BoolArray, rows: IntArray, replicas: IntArray, work: FloatArray, base: FloatArray, goal: FloatArray
+) -> IntArray:
+    """Return `rows` `(L, E)` of the `pattern` `(E, N)` with experts' rows swapped, which keeps what it survives.
+
+    An expert may take a row only if it has `replicas` `(L, E)` for all its hosts. The nodes have `base` `(L, N)` beside
+    the `work` `(L, E)` of the pattern's replicas. Layers whose busiest node has no more than the `goal` `(L,)` stay.
+    """
+    sets, set_of = distinct_rows(pattern)
+    members, size = sets.astype(np.float64), sets.sum(axis=1)
+    fits = replicas[:, :, None] >= size
+    mine = set_of[rows]
+    load = base + np.matmul(work[:, None, :], members[mine])[:, 0, :]
+    apart = size[:, None] + size - 2.0 * (members @ members.T)
+    best, best_load = mine.copy(), load.max(axis=1)
+    layer = indices(len(rows))
+    for _ in range(_MOST_SWAPS):
+        here = sets[mine, load.argmax(axis=1)[:, None]]
+        on_it = _on_busiest(here, best_load > goal)
+        if on_it is None:
+            break
+        their = mine[layer[:, None], on_it]
+        value = np.take_along_axis(load @ members.T, mine, axis=1)
+        less = np.take_along_axis(work, on_it, axis=1)[:, :, None] - work[:, None, :]
+        drop = np.take_along_axis(value, on_it, axis=1)[:, :, None] - value[:, None, :]
+        gain = less * (2.0 * drop - less * apart[their[:, :, None], mine[:, None, :]])
+        allowed = np.take_along_axis(here, on_it, axis=1)[:, :, None] & ~here[:, None, :] & (less > 0)
+        allowed &= fits[layer[:, None, None], on_it[:, :, None], mine[:, None, :]]
+        allowed &= fits[layer[:, None, None], indices(rows.shape[1])[None, None, :], their[:, :, None]]
+        allowed &= (best_load > goal)[:, None, None]
+        first, second, found = _greatest(np.where(allowed, gain, 0.0), load)
+        if not found.any():
+            break
+        one, other, at = on_it[layer, first][found], second[found], layer[found]
+        shift = work[at, one] - work[at, other]
+        load[at] += shift[:, None] * (members[mine[at, other]] - members[mine[at, one]])
+        mine[at, one], mine[at, other] = mine[at, other], mine[at, one]
+        better = load.max(axis=1) < best_load
+        best[better], best_load[better] = mine[better], load.max(axis=1)[better]
+    return rows_of(best, set_of)
+
+
+def swap_replicas(counts: IntArray, needed: BoolArray, work: FloatArray, goal: FloatArray) -> IntArray:
+    """Return `counts` `(L, E, N)` with replicas swapped between nodes, one where it is `needed` `(L, E, N)` left there.
+
+    `work` `(L, E)` of a replica. Layers whose busiest node has no more than the `goal` `(L,)` stay. An expert gets no
+    second replica on a node, but for one that is a second one already.
+    """
+    counts = counts.copy()
+    load = np.matmul(work[:, None, :], counts.astype(np.float64))[:, 0, :]
+    best, best_load = counts.copy(), load.max(axis=1)
+    layer = indices(len(counts))
+    for _ in range(_MOST_SWAPS):
+        busiest = load.argmax(axis=1)
+        free = counts > needed
+        here = free[layer, :, busiest]
+        on_it = _on_busiest(here, best_load > goal)
+        if on_it is None:
+            break
+        # Of each expert, the replica on the node with the least load counts, where the busiest has none of it.
+        there = np.where(free & (counts[layer, :, busiest] == 0)[:, :, None], load[:, None, :], np.inf)
+        node = there.argmin(axis=2)
+        value = there.min(axis=2)
+        less = np.take_along_axis(work, on_it, axis=1)[:, :, None] - work[:, None, :]
+        drop = (load[layer, busiest][:, None] - value)[:, None, :]
+        absent = counts[layer[:, None, None], on_it[:, :, None], node[:, None, :]] == 0
+        allowed = np.take_along_axis(here, on_it, axis=1)[:, :, None] & np.isfinite(value)[:, None, :] & (less > 0)
+        allowed &= absent & (best_load > goal)[:, None, None]
+        gain = np.where(allowed, 2.0 * less * (np.where(np.isfinite(drop), drop, 0.0) - less), 0.0)
+        first, second, found = _greatest(gain, load)
+        if not found.any():
+            break
+        at, one, other = layer[found], on_it[layer, first][found], second[found]
+        source, target = busiest[found], node[layer, second][found]
+        for expert, change in ((one, 1), (other, -1)):
+            counts[at, expert, source] -= change
+            counts[at, expert, target] += change
+        shift = work[at, one] - work[at, other]
+        load[at, source] -= shift
+        load[at, target] += shift
+        better = load.max(axis=1) < best_load
+        best[better], best_load[better] = counts[better], load.max(axis=1)[better]
+    return best
+
+
+def _on_busiest(here: BoolArray, open_layers: BoolArray) -> IntArray | None:
+    """Return the experts that are `here` `(L, E)`, filled up with others, `(L, C)`; None: there is nothing to do."""
+    width = int(here[open_layers].sum(axis=1).max(initial=0))
+    if not width or here.size * width > _MOST_PAIRS:
+        return None
+    return np.argsort(~here, axis=1, kind="stable")[:, :width]
+
+
+def _greatest(gain: FloatArray, load: FloatArray) -> tuple[IntArray, IntArray, BoolArray]:
+    """Return the place of each layer's greatest `gain` `(L, C, E)`, and whether it is one at all."""
+    flat = gain.reshape(len(gain), -1)
+    place = flat.argmax(axis=1)
+    found = flat.max(axis=1) > _BETTER * (load**2).sum(axis=1)
+    return place // gain.shape[2], place % gain.shape[2], found
+
+
+def rows_of(sets: IntArray, set_of: IntArray) -> IntArray:
+    """Return a row `(L, E)` for each expert that has one of the `sets` `(L, E)`; rows have the sets `set_of` `(E,)`."""
+    rows = np.empty_like(sets)
+    np.put_along_axis(rows, stable_order(sets), np.broadcast_to(np.argsort(set_of, kind="stable"), rows.shape), 1)
+    return rows
