@@ -32,8 +32,8 @@ def rows_by_work(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots
     for turn in range(experts):
         expert = order[:, turn]
         chosen[layer, expert] = choice.take(replicas[layer, expert], work[layer, expert])
-    nothing: FloatArray = np.zeros(layers)
-    return swap_rows(pattern, rows_of(chosen, set_of), replicas, work, base, nothing)
+    rows = rows_of(chosen, set_of)
+    return swap_rows(pattern, rows, replicas, work, base, np.zeros(len(rows)))
 
 
 def to_come(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> FloatArray:

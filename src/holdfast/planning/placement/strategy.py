@@ -61,7 +61,8 @@ class PlacementProblem:
         if self.loads is None:
             return np.ones(self.replicas.shape)
         average = self.loads.sum(axis=1, keepdims=True) / int(self.slots.sum())
-        return np.round(work_per_replica(self.loads, self.replicas) / average, 9)
+        work: FloatArray = work_per_replica(self.loads, self.replicas) / average
+        return work.round(9)
 
     @cached_property
     def previous_hosts(self) -> BoolArray | None:
