@@ -13,8 +13,8 @@ from made_events import KINDS
 from places import ROOT
 
 CONTRACT = {
-    "job_started": {"url", "coordinator_pid", "format", "emulated_token_s"},
-    "coordinator_restarted": {"url", "coordinator_pid"},
+    "job_started": {"url", "coordinator_pid", "format", "emulated_token_s", "flop_per_sample", "peak_flop_per_s"},
+    "coordinator_restarted": {"url", "coordinator_pid", "flop_per_sample", "peak_flop_per_s"},
     "nodes_joined": {"nodes"},
     "workers_changed": {"node", "worker_pids"},
     "node_left": {"node", "reason"},
@@ -50,7 +50,7 @@ CONTRACT = {
     "rebalance_decided": {"step", "adopted", "gain_s", "cost_s", "moves", "why"},
     "rebalanced": {"step", "moved_bytes", "experts_moved", "transfer_s", "down_s"},
     "rolled_back": {"to_step", "why"},
-    "checkpoint_saved": {"step", "save_s", "saved_bytes"},
+    "checkpoint_saved": {"step", "save_s", "saved_bytes", "stall_s"},
     "checkpoint_rejected": {"name", "why"},
     "journal_repaired": {
         "from_seq",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.observability.event_lines import read_events
-from holdfast.observability.report import committed_steps
+from holdfast.observability.report import committed_steps, make_report
 from holdfast.protocol.events import RolledBack, StepCommitted
 from holdfast.testing.local_job import LocalJob
 from warm_start import run_warm
@@ -43,6 +43,9 @@ def check_journal(job: LocalJob) -> None:
             wanted += 1
     samples = {event.samples for event in job.all(StepCommitted)}
     assert len(samples) <= 1
+    time = make_report(job.events).time
+    assert sum(time.seconds.values()) == pytest.approx(time.wall_s, rel=0.01), job.story()
+    assert min(time.seconds.values()) >= 0.0, job.story()
 
 
 def goes_on(job: LocalJob, steps: int = 3) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
+from holdfast.observability.journal_file import FileJournal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol import events as ev
-from made_events import joined
+from made_events import joined, made
 from places import ROOT
 
 
@@ -92,9 +95,46 @@ def test_the_page_names_all_of_them_and_no_other() -> None:
     assert told == {family.name for family in Metrics("j").registry.collect()}
 
 
+def test_a_coordinator_that_takes_over_goes_on_counting(tmp_path: Path) -> None:
+    """The same metrics from a journal as from its events as they happened."""
+    events: list[ev.AnyEvent] = [
+        made("job_started", 1.0, seq=1, job="j", term=1, flop_per_sample=2.0),
+        made("generation_started", 5.0, seq=2, job="j", members=("a",), world_size=1, reason="start"),
+        *(made("step_committed", 5.0 + k, seq=2 + k, job="j", step=k, samples=8, step_s=1.0) for k in range(1, 9)),
+        made("failure_detected", 13.5, seq=11, job="j", node="a", kind="hang", severity=3),
+        made("recovered", 14.5, seq=12, job="j", action="retry", state_source="none", down_s=1.0),
+        made("checkpoint_saved", 15.0, seq=13, job="j"),
+    ]
+    with contextlib.closing(FileJournal(tmp_path / "e.jsonl")) as journal:
+        before = Metrics("j")
+        for event in events:
+            journal.append(event)
+            before.observe(event)
+    after = Metrics("j")
+    FileJournal(tmp_path / "e.jsonl", told=after.observe).close()
+    assert after.exposition(99.0) == before.exposition(99.0)
+    values = _values(after)
+    assert values["holdfast_steps_committed_total"] == 8
+    assert values["holdfast_time_seconds_total/waiting"] == 4.0
+    assert values["holdfast_flop_delivered"] == 128.0
+
+
+def test_what_is_not_known_has_no_value() -> None:
+    unknown = {"holdfast_loss", "holdfast_goodput_ratio", "holdfast_mfu_ratio", "holdfast_flop_delivered"}
+    assert not unknown & _values(Metrics("j")).keys()
+
+
+def test_lost_steps_are_counted_as_far_as_their_number_is_known() -> None:
+    metrics = Metrics("j")
+    metrics.observe(made("journal_repaired", 9.0, job="j", from_step=3, to_step=10, step_samples=8, samples=80))
+    values = _values(metrics)
+    assert (values["holdfast_step"], values["holdfast_steps_committed_total"]) == (10, 7)
+    assert values["holdfast_samples_committed_total"] == 56
+
+
 def test_the_global_registry_is_left_alone() -> None:
     metrics, other = Metrics("j"), Metrics("j")
     metrics.refused()
     assert _values(metrics)["holdfast_messages_refused_total"] == 1
-    assert "holdfast_messages_refused_total" not in _values(other)
+    assert _values(other)["holdfast_messages_refused_total"] == 0
     assert REGISTRY.get_sample_value("holdfast_messages_refused_total", {"job_name": "j"}) is None

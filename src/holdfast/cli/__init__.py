@@ -11,7 +11,8 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from holdfast.cli.experts import plan
-from holdfast.cli.job import act, look, report, run, schema, servers
+from holdfast.cli.history import report
+from holdfast.cli.job import act, look, run, schema, servers
 from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
 from holdfast.cli.simulate import command as simulate
 from holdfast.errors import EXIT_OUR_FAULT, HoldfastError

@@ -7,12 +7,13 @@ import fcntl
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from holdfast.errors import BadInputError
 from holdfast.observability.event_lines import NoEventError, decode_event
 from holdfast.observability.journal import RECENT, Journal, JournalError, JournalTakenError, first_of
+from holdfast.protocol.events import ReadEvent
 
 #: Every so many lines the place of one in the file is remembered, to read older events without reading all.
 _BLOCK = 256
@@ -34,12 +35,16 @@ class FileJournal(Journal):
         BadInputError: the file cannot be written, or holds something else than events.
     """
 
-    def __init__(self, path: Path, *, recent: int = RECENT) -> None:
+    def __init__(
+        self, path: Path, *, recent: int = RECENT, told: Callable[[ReadEvent], object] = lambda _: None
+    ) -> None:
+        """Read what is there; `told`: called with each event of it, in order."""
         super().__init__(recent=recent)
         self.job = ""
         self.term = 0
         self.damaged = 0
         self._path = path
+        self._told = told
         self._file: int | None = None
         self._synced = True
         #: blocks of events whose numbers have no gap: the first one's number and its place in the file
@@ -149,6 +154,7 @@ class FileJournal(Journal):
         self._note(line, event.seq)
         self._take(line, event.seq)
         self.position, self.job, self.term = self.position.after(event), event.job, event.term
+        self._told(event)
 
 
 def sync_directory(path: Path) -> None:

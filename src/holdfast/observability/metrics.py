@@ -1,18 +1,25 @@
-"""Numbers for Prometheus, made from the same events that the journal holds."""
+"""Numbers for Prometheus, made from the events that the journal holds: whoever reads it from its begin has the same."""
 
 from __future__ import annotations
 
-from math import nan
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from math import inf, nan
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
+from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.protocol.events import (
-    AnyEvent,
     CheckpointSaved,
     FailureDetected,
     GenerationStarted,
+    JournalRepaired,
     NodeLeft,
     NodesJoined,
+    ReadEvent,
     Rebalanced,
     Recovered,
     StepCommitted,
@@ -21,73 +28,164 @@ from holdfast.protocol.events import (
 #: What a scrape's answer says about its format.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, inf)
+
+Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
+
+_GAUGES = {
+    "step": "Newest step that every member has applied",
+    "loss": "Loss of the newest committed step",
+    "world_size": "Workers in the newest generation",
+    "term": "Number of this coordinator",
+    "generation": "Number of the newest generation",
+}
+#: the values of a metric by those of its labels, the job's name aside
+_Values = Mapping[tuple[str, ...], float]
+#: what they count, and their labels
+_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "steps_committed": ("Steps committed", ()),
+    "samples_committed": ("Samples of committed steps", ()),
+    "messages_refused": ("Messages refused: malformed, oversized, out of turn", ()),
+    "checkpoints_saved": ("Checkpoints accepted", ()),
+    "failures": ("Failures detected", ("kind", "severity")),
+    "recoveries": ("Recoveries", ("action", "source")),
+    "moved_bytes": ("Bytes that workers have received, by what for", ("what",)),
+}
 
 
-class Metrics:
-    """The metrics of one coordinator, in a registry of their own. Counters start at zero with the process."""
+def _known(value: float | None) -> _Values:
+    """Return the values of a metric without labels: what is not known has none."""
+    return {} if value is None else {(): value}
+
+
+class _Histogram:
+    def __init__(self) -> None:
+        self.sum = 0.0
+        self._counts = [0] * len(_SECONDS)
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(_SECONDS, seconds)] += 1
+        self.sum += seconds
+
+    def buckets(self) -> Iterator[tuple[str, float]]:
+        total = 0
+        for bound, count in zip(_SECONDS, self._counts, strict=True):
+            total += count
+            yield "+Inf" if bound == inf else str(bound), total
+
+
+class Metrics(Collector):
+    """The metrics of one job, in a registry of their own. What was refused and who is connected is this process's."""
 
     def __init__(self, job: str) -> None:
         self.registry = CollectorRegistry()
+        self.ledger = TimeLedger()
         self._job = job
+        #: up to when time is booked; None: up to the newest event
+        self._until: float | None = None
         self._here: set[str] = set()
         self._members: frozenset[str] = frozenset()
-        self._step = self._gauge("step", "Newest step that every member has applied")
-        self._loss = self._gauge("loss", "Loss of the newest committed step")
-        self._world = self._gauge("world_size", "Workers in the newest generation")
-        self._nodes = self._gauge("nodes", "Nodes: training in the newest generation, or waiting to", "state")
-        self._term = self._gauge("term", "Number of this coordinator")
-        self._generation = self._gauge("generation", "Number of the newest generation")
-        self._connections = self._gauge("agent_connections", "Agents connected now")
-        self._saved_at = self._gauge("last_checkpoint_timestamp_seconds", "When a checkpoint was accepted last")
-        self._steps = self._counter("steps_committed", "Steps committed")
-        self._samples = self._counter("samples_committed", "Samples of committed steps")
-        self._refused = self._counter("messages_refused", "Messages refused: malformed, oversized, out of turn")
-        self._failures = self._counter("failures", "Failures detected", "kind", "severity")
-        self._recoveries = self._counter("recoveries", "Recoveries", "action", "source")
-        self._moved = self._counter("moved_bytes", "Bytes that workers have received, by what for", "what")
-        self._checkpoints = self._counter("checkpoints_saved", "Checkpoints accepted")
-        self._step_s = self._histogram("step_duration_seconds", "Time from one committed step to the next")
-        self._down_s = self._histogram("recovery_down_seconds", "From a failure to the next committed step")
+        self._gauges: dict[str, float] = {}
+        self._counts: Counter[tuple[str, ...]] = Counter()
+        self._saved_at: float | None = None
+        self._agents = 0
+        self._step_s, self._down_s = _Histogram(), _Histogram()
+        self.registry.register(self)
 
-    def observe(self, event: AnyEvent) -> None:
+    def observe(self, event: ReadEvent) -> None:
         """Take in one event of the journal."""
-        self._term.labels(self._job).set(event.term)
-        self._generation.labels(self._job).set(event.generation)
+        gauges, counts = self._gauges, self._counts
+        gauges["term"], gauges["generation"] = event.term, event.generation
+        self.ledger.take(event)
         match event:
             case StepCommitted():
-                self._step.labels(self._job).set(event.step)
-                self._loss.labels(self._job).set(nan if event.loss is None else event.loss)
-                self._steps.labels(self._job).inc()
-                self._samples.labels(self._job).inc(event.samples)
-                self._step_s.labels(self._job).observe(event.step_s)
+                gauges["step"], gauges["loss"] = event.step, nan if event.loss is None else event.loss
+                counts["steps_committed",] += 1
+                counts["samples_committed",] += event.samples
+                self._step_s.observe(event.step_s)
             case NodesJoined() | NodeLeft() | GenerationStarted():
                 self._count_nodes(event)
             case FailureDetected():
-                self._failures.labels(self._job, event.kind, str(event.severity)).inc()
+                counts["failures", event.kind, str(event.severity)] += 1
             case Recovered():
-                self._recoveries.labels(self._job, event.action, event.state_source).inc()
-                self._moved.labels(self._job, "recovery").inc(event.moved_bytes)
-                self._down_s.labels(self._job).observe(event.down_s)
+                counts["recoveries", event.action, event.state_source] += 1
+                counts["moved_bytes", "recovery"] += event.moved_bytes
+                self._down_s.observe(event.down_s)
             case Rebalanced():
-                self._moved.labels(self._job, "rebalance").inc(event.moved_bytes)
+                counts["moved_bytes", "rebalance"] += event.moved_bytes
             case CheckpointSaved():
-                self._checkpoints.labels(self._job).inc()
-                self._saved_at.labels(self._job).set(event.time)
+                counts["checkpoints_saved",] += 1
+                self._saved_at = event.time
+            case JournalRepaired():
+                gauges["step"], steps = event.to_step, max(0, event.to_step - event.from_step)
+                counts["steps_committed",] += steps
+                counts["samples_committed",] += steps * event.step_samples
             case _:
                 pass
 
     def connected(self, agents: int) -> None:
         """Say how many agents are connected."""
-        self._connections.labels(self._job).set(agents)
+        self._agents = agents
 
     def refused(self) -> None:
         """Count a message that was refused."""
-        self._refused.labels(self._job).inc()
+        self._counts["messages_refused",] += 1
 
-    def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+    def exposition(self, now: float | None = None) -> bytes:
+        """Return all metrics in Prometheus' text format, as of `now` (unix seconds), else of the newest event."""
+        self._until = now
         return generate_latest(self.registry)
+
+    def collect(self) -> Iterable[Family]:
+        """Yield all metrics as they are now."""
+        yield from self._told_gauges()
+        for name, (text, labels) in _COUNTERS.items():
+            found = {key[1:]: float(count) for key, count in self._counts.items() if key[0] == name}
+            yield self._counter(name, text, labels, found if labels else {(): 0.0, **found})
+        yield self._histogram("step_duration_seconds", "Time from one committed step to the next", self._step_s)
+        yield self._histogram("recovery_down_seconds", "From a failure to the next committed step", self._down_s)
+        yield from self._told_time()
+
+    def _told_gauges(self) -> Iterator[Family]:
+        for name, text in _GAUGES.items():
+            yield self._gauge(name, text, _known(self._gauges.get(name)))
+        yield self._gauge("agent_connections", "Agents connected now", {(): self._agents})
+        saved_at = "When a checkpoint was accepted last"
+        yield self._gauge("last_checkpoint_timestamp_seconds", saved_at, _known(self._saved_at))
+        training = len(self._here & self._members)
+        nodes = {("training",): training, ("waiting",): len(self._here) - training}
+        yield self._gauge("nodes", "Nodes: training in the newest generation, or waiting to", nodes, ("state",))
+
+    def _told_time(self) -> Iterator[Family]:
+        account, settled = self.ledger.account(self._until), self.ledger.settled(self._until)
+        seconds = {(str(cause),): value for cause, value in settled.items()}
+        yield self._counter("time_seconds", "The job's time, by what it went into", ("cause",), seconds)
+        yield self._counter("node_seconds", "Time of nodes that were there", (), {(): account.node_hours * 3600})
+        may_be_known = (
+            ("effective_time_ratio", "Share of the time in which the job trained (ETTR)", account.ettr),
+            ("goodput_ratio", "Samples that count / the full, undisturbed job's", account.goodput),
+            ("mfu_ratio", "FLOP delivered / what the accelerators could have", account.mfu),
+            ("flop_delivered", "FLOP of the samples that count", account.flop_delivered),
+        )
+        for name, text, value in may_be_known:
+            yield self._gauge(name, text, _known(value))
+
+    def _gauge(self, name: str, text: str, values: _Values, labels: tuple[str, ...] = ()) -> Family:
+        family = GaugeMetricFamily(f"holdfast_{name}", text, labels=("job_name", *labels))
+        for key, value in values.items():
+            family.add_metric((self._job, *key), value)
+        return family
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...], values: _Values) -> Family:
+        family = CounterMetricFamily(f"holdfast_{name}", text, labels=("job_name", *labels))
+        for key, value in values.items():
+            family.add_metric((self._job, *key), value)
+        return family
+
+    def _histogram(self, name: str, text: str, observed: _Histogram) -> Family:
+        family = HistogramMetricFamily(f"holdfast_{name}", text, labels=("job_name",))
+        family.add_metric((self._job,), list(observed.buckets()), observed.sum)
+        return family
 
     def _count_nodes(self, event: NodesJoined | NodeLeft | GenerationStarted) -> None:
         match event:
@@ -96,17 +194,6 @@ class Metrics:
             case NodeLeft():
                 self._here.discard(event.node)
             case GenerationStarted():
-                self._world.labels(self._job).set(event.world_size)
+                self._gauges["world_size"] = event.world_size
                 self._members = frozenset(event.members)
-                self._here |= self._members  # (those from before this coordinator's start have not joined anew)
-        self._nodes.labels(self._job, "training").set(len(self._here & self._members))
-        self._nodes.labels(self._job, "waiting").set(len(self._here - self._members))
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"holdfast_{name}", text, ("job_name", *labels), registry=self.registry)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"holdfast_{name}", text, ("job_name", *labels), registry=self.registry)
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"holdfast_{name}", text, ("job_name",), registry=self.registry, buckets=_SECONDS)
+                self._here |= self._members  # (of whose coming the journal has lost the event)

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from holdfast.observability.accounts.time_ledger import TimeAccount, TimeLedger
 from holdfast.protocol.events import (
     FailureDetected,
     GenerationStarted,
     JobFailed,
     JobFinished,
     JobStarted,
-    JobWaiting,
     NodesJoined,
     ReadEvent,
     Rebalanced,
@@ -53,16 +53,14 @@ class JobReport:
     first_loss: float | None
     final_loss: float | None
     median_step_s: float
-    #: share of the time since the first step that went into steps of usual length
-    productive: float
     recoveries: tuple[RecoverySummary, ...]
     gaps: int
+    #: where its time went, up to the newest event
+    time: TimeAccount
     #: of the steps, those at which the loss scale had the optimizer left alone
     skipped: int = 0
     #: placements of the experts that were switched to because of their loads
     rebalances: int = 0
-    #: how long too few nodes were there
-    waiting_s: float = 0.0
     emulated_token_s: float = 0.0
 
 
@@ -80,9 +78,10 @@ def committed_steps(events: Iterable[ReadEvent]) -> list[StepCommitted]:
 def make_report(events: Sequence[ReadEvent]) -> JobReport:
     """Add up a job's events."""
     steps = committed_steps(events)
-    first = events[0]
+    first, ledger = events[0], TimeLedger()
+    for event in events:
+        ledger.take(event)
     usual = statistics.median([step.step_s for step in steps[1:]]) if len(steps) > 1 else 0.0
-    training = steps[-1].time - steps[0].time if steps else 0.0
     outcomes = [name_of(event) for event in events if isinstance(event, JobFinished | JobFailed)]
     numbers = [step.step for step in steps]
     return JobReport(
@@ -95,25 +94,13 @@ def make_report(events: Sequence[ReadEvent]) -> JobReport:
         first_loss=steps[0].loss if steps else None,
         final_loss=steps[-1].loss if steps else None,
         median_step_s=usual,
-        productive=min(1.0, usual * (len(steps) - 1) / training) if training > 0 else 0.0,
         recoveries=tuple(_recoveries(events, usual)),
         skipped=sum(step.skipped for step in steps),
         rebalances=sum(isinstance(event, Rebalanced) for event in events),
-        waiting_s=_waiting_s(events),
         emulated_token_s=first.emulated_token_s if isinstance(first, JobStarted) else 0.0,
         gaps=sum(number != place for place, number in enumerate(numbers, numbers[0] if numbers else 1)),
+        time=ledger.account(),
     )
-
-
-def _waiting_s(events: Sequence[ReadEvent]) -> float:
-    """Return for how long the job stood still for want of nodes, up to the last event."""
-    total, since = 0.0, None
-    for event in events:
-        if isinstance(event, JobWaiting) and since is None:
-            since = event.time
-        elif isinstance(event, GenerationStarted) and since is not None:
-            total, since = total + event.time - since, None
-    return total if since is None else total + events[-1].time - since
 
 
 def _recoveries(events: Sequence[ReadEvent], usual: float) -> list[RecoverySummary]:

@@ -27,19 +27,24 @@ class JobStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="job_s
     """The job exists; always the first event. `format`: of these events.
 
     `emulated_token_s`: seconds per token that expert computation is made to take (an emulated accelerator), 0 for none.
+    `flop_per_sample`: that training on one takes; `peak_flop_per_s`: of one accelerator; 0: the user has not said.
     """
 
     url: str
     coordinator_pid: int
     format: int = FORMAT
     emulated_token_s: float = 0.0
+    flop_per_sample: float = 0.0
+    peak_flop_per_s: float = 0.0
 
 
 class CoordinatorRestarted(Event, frozen=True, kw_only=True, tag_field="event", tag="coordinator_restarted"):
-    """A coordinator took over the job from the store; training went on meanwhile."""
+    """A coordinator took over the job from the store; training went on meanwhile. The rest as of `job_started`."""
 
     url: str
     coordinator_pid: int
+    flop_per_sample: float = 0.0
+    peak_flop_per_s: float = 0.0
 
 
 class JoinedNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,11 +208,15 @@ class RolledBack(Event, frozen=True, kw_only=True, tag_field="event", tag="rolle
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_saved"):
-    """A checkpoint on the decided lineage has its final name; `save_s`: what writing it took."""
+    """A checkpoint on the decided lineage has its final name; `save_s`: what writing it took.
+
+    `stall_s`: of that, how long the worker that saved it did not train, while it copied its state.
+    """
 
     step: int
     save_s: float
     saved_bytes: int
+    stall_s: float = 0.0
 
 
 class CheckpointRejected(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_rejected"):

@@ -72,6 +72,10 @@ class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     events: Annotated[
         str, Meta(description="Write the job's events to this file, a JSON object a line.", extra=PATH)
     ] = ""
+    flop_per_sample: Annotated[
+        float, Meta(ge=0, description="FLOP that training on one sample takes, for FLOP delivered and MFU.")
+    ] = 0.0
+    peak_flop_per_s: Annotated[float, Meta(ge=0, description="FLOP/s that one accelerator could do, for MFU.")] = 0.0
 
 
 class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

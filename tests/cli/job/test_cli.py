@@ -46,6 +46,8 @@ OPTIONS = {
         "--nodes",
         "--store",
         "--events",
+        "--flop-per-sample",
+        "--peak-flop-per-s",
         "--fault-threshold",
         "--expert-placement",
         "--rebalance-every",

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from holdfast.cli.history.report import print_report
 from holdfast.cli.job.live import JobPicture, LiveProgress, render
 from holdfast.cli.job.progress import PlainProgress, describe, stamped
-from holdfast.cli.job.report import print_report
 from holdfast.observability.event_lines import decode_event
 from holdfast.observability.report import make_report
 from holdfast.protocol.events import JoinedNode, NodesJoined, ReadEvent

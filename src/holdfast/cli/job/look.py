@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -14,9 +15,11 @@ from rich.table import Table
 from holdfast.cli.connection import Server
 from holdfast.cli.job.progress import stamped
 from holdfast.cli.job.show import event_json
+from holdfast.cli.job.time_table import print_account
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.errors import EXIT_INTERRUPTED, BadInputError
+from holdfast.observability.accounts.time_ledger import TimeAccount
 from holdfast.observability.event_lines import read_events
 from holdfast.protocol.events import ReadEvent
 
@@ -52,6 +55,8 @@ def status(server: Server, as_json: AsJson = False) -> None:
     nodes: list[dict[str, Any]] = answer.get("nodes") or []
     if nodes:
         console.print(_node_table(nodes))
+    if "time" in answer:
+        print_account(msgspec.convert(answer["time"], TimeAccount), console)
     experts: dict[str, Any] = answer.get("experts") or {}
     if experts:
         given = experts["fault_threshold"]

@@ -48,6 +48,8 @@ _OF_COORDINATORS = SpecGroup(
         "--expert-placement",
         "--rebalance-every",
         "--events",
+        "--flop-per-sample",
+        "--peak-flop-per-s",
         "--allow-faults",
     ),
     defaults={NODES: 1},

@@ -165,7 +165,7 @@ class HttpApi:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format."""
-        return Response(self._shell.metrics.exposition(), media_type=CONTENT_TYPE)
+        return Response(self._shell.metrics.exposition(self._shell.now()), media_type=CONTENT_TYPE)
 
     async def events(self, request: Request) -> Response:
         """Events above `after`, as JSON lines; where there are none yet, wait up to `wait` seconds for one.

@@ -79,8 +79,9 @@ async def serve(
         listener = stack.enter_context(bind(settings.host, settings.port))
         store = stack.enter_context(contextlib.closing(opened_store(settings)))
         keeper = RecordKeeper(store, settings.job)
-        journal = stack.enter_context(contextlib.closing(open_journal(settings, keeper)))
-        server = _Server(settings, listener, keeper, journal, clock or SystemClock())
+        journal, metrics = open_journal(settings, keeper)
+        stack.enter_context(contextlib.closing(journal))
+        server = _Server(settings, listener, keeper, (journal, metrics), clock or SystemClock())
         async with server.registered() as entry:
             if on_ready is not None:
                 on_ready(entry)
@@ -131,21 +132,24 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> Journal:
+def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journal, Metrics]:
     """Open the journal, which must fit the record: a new job does not go on in the events of another.
+
+    Returns:
+        The journal, and the metrics that go on from its events.
 
     Raises:
         BadInputError: the file cannot be used, or holds events of another job or run.
     """
-    path = settings.journal_path
+    path, metrics = settings.journal_path, Metrics(settings.job)
     if path is None:
-        return Journal()
-    journal = FileJournal(path)
+        return Journal(), metrics
+    journal = FileJournal(path, told=metrics.observe)
     why = _misfit(journal, keeper.record, settings)
     if why:
         journal.close()
         raise BadInputError(f"the events file {path} {why}: give another file, or remove it")
-    return journal
+    return journal, metrics
 
 
 def _misfit(journal: FileJournal, record: Record | None, settings: ServerSettings) -> str:
@@ -164,9 +168,15 @@ class _Server:
     """The parts of one coordinator, put together."""
 
     def __init__(
-        self, settings: ServerSettings, listener: socket.socket, keeper: RecordKeeper, journal: Journal, clock: Clock
+        self,
+        settings: ServerSettings,
+        listener: socket.socket,
+        keeper: RecordKeeper,
+        books: tuple[Journal, Metrics],
+        clock: Clock,
     ) -> None:
         self._settings = settings
+        journal, self._metrics = books
         self._strangers = CountedLog(_log, clock.monotonic)
         self._web = WebServer(listener, settings, self._strangers)
         self._journal = journal
@@ -183,7 +193,7 @@ class _Server:
             self._coordinator,
             keeper,
             journal,
-            Metrics(settings.job),
+            self._metrics,
             now=self._now,
             on_plan=self._searcher.begin,
             on_end=self._end,
@@ -310,7 +320,7 @@ class _Server:
         await self._web.serve(build_app(self._api, AgentChannel(self._shell), gate), gate.shown)
 
     async def _status(self) -> dict[str, Any]:
-        job = await self._shell.between_turns(lambda: status_of(self._coordinator, self._now()))
+        job = await self._shell.between_turns(lambda: status_of(self._coordinator, self._metrics.ledger, self._now()))
         return {**job, "events": self._journal.last_seq, "url": self._url, "coordinator_pid": os.getpid()}
 
 

@@ -136,7 +136,7 @@ class Shell:
         self.metrics = metrics
         self.connections: dict[int, Connection] = {}
         self._keeper = keeper
-        self._now = now
+        self.now = now
         self._on_plan = on_plan
         self._on_end = on_end
         self._on_failure = on_failure
@@ -155,7 +155,7 @@ class Shell:
             SupersededError, JournalError, StoreError: as `feed`.
         """
         async with self._turn:
-            await self._execute(self.machine.start(self._now(), url, pid, checkpoints))
+            await self._execute(self.machine.start(self.now(), url, pid, checkpoints))
 
     async def feed(self, event: Input) -> bool:
         """Handle one input, after those that came before it, and carry out all that follows; once stopped, nothing.
@@ -205,7 +205,7 @@ class Shell:
         if self._stopped:
             return False
         try:
-            await self._execute(self.machine.handle(event, self._now()))
+            await self._execute(self.machine.handle(event, self.now()))
             return True
         except (BadInputError, UnreachableError, asyncio.CancelledError):
             raise

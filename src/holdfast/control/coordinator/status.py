@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.experts.blobs import experts_by_layer
 from holdfast.coordination.nodes.membership import Node
+from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.protocol.record import Record
 
 
-def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:
-    """Return the job's status as plain data; `state` as `Coordinator.state` has it."""
+def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[str, Any]:
+    """Return the job's status as plain data; `state` as `Coordinator.state` has it, `time` from its ledger."""
     record, progress = coordinator.record, coordinator.parts.progress
     plan = record.plan
     step = coordinator.parts.ledger.committed
@@ -29,6 +31,7 @@ def status_of(coordinator: Coordinator, now: float) -> dict[str, Any]:
         "nodes": [_node(coordinator, node, now) for node in coordinator.members.nodes.values()],
         "experts": _experts(record),
         "checkpoints": [{"step": known.step, "name": known.name} for known in record.checkpoints],
+        "time": dataclasses.asdict(ledger.account(now)),
     }
 
 

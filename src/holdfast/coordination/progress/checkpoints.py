@@ -84,7 +84,13 @@ class CheckpointBook:
         superseded = (*record.superseded, *old)[-MAX_PRUNED:]
         turn.change(checkpoints=checkpoints, superseded=superseded)
         if known in checkpoints:
-            turn.emit(CheckpointSaved, step=message.step, save_s=message.seconds, saved_bytes=message.bytes)
+            turn.emit(
+                CheckpointSaved,
+                step=message.step,
+                save_s=message.seconds,
+                saved_bytes=message.bytes,
+                stall_s=message.stall_s,
+            )
         if superseded:
             self._prune(message.worker, superseded)
 

@@ -138,8 +138,8 @@ class ScriptFailed(Struct, frozen=True, kw_only=True):
 class CheckpointWritten(Struct, frozen=True, kw_only=True):
     """A checkpoint lies complete under a temporary name; it counts only once the coordinator accepts it.
 
-    `term` and `generation` are those of the plan under which the step was applied. The answer is AcceptCheckpoint or
-    PruneCheckpoints.
+    `term` and `generation` are those of the plan under which the step was applied. `seconds` is what writing it took,
+    `stall_s` how long its worker did not train meanwhile. The answer is AcceptCheckpoint or PruneCheckpoints.
     """
 
     worker: WorkerId
@@ -149,6 +149,7 @@ class CheckpointWritten(Struct, frozen=True, kw_only=True):
     name: Text
     bytes: Count
     seconds: float
+    stall_s: float = 0.0
 
 
 class CheckpointKept(Struct, frozen=True, kw_only=True):
@@ -161,6 +162,7 @@ class CheckpointKept(Struct, frozen=True, kw_only=True):
     name: Text
     bytes: Count
     seconds: float
+    stall_s: float = 0.0
 
 
 class CheckpointDamaged(Struct, frozen=True, kw_only=True):

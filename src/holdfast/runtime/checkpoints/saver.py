@@ -161,7 +161,8 @@ class CheckpointSaver:
             shutil.rmtree(self.directory / name.writing, ignore_errors=True)
             return False
         self.newest = step
-        self._saving = self._thread.submit(self._complete, upload, name, started)
+        stall_s = time.monotonic() - started
+        self._saving = self._thread.submit(self._complete, upload, name, (started, stall_s))
         self._saving.add_done_callback(lambda _: self._on_idle())
         return True
 
@@ -191,7 +192,9 @@ class CheckpointSaver:
 
     # ---- in the saver's thread ----
 
-    def _complete(self, upload: Future[object], name: CheckpointName, started: float) -> None:
+    def _complete(self, upload: Future[object], name: CheckpointName, times: tuple[float, float]) -> None:
+        """Make it whole and tell. `times`: when it was begun, and how long training stood for it."""
+        started, stall_s = times
         try:
             upload.result()
             size = self._seal(self.directory / name.writing, name.step)
@@ -209,6 +212,7 @@ class CheckpointSaver:
             name=name.writing,
             bytes=size,
             seconds=time.monotonic() - started,
+            stall_s=stall_s,
         )
         self._written[name] = written
         self._tell(written)
@@ -236,6 +240,7 @@ class CheckpointSaver:
                 name=name.final,
                 bytes=written.bytes,
                 seconds=written.seconds,
+                stall_s=written.stall_s,
             )
             self._tell(self._kept)
             checkpoint_dir.remove_unfinished(self.directory, name)

@@ -1,4 +1,4 @@
-"""The picture of a job: throughput and loss over time, with what happened marked."""
+"""The picture of a job: throughput, step times and loss over time, with what happened marked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import BadInputError
+from holdfast.observability.accounts.time_ledger import TimeLedger
+from holdfast.observability.accounts.usual_steps import FAILED, LATE
 from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import (
     CoordinatorRestarted,
@@ -29,7 +31,7 @@ _LOST, _JOINED, _OTHER = "#c0392b", "#27803b", "#7f6a00"
 
 
 def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
-    """Draw throughput and loss over time into a PNG.
+    """Draw throughput, step times (Unicron, Figure 6) and loss over time into a PNG.
 
     Raises:
         BadInputError: there are too few steps to draw, or the file cannot be written.
@@ -42,8 +44,8 @@ def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
         raise BadInputError(f"{len(steps)} committed steps are too few for a plot: let the job run a little")
     start = events[0].time
     seconds = [step.time - start for step in steps]
-    figure: Any = Figure(figsize=(10, 5.6), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    figure: Any = Figure(figsize=(10, 7.6), layout="constrained")
+    top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
     rates = _throughput(steps)
     top.plot(seconds[1:], rates, color="#1f5fa8", linewidth=1.6)
     top.set_ylabel("samples per second")
@@ -51,14 +53,38 @@ def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
     bottom.plot(seconds, [nan if step.loss is None else step.loss for step in steps], color="#333333", linewidth=1.2)
     bottom.set_ylabel("loss")
     bottom.set_xlabel("seconds since the job's start")
-    _mark(top, bottom, events, start)
-    for axes in (top, bottom):
+    _draw_step_times(middle, events, start)
+    _mark((top, middle, bottom), events, start)
+    for axes in (top, middle, bottom):
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     try:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
         raise BadInputError(f"--plot {path} cannot be written: {error}") from None
+
+
+def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> None:
+    """Draw each step's seconds, and beside them the usual ones of its world, known at its time: once, 1.1x and 3x."""
+    ledger = TimeLedger()
+    timed: list[tuple[float, float, float]] = []
+    for event in events:
+        ledger.take(event)
+        if isinstance(event, StepCommitted) and event.step_s > 0:
+            timed.append((event.time - start, event.step_s, ledger.usual.of(event.world_size) or nan))
+    seconds, taken, usual = ([one[place] for one in timed] for place in range(3))
+    axes.plot(seconds, taken, ".", color="#1f5fa8", markersize=3)
+    for factor, colour, name in (
+        (1.0, "#999999", "usual"),
+        (LATE, _OTHER, f"{LATE:g}x"),
+        (FAILED, _LOST, f"{FAILED:g}x"),
+    ):
+        axes.plot(seconds, [factor * one for one in usual], color=colour, linewidth=1.0, label=name)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.set_ylabel("seconds per step")
+    axes.legend(loc="upper right", ncols=3, fontsize=8, frameon=False)
 
 
 def _throughput(steps: Sequence[StepCommitted]) -> list[float]:
@@ -71,7 +97,7 @@ def _throughput(steps: Sequence[StepCommitted]) -> list[float]:
     return rates
 
 
-def _mark(top: Any, bottom: Any, events: Sequence[ReadEvent], start: float) -> None:
+def _mark(panels: tuple[Any, ...], events: Sequence[ReadEvent], start: float) -> None:
     """Draw a line for each loss and arrival, with its name above the plot; the first world's arrivals are no news."""
     begun = next((event.time for event in events if isinstance(event, GenerationStarted)), start)
     height = 0
@@ -79,9 +105,9 @@ def _mark(top: Any, bottom: Any, events: Sequence[ReadEvent], start: float) -> N
         label, colour = _label(event)
         if label is None or (isinstance(event, NodesJoined) and event.time <= begun):
             continue
-        for axes in (top, bottom):
+        for axes in panels:
             axes.axvline(event.time - start, color=colour, linewidth=1.1, linestyle="--", alpha=0.8)
-        top.annotate(
+        panels[0].annotate(
             label,
             (event.time - start, 1.0),
             xycoords=("data", "axes fraction"),

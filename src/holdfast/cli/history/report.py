@@ -13,9 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.connection import Server
+from holdfast.cli.history.report_plot import plot_events
 from holdfast.cli.job.look import EventsFile, events_of
 from holdfast.cli.job.progress import loss_text
-from holdfast.cli.job.report_plot import plot_events
+from holdfast.cli.job.time_table import print_account
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.observability.report import JobReport, make_report
@@ -56,9 +57,10 @@ def print_report(summary: JobReport, console: Console) -> None:
     )
     exact = "every step once, none missing" if not summary.gaps else f"{summary.gaps} steps missing or doubled"
     console.print(
-        f"usual step {summary.median_step_s * 1e3:.0f} ms, {summary.productive:.1%} of the time productive; {exact}",
+        f"usual step {summary.median_step_s * 1e3:.0f} ms; {exact}",
         highlight=False,
     )
+    print_account(summary.time, console)
     for note in _notes(summary):
         console.print(note, highlight=False)
     if not summary.recoveries:
@@ -86,5 +88,3 @@ def _notes(summary: JobReport) -> Iterator[str]:
         yield f"{summary.skipped} of the steps were skipped by the loss scale: some gradient was not finite"
     if summary.rebalances:
         yield f"experts moved after their loads {summary.rebalances} times"
-    if summary.waiting_s:
-        yield f"waited {summary.waiting_s:.1f} s for nodes"

@@ -1,0 +1,52 @@
+"""The ledger of time over simulated jobs' journals: every second has one cause, whatever went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from holdfast.observability.accounts.time_ledger import TimeLedger
+from holdfast.observability.accounts.time_spans import Cause
+from holdfast.protocol.events import AnyEvent, GenerationStarted, JobWaiting, StepCommitted
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.schedules.enumeration import FAMILIES, plan_of
+
+FEW = 12
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"large"}))
+def test_the_causes_add_up_to_the_wall_time(family: str) -> None:
+    rng = Random(family)
+    for number in [rng.choice(FAMILIES[family]) for _ in range(FEW)]:
+        cluster = SimCluster(plan_of(number))
+        cluster.run()
+        events, ledger = cluster.world.journal.events, TimeLedger()
+        for event in events:
+            ledger.take(event)
+        account = ledger.account()
+        assert account.wall_s == max(event.time for event in events) - events[0].time
+        assert sum(account.seconds.values()) == pytest.approx(account.wall_s, rel=1e-9), f"schedule {number}"
+        assert min(account.seconds.values()) >= 0.0, f"schedule {number}"
+        assert account.seconds[Cause.WAITING] >= waited(events) - 1e-9, f"schedule {number}"
+        # Steps that were committed for the first time are all that can have trained, and what is under way at the end.
+        first = {event.step: event for event in reversed(events) if isinstance(event, StepCommitted)}.values()
+        steps = [event for event in events if isinstance(event, StepCommitted)]
+        begin_s = steps[0].time - events[0].time if steps else account.wall_s
+        end_s = account.wall_s - begin_s - sum(event.step_s for event in steps)
+        trained = account.seconds[Cause.EFFECTIVE] + account.seconds[Cause.SUB_HEALTHY]
+        assert trained <= sum(event.step_s for event in first) + begin_s + end_s + 1e-9, f"schedule {number}"
+
+
+def waited(events: Sequence[AnyEvent]) -> float:
+    """Return for how long the job has said that it waits for nodes, where no step came in between."""
+    total, since = 0.0, None
+    for event in events:
+        if isinstance(event, JobWaiting) and since is None:
+            since = event.time
+        elif isinstance(event, GenerationStarted) and since is not None:
+            total, since = total + event.time - since, None
+        elif isinstance(event, StepCommitted):
+            since = None
+    return total
