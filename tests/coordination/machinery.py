@@ -16,6 +16,7 @@ from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
 from holdfast.coordination.instructions import Broadcast, Close, Emit, EndJob, Instruction, Persist, Send
 from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.position import Position
@@ -84,6 +85,7 @@ class Job:
 
     nodes: int = 3
     spec: JobSpec = field(default_factory=JobSpec)
+    rules: tuple[FailureRule, ...] = ()
     report_timeout_s: float = 5.0
     save_timeout_s: float = 30.0
     now: float = 100.0
@@ -108,6 +110,7 @@ class Job:
             spec=msgspec.structs.replace(self.spec, name="job", max_nodes=self.nodes),
             lease_s=3.0,
             prepare_timeout_s=30.0,
+            rules=self.rules,
             takeover=takeover,
             report_timeout_s=self.report_timeout_s,
             save_timeout_s=self.save_timeout_s,

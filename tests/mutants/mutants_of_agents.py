@@ -6,6 +6,9 @@ from mutant import Mutant
 
 AGENT = "coordination/agent/machine.py"
 PLACE = "coordination/agent/place.py"
+RESTARTS = "coordination/agent/restarts.py"
+BUDGET = "coordination/failures/budget.py"
+CLASSES = "coordination/failures/classes.py"
 
 AGENT_MUTANTS = (
     Mutant(
@@ -24,17 +27,45 @@ AGENT_MUTANTS = (
     ),
     Mutant(
         name="agent_gives_up_too_early",
-        file=PLACE,
-        old="        return len(self._times) > MAX_DEATHS\n",
-        new="        return len(self._times) >= MAX_DEATHS\n",
+        file=RESTARTS,
+        old="        if tries > self._most:\n",
+        new="        if tries >= self._most:\n",
         why="bad luck is no bad machine",
     ),
     Mutant(
         name="agent_never_gives_up",
-        file=PLACE,
-        old="        if committed > self._committed:\n",
-        new="        if committed >= self._committed:\n",
-        why="deaths without a committed step in between are a bad machine's",
+        file=RESTARTS,
+        old="        if tries > self._most:\n",
+        new="        if False:\n",
+        why="a node whose processes die again and again is a bad machine",
+    ),
+    Mutant(
+        name="agent_restarts_on_a_broken_machine",
+        file=RESTARTS,
+        old="        if found.severity is Severity.NODE:\n",
+        new="        if False:\n",
+        why="a fresh process meets the same broken memory",
+    ),
+    Mutant(
+        name="budget_never_refills",
+        file=BUDGET,
+        old="        while self._tries and self._tries[0] <= now - self.window_s:\n",
+        new="        while False:\n",
+        why="failures of long ago say nothing of a machine",
+    ),
+    Mutant(
+        name="budget_counts_each_place",
+        file=BUDGET,
+        old="        if not self._tries or place in self._together or",
+        new="        if True or",
+        why="a node of many processes that die together has failed once",
+    ),
+    Mutant(
+        name="classes_last_rule_wins",
+        file=CLASSES,
+        old="        rules = (*site, *TABLE)\n",
+        new="        rules = (*TABLE, *site)\n",
+        why="what a site says of its own machines counts before what is said of all",
     ),
     Mutant(
         name="agent_undoes_what_counts",

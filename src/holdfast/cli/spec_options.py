@@ -39,6 +39,8 @@ SPEC_OPTIONS = (
     SpecOption("--on-node-failure", "recovery.on_node_failure", "shrink|restart-all", RECOVERY),
     SpecOption("--fault-threshold", "recovery.fault_threshold", "F", RECOVERY),
     SpecOption("--join-window", "recovery.join_window", "TIME", RECOVERY),
+    SpecOption("--max-restarts", "recovery.max_restarts", "N", RECOVERY),
+    SpecOption("--failure-classes", "recovery.failure_classes", "FILE", RECOVERY),
     SpecOption("--expert-slots", "experts.slots", "N", EXPERTS),
     SpecOption("--expert-placement", "experts.placement", "best|mro|spread|compact", EXPERTS),
     SpecOption("--rebalance-every", "experts.rebalance_every", "STEPS", EXPERTS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.job_spec import JobSpec
 
 #: heartbeats that a coordinator hears in a second, as far as leases allow
@@ -15,6 +16,7 @@ class CoordinatorConfig:
     """Settings of a job's coordination; times in seconds.
 
     spec: the job, with its name; of it the nodes to begin with, the experts, recovery and the experiments count here.
+    rules: the site's own classes of failures, as `spec.recovery.failure_classes` has them.
     join_retry_s: nobody is taken in before this long after a failed attempt.
     witnesses: how many workers tell of a step as it passes; 0: `witnesses.LEAST`, or one more than the fault threshold.
     save_timeout_s: how long a job that is to end may take to save what it has led to.
@@ -23,6 +25,7 @@ class CoordinatorConfig:
     """
 
     spec: JobSpec
+    rules: tuple[FailureRule, ...] = ()
     lease_s: float = 3.0
     heartbeat_s: float = 0.5
     tick_s: float = 0.1

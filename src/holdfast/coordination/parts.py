@@ -9,6 +9,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.ending import Ending
 from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.rebalancing import Rebalancing
+from holdfast.coordination.failures.classes import Classes
 from holdfast.coordination.failures.failures import Failures
 from holdfast.coordination.generations.announcing import Newcomers
 from holdfast.coordination.generations.stopping import Stopping
@@ -52,7 +53,8 @@ class JobParts:
         self.closing = Closing(turn, config, self.stopping, self.ending)
         #: why a node was turned away last
         self.misfit = ""
-        self.failures = Failures(turn, self.ledger, self.stopping, self.joining, self.absences)
+        self.classes = Classes(config.rules)
+        self.failures = Failures(turn, self.ledger, self.stopping, self.joining, self.absences, self.classes)
 
     @property
     def members(self) -> Membership:

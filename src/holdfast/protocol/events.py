@@ -123,7 +123,7 @@ class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="
 
     `detector`: who saw it: node_health, process, exception, timeout (of a collective, or of a report).
     `severity`: 1, the node is out; 2, a process starts again; 3, the same members try again.
-    `category`: its class where failures are classified, None where not.
+    `category`: its class (docs/failures.md), `unknown` where no rule fits; None: not classified.
     `step`, `phase`, `micro_batch`: where the one that failed stood; None: not known.
     """
 

@@ -1,8 +1,13 @@
-"""The kinds of failure that are told apart, who sees them, and how much of the job they take along."""
+"""The kinds of failure that are told apart, who sees them, what they take out of the job, and how they are classed."""
 
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from holdfast.protocol.names import Struct
 
 
 class FailureKind(StrEnum):
@@ -28,3 +33,20 @@ class Severity(IntEnum):
     NODE = 1  # it is out; its agent may bring it back
     PROCESS = 2  # it starts again on its node
     RETRY = 3  # nothing: the same members try again
+
+
+#: rules of one site: all of them are told to every agent in one message
+MAX_RULES = 256
+
+
+class FailureRule(Struct, frozen=True, kw_only=True):
+    r"""One line of the table of failures (Unicron, Table 1): what it is that says so, and how bad that is.
+
+    pattern: a regular expression, looked for in `KIND: DETAIL`, upper and lower case alike. status: the class; `\1` in
+    it stands for what the first group of the pattern has found. detector: only what was seen so; "": however.
+    """
+
+    pattern: Annotated[str, Meta(min_length=1, max_length=500)]
+    status: Annotated[str, Meta(pattern=r"^[a-z0-9_\\]{1,64}$(?!\n)")]
+    severity: Severity
+    detector: Detector | None = None

@@ -16,6 +16,8 @@ PER_TOKEN = {"unit": "per token"}
 PATH = {"path": True}
 
 RESTART_ALL = "restart-all"
+#: of a node's processes, within `coordination.failures.budget.WINDOW_S`
+MAX_RESTARTS = 5
 
 #: a name, or none; (Python's $ would let a newline follow)
 _NAME_OR_NONE = f"^$(?!\\n)|{NAME_PATTERN}(?!\\n)"
@@ -59,6 +61,13 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             extra=SECONDS,
         ),
     ] = 0.0
+
+    max_restarts: Annotated[
+        int, Meta(ge=0, description="Restarts of a node's processes within five minutes before the node is taken out.")
+    ] = MAX_RESTARTS
+    failure_classes: Annotated[
+        str, Meta(description="Classes of failures of this site, looked at before our own.", extra=PATH)
+    ] = ""
 
     @property
     def restarts_all(self) -> bool:
@@ -152,5 +161,6 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             name=self.name or re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip(".-_")[:64] or "job",
             script=absolute(self.script),
             checkpoint=structs.replace(self.checkpoint, dir=absolute(self.checkpoint.dir)),
+            recovery=structs.replace(self.recovery, failure_classes=absolute(self.recovery.failure_classes)),
             output=structs.replace(self.output, events=absolute(self.output.events)),
         )

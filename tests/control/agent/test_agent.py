@@ -15,6 +15,7 @@ from holdfast.control.agent.node_agent import Agent, live
 from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.messages.agent import (
     AppliedSteps,
     Committed,
@@ -260,7 +261,7 @@ def test_workers_that_die_again_and_again_quarantine_the_node(tmp_path: Path) ->
         (leave,) = coordinator.of(Leave)
         assert leave.reason == "quarantined"
         assert "exit code 9" in leave.detail
-        assert len(coordinator.of(WorkerDown)) == 4
+        assert len(coordinator.of(WorkerDown)) == MAX_RESTARTS + 1
 
     play(story, str(script))
 

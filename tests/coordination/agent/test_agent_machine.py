@@ -21,10 +21,10 @@ from holdfast.coordination.agent.instructions import (
     StartWorker,
 )
 from holdfast.coordination.agent.machine import TAIL_FAILED, AgentMachine, NodeIdentity
-from holdfast.coordination.agent.place import DeathCount
 from holdfast.coordination.telling.plan_change import change_of
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
-from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.failures import FailureKind, FailureRule, Severity
+from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.any_side import (
     MAX_KEY_BYTES,
@@ -650,11 +650,12 @@ def test_bad_input_is_not_tried_again() -> None:
 
 def test_workers_that_die_again_and_again_quarantine_the_node() -> None:
     bench = Bench()
-    for _ in range(3):
+    for _ in range(MAX_RESTARTS):
         assert isinstance(bench.die()[-1], StartWorker)
     told, leave, end = bench.die()
     assert isinstance(told, Say)
-    assert leave == Say(Leave(reason="quarantined", detail="the workers of node-0 fail again and again: code -9"))
+    why = "node node-0: its workers fail again and again, 6 times in 300 s: code -9"
+    assert leave == Say(Leave(reason="quarantined", detail=why))
     assert isinstance(end, EndAgent)
     assert end.exit_code == EXIT_FAILED
 
@@ -663,7 +664,7 @@ def test_a_quarantined_node_tells_why_before_it_goes() -> None:
     """Found when agents started faster than their coordinator: they left before anybody could hear why."""
     bench = Bench()
     bench.machine.disconnected()
-    for _ in range(4):
+    for _ in range(MAX_RESTARTS + 1):
         bench.die()
     assert bench.machine.over is None
     hello, leave = bench.connect()
@@ -673,21 +674,24 @@ def test_a_quarantined_node_tells_why_before_it_goes() -> None:
     assert bench.machine.over is not None
 
 
-def test_deaths_count_until_a_step_is_committed() -> None:
-    count = DeathCount()
-    assert [count.died(float(now), 0) for now in range(3)] == [False, False, False]
-    assert count.died(3.0, 0)
+def test_a_process_that_dies_of_its_machine_is_not_started_again() -> None:
+    bench = Bench()
+    detail = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    died = WorkerDown(worker=bench.worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1)
+    told, leave, end = bench.machine.worker_ended(died, bench.now, clean=False)
+    assert told == Say(died)
+    assert leave == Say(Leave(reason="quarantined", detail=f"node node-0: ecc_error: {detail}"))
+    assert isinstance(end, EndAgent)
 
 
-def test_a_committed_step_forgives_also_after_a_roll_back() -> None:
-    count = DeathCount()
-    assert not any(count.died(float(now), now) for now in range(1, 50))
-    assert not any(count.died(float(50 + now), now) for now in range(1, 50))
-
-
-def test_deaths_of_long_ago_do_not_count() -> None:
-    count = DeathCount()
-    assert not any(count.died(120.0 * number, 0) for number in range(50))
+def test_the_coordinator_says_how_many_restarts_there_are_and_what_is_how_bad() -> None:
+    strict, sited = Bench(), Bench()
+    rule = FailureRule(pattern="code -9", status="bad_fan", severity=Severity.NODE)
+    for bench, changes in ((strict, {"max_restarts": 0}), (sited, {"rules": (rule,)})):
+        bench.machine.disconnected()
+        bench.machine.connected(bench.now)
+        bench.hear(msgspec.structs.replace(welcome(1), **changes))
+        assert isinstance(bench.die()[-1], EndAgent)
 
 
 def test_a_worker_that_is_stopped_for_longer_than_a_lease_is_killed() -> None:

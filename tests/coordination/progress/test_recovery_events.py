@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from machinery import Job, w
+from machinery import Job, hello, w
 
 from holdfast.protocol import events as ev
-from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.failures import FailureKind, FailureRule, Severity
+from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Phase
 
@@ -27,6 +28,7 @@ def test_a_recoverys_phases_follow_one_another_and_what_survivors_have_computed_
     job.lose("n2")
     (failure,) = job.said(ev.FailureDetected)
     assert _told(failure) == ("n2", "node_health", 1, None, None)
+    assert failure.category == "lost_connection"
     job.now += 0.25
     job.report("n0", 1, Phase.REDUCING, summed=(0, 3))
     job.now += 0.25
@@ -51,6 +53,7 @@ def test_where_the_same_members_try_again_all_is_known() -> None:
         job.report(node, 1, Phase.REDUCING, summed=summed)
     (failure,) = job.said(ev.FailureDetected)
     assert _told(failure) == ("n1", "exception", 3, 2, "reducing")
+    assert failure.category == "network_error"
     _enter(job, "n0", "n1", "n2", generation=2, at=1)
     job.step(2, generation=2)
     (recovered,) = job.said(ev.Recovered)
@@ -75,6 +78,28 @@ def test_a_process_that_ends_starts_again() -> None:
     job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
     (failure,) = job.said(ev.FailureDetected)
     assert _told(failure) == ("n1", "process", 2, None, None)
+    assert failure.category == "exited_abnormally"
+
+
+def test_a_process_that_dies_of_its_machine_takes_the_node_out() -> None:
+    """Its agent finds the same by the same table, and leaves."""
+    job = Job().start()
+    detail = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.EXCEPTION, detail=detail, exit_code=1))
+    (failure,) = job.said(ev.FailureDetected)
+    assert _told(failure) == ("n1", "exception", 1, None, None)
+    assert failure.category == "ecc_error"
+
+
+def test_the_sites_classes_count_and_every_agent_is_told_them() -> None:
+    rule = FailureRule(pattern="fan", status="fan_failed", severity=Severity.NODE)
+    job = Job(rules=(rule,), spec=JobSpec(recovery=RecoverySpec(max_restarts=2))).start()
+    job.connect(hello("n3"))
+    (welcome,) = job.sent(msg.Welcome)
+    assert (welcome.rules, welcome.max_restarts) == ((rule,), 2)
+    job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="no fan", exit_code=1))
+    (failure,) = job.said(ev.FailureDetected)
+    assert (failure.category, failure.severity) == ("fan_failed", 1)
 
 
 def test_a_member_that_others_wait_for_is_told_with_the_place_where_it_stands() -> None:

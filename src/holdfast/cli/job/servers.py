@@ -25,6 +25,7 @@ from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
+from holdfast.control.failure_classes import read_rules
 from holdfast.control.launch.settings import check_places, check_script, script_digest
 from holdfast.control.registry import JobEntry, check_name, registry_directory
 from holdfast.coordination.agent.machine import TAIL_FAILED
@@ -45,6 +46,8 @@ _OF_COORDINATORS = SpecGroup(
         "--checkpoint-dir",
         "--fault-threshold",
         "--join-window",
+        "--max-restarts",
+        "--failure-classes",
         "--expert-placement",
         "--rebalance-every",
         "--events",
@@ -154,8 +157,9 @@ def coordinator(
     job = job_spec(spec)
     check_places(job)
     host, port = listen.place()
+    rules = read_rules(job.recovery.failure_classes)
     settings = ServerSettings(
-        config=CoordinatorConfig(spec=job.settled(os.getcwd())),
+        config=CoordinatorConfig(spec=job.settled(os.getcwd()), rules=rules),
         host=host,
         port=port,
         token=read_token(listen.token_file),

@@ -20,6 +20,7 @@ from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.zygote_client import start_zygote
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
+from holdfast.control.failure_classes import read_rules
 from holdfast.control.launch.children import AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.launch.follow import Follower
 from holdfast.control.launch.settings import LaunchSettings, script_digest
@@ -116,6 +117,7 @@ class Launcher:
     ) -> None:
         self.settings = settings
         self._spec = settings.spec.settled(os.getcwd())
+        self._rules = read_rules(self._spec.recovery.failure_classes)
         self.url = f"http://127.0.0.1:{port}"
         self.token = secrets.token_urlsafe(32)
         self._port = port
@@ -227,7 +229,7 @@ class Launcher:
         settings = self.settings
         server = ServerSettings(
             # An outcome that the one before wrote stands; on a store from an earlier run it does not.
-            config=CoordinatorConfig(spec=self._spec, takeover=bool(self._restarts)),
+            config=CoordinatorConfig(spec=self._spec, rules=self._rules, takeover=bool(self._restarts)),
             port=self._port,
             token=self.token,
             store=settings.store or f"sqlite:{self._folder / 'store.sqlite'}",

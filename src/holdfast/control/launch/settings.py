@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.control.agent.zygote import PRELOAD
+from holdfast.control.failure_classes import read_rules
 from holdfast.control.store.choose import check_store
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import RESTART_ALL, JobSpec
@@ -64,6 +65,7 @@ class LaunchSettings:
         if self.store:
             check_store(self.store)
         check_places(spec, names)
+        read_rules(spec.recovery.failure_classes)
         if self.job_dir is not None:
             check_creatable_folder("--job-dir", self.job_dir)
 

@@ -26,6 +26,7 @@ from holdfast.coordination.agent.known_plans import KnownPlans, PlanMaker
 from holdfast.coordination.agent.node_steps import NodeSteps
 from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace
 from holdfast.coordination.agent.posted_keys import PostedKeys
+from holdfast.coordination.agent.restarts import Restarts
 from holdfast.coordination.lateness.reading import Reading
 from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
@@ -119,6 +120,7 @@ class AgentMachine:
         self._said_at = 0.0
         self._tail_code = EXIT_DONE
         self._quarantined: Leave | None = None
+        self._restarts = Restarts()
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -238,6 +240,7 @@ class AgentMachine:
         self.term = welcome.term
         self._steps.forget_up_to(welcome.committed)
         self._welcome, self.ever_welcomed = welcome, True
+        self._restarts.allowed(welcome.max_restarts, welcome.rules)
         self._plans.told_anew(welcome.members)
         return self._leave_quarantined(now)
 
@@ -349,10 +352,9 @@ class AgentMachine:
         self._steps.undo_after(max(other.applied for other in self._places))
         if down.final or down.exit_code == EXIT_BAD_INPUT:
             place.ended = True  # another process would say the same; the coordinator decides what becomes of the job
-        elif place.deaths.died(now, self.committed):
+        elif why := self._restarts.refuse(down, now):
             place.ended = True
-            why = f"the workers of {self.node.node} fail again and again: {down.detail}"
-            self._quarantined = Leave(reason="quarantined", detail=why[:8000])
+            self._quarantined = Leave(reason="quarantined", detail=f"node {self.node.node}: {why}"[:8000])
             out += self._leave_quarantined(now)
         else:
             out.append(self._fill(place, index))

@@ -1,8 +1,7 @@
-"""One worker's place on a node: who fills it, what is kept of that worker, how often one has died there."""
+"""One worker's place on a node: who fills it, and what is kept of that worker."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from holdfast.protocol.messages.agent import WorkerDown
@@ -22,33 +21,12 @@ from holdfast.protocol.messages.worker import (
     WorkerMessage,
 )
 
-MAX_DEATHS = 3
-DEATHS_WITHIN_S = 300.0
-
 #: Of these kinds only the latest is kept. The replay of a node: what its workers are, what they applied, where they
 #: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
 LIFE = (Attach, Begun, Entered)
 STAND = (Prepared, Report, Complaint, Finished, CheckpointWritten, CheckpointKept, Loads, ScriptFailed)
 #: what a newer generation makes worthless
 _GENERATION_BOUND = (Prepared, Report, Complaint, Finished)
-
-
-class DeathCount:
-    """Counts the deaths in one worker's place, to tell a bad machine from bad luck."""
-
-    def __init__(self) -> None:
-        self._times: deque[float] = deque()
-        self._committed = 0
-
-    def died(self, now: float, committed: int) -> bool:
-        """Count a death; True: too many without a committed step in between, the node must go."""
-        if committed > self._committed:
-            self._times.clear()
-        self._committed = committed
-        self._times.append(now)
-        while self._times[0] < now - DEATHS_WITHIN_S:
-            self._times.popleft()
-        return len(self._times) > MAX_DEATHS
 
 
 @dataclass(slots=True)
@@ -69,7 +47,6 @@ class WorkerPlace:
     #: its process has ended, and no other follows
     ended: bool = False
     stopped_since: float | None = None
-    deaths: DeathCount = field(default_factory=DeathCount)
 
     def refill(self, worker: str) -> None:
         """Make the place for another worker."""

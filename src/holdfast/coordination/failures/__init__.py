@@ -1,1 +1,1 @@
-"""What fails: the one entrance, whoever saw it; and whose fault it was, where nobody is gone."""
+"""What fails: the one entrance, its class, how often what is tried; and whose fault it was, where nobody is gone."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
+from holdfast.coordination.failures.classes import Classes
 from holdfast.coordination.failures.seen import collective_failed
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
@@ -22,8 +24,15 @@ class Failures:
     """Takes in failures, and keeps the one that explains the others since the last committed step."""
 
     def __init__(
-        self, turn: Turn, ledger: StepLedger, stopping: Stopping, joining: Joining, absences: Absences
+        self,
+        turn: Turn,
+        ledger: StepLedger,
+        stopping: Stopping,
+        joining: Joining,
+        absences: Absences,
+        classes: Classes,
     ) -> None:
+        self._classes = classes
         self._cause, self._raised = "", False
         self._turn = turn
         self._ledger = ledger
@@ -35,7 +44,7 @@ class Failures:
         """Take in what failed at one moment: none of it may be a member of what is decided afterwards."""
         if not failures:
             return
-        gone = [worker for failure in failures for worker in self._out(failure)]
+        gone = [worker for failure in failures for worker in self._out(self._classed(failure))]
         self.gone(gone, min(failure.since for failure in failures))
 
     def gone(self, workers: Collection[str], since: float) -> None:
@@ -60,7 +69,15 @@ class Failures:
 
     def retried(self, complaint: Complaint, report: Report) -> None:
         """Collectives failed, and nothing says whose fault it was: the same members try again."""
-        self._tell(collective_failed(complaint, report, self._turn.now))
+        self._tell(self._classed(collective_failed(complaint, report, self._turn.now)))
+
+    def _classed(self, failure: Failure) -> Failure:
+        """Say what class a failure is of, and that a process has died of what its machine has."""
+        evidence = failure.evidence
+        found = self._classes.of(failure.kind, evidence.detector, evidence.detail)
+        # (its agent finds the same, and leaves)
+        severity = min(failure.severity, found.severity) if failure.worker else failure.severity
+        return replace(failure, severity=severity, evidence=replace(evidence, category=found.status))
 
     def _tell(self, failure: Failure) -> None:
         """Announce a failure, and keep the one that explains the others."""

@@ -32,8 +32,7 @@ def says_nonsense(node: str, why: str, now: float) -> Failure:
 
 def process_ended(node: str, down: WorkerDown, now: float) -> Failure:
     """A worker's process has ended."""
-    detector = Detector.EXCEPTION if down.kind is FailureKind.EXCEPTION else Detector.PROCESS
-    return _of_process(node, down.worker, down.kind, now, Evidence(detector=detector, detail=down.detail))
+    return _of_process(node, down.worker, down.kind, now, Evidence(detector=down.detector, detail=down.detail))
 
 
 def ended_unheard(node: str, worker: str, now: float) -> Failure:

@@ -61,6 +61,8 @@ class Admission:
             heartbeat_s=config.beat_s(max(config.spec.nodes_to_begin, len(turn.members.nodes))),
             committed=self._turn.recorded.step,
             members=tuple(turn.planned_on(hello.node)),
+            rules=config.rules,
+            max_restarts=config.spec.recovery.max_restarts,
         )
         turn.send(connection, welcome)
         return node

@@ -9,7 +9,8 @@ from msgspec import Meta
 
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.failures import MAX_RULES, Detector, FailureKind, FailureRule
+from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.messages.orders import Arm, JobDone, Posted, Stop, Void, WorkerOrder
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
 from holdfast.protocol.messages.progress import Late
@@ -75,6 +76,11 @@ class WorkerDown(Struct, frozen=True, kw_only=True):
         """True where the script has left its loop."""
         return self.final and self.exit_code == EXIT_DONE
 
+    @property
+    def detector(self) -> Detector:
+        """Who saw it."""
+        return Detector.EXCEPTION if self.kind is FailureKind.EXCEPTION else Detector.PROCESS
+
 
 #: what an agent keeps of its workers for a coordinator that does not know it
 Kept = WorkerMessage | AppliedSteps | WorkerDown
@@ -138,7 +144,8 @@ AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskP
 class Welcome(Struct, frozen=True, kw_only=True):
     """The connection stands. `committed`: steps up to here are in the journal and need not be kept.
 
-    `members`: the node's workers that the generation in force or the pending one names.
+    `members`: the node's workers that the generation in force or the pending one names. `rules`: the site's own classes
+    of failures: agents and the coordinator class alike. `max_restarts`: of the node's processes, within a window.
     """
 
     term: Count
@@ -146,6 +153,8 @@ class Welcome(Struct, frozen=True, kw_only=True):
     heartbeat_s: float
     committed: Count
     members: Annotated[tuple[WorkerId, ...], Meta(max_length=2048)] = ()
+    rules: Annotated[tuple[FailureRule, ...], Meta(max_length=MAX_RULES)] = ()
+    max_restarts: Count = MAX_RESTARTS
 
 
 class Refused(Struct, frozen=True, kw_only=True):

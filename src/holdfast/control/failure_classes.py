@@ -1,0 +1,79 @@
+"""The file of a site's own classes of failures: read whole, and what is wrong is said with its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from holdfast.coordination.failures.classes import faults
+from holdfast.documents import check_known, load_toml, shown
+from holdfast.errors import BadInputError
+from holdfast.protocol.failures import MAX_RULES, Detector, FailureRule
+
+_KEYS = tuple(FailureRule.__struct_fields__)
+_MUST_BE = {
+    "pattern": "a regular expression of 1 to 500 characters",
+    "status": r"a name of at most 64 lower-case letters, digits, _, or \1 for what the pattern's first group has found",
+    "severity": "1 (the node goes out), 2 (the process starts again) or 3 (the same members try again)",
+    "detector": f"one of {', '.join(Detector)}",
+}
+
+
+def read_rules(path: str) -> tuple[FailureRule, ...]:
+    """Return the rules of a file, in their order; () for "".
+
+    Raises:
+        BadInputError: it cannot be read, or a rule is wrong: a bad pattern, or one that can never match.
+    """
+    if not path:
+        return ()
+    file = Path(path)
+    document = load_toml(file)
+    for key in document:
+        check_known(key, ("class",), f"{path}: {key}")
+    tables: object = document.get("class", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in cast(list[object], tables)):
+        raise BadInputError(
+            f"{path}: class is {shown(document['class'])}: write each rule under a [[class]] of its own"
+        )
+    lines = _lines(file.read_text("utf-8-sig"))
+    given = cast(list[Mapping[str, Any]], tables)
+    if len(given) > MAX_RULES:
+        raise BadInputError(f"{path}: has {len(given)} rules: at most {MAX_RULES} are looked at for each failure")
+    known = len(lines) == len(given)  # (else rules are written another way)
+    where = [f"{path}, line {lines[n]}" if known else f"{path}, rule {n + 1}" for n in range(len(given))]
+    rules = tuple(_rule(table, place) for table, place in zip(given, where, strict=True))
+    for number, why in faults(rules):
+        raise BadInputError(f"{where[number]}: {why}")
+    return rules
+
+
+def _lines(text: str) -> list[int]:
+    """Return the line of each rule's pattern, or where it has none the one in which it begins."""
+    lines: list[int] = []
+    begun = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(r"\s*\[\[\s*class\s*\]\]", line):
+            lines.append(number)
+            begun = True
+        elif begun and re.match(r"\s*[\"']?pattern[\"']?\s*=", line):
+            lines[-1], begun = number, False
+    return lines
+
+
+def _rule(table: Mapping[str, Any], place: str) -> FailureRule:
+    for key in table:
+        check_known(key, _KEYS, f"{place}: {key}")
+    for key in ("pattern", "status", "severity"):
+        if key not in table:
+            raise BadInputError(f"{place}: {key} is missing: it must be {_MUST_BE[key]}")
+    try:
+        return msgspec.convert({"type": "FailureRule", **table}, FailureRule)
+    except msgspec.ValidationError as error:
+        found = re.search(r"\$\.(\w+)", str(error))
+        key = found.group(1) if found is not None else "pattern"
+        raise BadInputError(f"{place}: {key} is {shown(table[key])}: it must be {_MUST_BE[key]}") from None

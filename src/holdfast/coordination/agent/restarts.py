@@ -1,0 +1,35 @@
+"""When a node's processes are not started again: the machine is broken, or they have died there too often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.coordination.failures.budget import Budget
+from holdfast.coordination.failures.classes import Classes
+from holdfast.protocol.failures import FailureRule, Severity
+from holdfast.protocol.job_spec import MAX_RESTARTS
+from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.names import index_of
+
+
+class Restarts:
+    """The second rung of the ladder, on one node: all its places have one budget."""
+
+    def __init__(self) -> None:
+        self._classes = Classes()
+        self._most = MAX_RESTARTS
+        self._budget = Budget()
+
+    def allowed(self, most: int, rules: Sequence[FailureRule]) -> None:
+        """Take over what the coordinator says: how many restarts there may be, and the site's classes of failures."""
+        self._most, self._classes = most, Classes(rules)
+
+    def refuse(self, down: WorkerDown, now: float) -> str:
+        """A process has died: return why the node must go, "" where another takes its place."""
+        found = self._classes.of(down.kind, down.detector, down.detail)
+        if found.severity is Severity.NODE:
+            return f"{found.status}: {down.detail}"
+        tries = self._budget.use(now, index_of(down.worker))
+        if tries > self._most:
+            return f"its workers fail again and again, {tries} times in {self._budget.window_s:.0f} s: {down.detail}"
+        return ""

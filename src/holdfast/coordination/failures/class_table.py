@@ -1,0 +1,64 @@
+r"""The table of failures: what says which class, and how severe that is (Unicron, Table 1, in more detail).
+
+The first line that fits counts. Looked at is `KIND: DETAIL`: `exception: RuntimeError: CUDA error: ...`,
+`process_exit: SIGKILL`, `connection_lost: ...`. First comes what takes a node out, so that an error of the hardware is
+not taken for one of the software that met it; then from the special to the general. What a site adds stands before all
+of it (docs/failures.md).
+"""
+
+from __future__ import annotations
+
+from holdfast.protocol.failures import Detector, FailureRule, Severity
+
+_NODE, _PROCESS, _RETRY = Severity.NODE, Severity.PROCESS, Severity.RETRY
+
+
+def _rule(status: str, severity: Severity, pattern: str, detector: Detector | None = None) -> FailureRule:
+    return FailureRule(pattern=pattern, status=status, severity=severity, detector=detector)
+
+
+#: `Xid (PCI:0000:65:00): 79, pid=...`
+_XID = r"\bxid\b[^:,]*(?:\([^)]*\))?[^0-9]{0,4}\b"
+
+TABLE: tuple[FailureRule, ...] = (
+    _rule("lost_connection", _NODE, r"^(?:connection_lost|lease_expired):", Detector.NODE_HEALTH),
+    # ---- the machine ----
+    _rule("ecc_error", _NODE, _XID + r"(?:48|64|92|95|140)\b"),
+    _rule("nvlink_error", _NODE, _XID + r"74\b|\bsxid\b"),
+    _rule("gpu_lost", _NODE, _XID + r"79\b|fallen off the bus|\bGPU is lost\b"),
+    _rule("gpu_driver_error", _NODE, _XID + r"(?:46|61|62|109|119|120)\b"),
+    _rule("illegal_memory_access", _PROCESS, _XID + r"31\b"),
+    _rule("ecc_error", _PROCESS, _XID + r"94\b"),  # contained: the process that met it ends, no other
+    _rule("xid", _PROCESS, _XID + r"\d+"),
+    _rule("ecc_error", _NODE, r"uncorrectable ECC|ECC_UNCORRECTABLE|ECCUncorrectable|double[- ]bit ECC"),
+    _rule("nvlink_error", _NODE, r"uncorrectable NVLink|NVLINK_UNCORRECTABLE|NvlinkUncorrectable"),
+    _rule("invalid_dma_mapping", _NODE, r"invalid DMA mapping|DMA mapping (?:error|failed)|DMAR:.*fault|IO_PAGE_FAULT"),
+    _rule("gpu_driver_error", _NODE, r"driver/library version mismatch|CUDA driver version is insufficient"),
+    _rule("gpu_driver_error", _NODE, r"no CUDA-capable device|failed to initialize NVML|system not yet initialized"),
+    # ---- the network ----
+    _rule("collective_timeout", _RETRY, r"collective operation timeout|NCCL.*time(?:d[ -]?)?out"),
+    _rule("collective_timeout", _RETRY, r"timed out waiting \d+ ?ms|application timeout caused pair closure"),
+    _rule("link_flapping", _RETRY, r"link (?:is )?(?:down|flap)|got async event ?: port|NET/IB ?: got completion"),
+    _rule("connection_refused", _RETRY, r"connection refused|ECONNREFUSED"),
+    _rule("connection_reset", _RETRY, r"connection (?:was )?reset|ECONNRESET|broken pipe"),
+    _rule("connection_reset", _RETRY, r"connection (?:was )?closed by (?:remote )?peer|ncclRemoteError"),
+    _rule("network_error", _RETRY, r"no route to host|network is (?:unreachable|down)|connection timed out"),
+    _rule("network_error", _RETRY, r"name or service not known|temporary failure in name resolution|ncclSystemError"),
+    # ---- what a fresh process may mend ----
+    _rule("gpu_out_of_memory", _PROCESS, r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|STATUS_ALLOC_FAILED"),
+    _rule("illegal_memory_access", _PROCESS, r"illegal memory access|misaligned address|ErrorIllegalAddress"),
+    _rule("cuda_error", _PROCESS, r"CUDA (?:driver )?error|unhandled cuda error|device-side assert"),
+    _rule("cuda_error", _PROCESS, r"CUDA_ERROR_|CU(?:BLAS|DNN|SOLVER|SPARSE|FFT)_STATUS_|unspecified launch failure"),
+    _rule("nccl_error", _PROCESS, r"\bnccl"),
+    _rule("out_of_memory", _PROCESS, r"^process_exit: .*out of memory|^exception: MemoryError|std::bad_alloc"),
+    _rule("out_of_memory", _PROCESS, r"(?:can't|cannot) allocate memory|out of shared memory"),
+    _rule("disk_full", _PROCESS, r"no space left on device|disk quota exceeded"),
+    _rule("disk_error", _PROCESS, r"\[Errno 5\]|read-only file system|stale (?:NFS )?file handle|remote I/O error"),
+    _rule(r"signal_\1", _PROCESS, r"^process_exit: SIG([A-Z0-9]+)"),
+    _rule(r"exit_\1", _PROCESS, r"^process_exit: (?:exit code |.*\bsys\.exit\()(\d+)"),
+    _rule("exited_abnormally", _PROCESS, r"^process_exit:"),
+    _rule("task_hang", _PROCESS, r"^hang:"),
+    _rule("software_error", _PROCESS, r"^exception: [\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Stop)\b"),
+    # ---- a collective failed, and nothing says why ----
+    _rule("network_error", _RETRY, r"^connection_lost:"),
+)

@@ -1,0 +1,117 @@
+"""Classes of failures: a table of rules, the site's before our own; the first that fits counts.
+
+Pure: the same rules and the same failure give the same class, in an agent and in the coordinator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from holdfast.coordination.failures.class_table import TABLE
+from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Severity
+
+#: what no rule knows
+UNKNOWN = "unknown"
+#: of a failure's detail, so much is looked at
+_LOOKED_AT = 8192
+#: a character that stands for itself, and must be there
+_PLAIN = re.compile(r"(?:\\\W|[^\\.^$*+?{}\[\]|()])(?![*?{])")
+#: what may stand around a piece of text without changing whether a pattern is found in it
+_AROUND = ("", "x", " ", "\n", "0", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureClass:
+    """What kind of thing has failed: `status`, `unknown` where no rule fits, and how severe that is."""
+
+    status: str
+    severity: Severity
+
+
+class Classes:
+    """The rules of one job."""
+
+    def __init__(self, site: Sequence[FailureRule] = ()) -> None:
+        """Put the site's rules before our own.
+
+        Raises:
+            ValueError: a rule of the site is wrong (`faults` says which, and why).
+        """
+        rules = (*site, *TABLE)
+        self._rules = [(_compiled(rule), rule) for rule in rules]
+
+    def of(self, kind: FailureKind, detector: Detector, detail: str) -> FailureClass:
+        """Return the class of a failure."""
+        text = f"{kind}: {detail[:_LOOKED_AT]}"
+        for pattern, rule in self._rules:
+            if rule.detector is not None and rule.detector is not detector:
+                continue
+            found = pattern.search(text)
+            if found is not None:
+                status = found.expand(rule.status).lower() if "\\" in rule.status else rule.status
+                return FailureClass(status, rule.severity)
+        return FailureClass(UNKNOWN, Severity.PROCESS)
+
+
+def faults(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
+    """Yield what is wrong with a site's rules: which one (counted from 0), and why."""
+    earlier: list[tuple[int, re.Pattern[str], FailureRule]] = []
+    for number, rule in enumerate(rules):
+        try:
+            pattern = _compiled(rule)
+        except ValueError as error:
+            yield number, str(error)
+            continue
+        for before, other, theirs in earlier:
+            if theirs.detector in (None, rule.detector) and _shadows(other, rule.pattern):
+                yield number, f"it can never match: rule {before + 1}, {theirs.pattern!r}, takes all that it would"
+                break
+        earlier.append((number, pattern, rule))
+
+
+def _compiled(rule: FailureRule) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(rule.pattern, re.IGNORECASE)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"the pattern {rule.pattern!r} is no regular expression: {error}") from None
+    for group in re.findall(r"\\(.?)", rule.status):
+        if not group.isdigit() or not 1 <= int(group) <= pattern.groups:
+            raise ValueError(f"the status {rule.status!r} names a group that the pattern does not have")
+    return pattern
+
+
+def _shadows(earlier: re.Pattern[str], pattern: str) -> bool:
+    """Tell whether surely all that has a pattern has the earlier one, too; only what is plain to see is seen."""
+    if earlier.pattern == pattern:
+        return True
+    return all(any(_surely_in(earlier, text) for text in _texts(part)) for part in _alternatives(pattern))
+
+
+def _surely_in(earlier: re.Pattern[str], text: str) -> bool:
+    """Tell whether a pattern is found in a text, whatever stands around it."""
+    return all(earlier.search(f"{before}{text}{after}") is not None for before in _AROUND for after in _AROUND)
+
+
+def _alternatives(pattern: str) -> Iterable[str]:
+    """Return what stands between the bars; nothing is known where there are brackets or escapes, too."""
+    if "|" in pattern and set(pattern) & set("([\\"):
+        return ("",)
+    return pattern.split("|")
+
+
+def _texts(pattern: str) -> Iterator[str]:
+    """Yield texts that are in all that a pattern without alternatives fits, up to what may be one thing or another."""
+    text, place = "", 0
+    while place < len(pattern) and pattern[place] not in "([{":
+        found = _PLAIN.match(pattern, place)
+        if found is not None:
+            text += found.group().removeprefix("\\")
+            place = found.end()
+            continue
+        if pattern[place] == "\\":
+            break
+        yield text
+        text, place = "", place + 1
+    yield text

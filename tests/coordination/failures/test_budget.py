@@ -1,0 +1,20 @@
+"""Budgets of rungs: a window of time, and what counts as one try."""
+
+from __future__ import annotations
+
+from holdfast.coordination.failures.budget import TOGETHER_S, WINDOW_S, Budget
+
+
+def test_tries_count_for_a_window() -> None:
+    budget = Budget()
+    assert [budget.use(10.0 * number) for number in range(4)] == [1, 2, 3, 4]
+    assert budget.use(WINDOW_S) == 4  # (the first one is forgotten)
+    assert budget.use(10 * WINDOW_S) == 1
+
+
+def test_places_that_fail_together_are_one_try_and_one_that_fails_twice_is_two() -> None:
+    budget = Budget()
+    assert [budget.use(0.1 * place, place) for place in range(4)] == [1, 1, 1, 1]
+    assert budget.use(0.5, 2) == 2
+    assert budget.use(0.6, 3) == 2
+    assert budget.use(0.5 + TOGETHER_S, 0) == 3

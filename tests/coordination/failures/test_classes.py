@@ -1,0 +1,172 @@
+"""Classes of failures: real messages, the order of the rules, and rules that are wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.coordination.failures.classes import UNKNOWN, Classes, FailureClass, faults
+from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Severity
+
+NODE, PROCESS, RETRY = Severity.NODE, Severity.PROCESS, Severity.RETRY
+
+#: what torch, CUDA, NCCL, gloo, the NVIDIA driver and Linux really say, as reported in public issue threads, logs and
+#: documentation (pytorch, nccl, vllm and gloo among them; NVIDIA's pages on Xid errors and page retirement)
+RAISED = [
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "ecc_error", NODE),
+    ("CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered", "ecc_error", NODE),
+    ("XID 48 An uncorrectable double bit error (DBE) has been detected on GPU", "ecc_error", NODE),
+    ("NVRM: Xid (PCI:0000:3b:00): 94, pid=7194, Contained: SM (0x1)", "ecc_error", PROCESS),
+    ("NVRM: Xid (PCI:0000:3b:00): 95, pid=7194, Uncontained: LTC TAG (0x2,0x0)", "ecc_error", NODE),
+    ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "nvlink_error", NODE),
+    ("NVRM: Xid (PCI:0000:86:00): 74, pid=0, NVLink: fatal error detected on link 6", "nvlink_error", NODE),
+    ("NVRM: Xid (PCI:0000:65:00): 79, pid=1896, GPU has fallen off the bus.", "gpu_lost", NODE),
+    ("NVRM: GPU at 0000:01:00.0 has fallen off the bus.", "gpu_lost", NODE),
+    ("NVRM: Xid (PCI:0000:1a:00): 119, pid=2101, Timeout waiting for RPC from GSP!", "gpu_driver_error", NODE),
+    ("NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120, intr 10000000", "illegal_memory_access", PROCESS),
+    ("NVRM: Xid (0000:01:00): 13, 0005 00000000 0000502d 00000104", "xid", PROCESS),
+    ("Failed to initialize NVML: Driver/library version mismatch", "gpu_driver_error", NODE),
+    ("RuntimeError: No CUDA-capable device is detected", "gpu_driver_error", NODE),
+    ("RuntimeError: Error 802: system not yet initialized", "gpu_driver_error", NODE),
+    ("DMAR: [DMA Read] Request device [3b:00.0] fault addr 9e4ef2373000", "invalid_dma_mapping", NODE),
+    ("RuntimeError: CUDA error: an illegal memory access was encountered", "illegal_memory_access", PROCESS),
+    ("RuntimeError: CUDA error: device-side assert triggered", "cuda_error", PROCESS),
+    ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", "cuda_error", PROCESS),
+    ("RuntimeError: CUDA error: unspecified launch failure", "cuda_error", PROCESS),
+    ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "cuda_error", PROCESS),
+    (
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "gpu_out_of_memory",
+        2,
+    ),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_out_of_memory", PROCESS),
+    ("RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "cuda_error", PROCESS),
+    ("ncclInvalidUsage: This usually reflects invalid usage of NCCL library.", "nccl_error", PROCESS),
+    ("MemoryError: Unable to allocate 7.45 GiB for an array (train.py, line 9)", "out_of_memory", PROCESS),
+    (
+        "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+        "out_of_memory",
+        PROCESS,
+    ),
+    ("OSError: [Errno 28] No space left on device: '/ckpt/x'", "disk_full", PROCESS),
+    ("OSError: [Errno 5] Input/output error: '/data/7'", "disk_error", PROCESS),
+    ("OSError: [Errno 30] Read-only file system: '/data'", "disk_error", PROCESS),
+    ("OSError: [Errno 116] Stale file handle", "disk_error", PROCESS),
+    ("ValueError: bad sample (train.py, line 30)", "software_error", PROCESS),
+    ("torch._dynamo.exc.InternalTorchDynamoError: x", "software_error", PROCESS),
+]
+COLLECTIVES = [
+    ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST) ran", "collective_timeout"),
+    ("Timed out waiting 1800000ms for recv operation to complete", "collective_timeout"),
+    ("Application timeout caused pair closure", "collective_timeout"),
+    ("NET/IB : mlx5_0:1 Got async event : port error", "link_flapping"),
+    ("NET/IB : Got completion from peer 10.42.0.2<47534> with status=12 opcode=0", "link_flapping"),
+    ("socketPollConnect: connect returned Connection refused, exceeded error retry count (35)", "connection_refused"),
+    ("[../gloo/transport/tcp/pair.cc:589] Read error [10.0.0.7]:25266: Connection reset by peer", "connection_reset"),
+    ("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:10895", "connection_reset"),
+    ("ncclRemoteError: A call failed possibly due to a network error", "connection_reset"),
+    ("connect: No route to host", "network_error"),
+    ("the group of generation 3 could not be built", "network_error"),
+]
+ENDED = [
+    ("SIGKILL", "signal_kill"),
+    ("SIGSEGV", "signal_segv"),
+    ("exit code 9", "exit_9"),
+    ("the script called sys.exit(3) (train.py, line 2)", "exit_3"),
+    ("SIGKILL: out of memory (oom_kill)", "out_of_memory"),
+    ("its exit code is not known: the zygote was lost", "exited_abnormally"),
+]
+
+
+@pytest.mark.parametrize(("detail", "status", "severity"), RAISED)
+def test_real_messages_of_exceptions(detail: str, status: str, severity: Severity) -> None:
+    assert Classes().of(FailureKind.EXCEPTION, Detector.EXCEPTION, detail) == FailureClass(status, severity)
+
+
+@pytest.mark.parametrize(("detail", "status"), COLLECTIVES)
+def test_real_messages_of_collectives(detail: str, status: str) -> None:
+    """What may be over the next time takes nothing out by itself."""
+    for detector in (Detector.EXCEPTION, Detector.TIMEOUT):
+        assert Classes().of(FailureKind.CONNECTION_LOST, detector, detail) == FailureClass(status, RETRY)
+
+
+@pytest.mark.parametrize(("detail", "status"), ENDED)
+def test_how_processes_end(detail: str, status: str) -> None:
+    assert Classes().of(FailureKind.PROCESS_EXIT, Detector.PROCESS, detail) == FailureClass(status, PROCESS)
+
+
+def test_a_node_that_is_not_heard_is_out_whatever_is_said_of_it() -> None:
+    for kind in (FailureKind.CONNECTION_LOST, FailureKind.LEASE_EXPIRED):
+        assert Classes().of(kind, Detector.NODE_HEALTH, "") == FailureClass("lost_connection", NODE)
+
+
+def test_a_hang_is_mended_by_a_fresh_process() -> None:
+    assert Classes().of(FailureKind.HANG, Detector.TIMEOUT, "no report") == FailureClass("task_hang", PROCESS)
+
+
+def test_what_nobody_knows_says_so() -> None:
+    found = Classes().of(FailureKind.EXCEPTION, Detector.EXCEPTION, "the daemon sulks")
+    assert found == FailureClass(UNKNOWN, PROCESS)
+
+
+def rule(pattern: str, status: str = "own", severity: Severity = NODE, detector: Detector | None = None) -> FailureRule:
+    return FailureRule(pattern=pattern, status=status, severity=severity, detector=detector)
+
+
+def test_the_sites_rules_come_first_and_of_these_the_first_that_fits() -> None:
+    classes = Classes([rule("ECC", "bad_ram", RETRY), rule("error", "any", PROCESS)])
+    assert classes.of(FailureKind.EXCEPTION, Detector.EXCEPTION, "an ecc error") == FailureClass("bad_ram", RETRY)
+    assert classes.of(FailureKind.EXCEPTION, Detector.EXCEPTION, "an ERROR") == FailureClass("any", PROCESS)
+    assert classes.of(FailureKind.HANG, Detector.TIMEOUT, "").status == "task_hang"
+
+
+def test_a_rule_may_be_for_one_detector_and_take_its_name_from_the_message() -> None:
+    classes = Classes([rule(r"fan (\d+)", r"fan_\1", NODE, Detector.PROCESS)])
+    assert classes.of(FailureKind.PROCESS_EXIT, Detector.PROCESS, "fan 12 stands").status == "fan_12"
+    assert classes.of(FailureKind.EXCEPTION, Detector.EXCEPTION, "fan 12 stands").status == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("patterns", "number", "why"),
+    [
+        (["fan", "fan"], 1, "it can never match: rule 1, 'fan', takes all that it would"),
+        (["fan", "disk", "FAN .* failed"], 2, "it can never match: rule 1, 'fan'"),
+        ([".*", "anything"], 1, "it can never match"),
+        (["fan|disk", "old fan|hard disk"], 1, "it can never match"),
+        ([r"v1\.0", r"driver v1\.0+"], 1, "it can never match"),
+        (["fan("], 0, "the pattern 'fan(' is no regular expression: missing ), unterminated subpattern"),
+    ],
+)
+def test_rules_that_are_wrong(patterns: list[str], number: int, why: str) -> None:
+    ((found, said),) = faults([rule(pattern) for pattern in patterns])
+    assert found == number
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        ["fan .* failed", "fan"],
+        [r"\bfan\b", "fans"],
+        ["fan|disk", "old fan|mouse"],
+        ["fan", "fan?"],
+        ["ab", "a{2}b"],
+        ["ab", "[ab]+"],
+        ["d", r"\d"],
+        ["a", "(a|b)"],
+        ["fan$", "fan"],
+    ],
+)
+def test_rules_that_may_match(patterns: list[str]) -> None:
+    assert list(faults([rule(pattern) for pattern in patterns])) == []
+
+
+def test_a_rule_for_other_detectors_stands_in_nobodys_way() -> None:
+    assert not list(faults([rule("fan", detector=Detector.PROCESS), rule("fan")]))
+    assert list(faults([rule("fan"), rule("fan", detector=Detector.PROCESS)]))
+
+
+def test_a_name_of_a_group_that_is_not_there() -> None:
+    ((_, why),) = faults([rule("fan", r"fan_\1")])
+    assert why == r"the status 'fan_\\1' names a group that the pattern does not have"
+    with pytest.raises(ValueError, match="names a group"):
+        Classes([rule("fan", r"fan_\1")])
