@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from places import ROOT
 
 SOURCE = ROOT / "src" / "holdfast"
@@ -26,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"protocol", "planning", "coordination", "observability", "control.link"},
     "simulation": {"protocol", "planning", "coordination", "reliability", "observability"},
     "cli": {"protocol", "planning", "reliability", "coordination", "observability", "control", "simulation"},
+    "integrations": set(holdfast.__all__),
     "testing": {"protocol", "planning", "coordination", "observability", "control", "runtime", "simulation"},
 }
 #: what a package may take from outside; the standard library goes without saying
@@ -36,6 +38,7 @@ OUTSIDE: dict[str, set[str]] = {
     "coordination": {"msgspec", "numpy"},
     "observability": {"msgspec", "prometheus_client"},
     "simulation": {"msgspec", "numpy"},
+    "integrations": {"torch", "transformers"},
 }
 WITHOUT_TORCH = (
     "protocol",
@@ -114,7 +117,7 @@ def test_only_named_dependencies(package: str) -> None:
 
 def test_torch_is_only_in_runtime() -> None:
     for path in files():
-        if package_of(path) not in ("runtime", "testing"):
+        if package_of(path) not in ("runtime", "integrations", "testing"):
             torch = [name for name in imports(path) if name.split(".")[0] == "torch" and package_of(path)]
             assert not torch, f"{path.relative_to(SOURCE)} imports torch"
 

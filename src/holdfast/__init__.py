@@ -8,6 +8,7 @@ from holdfast.errors import BadInputError, HoldfastError, JobFailedError, StepUs
 
 if TYPE_CHECKING:
     from holdfast.runtime.moe.experts.stack import StackedExperts
+    from holdfast.runtime.moe.gates.balancing import BalancingBias
     from holdfast.runtime.moe.gates.gate import Choice, TopKGate
     from holdfast.runtime.moe.layer.expert_layer import ElasticExperts
     from holdfast.runtime.moe.layer.moe_layer import MoE
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadInputError",
+    "BalancingBias",
     "Choice",
     "ElasticExperts",
     "HoldfastError",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BalancingBias": "holdfast.runtime.moe.gates.balancing",
     "Choice": "holdfast.runtime.moe.gates.gate",
     "ElasticExperts": "holdfast.runtime.moe.layer.expert_layer",
     "Job": "holdfast.runtime.session.job",

@@ -116,6 +116,8 @@ class StackedExperts(ExpertStack):
         """
         shape1, shape2 = ((w.mT if outputs_first else w).shape for w in (w1, w2))
         fits = w1.dim() == w2.dim() == 3 and shape1[0] == shape2[0] and shape1[1] == shape2[2]
+        with torch.no_grad():
+            fits = fits and between(w1.new_zeros((1, shape1[2]))).shape == (1, shape2[1])
         biased = (b1 is None or b1.shape == shape1[::2]) and (b2 is None or b2.shape == shape2[::2])
         given = {"w1": w1, "w2": w2} | {name: b for name, b in (("b1", b1), ("b2", b2)) if b is not None}
         if not fits or not biased or len({weight.dtype for weight in given.values()}) > 1:
@@ -123,7 +125,7 @@ class StackedExperts(ExpertStack):
             form = "(E, U, D) and (E, D, H)" if outputs_first else "(E, D, U) and (E, H, D)"
             raise BadInputError(
                 f"the experts' weights do not match: {told}; they must be {form}, with biases (E, U) and (E, D), all "
-                "of one dtype"
+                "of one dtype, where U is what goes into the function between them and H what comes out"
             )
         super().__init__(dim=shape1[1], experts=shape1[0])
         self.between = between

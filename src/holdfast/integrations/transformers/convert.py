@@ -1,0 +1,141 @@
+"""Models made elastic and plain again, in place: their routers, shared experts and names stay what they were.
+
+Only what computes the routed experts is exchanged. The parameters stay the same objects, so that an optimizer may be
+made before or after.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from holdfast import BadInputError, BalancingBias, ElasticExperts, MoE
+from holdfast.integrations.transformers.forms import FORMS, stack_of
+
+Model = TypeVar("Model", bound=nn.Module)
+
+#: The buffer of DeepSeek-V3's gate that is added to its scores for the choice alone.
+_BIAS = "e_score_correction_bias"
+_LOOKS_LIKE_EXPERTS = re.compile("expert|moe|mixture", re.IGNORECASE)
+
+
+class _Converted(ElasticExperts):
+    """Elastic experts that know the module in whose place they are."""
+
+    def __init__(self, original: nn.Module, name: str, *, dispatch: str, balancing: BalancingBias | None) -> None:
+        super().__init__(stack_of(original, name), dispatch=dispatch, balancing=balancing)
+        #: (in a tuple: its parameters are not registered a second time)
+        self._original = (original,)
+
+    def restored(self, name: str) -> nn.Module:
+        """Return that module with the weights as they are now.
+
+        Raises:
+            BadInputError: some experts live elsewhere.
+        """
+        stack, (original,) = self.experts, self._original
+        missing = sorted(set(range(stack.experts)) - set(stack.hosted))
+        if missing:
+            raise BadInputError(
+                f"{name}: experts {missing} of {stack.experts} live on other workers: let one process alone resume "
+                "from the job's checkpoint, and make that model plain"
+            )
+        rows = [stack.row(expert) for expert in range(stack.experts)]
+        if list(stack.row_experts) != rows:
+            with torch.no_grad():
+                for weight in stack.weights().values():
+                    weight.data = weight.data[rows]
+        return original
+
+
+def elastic_experts(model: Model, *, dispatch: str = "interval", bias_rate: float = 0.0) -> Model:
+    """Let the experts of a model live on any nodes of a job, in several copies; everything else stays as it is.
+
+    Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and -V3, OLMoE and gpt-oss, made from a config or loaded from disk. All
+    workers must make the same: load the same weights, or call `torch.manual_seed` before making the model.
+
+    Args:
+        model: is changed.
+        dispatch: how tokens are shared among an expert's replicas (see `holdfast.MoE`).
+        bias_rate: by how much the bias of DeepSeek-V3's gates moves at each step to balance the experts without a loss
+            (transformers itself never moves it); 0: not at all.
+
+    Returns:
+        The model.
+
+    Raises:
+        BadInputError: the model has no experts, or some that are not known, or of weights that do not match; or a
+            bias_rate and no bias.
+    """
+    names = [name for name, module in _modules(model) if type(module).__name__ in FORMS]
+    strange = _strange(model)
+    if strange or not names:
+        raise BadInputError(_unknown(model, strange))
+    layers = [
+        _Converted(model.get_submodule(name), name, dispatch=dispatch, balancing=_balancing(model, name, bias_rate))
+        for name in names
+    ]
+    for name, layer in zip(names, layers, strict=True):
+        model.set_submodule(name, layer)
+    return model
+
+
+def plain_experts(model: Model) -> Model:
+    """Make an elastic model what it was, for `save_pretrained` and for whoever knows nothing of holdfast.
+
+    Args:
+        model: is changed. All of its experts must live here, as they do alone.
+
+    Returns:
+        The model.
+
+    Raises:
+        BadInputError: it has no elastic experts, or some live on other workers.
+    """
+    found = [(name, module) for name, module in _modules(model) if isinstance(module, _Converted)]
+    if not found:
+        raise BadInputError(f"{type(model).__name__} has no elastic experts: call elastic_experts(model) first")
+    for name, original in [(name, layer.restored(name)) for name, layer in found]:
+        model.set_submodule(name, original)
+    return model
+
+
+def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    untyped: Any = model
+    return list(untyped.named_modules())
+
+
+def _balancing(model: nn.Module, name: str, rate: float) -> BalancingBias | None:
+    if not rate:
+        return None
+    block: Any = model.get_submodule(name.rpartition(".")[0])
+    gate = getattr(block, "gate", None)
+    if not isinstance(gate, nn.Module) or _BIAS not in dict(gate.named_buffers()):
+        raise BadInputError(f"bias_rate is {rate}, but the gate beside {name} has no buffer {_BIAS!r}: leave it out")
+    return BalancingBias(gate=gate, name=_BIAS, rate=rate)
+
+
+def _strange(model: nn.Module) -> list[str]:
+    """Return modules that hold experts in a way that is not known, each with its class."""
+    return [
+        f"{name} is a {type(module).__name__}"
+        for name, module in _modules(model)
+        if re.search("Experts?$", type(module).__name__) and type(module).__name__ not in FORMS
+    ]
+
+
+def _unknown(model: nn.Module, strange: list[str]) -> str:
+    known = f"known are {', '.join(FORMS)}"
+    if any(isinstance(module, MoE | ElasticExperts) for _, module in _modules(model)):
+        return f"{type(model).__name__} has elastic experts already: there is nothing to convert"
+    alike = strange or [
+        f"{name} is a {type(module).__name__}"
+        for name, module in _modules(model)
+        if name and _LOOKS_LIKE_EXPERTS.search(type(module).__name__)
+    ]
+    if alike:
+        return f"{alike[0]}, whose experts are not known: {known}"
+    return f"{type(model).__name__} has no experts: {known}"

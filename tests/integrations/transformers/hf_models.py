@@ -1,0 +1,100 @@
+"""Small models of every known kind, with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
+    PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+VOCABULARY = 64
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "num_experts_per_tok": 2,
+    "initializer_range": 0.2,
+}
+_DEEPSEEK: dict[str, Any] = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 24,
+    "n_group": 4,
+    "topk_group": 2,
+}
+_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_SIZES, num_local_experts=4)),
+    "qwen2_moe": lambda: Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**_SIZES, num_experts=4, moe_intermediate_size=24, shared_expert_intermediate_size=16)
+    ),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**_SIZES, head_dim=8, num_experts=4, moe_intermediate_size=24, norm_topk_prob=True)
+    ),
+    "deepseek_v2": lambda: DeepseekV2ForCausalLM(
+        DeepseekV2Config(**_DEEPSEEK, topk_method="group_limited_greedy", routed_scaling_factor=1.5)
+    ),
+    "deepseek_v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**_DEEPSEEK)),
+    "olmoe": lambda: OlmoeForCausalLM(OlmoeConfig(**_SIZES, num_local_experts=4)),
+    "gpt_oss": lambda: GptOssForCausalLM(
+        GptOssConfig(
+            **_SIZES,
+            head_dim=8,
+            num_local_experts=4,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        )
+    ),
+}
+KINDS = tuple(_MODELS)
+
+
+def hf_model(kind: str) -> PreTrainedModel:
+    """Return the same model every time."""
+    torch.manual_seed(0)
+    model = _MODELS[kind]()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if "bias" in name:  # they begin at zero, where they could be left out unnoticed
+            tensor.data.normal_(std=0.1)
+    return model
+
+
+def token_ids(number: int = 0) -> torch.Tensor:
+    """Return two short texts."""
+    return torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(number))
+
+
+def loss_of(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Return the loss that the model itself makes of texts."""
+    loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
+    return loss

@@ -1,0 +1,146 @@
+"""Models of transformers compute the same with elastic experts, and are the same files again afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hf_models import KINDS, hf_model, loss_of, token_ids
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+import holdfast
+from holdfast.errors import BadInputError
+from holdfast.integrations.transformers import elastic_experts, plain_experts
+from holdfast.runtime.moe.layer.expert_layer import moe_layers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_computes_what_the_model_computes(kind: str) -> None:
+    """In float32, loss, logits and every gradient within 1e-6 of the largest."""
+    plain, elastic, ids = hf_model(kind), elastic_experts(hf_model(kind)), token_ids()
+    assert moe_layers(elastic)
+    assert loss_of(elastic, ids).item() == pytest.approx(loss_of(plain, ids).item(), rel=1e-6)
+    out, wanted = (model(input_ids=ids).logits for model in (elastic, plain))
+    assert (out - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+    for model in (plain, elastic):
+        loss_of(model, ids).backward()
+    plain_experts(elastic)
+    names = [name for name, _ in plain.named_parameters()]
+    assert [name for name, _ in elastic.named_parameters()] == names
+    for name in names:
+        grad, wanted = elastic.get_parameter(name).grad, plain.get_parameter(name).grad
+        assert grad is not None, name
+        assert wanted is not None, name
+        assert (grad - wanted).abs().max() <= 1e-6 * wanted.abs().max().clamp(min=1.0), name
+    assert type(elastic) is type(plain)
+    assert [type(module) for module in elastic.modules()] == [type(module) for module in plain.modules()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_and_back_saves_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    hf_model(kind).save_pretrained(tmp_path / "first")
+    for name, model in (
+        ("of a config", hf_model(kind)),
+        ("from disk", AutoModelForCausalLM.from_pretrained(tmp_path / "first")),
+    ):
+        elastic_experts(model)
+        parameters = {id(parameter) for parameter in model.parameters()}
+        loss_of(model, token_ids())
+        assert plain_experts(model) is model
+        assert {id(parameter) for parameter in model.parameters()} == parameters, "an optimizer of before goes on"
+        model.save_pretrained(tmp_path / name)
+        files = {file.name: file.read_bytes() for file in (tmp_path / name).glob("*.safetensors")}
+        assert files == {file.name: file.read_bytes() for file in (tmp_path / "first").glob("*.safetensors")}
+
+
+def test_what_was_trained_is_saved(tmp_path: Path) -> None:
+    model, ids = elastic_experts(hf_model("deepseek_v3"), bias_rate=0.01), token_ids()
+    job = holdfast.init()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = torch.utils.data.TensorDataset(ids)
+    job.protect(model, optimizer, data, global_batch=2, micro_batch=1)
+    losses = []
+    for step in job.steps(6):
+        for (texts,) in step.micro_batches():
+            step.backward(loss_of(model, texts))
+        step.apply()
+        losses.append(step.loss)
+    assert losses[-1] < 0.8 * losses[0]
+    trained = loss_of(model, ids).item()
+    plain_experts(model).save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loss_of(again, ids).item() == pytest.approx(trained, rel=1e-6)
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    moved = (again.get_buffer(bias) - hf_model("deepseek_v3").get_buffer(bias)) / 0.01
+    assert moved.abs().max() > 0.5
+    assert (moved - moved.round()).abs().max() < 1e-4, "by whole rates"
+
+
+class StrangeExperts(nn.Module):
+    """What nobody knows."""
+
+
+class MoEBlock(nn.Module):
+    """One that does not even say that it holds experts."""
+
+
+def strange() -> nn.Module:
+    model = hf_model("mixtral")
+    model.set_submodule("model.layers.1.mlp.experts", StrangeExperts())
+    return model
+
+
+def without(name: str) -> nn.Module:
+    model = hf_model("gpt_oss")
+    setattr(model.get_submodule("model.layers.0.mlp.experts"), name, None)
+    return model
+
+
+def reshaped() -> nn.Module:
+    model = hf_model("olmoe")
+    model.get_submodule("model.layers.1.mlp.experts").down_proj = nn.Parameter(torch.zeros(4, 32, 47))
+    return model
+
+
+def miscounted() -> nn.Module:
+    model = hf_model("qwen3_moe")
+    model.get_submodule("model.layers.1.mlp.experts").num_experts = 5
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2)),
+            "Sequential has no experts: known are MixtralExperts, Qwen2MoeExperts",
+        ),
+        (strange, "model.layers.1.mlp.experts is a StrangeExperts, whose experts are not known: known are Mixtral"),
+        (lambda: nn.Sequential(MoEBlock()), "0 is a MoEBlock, whose experts are not known"),
+        (lambda: holdfast.MoE(4, 4, 2), "MoE has elastic experts already"),
+        (lambda: elastic_experts(hf_model("mixtral")), "MixtralForCausalLM has elastic experts already"),
+        (lambda: without("down_proj_bias"), "no parameter 'down_proj_bias': its weights do not match GptOssExperts"),
+        (reshaped, r"model.layers.1.mlp.experts: the experts' weights do not match: w1 \(4, 96, 32\)"),
+        (miscounted, "is for 5 experts, but its weights are of 4"),
+        (lambda: hf_model("qwen2_moe").to("meta"), "not loaded yet"),
+    ],
+)
+def test_a_model_that_cannot_be_converted_is_refused_and_left_alone(model: object, told: str) -> None:
+    given: nn.Module = model()  # type: ignore[operator]
+    before = [type(module) for module in given.modules()]
+    with pytest.raises(BadInputError, match=told) as refusal:
+        elastic_experts(given)
+    assert "\n" not in str(refusal.value)
+    assert [type(module) for module in given.modules()] == before
+
+
+def test_a_bias_that_is_not_there_is_not_moved() -> None:
+    with pytest.raises(BadInputError, match="no buffer 'e_score_correction_bias'"):
+        elastic_experts(hf_model("mixtral"), bias_rate=0.1)
+
+
+def test_a_plain_model_cannot_be_made_plain() -> None:
+    with pytest.raises(BadInputError, match="MixtralForCausalLM has no elastic experts"):
+        plain_experts(hf_model("mixtral"))
