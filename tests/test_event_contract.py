@@ -18,7 +18,7 @@ CONTRACT = {
     "nodes_joined": {"nodes"},
     "workers_changed": {"node", "worker_pids"},
     "node_left": {"node", "reason"},
-    "generation_started": {"members", "world_size", "reason", "expert_moves", "fault_threshold"},
+    "generation_started": {"members", "world_size", "reason", "decision", "expert_moves", "fault_threshold"},
     "step_committed": {"step", "loss", "samples", "world_size", "step_s", "skipped"},
     "failure_detected": {
         "node",

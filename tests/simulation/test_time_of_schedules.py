@@ -9,7 +9,17 @@ import pytest
 
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.accounts.time_spans import Cause
-from holdfast.protocol.events import AnyEvent, GenerationStarted, JobWaiting, StepCommitted
+from holdfast.observability.history.episodes import episodes
+from holdfast.observability.history.explanation import explain
+from holdfast.observability.history.standing import standing_of
+from holdfast.protocol.events import (
+    AnyEvent,
+    FailureDetected,
+    GenerationStarted,
+    JobWaiting,
+    Recovered,
+    StepCommitted,
+)
 from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.schedules.enumeration import FAMILIES, plan_of
 
@@ -50,3 +60,20 @@ def waited(events: Sequence[AnyEvent]) -> float:
         elif isinstance(event, StepCommitted):
             since = None
     return total
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"large"}))
+def test_every_event_can_be_explained_and_is_part_of_one_story(family: str) -> None:
+    rng = Random(f"explain {family}")
+    for number in [rng.choice(FAMILIES[family]) for _ in range(2)]:
+        cluster = SimCluster(plan_of(number))
+        cluster.run()
+        events = cluster.world.journal.events
+        parts = [event.seq for episode in episodes(events) for event in episode.events]
+        assert parts == sorted(set(parts)), f"schedule {number}"
+        told = {event.seq for event in events if isinstance(event, FailureDetected | Recovered | GenerationStarted)}
+        assert told <= set(parts), f"schedule {number}"
+        for event in events:
+            found = explain(events, event.seq)
+            assert found.seconds is None or min(found.seconds.values(), default=0.0) >= 0.0, f"schedule {number}"
+        assert standing_of(events).job == "sim"

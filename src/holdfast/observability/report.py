@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.observability.accounts.time_ledger import TimeAccount, TimeLedger
+from holdfast.observability.history.episodes import episodes
 from holdfast.protocol.events import (
-    FailureDetected,
-    GenerationStarted,
     JobFailed,
     JobFinished,
     JobStarted,
-    NodesJoined,
     ReadEvent,
     Rebalanced,
     Recovered,
@@ -103,30 +101,18 @@ def make_report(events: Sequence[ReadEvent]) -> JobReport:
     )
 
 
-def _recoveries(events: Sequence[ReadEvent], usual: float) -> list[RecoverySummary]:
-    found: list[RecoverySummary] = []
-    involved: list[str] = []
-    for event in events:
-        match event:
-            case FailureDetected():
-                involved.append(event.node)
-            case NodesJoined():
-                involved += event.names
-            case GenerationStarted(reason="start"):
-                involved = []
-            case Recovered():
-                found.append(_recovery(event, involved, usual))
-                involved = []
-            case _:
-                pass
-    return found
+def _recoveries(events: Sequence[ReadEvent], usual: float) -> Iterator[RecoverySummary]:
+    for episode in episodes(events):
+        told = episode.recovered
+        if isinstance(told, Recovered):
+            yield _recovery(told, episode.nodes, usual)
 
 
-def _recovery(event: Recovered, involved: list[str], usual: float) -> RecoverySummary:
+def _recovery(event: Recovered, nodes: tuple[str, ...], usual: float) -> RecoverySummary:
     return RecoverySummary(
         time=event.time,
         action=event.action,
-        nodes=tuple(dict.fromkeys(involved)),
+        nodes=nodes,
         state_source=event.state_source,
         moved_bytes=event.moved_bytes,
         experts_moved=event.experts_moved,

@@ -94,11 +94,14 @@ class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag
 
     `expert_moves`: expert replicas that travel; `fault_threshold`: on how many distinct nodes each expert should live
     (`asked`) and does (`given`); None for a model without experts.
+
+    `decision`: what becomes of the step that was under way: start, redo, forward, rollback; "" at a step's boundary.
     """
 
     members: tuple[str, ...]
     world_size: int
     reason: str
+    decision: str = ""
     expert_moves: int = 0
     fault_threshold: FaultThreshold | None = None
 

@@ -1,7 +1,8 @@
-"""Where a job stands by its events: one sum, for the running coordinator, its record and whoever reads the journal."""
+"""Where a job stands by its events, one sum for its coordinator, its record and readers; and who holds it up."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import nan
 
 from msgspec.structs import replace
@@ -52,3 +53,19 @@ class Position(Struct, frozen=True, kw_only=True):
                 )
             case _:
                 return replace(self, seq=event.seq)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Awaited:
+    """Who is waited for. `who`: a worker or a node, as people name it; `what`: what it is to do.
+
+    since_s: for how long; None: not known. at: where its training thread is (activity, step, micro-batch); for_whom:
+    who waits for it; stack: its Python frames, the innermost last. These three are empty where nobody has told.
+    """
+
+    who: str
+    what: str
+    since_s: float | None = None
+    at: str = ""
+    for_whom: tuple[str, ...] = ()
+    stack: tuple[str, ...] = ()

@@ -62,6 +62,7 @@ OPTIONS = {
     | {"--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state"},
     "status": {*SERVER, "--json"},
     "events": {*SERVER, "--follow", "--after", "--json"},
+    "explain": {*SERVER, "--json"},
     "report": {*SERVER, "--plot", "--json"},
     "scale": {*SERVER, "--json"},
     "inject": {*SERVER, "--worker", "--step", "--phase", "--json"},
@@ -230,7 +231,10 @@ def test_bad_input_is_one_clear_line_and_touches_nothing(
 
 @pytest.mark.parametrize(
     "words",
-    [["agent", "--", str(TRAINING)], ["status"], ["events"], ["report"], ["scale", "+1"], ["inject", "kill", "node-0"]],
+    [
+        *(["agent", "--", str(TRAINING)], ["status"], ["events"], ["explain"], ["report"]),
+        *(["scale", "+1"], ["inject", "kill", "node-0"]),
+    ],
 )
 def test_where_no_job_runs_that_is_said(words: list[str], environment: dict[str, str], holdfast: Run) -> None:
     result = holdfast(environment, *words)
@@ -263,6 +267,8 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
         assert holdfast(environment, "events", "--after", "1").stdout.count("joined") == 2
 
+        stands = json.loads(holdfast(environment, "explain", "--json").stdout)
+        assert (stands["job"], stands["state"], stands["awaited"]) == ("fake_training", "running", [])
         report = json.loads(holdfast(environment, "report", "--json").stdout)
         assert report["job"] == "fake_training"
         assert holdfast(environment, "events", "-j", "fake_training", str(job.events_file)).returncode == 0
@@ -285,6 +291,8 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
         job.wait(StepCommitted, since=len(job.events))
         assert holdfast(environment, "inject", "raise", "node-0", "--worker", "0").returncode == 0
         failed = job.wait(FailureDetected, node="node-0")
+        why = holdfast(environment, "explain", str(failed.seq))
+        assert "injected: raise" in why.stdout
         assert failed.kind == "exception"
         assert "injected: raise" in failed.detail
 

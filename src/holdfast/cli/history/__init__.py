@@ -1,1 +1,1 @@
-"""Commands about what a job has done, and why: report."""
+"""Commands about what a job has done, and why: report, explain."""

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import islice
 from typing import Any
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.experts.blobs import experts_by_layer
 from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.progress.awaited import awaited_by
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.protocol.record import Record
 
+#: who holds a job up, told by name
+MOST_AWAITED = 64
+
 
 def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[str, Any]:
-    """Return the job's status as plain data; `state` as `Coordinator.state` has it, `time` from its ledger."""
+    """Return the job's status as plain data; `state` as `Coordinator.state` has it, `time` from its ledger.
+
+    `awaited`: who holds the job up, as far as is known, at most `MOST_AWAITED`; `clock`: the coordinator's.
+    """
     record, progress = coordinator.record, coordinator.parts.progress
     plan = record.plan
     step = coordinator.parts.ledger.committed
@@ -32,6 +40,10 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
         "experts": _experts(record),
         "checkpoints": [{"step": known.step, "name": known.name} for known in record.checkpoints],
         "time": dataclasses.asdict(ledger.account(now)),
+        "awaited": [
+            dataclasses.asdict(awaited) for awaited in islice(awaited_by(coordinator.parts, now), MOST_AWAITED)
+        ],
+        "clock": now,
     }
 
 

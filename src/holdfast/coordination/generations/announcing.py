@@ -7,7 +7,7 @@ import math
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import FaultThreshold, GenerationStarted, JoinedNode, NodesJoined, WorkersChanged
-from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.plan import Decision, GenerationPlan
 
 #: those that come within so many seconds of others are told of with them
 TOGETHER_S = 0.1
@@ -21,14 +21,15 @@ GATHER_S = 1.0
 LONGEST_GATHER_S = 5.0
 
 
-def announce_generation(turn: Turn, plan: GenerationPlan, reason: str) -> None:
-    """A new configuration is in force."""
+def announce_generation(turn: Turn, plan: GenerationPlan, reason: str, decision: Decision | None = None) -> None:
+    """A new configuration is in force; `decision`: what it begins with, None at a step's boundary."""
     experts = plan.expert_plan
     turn.emit(
         GenerationStarted,
         members=tuple(dict.fromkeys(member.node for member in plan.members)),
         world_size=len(plan.members),
         reason=reason,
+        decision=decision.kind if decision is not None else "",
         expert_moves=experts.moves if experts else 0,
         fault_threshold=FaultThreshold(asked=experts.asked, given=experts.given) if experts else None,
     )

@@ -196,7 +196,7 @@ class Deciding:
         for info in turn.members.workers():
             turn.members.finish(info, finished=False)
         self._newcomers.taken_in()
-        announce_generation(turn, plan, reason)
+        announce_generation(turn, plan, reason, decision)
         self._telling.begin(plan, record.plan, decision, assignment)
         self._keep_what_passed(decision)
 

@@ -28,6 +28,11 @@ class Stopping:
         self._turn = turn
         self._progress = progress
 
+    @property
+    def since(self) -> float:
+        """When everybody was told to stop, or was given the full time anew; unix seconds."""
+        return self._since
+
     def begin(self, failed_at: float) -> None:
         """A generation is broken: tell the members of the current and the pending plan to stop."""
         turn = self._turn

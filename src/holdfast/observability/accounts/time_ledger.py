@@ -5,7 +5,7 @@ A report, the metrics and a coordinator's status use this one; whoever reads the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from holdfast.observability.accounts.attendance import Attendance
@@ -55,8 +55,10 @@ class TimeAccount:
 class TimeLedger:
     """Takes in a job's events, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[int, Cause, float], None] | None = None) -> None:
+        """Begin without events; `told`: called with what is booked: the commit's `seq` (0: none), cause and seconds."""
         self.usual = UsualSteps()
+        self._told = told
         self._position = Position()
         #: the newest step that was ever committed, undone or not
         self._furthest = 0
@@ -75,6 +77,11 @@ class TimeLedger:
         self._closed: tuple[Span, float] | None = None
         #: that came before a usual step was known
         self._kept: list[tuple[Span, float]] = []
+
+    @property
+    def step(self) -> int:
+        """The newest committed step that no roll-back undid."""
+        return self._position.step
 
     def take(self, event: ReadEvent) -> None:
         """Take in one event."""
@@ -178,7 +185,7 @@ class TimeLedger:
             closed, self._open = Span(span.began), Span(end)  # whatever failed, or was away, took no member along
         else:
             closed, self._open = span, Span(end)
-        closed.world, closed.again = event.world_size, event.step <= self._furthest
+        closed.world, closed.again, closed.seq = event.world_size, event.step <= self._furthest, event.seq
         self._closed = closed, end
 
     def _wait_is_over(self, now: float) -> None:
@@ -202,6 +209,14 @@ class TimeLedger:
 
     # ---- the books ----
 
+    def close(self) -> None:
+        """No further event comes: book all, what is under way too."""
+        self._settle()
+        for span, end in [*self._kept, (self._tail(self._now), self._now)]:
+            self._book(self._booked, span, end)
+        self._kept.clear()
+        self._open = Span(self._now)
+
     def _settle(self) -> None:
         """Book what has ended: nothing more will be said of it."""
         if self._closed is None:
@@ -218,21 +233,27 @@ class TimeLedger:
     def _book(self, books: dict[Cause, float], span: Span, end: float) -> None:
         for cause, seconds in split(span, end, self.usual.of(span.world), self.usual.full):
             paid = 0.0
-            if cause is Cause.EFFECTIVE and books is self._booked:
-                paid = min(seconds, self._stalled)
-                self._stalled -= paid
-                books[Cause.CHECKPOINT] += paid
+            if books is self._booked:
+                if cause is Cause.EFFECTIVE:
+                    paid = min(seconds, self._stalled)
+                    self._stalled -= paid
+                    books[Cause.CHECKPOINT] += paid
+                if self._told is not None:
+                    self._told(span.seq, cause, seconds)
             books[cause] += seconds - paid
 
     def _seconds(self, now: float) -> dict[Cause, float]:
         """Return the seconds per cause up to `now`, what is kept and open among them."""
         books = dict(self._booked)
-        pending = [*self._kept, *([self._closed] if self._closed is not None else [])]
-        # What comes after a last step is no part of a next one.
+        closed = [self._closed] if self._closed is not None else []
+        for span, end in [*self._kept, *closed, (self._tail(now), max(now, self._open.began))]:
+            self._book(books, span, end)
+        return books
+
+    def _tail(self, now: float) -> Span:
+        """Return what is under way as if it ended now; what comes after a last step is no part of a next one."""
         tail = replace(self._open, world=self._world, swap=Cause.TRANSITION)
         if self._waiting_since is not None:
             tail.waited += max(0.0, now - max(self._waiting_since, tail.began))
             tail.generation = now if tail.failed is None else tail.generation
-        for span, end in [*pending, (tail, max(now, tail.began))]:
-            self._book(books, span, end)
-        return books
+        return tail

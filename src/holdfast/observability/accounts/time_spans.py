@@ -30,7 +30,7 @@ class Span:
     failed, detected: the first failure, and when it was seen. generation: when the newest generation began, which
     followed from a failure, a start or a roll-back. regrouped: when its members stood in it. back: when a coordinator
     came back. waited: seconds for want of nodes. swap: what a change at the boundary before it cost is told as this.
-    again: the step had been committed before. lost: its events are.
+    again: the step had been committed before. lost: its events are. world, seq: of the commit that ends it.
     """
 
     began: float
@@ -45,6 +45,7 @@ class Span:
     again: bool = False
     lost: bool = False
     world: int = 0
+    seq: int = 0
 
     @property
     def disturbed(self) -> bool:

@@ -1,0 +1,163 @@
+"""`holdfast explain`: why something happened, and why a job stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from holdfast.cli.connection import Server
+from holdfast.cli.job.look import events_of
+from holdfast.cli.job.progress import describe
+from holdfast.cli.job.show import event_json
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, on_one_line, print_json, say
+from holdfast.errors import BadInputError
+from holdfast.observability.history.explanation import Explanation, explain
+from holdfast.observability.history.standing import JobStanding, standing_of
+from holdfast.protocol.events import FailureDetected
+from holdfast.protocol.position import Awaited
+
+#: who saw a failure, and what a severity means, in words
+_DETECTORS = {
+    "node_health": "the coordinator: an agent's connection or lease",
+    "process": "an agent: its workers' processes",
+    "exception": "a worker: what the script or a collective raised",
+    "timeout": "who waited in vain for a collective or a report",
+}
+_SEVERITIES = {1: "the node is out", 2: "a process is", 3: "nobody is: the same members try again"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command("explain", rich_help_panel="Look")(grouped(explain_command))
+
+
+def explain_command(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[SEQ]", help="An event's number, as `seq` and `holdfast events --json` have it."),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[EVENTS]", help="A file that --events wrote.", show_default="the job that runs"),
+    ] = None,
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Say why an event happened, what was tried and what it cost; without SEQ, why the job stands or waits."""
+    seq, path = _asked(what, file)
+    if seq is not None:
+        found = explain(list(events_of(path, server)), seq)
+        if as_json:
+            print_json(_as_document(found))
+        for line in () if as_json else explained(found):
+            say(on_one_line(line))
+        return
+    standing = standing_of(list(events_of(path, server))) if path is not None else _live(server)
+    if as_json:
+        print_json(dataclasses.asdict(standing))
+    for line in () if as_json else stands(standing):
+        say(on_one_line(line))
+
+
+def _asked(what: str | None, file: str | None) -> tuple[int | None, Path | None]:
+    """Return the event's number and the file; either may be left out."""
+    if what is None or re.fullmatch("[0-9]{1,18}", what):
+        return None if what is None else int(what), None if file is None else Path(file)
+    if file is not None:
+        raise BadInputError(f"SEQ is {what!r}: give an event's number, such as 42, then the file")
+    return None, Path(what)
+
+
+def _live(server: Server) -> JobStanding:
+    with server.client() as client:
+        status = client.status()
+        events = list(client.events())
+    awaited = msgspec.convert(status.get("awaited", []), tuple[Awaited, ...])
+    return standing_of(events, now=float(status["clock"]), state=str(status["state"]), awaited=awaited)
+
+
+def _as_document(found: Explanation) -> dict[str, Any]:
+    """Return what was found as plain data, events as their JSON."""
+    facts = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    return {
+        **facts,
+        "event": msgspec.json.decode(event_json(found.event)),
+        "failures": [msgspec.json.decode(event_json(failure)) for failure in found.failures],
+        "rungs": [dataclasses.asdict(rung) for rung in found.rungs],
+        "rejected": [dataclasses.asdict(rejected) for rejected in found.rejected],
+    }
+
+
+def explained(found: Explanation) -> Iterator[str]:
+    """Yield an explanation line by line."""
+    event = found.event
+    yield f"event {event.seq}, generation {event.generation}, term {event.term}: {describe(event)}"
+    if found.why:
+        yield f"why: {found.why}"
+    for failure in found.failures:
+        yield from _failure(failure)
+    for rung in found.rungs:
+        end = "" if rung.held and not found.over else "; it held" if rung.held else f"; it failed: {rung.why_not}"
+        yield f"tried: {rung.what} (generation {rung.generation}){end}"
+        if rung.decision:
+            yield f"  {rung.decision}"
+    if found.action:
+        source = f"state from: {found.state_source}" if found.state_source else "state"
+        yield f"recovered by: {found.action}; {source}, {found.moved_bytes / 1e6:.1f} MB moved"
+    elif found.rungs and not found.over:
+        yield "it is not over yet"
+    if found.micro_batches_kept is not None or found.micro_batches_redone is not None:
+        kept, redone = (_count(number) for number in (found.micro_batches_kept, found.micro_batches_redone))
+        yield f"micro-batches of the step under way: {kept} kept, {redone} computed again"
+    if found.phases:
+        yield "phases: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.phases.items())
+    if found.seconds:
+        spent = ", ".join(f"{cause.replace('_', '-')} {seconds:.3f} s" for cause, seconds in found.seconds.items())
+        yield f"where the time since the commit before went: {spent}"
+    for rejected in found.rejected:
+        yield f"not done: {rejected.what}: {rejected.why}"
+
+
+def _failure(failure: FailureDetected) -> Iterator[str]:
+    yield f"failed: {failure.node}: {failure.category or 'class not known'} ({failure.kind}), event {failure.seq}"
+    detector = f"{failure.detector} ({_DETECTORS.get(failure.detector, 'not known')})"
+    yield f"  seen after {failure.after_s:.3f} s by {detector}"
+    yield f"  severity {failure.severity}: {_SEVERITIES.get(failure.severity, 'not known')}"
+    stood = {"step": failure.step, "phase": failure.phase, "micro-batch": failure.micro_batch}
+    known = ", ".join(f"{name} {value}" for name, value in stood.items() if value is not None)
+    if known:
+        yield f"  it stood at {known}"
+    if failure.detail:
+        yield f"  {failure.detail}"
+
+
+def _count(number: int | None) -> str:
+    return "not known how many" if number is None else str(number)
+
+
+def stands(standing: JobStanding) -> Iterator[str]:
+    """Yield where a job stands, line by line."""
+    since = f"{datetime.fromtimestamp(standing.since):%H:%M:%S}"
+    yield f"{standing.job} is {standing.state} since {since}, at step {standing.step}"
+    if standing.why:
+        yield f"why: {standing.why}"
+    usual = "" if standing.usual_step_s is None else f"; a step usually takes {standing.usual_step_s:.3f} s"
+    if standing.state not in ("finished", "stopped", "failed"):
+        yield f"the newest step was committed {standing.stands_s:.1f} s ago{usual}"
+    for awaited in standing.awaited:
+        since = "" if awaited.since_s is None else f", for {awaited.since_s:.1f} s"
+        at = f"; it is at {awaited.at}" if awaited.at else ""
+        by = f"; {', '.join(awaited.for_whom)} wait for it" if awaited.for_whom else ""
+        yield f"awaited: {awaited.who}: {awaited.what}{since}{at}{by}"
+        yield from (f"  {frame}" for frame in awaited.stack)
+    if standing.seq:
+        yield f"more: holdfast explain {standing.seq}"

@@ -1,0 +1,244 @@
+"""Why something happened: one event told with what it was part of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.errors import BadInputError
+from holdfast.observability.accounts.time_ledger import TimeLedger
+from holdfast.observability.accounts.time_spans import Cause
+from holdfast.observability.accounts.usual_steps import LATE
+from holdfast.observability.history.episodes import SWAPS, Episode, episodes
+from holdfast.protocol.events import (
+    CheckpointRejected,
+    FailureDetected,
+    GenerationStarted,
+    JobFailed,
+    JobWaiting,
+    ReadEvent,
+    Rebalanced,
+    RebalanceDecided,
+    Recovered,
+    RolledBack,
+    StepCommitted,
+)
+from holdfast.protocol.failures import Severity
+
+#: what is done about a failure, gentlest last (Unicron, Figure 7)
+RUNGS: dict[int, str] = {
+    Severity.RETRY: "the same members try again in a new group",
+    Severity.PROCESS: "the process starts again on its node",
+    Severity.NODE: "the node is taken out; its agent may bring it back",
+}
+#: what the interrupted step becomes
+_DECISIONS = {
+    "start": "the job begins with its script's own state",
+    "redo": "the step under way is computed again; nobody can have applied it",
+    "forward": "the step under way had passed somewhere, so everybody applies its recorded sums",
+    "rollback": "some state had no live copy, so the job goes back to a checkpoint",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rung:
+    """One try to go on. `what`: in words. `seq`: of the generation that it led to. `held`: it ended the episode."""
+
+    seq: int
+    generation: int
+    severity: int | None
+    what: str
+    decision: str
+    held: bool
+    why_not: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejected:
+    """What was not done, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """One event, and what it was part of; times in seconds, empty or None where there is nothing to say.
+
+    failures: what was detected, each with detector, delay (`after_s`), class and severity. rungs: what was tried, one
+    after the other. action, state_source, moved_bytes, phases, kept, redone: of the recovery, once it is over.
+    seconds: what the time from the commit before it to its end went into. rejected: what was not done.
+    """
+
+    event: ReadEvent
+    why: str = ""
+    failures: tuple[FailureDetected, ...] = ()
+    rungs: tuple[Rung, ...] = ()
+    over: bool = True
+    action: str = ""
+    state_source: str = ""
+    moved_bytes: int = 0
+    phases: dict[str, float] | None = None
+    micro_batches_kept: int | None = None
+    micro_batches_redone: int | None = None
+    seconds: dict[str, float] | None = None
+    rejected: tuple[Rejected, ...] = ()
+
+
+def explain(events: Sequence[ReadEvent], seq: int) -> Explanation:
+    """Explain the event with this number.
+
+    Raises:
+        BadInputError: there is no such event.
+    """
+    place = next((place for place, event in enumerate(events) if event.seq == seq), None)
+    if place is None:
+        last = events[-1].seq if events else 0
+        raise BadInputError(f"there is no event {seq}: the events are those up to {last}; `holdfast events` lists them")
+    event = events[place]
+    if isinstance(event, StepCommitted):
+        return _step(events, place, event)
+    if isinstance(event, RebalanceDecided) and not event.adopted:
+        return Explanation(event=event, why=event.why)
+    found = next((episode for episode in episodes(events) if episode.has(seq)), None)
+    return Explanation(event=event) if found is None else _episode(events, found, event)
+
+
+def _episode(events: Sequence[ReadEvent], episode: Episode, event: ReadEvent) -> Explanation:
+    told = episode.recovered
+    known = Explanation(
+        event=event,
+        why=next((one.why for one in episode.events if isinstance(one, RolledBack | JobFailed)), ""),
+        failures=tuple(one for one in episode.events if isinstance(one, FailureDetected)),
+        rungs=tuple(_rungs(episode)),
+        over=told is not None or episode.ended < len(events),
+        seconds=_seconds(events, episode.begun, episode.ended),
+        rejected=tuple(_rejected(episode)),
+    )
+    match told:
+        case Rebalanced():
+            phases = {"transfer": told.transfer_s, "down": told.down_s}
+            return replace(known, action="rebalance", moved_bytes=told.moved_bytes, phases=phases)
+        case Recovered():
+            return replace(
+                known,
+                action=told.action,
+                state_source=told.state_source,
+                moved_bytes=told.moved_bytes,
+                phases={
+                    "detect": told.detect_s,
+                    "decide": told.decide_s,
+                    "regroup": told.regroup_s,
+                    "transfer": told.transfer_s,
+                    "redo": told.redo_s,
+                    "down": told.down_s,
+                },
+                micro_batches_kept=told.micro_batches_kept,
+                micro_batches_redone=told.micro_batches_redone,
+            )
+        case None:
+            return known
+
+
+def _rungs(episode: Episode) -> Iterator[Rung]:
+    """Yield what was tried: each generation, for what had failed since the one before."""
+    failures: list[FailureDetected] = []
+    tried: list[tuple[GenerationStarted, list[FailureDetected]]] = []
+    for event in episode.events:
+        if isinstance(event, FailureDetected):
+            failures.append(event)
+        elif isinstance(event, GenerationStarted):
+            tried.append((event, failures))
+            failures = []
+    for number, (generation, causes) in enumerate(tried):
+        severity = min((cause.severity for cause in causes), default=None)
+        after = tried[number + 1][1] if number + 1 < len(tried) else failures
+        last = number + 1 == len(tried)
+        held = last and not after
+        yield Rung(
+            seq=generation.seq,
+            generation=generation.generation,
+            severity=severity,
+            what=_OTHER_RUNGS.get(generation.reason) or RUNGS.get(severity or 0, "another group"),
+            decision=_DECISIONS.get(generation.decision, ""),
+            held=held,
+            why_not="" if held else "; ".join(_failed(cause) for cause in after) or "it was left before its first step",
+        )
+
+
+#: the same, where nothing has failed; by the generation's reason
+_OTHER_RUNGS = {
+    "start": "the first members begin",
+    "join": "who has come joins at a step's boundary, while the others train",
+    "rebalance": "experts move at a step's boundary",
+    "save": "the job saves what it has led to, and ends",
+}
+
+
+def _failed(cause: FailureDetected) -> str:
+    return f"{cause.node}: {cause.category or cause.kind}"
+
+
+def _rejected(episode: Episode) -> Iterator[Rejected]:
+    """Yield what was not done, as far as the events say why."""
+    for event in episode.events:
+        if isinstance(event, CheckpointRejected):
+            yield Rejected(what=f"checkpoint {event.name}", why=event.why)
+    failures = [event for event in episode.events if isinstance(event, FailureDetected)]
+    back = next((event for event in episode.events if isinstance(event, RolledBack)), None)
+    generations = [one for one in episode.generations if one.reason not in SWAPS]
+    if not failures or not generations:
+        return
+    worst = min(failure.severity for failure in failures)
+    nodes = ", ".join(dict.fromkeys(failure.node for failure in failures if failure.severity == worst))
+    if worst == Severity.NODE:
+        yield Rejected(what="the same members once more", why=f"{nodes} cannot be one of them")
+        waiting = next((event for event in episode.events if isinstance(event, JobWaiting)), None)
+        if waiting is None:
+            yield Rejected(what=f"waiting for {nodes}", why="the others can go on, and whoever comes back joins them")
+        else:
+            yield Rejected(what=f"going on without {nodes}", why=waiting.why)
+    elif worst == Severity.PROCESS:
+        yield Rejected(what="taking the node out", why=f"only a process of {nodes} has ended: it starts again there")
+    else:
+        yield Rejected(what="taking a node out", why="nothing says whose fault it was: the same members try first")
+    if back is not None:
+        yield Rejected(what=f"going on from step {episode.step}", why=back.why)
+    elif episode.checkpoint is not None:
+        again = episode.step - episode.checkpoint
+        why = f"the state of step {episode.step} lives: {again} steps would have been computed again"
+        yield Rejected(what=f"going back to the checkpoint of step {episode.checkpoint}", why=why)
+
+
+def _step(events: Sequence[ReadEvent], place: int, event: StepCommitted) -> Explanation:
+    ledger = TimeLedger()
+    for before in events[:place]:
+        ledger.take(before)
+    usual = ledger.usual.of(event.world_size)
+    why = ""
+    if usual:
+        times = event.step_s / usual
+        why = f"it took {times:.2f} times the usual step of {event.world_size} workers, {usual:.3f} s"
+        why += "" if times <= LATE else f": more than {LATE:g} times is late"
+    return Explanation(event=event, why=why, seconds=_seconds(events, place, place + 1))
+
+
+def _seconds(events: Sequence[ReadEvent], begun: int, ended: int) -> dict[str, float]:
+    """Return what the time went into that ended with the commits among these events, given by their places.
+
+    Where they are the newest, also what is under way.
+    """
+    commits = {event.seq for event in events[begun:ended] if isinstance(event, StepCommitted)}
+    if ended >= len(events):
+        commits.add(0)
+    spent = dict.fromkeys(Cause, 0.0)
+
+    def told(seq: int, cause: Cause, seconds: float) -> None:
+        if seq in commits:
+            spent[cause] += seconds
+
+    ledger = TimeLedger(told)
+    for event in events:
+        ledger.take(event)
+    ledger.close()
+    return {str(cause): seconds for cause, seconds in spent.items() if seconds > 1e-9}

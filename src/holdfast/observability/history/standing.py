@@ -1,0 +1,105 @@
+"""Why a job stands, waits or has ended: what its newest events say, and what its coordinator knows beyond them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.observability.accounts.time_ledger import TimeLedger
+from holdfast.observability.accounts.usual_steps import FAILED
+from holdfast.observability.history.episodes import episodes
+from holdfast.protocol.events import (
+    FailureDetected,
+    GenerationStarted,
+    JobFailed,
+    JobFinished,
+    JobWaiting,
+    ReadEvent,
+    StepCommitted,
+)
+from holdfast.protocol.position import Awaited
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobStanding:
+    """Where a job stands. `since`: the state's begin, unix seconds; `stands_s`: since the newest commit (or the begin).
+
+    usual_step_s: None: not known. seq: of the event to ask about, 0 for none.
+    """
+
+    job: str
+    state: str
+    step: int
+    since: float
+    stands_s: float
+    usual_step_s: float | None
+    why: str
+    seq: int = 0
+    awaited: tuple[Awaited, ...] = ()
+
+
+def standing_of(
+    events: Sequence[ReadEvent], *, now: float | None = None, state: str = "", awaited: Sequence[Awaited] = ()
+) -> JobStanding:
+    """Return where a job stands.
+
+    Args:
+        events: all of them, at least one.
+        now: unix seconds, of a job that lives; None: the time of the newest event.
+        state, awaited: what its coordinator says, where there is one.
+    """
+    ledger, committed = TimeLedger(), None
+    for event in events:
+        ledger.take(event)
+        committed = event if isinstance(event, StepCommitted) else committed
+    now = max(event.time for event in events[-64:]) if now is None else now
+    usual = ledger.usual.of(committed.world_size) if committed is not None else None
+    begun = events[0].time if committed is None else committed.time
+    found, why, since, seq = _read(events)
+    stands_s = max(0.0, now - begun)
+    if found == "running" and usual is not None and stands_s > FAILED * usual:
+        why = f"no step was committed for {stands_s:.1f} s; {usual:.3f} s is usual"
+    return JobStanding(
+        job=events[-1].job,
+        state=state or found,
+        step=ledger.step,
+        since=since,
+        stands_s=stands_s,
+        usual_step_s=usual,
+        why=why,
+        seq=seq,
+        awaited=tuple(awaited),
+    )
+
+
+def _read(events: Sequence[ReadEvent]) -> tuple[str, str, float, int]:
+    """Return the state by the events, why it is that, since when, and the number of the event that says so."""
+    for event in reversed(events):
+        match event:
+            case JobFinished():
+                return "finished", f"all is done: {event.reason}", event.time, event.seq
+            case JobFailed():
+                return "failed", event.why, event.time, event.seq
+            case JobWaiting():
+                slots = f" with {event.expert_slots} more expert slots" if event.expert_slots else ""
+                nodes = f"{event.nodes} node{'s' if event.nodes > 1 else ''}"
+                return "waiting", f"{event.why}: it waits for {nodes}{slots}", event.time, event.seq
+            case StepCommitted():
+                return "running", "", event.time, 0
+            case GenerationStarted():
+                return "recovering" if _broken(events) else "running", _entering(event), event.time, event.seq
+            case FailureDetected():
+                why = f"{event.node} failed ({event.category or event.kind}): the others are asked where they stand"
+                return "recovering", why, event.time, event.seq
+            case _:
+                pass
+    return "waiting", "it waits for its first nodes", events[0].time, 0
+
+
+def _broken(events: Sequence[ReadEvent]) -> bool:
+    last = list(episodes(events))[-1:]
+    return any(isinstance(event, FailureDetected) for episode in last for event in episode.events)
+
+
+def _entering(event: GenerationStarted) -> str:
+    return f"generation {event.generation} ({event.reason}) has begun, and no step is committed in it yet"

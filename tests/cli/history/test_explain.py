@@ -1,0 +1,107 @@
+"""`holdfast explain` of an event file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli import app
+from holdfast.cli.history.explain import stands
+from holdfast.errors import BadInputError
+from holdfast.observability.history.standing import JobStanding
+from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.position import Awaited
+from made_events import made
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    events: list[AnyEvent] = [
+        made("job_started", seq=1, job="j"),
+        made("generation_started", 1.0, seq=2, members=("a", "b"), world_size=2, reason="start", generation=1),
+        *(made("step_committed", 1.0 + k, seq=2 + k, step=k, samples=8, world_size=2, step_s=1.0) for k in range(1, 7)),
+        made(
+            *("failure_detected", 7.5),
+            seq=9,
+            node="b",
+            kind="process_exit",
+            detector="process",
+            severity=2,
+            after_s=0.125,
+            category="exited abnormally",
+            step=7,
+            phase="compute",
+            micro_batch=3,
+            detail="status 9",
+        ),
+        made("job_waiting", 8.0, seq=10, job="j", nodes=1, why="too few"),
+    ]
+    path = tmp_path_factory.mktemp("explain") / "e.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+    return path
+
+
+def test_an_event_in_words(file: Path) -> None:
+    said = CliRunner().invoke(app, ["explain", "9", str(file)]).stdout
+    for words in (
+        "failed: b: exited abnormally (process_exit), event 9",
+        "seen after 0.125 s by process (an agent: its workers' processes)",
+        "severity 2: a process is",
+        "it stood at step 7, phase compute, micro-batch 3",
+        "status 9",
+    ):
+        assert words in said
+
+
+def test_an_event_as_json(file: Path) -> None:
+    found = json.loads(CliRunner().invoke(app, ["explain", "9", str(file), "--json"]).stdout)
+    assert found["event"]["event"] == found["failures"][0]["event"] == "failure_detected"
+    assert (found["over"], found["rungs"], found["action"]) == (False, [], "")
+
+
+def test_why_a_job_stands(file: Path) -> None:
+    said = CliRunner().invoke(app, ["explain", str(file)]).stdout
+    assert "j is waiting since" in said
+    assert "why: too few: it waits for 1 node" in said
+    assert "more: holdfast explain 10" in said
+    found = json.loads(CliRunner().invoke(app, ["explain", str(file), "--json"]).stdout)
+    assert (found["state"], found["seq"], found["awaited"]) == ("waiting", 10, [])
+
+
+def test_who_is_awaited_is_named_with_where_it_stands() -> None:
+    awaited = Awaited(
+        who="rank 1 on node b",
+        what="its report",
+        since_s=2.5,
+        at="compute of step 7, micro-batch 3",
+        for_whom=("rank 0 on node a",),
+        stack=("train.py:40 forward",),
+    )
+    standing = JobStanding(
+        job="j", state="recovering", step=6, since=0.0, stands_s=3.0, usual_step_s=1.0, why="", awaited=(awaited,)
+    )
+    assert list(stands(standing))[-2:] == [
+        (
+            "awaited: rank 1 on node b: its report, for 2.5 s; it is at compute of step 7, micro-batch 3; "
+            "rank 0 on node a wait for it"
+        ),
+        "  train.py:40 forward",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("first", "e.jsonl"), "SEQ is 'first': give an event's number"),
+        (("99", "FILE"), "there is no event 99"),
+        (("9", "none.jsonl"), "none.jsonl cannot be read"),
+    ],
+)
+def test_bad_input(words: tuple[str, ...], complaint: str, file: Path) -> None:
+    result = CliRunner().invoke(app, ["explain", *(str(file) if word == "FILE" else word for word in words)])
+    assert isinstance(result.exception, BadInputError)
+    assert complaint in str(result.exception)
