@@ -9,6 +9,7 @@ from types import FrameType
 from machinery import Job, applied, hello, w
 
 from holdfast.coordination.inputs import Received, Tick
+from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Phase
 
@@ -75,6 +76,20 @@ def test_the_more_agents_there_are_the_more_seldom_each_says_that_it_lives() -> 
         return welcome.heartbeat_s
 
     assert [beat_s(nodes) for nodes in (1, 500, 800, 5000)] == [0.5, 0.5, 0.8, 1.0]
+
+
+def test_where_a_node_stands_costs_little_and_is_announced_with_the_last() -> None:
+    job = Job(nodes=64).start()
+    job.step(1, *(f"n{index}" for index in range(16)))
+    stands = msg.Heartbeat(generation=1, applied=(1,))
+    cost = 0
+    for index in range(16, 63):
+        event = Received(job.connections[f"n{index}"], stands)
+        cost = calls(lambda event=event: job.take(job.machine.handle(event, job.now)))
+        assert not job.last
+    assert cost < 30  # (four times as many, where all is looked at that may be due)
+    job.tell("n63", stands)
+    assert [event.step for event in job.said(ev.StepCommitted)] == [1]
 
 
 def test_a_sign_of_life_renews_a_lease_and_costs_nothing_else() -> None:

@@ -75,8 +75,8 @@ WITNESS_MUTANTS = (
     Mutant(
         name="where_one_stands_all_stand",
         file=HEARING,
-        old="            place = 0 if len(applied) == 1 else info.index\n",
-        new="            place = 0\n",
+        old="        if len(applied) == 1 and applied[0]:\n",
+        new="        if applied and applied[0]:\n",
         why="one number stands for all only where it is the only one",
     ),
     Mutant(

@@ -122,6 +122,8 @@ class Coordinator:
             self.members.renew(event.connection, self.turn.now)  # most of what is heard, and nothing comes of it
             return []
         self._take(event)
+        if isinstance(event, Received) and isinstance(event.message, msg.Heartbeat) and not self.parts.ledger.due:
+            return []  # where somebody stands leads to nothing, but where that is all
         self._advance()
         if isinstance(event, Tick) and self.over is None:
             self.parts.newcomers.tell()

@@ -70,10 +70,12 @@ class Hearing:
         record, applied = self._turn.record, heartbeat.applied
         if not record.lineage <= heartbeat.generation <= record.generation:
             return  # that was before a roll-back
+        if len(applied) == 1 and applied[0]:
+            self._parts.ledger.settle_all(node.workers, applied[0])
+            return
         for info in node.workers.values():
-            place = 0 if len(applied) == 1 else info.index
-            if place < len(applied) and applied[place]:
-                self._parts.ledger.settle(info.id, applied[place])
+            if info.index < len(applied) and applied[info.index]:
+                self._parts.ledger.settle(info.id, applied[info.index])
 
     def _attach(self, node: Node, attach: msg.Attach) -> None:
         if attach.worker in node.workers:

@@ -1,6 +1,7 @@
 """Nodes that train nothing, by the hundred in a process: real agents, over real connections, with fake workers.
 
-What is said and kept is said and kept by the real machines, so that a coordinator cannot tell the difference.
+What is said and kept is said and kept by the real machines, so that a coordinator cannot tell the difference. What
+the coordinator says to many, as the same bytes, is read once in a process, and made a plan of once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
 from holdfast.protocol.messages.agent import CoordinatorMessage
 from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.names import index_of
+from holdfast.simulation.shared_plans import SharedPlans
 from holdfast.testing.fake_worker import FakeModel, FakeWorker, Rendezvous
+from holdfast.testing.shared_messages import SharedMessages
 
 #: how long messages are handled before the sockets are looked at again
 _HANDLE_S = 0.002
@@ -112,7 +115,7 @@ class _CountedChannel(CoordinatorChannel):
     """Counts what goes through, and has messages handled after all that is there to be read was read."""
 
     def __init__(self, herd: _Herd, url: str, token: str, on_message: OnMessage) -> None:
-        super().__init__(url, token, partial(herd.take, self, on_message))
+        super().__init__(url, token, partial(herd.take, self, on_message), herd.messages.decode)
         self._traffic = herd.look.traffic
 
     def data_received(self, data: bytes) -> None:
@@ -198,7 +201,7 @@ class _FakeNode:
         self._herd = herd
         self._channel: _CountedChannel | None = None
         self._force: _FakeWorkforce | None = None
-        self.agent = Agent(settings, SystemClock(), workers=self._workforce, channel=self._connection)
+        self.agent = Agent(settings, SystemClock(), workers=self._workforce, channel=self._connection, plans=herd.plans)
         self._task = asyncio.get_running_loop().create_task(self.agent.run())
         self._task.add_done_callback(_over)
 
@@ -237,6 +240,8 @@ class _Herd:
         self.job = job
         self.model = FakeModel(job.micro_batches)
         self.rendezvous = Rendezvous.NCCL
+        self.messages = SharedMessages()
+        self.plans = SharedPlans()
         self.look = Look()
         self.nodes: dict[str, _FakeNode] = {}
         self._loop = asyncio.get_running_loop()

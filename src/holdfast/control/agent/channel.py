@@ -33,6 +33,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 OnMessage = Callable[[CoordinatorMessage], None]
+Decode = Callable[[bytes], CoordinatorMessage]
 
 
 class ChannelRefusedError(ConnectionError):
@@ -50,8 +51,9 @@ class PartsError(ValueError):
 class PartJoiner:
     """Puts large messages together, which come in parts."""
 
-    def __init__(self, max_bytes: int = MAX_WHOLE_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_WHOLE_BYTES, decode: Decode = _decoder.decode) -> None:
         self._max_bytes = max_bytes
+        self._decode = decode
         self._parts: list[bytes] = []
         self._bytes = self._left = 0
 
@@ -76,16 +78,19 @@ class PartJoiner:
         if self._left:
             return None
         data, self._parts, self._bytes = b"".join(self._parts), [], 0
-        whole = _decoder.decode(data)
+        whole = self._decode(data)
         if isinstance(whole, Part):
             raise PartsError("a part of parts")
         return whole
 
 
 class CoordinatorChannel(asyncio.Protocol):
-    """One connection. `on_message` for each message, inside the read; `closed` is done once it has ended."""
+    """One connection. `on_message` for each message, inside the read; `closed` is done once it has ended.
 
-    def __init__(self, url: str, token: str, on_message: OnMessage) -> None:
+    `decode` makes messages of bytes.
+    """
+
+    def __init__(self, url: str, token: str, on_message: OnMessage, decode: Decode = _decoder.decode) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -94,7 +99,8 @@ class CoordinatorChannel(asyncio.Protocol):
         self._protocol = ClientProtocol(parse_uri(url), max_size=MAX_MESSAGE_BYTES)
         self._token = token
         self._parts: list[bytes] = []
-        self._joiner = PartJoiner()
+        self._decode = decode
+        self._joiner = PartJoiner(decode=decode)
         #: encoded messages, and replays that are not at their end yet
         self._waiting: deque[bytes | Iterator[AgentMessage]] = deque()
         self._waiting_bytes = 0
@@ -237,7 +243,7 @@ class CoordinatorChannel(asyncio.Protocol):
         data = b"".join(self._parts)
         self._parts = []
         try:
-            message = self._joiner.take(_decoder.decode(data))
+            message = self._joiner.take(self._decode(data))
         except (msgspec.DecodeError, UnicodeDecodeError, PartsError):
             self.abort()  # a coordinator that does not speak our language is none
             return

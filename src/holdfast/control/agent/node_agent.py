@@ -30,6 +30,7 @@ from holdfast.coordination.agent.instructions import (
     Say,
     StartWorker,
 )
+from holdfast.coordination.agent.known_plans import PlanMaker
 from holdfast.coordination.agent.machine import AgentMachine, NodeIdentity
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
@@ -81,12 +82,14 @@ class Agent:
         *,
         workers: Callable[[AgentSettings, WorkforceOwner, StartTask], NodeWorkers] = Workforce,
         channel: ChannelMaker = CoordinatorChannel,
+        plans: PlanMaker | None = None,
     ) -> None:
         """Begin with nobody.
 
         Args:
             workers: makes what stands for the node's workers; others than processes where no training is wanted.
             channel: makes that of each connection.
+            plans: makes plans of what is told of them; others than the machine's own where many agents share them.
         """
         self.settings = settings
         self.clock = clock
@@ -98,7 +101,7 @@ class Agent:
             agent_pid=os.getpid(),
             rack=settings.rack,
         )
-        self.machine = AgentMachine(node, partial(secrets.token_hex, 8))
+        self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)
         self._tasks: set[asyncio.Task[None]] = set()
         self.workforce = workers(settings, self, self._task)
         self._make_channel = channel

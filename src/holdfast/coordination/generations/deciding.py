@@ -186,7 +186,7 @@ class Deciding:
         plan = msgspec.structs.replace(plan, last=self._closing.under_way)
         assignment = first_assignment(record, plan, decision, reports)
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
-        self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports))
+        self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
         lineage = plan.generation if anew else record.lineage
         turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, lineage=lineage)
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.

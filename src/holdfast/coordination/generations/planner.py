@@ -228,18 +228,25 @@ def first_assignment(
 
 
 def salvaged(
-    record: Record, plan: GenerationPlan, decision: Decision, reports: Mapping[str, Report]
+    record: Record,
+    plan: GenerationPlan,
+    decision: Decision,
+    reports: Mapping[str, Report],
+    assignment: Sequence[Sequence[int]],
 ) -> tuple[int | None, int | None]:
     """Return how many micro-batches of the interrupted step need not be computed again, and how many that were must.
 
     None: no step was interrupted, or not known, like what the lost had done.
+
+    Args:
+        assignment: of the step when it is done again, as `first_assignment` says.
     """
     if decision.kind is DecisionKind.FORWARD:
         return record.micro_batches, 0
     if decision.kind is not DecisionKind.REDO:
         return None, None
     summed = {worker: set(report.summed) for worker, report in reports.items() if report.applied == decision.applied}
-    shares = zip(plan.workers, first_assignment(record, plan, decision, reports), strict=False)
+    shares = zip(plan.workers, assignment, strict=False)
     kept = sum(len(mine) for worker, share in shares if (mine := summed.get(worker, set())) <= set(share))
     whole = record.plan is not None and summed.keys() >= set(record.plan.workers) and record.expert_shape is None
     return kept, sum(map(len, summed.values())) - kept if whole else None

@@ -127,7 +127,11 @@ class StepLedger:
 
     def settle(self, worker: str, step: int) -> None:
         """A worker holds the state of `step` now, by whatever way."""
-        self._standings.note(worker, step)
+        self._standings.note((worker,), step)
+
+    def settle_all(self, workers: Iterable[str], step: int) -> None:
+        """These workers hold the state of `step` now."""
+        self._standings.note(workers, step)
 
     def forget(self, worker: str) -> None:
         """A worker is gone; its own steps no longer hold the others up."""
@@ -155,6 +159,11 @@ class StepLedger:
     def slowest(self, workers: Iterable[str]) -> int:
         """Return the newest step that all these workers have applied."""
         return self._standings.slowest(workers)
+
+    @property
+    def due(self) -> bool:
+        """True where all members are known to have applied the next step."""
+        return self._standings.all_beyond
 
     @property
     def all_at_committed(self) -> bool:

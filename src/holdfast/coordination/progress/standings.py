@@ -45,16 +45,18 @@ class Standings:
         self._members = frozenset(members)
         self._count()
 
-    def note(self, worker: str, step: int) -> None:
-        """A worker holds the state of `step`, or of a later one that was noted before."""
-        known = self._of.get(worker)
-        if known is not None and known >= step:
-            return
-        self._of[worker] = step
-        if worker in self._members:
-            self._take_off(known)
-            self._at[step] += 1
-            self._behind += step <= self._step
+    def note(self, workers: Iterable[str], step: int) -> None:
+        """These workers hold the state of `step`, or of a later one that was noted before."""
+        of, members = self._of, self._members  # (all workers of a job come by here at every step)
+        for worker in workers:
+            known = of.get(worker)
+            if known is not None and known >= step:
+                continue
+            of[worker] = step
+            if worker in members:
+                self._take_off(known)
+                self._at[step] += 1
+                self._behind += step <= self._step
 
     def forget(self, worker: str) -> None:
         """A worker is gone."""

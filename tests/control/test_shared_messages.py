@@ -1,0 +1,26 @@
+"""The same bytes are read once, whatever reads them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.protocol.messages.agent import Committed, Refused
+from holdfast.testing.shared_messages import SharedMessages
+
+
+def test_large_messages_are_read_once_and_small_ones_as_they_come() -> None:
+    shared, encode = SharedMessages(), msgspec.msgpack.encode
+    large, small = Refused(why="x" * 1000, exit_code=1), Committed(term=1, step=2)
+    assert shared.decode(encode(large)) == large
+    assert shared.decode(encode(large)) is shared.decode(encode(large))
+    assert shared.decode(encode(small)) == small
+    for number in range(100):  # (what was read long ago is read again)
+        shared.decode(encode(Refused(why=f"{number} {'y' * 1000}", exit_code=1)))
+    assert shared.decode(encode(large)) == large
+
+
+def test_what_is_no_message_is_not_kept() -> None:
+    for _ in range(2):
+        with pytest.raises(msgspec.DecodeError):
+            SharedMessages().decode(b"\xc1" * 1000)
