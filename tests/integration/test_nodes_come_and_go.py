@@ -6,6 +6,7 @@ import signal
 
 from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_until_interrupted
 
+from holdfast.planning.levels import FLAT_UP_TO
 from holdfast.protocol.events import (
     FailureDetected,
     GenerationStarted,
@@ -49,14 +50,16 @@ def test_a_kill_at_any_phase_boundary_loses_nothing(start_job: StartJob) -> None
         *FOREVER,
         "--step-seconds",
         "0.1",
-        nodes=8,
+        nodes=10,
         options=(
             "--verify-state",
             "1",
         ),
     )
     job.wait(StepCommitted)
-    for phase in ("compute", "reducing", "ready", "voted", "passed", "applying"):
+    # (the first two where workers meet level by level, the others where they are few enough to meet at once)
+    assert len(job.nodes()) == FLAT_UP_TO + 2
+    for phase in ("reducing", "voted", "compute", "ready", "passed", "applying"):
         goes_on(job)
         since = len(job.events)
         victim = job.nodes()[1]
@@ -65,7 +68,7 @@ def test_a_kill_at_any_phase_boundary_loses_nothing(start_job: StartJob) -> None
         assert failure.kind == "connection_lost"
         job.wait(Recovered, action="shrink", since=since)
     goes_on_until_interrupted(job)
-    assert len(job.nodes()) == 2
+    assert len(job.nodes()) == 4
     assert len(job.all(FailureDetected)) == 6
     check_losses(job, script=TINY, least=22)
 
