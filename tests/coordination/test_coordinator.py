@@ -608,30 +608,23 @@ def test_ctrl_c_ends_every_node() -> None:
     assert job.kinds == ["EndNode", "EndNode", "EndNode", "end"]
 
 
-def test_a_step_whose_witnesses_are_dead_outlives_the_coordinator_that_filled_it_in() -> None:
-    job = Job(nodes=1).start()
-    job.step(1, "n0")
-    job.connect(hello("n1"))
-    job.say(attach(w("n1")))
-    job.tick(0.2)
-    pending = job.machine.record.pending
-    assert pending is not None
-    for node in ("n0", "n1"):
-        job.say(msg.Prepared(worker=w(node), generation=pending.generation))
-    job.say(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP), world=1))
-    job.connect(hello("n2"))
-    job.say(attach(w("n2")))
-    job.lose("n0")  # the only one that told of step 2; n1 has received its state
-    job.report("n1", 2, Phase.ENTERING, passed=msg.Passed(step=2, commit=commit(1.0, msg.Flag.SWAP)))
+def test_a_step_that_a_decision_rests_on_outlives_the_coordinator_that_heard_of_it() -> None:
+    job = Job(nodes=3).start()
+    job.step(1)
+    job.lose("n0")
+    job.report("n1", 1, Phase.PASSED, result=msg.Holding(), passed=msg.Passed(step=2, commit=commit(2.0)))
+    job.report("n2", 1, Phase.VOTED, result=msg.Holding())
+    assert [known.step for known in job.machine.record.passed] == [2]
     generation = job.machine.turn.generation
     after = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1)
     after.boot(takeover=True)
-    for node in ("n1", "n2"):
+    for node in ("n1", "n2"):  # (neither says what step 2 came to)
         said = (attach(w(node)), msg.Begun(worker=w(node), generation=generation))
         after.connect(hello(node, (*said, msg.Entered(worker=w(node), generation=generation, applied=2)), term=1))
     for step in (3, 4):
         after.step(step, "n1", "n2", generation=generation)
-    assert [event.step for event in after.events if isinstance(event, ev.StepCommitted)] == [1, 2, 3, 4]
+    steps = [(event.step, event.loss) for event in after.events if isinstance(event, ev.StepCommitted)]
+    assert steps == [(1, 1.0), (2, 2.0), (3, 1.0), (4, 1.0)]
 
 
 def test_every_input_has_a_row_for_every_state() -> None:
