@@ -18,8 +18,17 @@ CONTRACT = {
     "nodes_joined": {"nodes"},
     "workers_changed": {"node", "worker_pids"},
     "node_left": {"node", "reason"},
-    "generation_started": {"members", "world_size", "reason", "decision", "expert_moves", "fault_threshold"},
-    "step_committed": {"step", "loss", "samples", "world_size", "step_s", "skipped"},
+    "generation_started": {
+        "members",
+        "world_size",
+        "reason",
+        "decision",
+        "expert_moves",
+        "fault_threshold",
+        "seed",
+        "micro_batches",
+    },
+    "step_committed": {"step", "loss", "samples", "world_size", "step_s", "skipped", "sample_hashes"},
     "failure_detected": {
         "node",
         "kind",
@@ -50,6 +59,7 @@ CONTRACT = {
     "rebalance_decided": {"step", "adopted", "gain_s", "cost_s", "moves", "why"},
     "rebalanced": {"step", "moved_bytes", "experts_moved", "transfer_s", "down_s"},
     "rolled_back": {"to_step", "why"},
+    "corruption_found": {"step", "what", "detail"},
     "checkpoint_saved": {"step", "save_s", "saved_bytes", "stall_s"},
     "checkpoint_rejected": {"name", "why"},
     "journal_repaired": {

@@ -17,6 +17,7 @@ SHARES = {
     "baseline": (1, 1),
     "enumerated": (1, 397),
     "witnesses": (1, 1),
+    "corrupt": (1, 1),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from mutant import Mutant
 from mutants_of_agents import AGENT_MUTANTS
 from mutants_of_parts import PART_MUTANTS
+from mutants_of_samples import SAMPLE_MUTANTS
 from mutants_of_witnesses import WITNESS_MUTANTS
 
 COMMIT = "protocol/commit.py"
@@ -85,8 +86,8 @@ MUTANTS = (
     Mutant(
         name="computes_all",
         file=WORKER,
-        old="        return round_robin(self.micro_batches, self.generations.world, self.generations.rank)\n",
-        new="        return tuple(range(self.micro_batches))\n",
+        old="        return round_robin(self.samples.micro_batches, self.generations.world, self.generations.rank)\n",
+        new="        return tuple(range(self.samples.micro_batches))\n",
         why="each micro-batch counts once",
         quick=True,
     ),
@@ -604,4 +605,5 @@ MUTANTS = (
     *PART_MUTANTS,
     *AGENT_MUTANTS,
     *WITNESS_MUTANTS,
+    *SAMPLE_MUTANTS,
 )

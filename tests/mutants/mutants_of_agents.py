@@ -98,8 +98,8 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_keeps_the_end_of_a_loop",
         file=PLACE,
-        old="_GENERATION_BOUND = (Prepared, Report, Complaint, Finished)\n",
-        new="_GENERATION_BOUND = (Prepared, Report, Complaint)\n",
+        old="_GENERATION_BOUND = (Prepared, Report, Complaint, VoteRefused, Finished)\n",
+        new="_GENERATION_BOUND = (Prepared, Report, Complaint, VoteRefused)\n",
         why="a loop that had ended goes on after a roll-back",
     ),
     Mutant(

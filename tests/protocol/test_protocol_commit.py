@@ -15,16 +15,17 @@ PARTS = st.builds(
     loss_sum=st.integers(-(2**20), 2**20).map(float),
     samples=st.integers(0, 2**40),
     nonfinite=st.integers(0, 2**40),
+    sample_hashes=st.integers(0, 2**50),
     flags=FLAGS,
 )
 
 
 def test_the_lanes_are_the_fields_of_v_in_the_order_of_the_wire() -> None:
-    named = [("grad_square", float), ("loss_sum", float), ("samples", int), ("nonfinite", int)]
+    named = [("grad_square", float), ("loss_sum", float), ("samples", int), ("nonfinite", int), ("sample_hashes", int)]
     assert list(LANES) == named
-    part = Commit(grad_square=1.5, loss_sum=2.5, samples=3, nonfinite=4, flags=(Flag.SWAP,))
-    assert lanes_of(part) == (1.5, 2.5, 3, 4)
-    assert to_numbers(part) == [1.5, 2.5, 3.0, 4.0, 1.0]
+    part = Commit(grad_square=1.5, loss_sum=2.5, samples=3, nonfinite=4, sample_hashes=5, flags=(Flag.SWAP,))
+    assert lanes_of(part) == (1.5, 2.5, 3, 4, 5)
+    assert to_numbers(part) == [1.5, 2.5, 3.0, 4.0, 5.0, 1.0]
 
 
 @given(st.lists(PARTS, min_size=1, max_size=6))
@@ -37,5 +38,12 @@ def test_lanes_add_up_and_flags_need_everybody(parts: list[Commit]) -> None:
 
 
 def test_sums_of_another_version_are_refused() -> None:
-    with pytest.raises(ValueError, match="6 sums are not those of 4 lanes and 1 flags"):
+    with pytest.raises(ValueError, match="7 sums are not those of 5 lanes and 1 flags"):
         from_sums([0.0] * (len(LANES) + len(Flag) + 1), 1)
+
+
+@pytest.mark.parametrize("sum_", [float("nan"), float("inf"), -float("inf"), 0.5])
+def test_a_count_that_is_none_equals_no_count(sum_: float) -> None:
+    """A rank that puts in nonsense must not end all others: they refuse v."""
+    v = from_sums([1.0, 1.0, sum_, 0.0, sum_, 1.0], 1)
+    assert (v.samples, v.sample_hashes) == (-1, -1)

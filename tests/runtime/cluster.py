@@ -11,7 +11,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,6 +40,23 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([*PRELOAD, "holdfast.coordination.coordinator"])
 
 
+@contextmanager
+def misled(job: Any, how: str) -> Generator[None]:
+    """Let the micro-batches of one attempt be other ones: of the next rank (swapped), of the step before (stale)."""
+    workload = job._session.workload
+    load = workload.load
+    if how == "swapped":
+        workload.load = lambda number: load((number + 1) % workload.micro_batches)
+    elif how == "doubled":
+        # what was fetched before is fetched again, once
+        workload.load = lambda number: load(workload.sums.micro_batches[0] if workload.sums.micro_batches else number)
+    elif how == "stale":
+        workload.sums.step -= 1
+    yield
+    workload.load = load
+    workload.sums.step += how == "stale"
+
+
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
     """What every worker runs: a small regression, one line of JSON per applied step."""
     import torch
@@ -57,6 +75,7 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     scaler = torch.amp.GradScaler("cpu", init_scale=options.get("scale", 1.0), growth_interval=2)
     half = "scale" in options
+    wrong = dict(options.get("wrong", {}))
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(50, 8, generator=generator, dtype=dtype)
     dataset = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
@@ -76,11 +95,15 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
         for step in job.steps(options["steps"]):
             while step.number in gates and not (Path(directory) / f"go{step.number}").exists():
                 time.sleep(0.005)
-            for inputs, targets in step.micro_batches():
-                outputs = model(inputs)
-                if half:  # gradients that overflow as they would in float16
-                    outputs.register_hook(lambda gradient: gradient.half().to(dtype))
-                step.backward(torch.nn.functional.mse_loss(outputs, targets))
+            how, due = wrong.get(node, ("", 0))
+            if step.number == due:
+                del wrong[node]  # (the first attempt only)
+            with misled(job, how) if step.number == due else nullcontext():
+                for inputs, targets in step.micro_batches():
+                    outputs = model(inputs)
+                    if half:  # gradients that overflow as they would in float16
+                        outputs.register_hook(lambda gradient: gradient.half().to(dtype))
+                    step.backward(torch.nn.functional.mse_loss(outputs, targets))
             if step.apply():
                 print(json.dumps([step.number, step.loss, job.rank, job.world_size]), file=file, flush=True)
 

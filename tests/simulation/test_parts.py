@@ -24,6 +24,7 @@ from holdfast.simulation.faults.troubles import DataPlane
 from holdfast.simulation.machines import training
 from holdfast.simulation.process import Process
 from holdfast.simulation.shared_plans import SharedPlans
+from holdfast.step_samples import StepSamples
 
 
 def test_ties_are_settled_by_priority_and_then_by_order() -> None:
@@ -196,11 +197,14 @@ def test_agents_share_a_plan_that_is_made_of_the_same_things() -> None:
 
 def test_a_state_shows_whatever_went_wrong() -> None:
     state = training.initial_state(1)
-    parts = [training.gradient(state, 1, micro_batch) for micro_batch in range(4)]
+    samples = StepSamples(seed=0, micro_batches=4, micro_batch=4)
+    made = [(training.SimGradient(training.gradient(state, 1, m), samples.hash_of(1, m)),) for m in range(4)]
+    parts = [gradient.value for (gradient,) in made]
+    first, second = dict(enumerate(made[:2])), dict(enumerate(made[2:]))
     right = training.reduce_parts([parts[:2], parts[2:]], generation=1)
     assert right.parts == training.expected_parts(state, 1, 4)
-    v = training.combine([training.vote(right, parts[:2], 8, ()), training.vote(right, parts[2:], 8, (msg.Flag.SWAP,))])
-    assert (v.samples, v.flags) == (16, ())
+    v = training.combine([training.vote(right, first, 4, ()), training.vote(right, second, 4, (msg.Flag.SWAP,))])
+    assert (v.samples, v.flags, v.sample_hashes) == (16, (), samples.expected(1))
     good = training.next_state(state, right, v)
     doubled = training.reduce_parts([parts, parts[2:]], generation=1)
     lost = training.reduce_parts([parts[:2]], generation=1)

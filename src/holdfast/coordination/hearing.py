@@ -170,6 +170,11 @@ class Hearing:
             self._parts.stopping.begin(self._turn.now)
             self._parts.stopping.complain(message)
 
+    def _vote_refused(self, node: Node, message: msg.VoteRefused) -> None:
+        if message.generation == self._turn.generation:
+            self._parts.stopping.begin(self._turn.now)
+            self._parts.stopping.refused = message.why
+
     def _report(self, node: Node, report: msg.Report) -> None:
         if not self._parts.stopping.asked(report):
             return
@@ -200,6 +205,7 @@ class Hearing:
         msg.KnownSteps: while_it_goes_on(ignore),  # agents keep it
         msg.Report: row(ignore, _report_unasked, _report, ignore),
         msg.Complaint: while_it_goes_on(_complaint),
+        msg.VoteRefused: while_it_goes_on(_vote_refused),
         msg.Finished: while_it_goes_on(_finished),
         msg.CheckpointWritten: while_it_goes_on(_checkpoint),
         msg.CheckpointKept: while_it_goes_on(_checkpoint),

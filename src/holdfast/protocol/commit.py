@@ -26,6 +26,7 @@ class Commit(Struct, frozen=True, kw_only=True):
 
     `grad_square`: squared norm of the reduced gradients, before clipping; a rank's part is its shard's. `loss_sum`: of
     all samples. `samples`: how many were computed. `nonfinite`: how many elements of the gradients are not finite.
+    `sample_hashes`: sum of the hashes of all micro-batches whose gradients are in (step_samples); -1: not known.
     `flags`: those that every rank raised; of a part, those that the rank raises.
     """
 
@@ -33,6 +34,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     loss_sum: float
     samples: int
     nonfinite: int
+    sample_hashes: int = 0
     flags: tuple[Flag, ...] = ()
 
 
@@ -47,7 +49,7 @@ lanes_of: Callable[[Commit], tuple[float | int, ...]] = attrgetter(*(name for na
 
 def to_numbers(part: Commit) -> list[float]:
     """Return what a rank puts into the operation."""
-    return [*lanes_of(part), *[flag in part.flags for flag in _FLAGS]]
+    return [*map(float, lanes_of(part)), *[float(flag in part.flags) for flag in _FLAGS]]
 
 
 def from_sums(sums: Sequence[float], world: int) -> Commit:
@@ -59,6 +61,13 @@ def from_sums(sums: Sequence[float], world: int) -> Commit:
     if len(sums) != len(LANES) + len(_FLAGS):
         raise ValueError(f"{len(sums)} sums are not those of {len(LANES)} lanes and {len(_FLAGS)} flags")
     # On every step's way: plain loops, which take microseconds.
-    lanes: dict[str, Any] = {name: kind(value) for (name, kind), value in zip(LANES, sums, strict=False)}
+    lanes: dict[str, Any] = {
+        name: value if kind is float else _whole(value) for (name, kind), value in zip(LANES, sums, strict=False)
+    }
     flags = [flag for flag, raised in zip(_FLAGS, sums[len(LANES) :], strict=True) if raised == world]
     return Commit(**lanes, flags=tuple(flags))
+
+
+def _whole(value: float) -> int:
+    """Return a count; -1 for what is none (infinite, no number): it equals no count, and ends no process."""
+    return int(value) if value.is_integer() else -1

@@ -96,6 +96,7 @@ class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag
     (`asked`) and does (`given`); None for a model without experts.
 
     `decision`: what becomes of the step that was under way: start, redo, forward, rollback; "" at a step's boundary.
+    `seed`, `micro_batches`: what the samples of its steps follow from; None: a journal of before it was said.
     """
 
     members: tuple[str, ...]
@@ -104,6 +105,8 @@ class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag
     decision: str = ""
     expert_moves: int = 0
     fault_threshold: FaultThreshold | None = None
+    seed: int | None = None
+    micro_batches: int | None = None
 
 
 class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="step_committed"):
@@ -111,6 +114,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
 
     `skipped`: some gradient was not finite, so that the optimizer was left alone on every replica.
     `loss`: None for one that is not a number, or that nobody who is left knows.
+    `sample_hashes`: the sum of its micro-batches' hashes, as v had it; None where nobody who is left knows v.
     """
 
     step: int
@@ -119,6 +123,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     world_size: int
     step_s: float
     skipped: bool = False
+    sample_hashes: int | None = None
 
 
 class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="failure_detected"):
@@ -210,6 +215,17 @@ class RolledBack(Event, frozen=True, kw_only=True, tag_field="event", tag="rolle
     why: str
 
 
+class CorruptionFound(Event, frozen=True, kw_only=True, tag_field="event", tag="corruption_found"):
+    """Something was not what it must be, and was refused before it counted.
+
+    `what`: samples (an attempt at `step` did not have each micro-batch once: it is done again with nothing kept).
+    """
+
+    step: int
+    what: str
+    detail: str
+
+
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_saved"):
     """A checkpoint on the decided lineage has its final name; `save_s`: what writing it took.
 
@@ -277,6 +293,7 @@ AnyEvent = (
     | RebalanceDecided
     | Rebalanced
     | RolledBack
+    | CorruptionFound
     | CheckpointSaved
     | CheckpointRejected
     | JournalRepaired

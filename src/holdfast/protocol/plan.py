@@ -27,6 +27,7 @@ class Phase(StrEnum):
     READY = "ready"  # every local reduction has returned
     VOTED = "voted"  # the commit operation is issued
     ABANDONED = "abandoned"  # it was left, or failed: perhaps it passed elsewhere
+    REFUSED = "refused"  # it returned a v whose samples are not those of the step
     PASSED = "passed"  # it returned v
     APPLYING = "applying"  # the optimizer changes the state
     FINISHED = "finished"  # no step left to do

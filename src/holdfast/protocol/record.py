@@ -14,7 +14,8 @@ from holdfast.protocol.position import Position
 #: Raised with every change after which a coordinator would misread what one of before wrote, or the other way round.
 #: 2: `position` and `passed` count; a record without them says nothing of where the job stands.
 #: 3: events of format 2 in the outbox; the outcome is `finished`, not `done`.
-SCHEMA = 3
+#: 4: v has the sum of its micro-batches' hashes.
+SCHEMA = 4
 
 
 class KnownCheckpoint(Struct, frozen=True, kw_only=True):
@@ -29,6 +30,16 @@ class KnownCheckpoint(Struct, frozen=True, kw_only=True):
     generation: int = 0
 
 
+class Refusal(Struct, frozen=True, kw_only=True):
+    """v of an attempt at `step` was refused: until it is applied, every attempt begins with nothing held.
+
+    `clean_from`: the first generation that has begun so. Only the refusal of an attempt from there on is another one.
+    """
+
+    step: int
+    clean_from: int
+
+
 class Record(Struct, frozen=True, kw_only=True):
     """The coordinator's durable state.
 
@@ -36,7 +47,8 @@ class Record(Struct, frozen=True, kw_only=True):
     START or ROLLBACK: what was applied in earlier ones does not count. `passed`: steps that `decision` rests on and
     that were not in the journal when it was taken, with their v. `script_digest` and `config` are those of the first
     worker. `outbox` holds the events of the transition that wrote this record, `position` is where the job stood before
-    them: what the journal lacks of either after a crash is appended at the restart. `checkpoints`, oldest first, are
+    them: what the journal lacks of either after a crash is appended at the restart. `seed`, `micro_batches` and
+    `global_batch` say which samples a step has; `refusal` is of the step in progress. `checkpoints`, oldest first, are
     those that the job can go back to; those whose names are in `superseded` may be removed from the directory.
     """
 
@@ -52,6 +64,8 @@ class Record(Struct, frozen=True, kw_only=True):
     config: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     global_batch: int = 0
     micro_batches: int = 0
+    seed: int = 0
+    refusal: Refusal | None = None
     expert_shape: ExpertShape | None = None
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     superseded: tuple[str, ...] = ()

@@ -23,8 +23,9 @@ from holdfast.simulation.durable import CheckpointDirectory, SimJournal, SimStor
 from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Troubles
 from holdfast.simulation.machines.experts import StoredExperts
-from holdfast.simulation.machines.training import SimReceipt
+from holdfast.simulation.machines.training import SimReceipt, SimSums
 from holdfast.simulation.shared_plans import SharedPlans
+from holdfast.step_samples import StepSamples
 
 #: where virtual time begins, in seconds
 START = 1000.0
@@ -88,7 +89,7 @@ class Peer(Protocol):
     #: the model's state; garbage while it is being written, and not `whole`
     state: int
     whole: bool
-    gradients: dict[int, int]
+    gradients: SimSums
     experts: StoredExperts | None
     receipt: SimReceipt | None
 
@@ -106,6 +107,7 @@ class World:
         self.plan = plan
         self.parts = parts
         self.timing = Timing()
+        self.samples = StepSamples(seed=plan.seed, micro_batches=plan.micro_batches, micro_batch=plan.micro_batch)
         self.rng = Random(plan.seed * 7919 + 1)
         self.timeline = Timeline(START)
         self.config = _config(plan)

@@ -23,6 +23,7 @@ from holdfast.protocol.messages.orders import AcceptCheckpoint, Inject, Order, P
 from holdfast.protocol.messages.worker import Attach, Post, WorkerMessage
 from holdfast.protocol.names import index_of
 from holdfast.protocol.plan import GenerationPlan, Phase
+from holdfast.step_samples import StepSamples
 
 
 class Rendezvous(StrEnum):
@@ -44,14 +45,24 @@ class Rendezvous(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FakeModel:
-    """What all workers say they train: so many micro-batches of one sample a step, with this v."""
+    """What all workers say they train: so many micro-batches of one sample a step."""
 
     micro_batches: int
 
     @property
-    def commit(self) -> Commit:
-        """v of every step."""
-        return Commit(grad_square=1.0, loss_sum=2.0 * self.micro_batches, samples=self.micro_batches, nonfinite=0)
+    def samples(self) -> StepSamples:
+        """What a step is made of."""
+        return StepSamples(seed=0, micro_batches=self.micro_batches, micro_batch=1)
+
+    def commit(self, step: int) -> Commit:
+        """Return v of a step."""
+        return Commit(
+            grad_square=1.0,
+            loss_sum=2.0 * self.micro_batches,
+            samples=self.micro_batches,
+            nonfinite=0,
+            sample_hashes=self.samples.expected(step),
+        )
 
 
 class FakeWorker:
@@ -68,7 +79,7 @@ class FakeWorker:
         entered: Callable[[int], None],
     ) -> None:
         self.rendezvous = Rendezvous.NCCL
-        self.machine = WorkerMachine(worker, micro_batches=model.micro_batches)
+        self.machine = WorkerMachine(worker, samples=model.samples)
         self._worker = worker
         self._model = model
         self._say = say
@@ -121,7 +132,7 @@ class FakeWorker:
         machine.computed()
         machine.reduced()
         machine.voting()
-        self._obey(machine.vote_passed(self._model.commit))
+        self._obey(machine.vote_passed(self._model.commit(step)))
         machine.begin_apply()
         self._obey(machine.applied_step())
 

@@ -21,9 +21,11 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Inject, Order, Posted, PruneCheckpoints
 from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.plan import GenerationPlan
+from holdfast.step_samples import StepSamples
 
 GLOBAL_BATCH = 8
 MICRO_BATCHES = 4
+SAMPLES = StepSamples(seed=0, micro_batches=MICRO_BATCHES, micro_batch=GLOBAL_BATCH // MICRO_BATCHES)
 
 
 class Training:
@@ -33,7 +35,7 @@ class Training:
         self.settings = settings
         self.steps = steps
         self.step_s = step_s
-        self.machine = WorkerMachine(settings.worker, micro_batches=MICRO_BATCHES)
+        self.machine = WorkerMachine(settings.worker, samples=SAMPLES)
         self.link = WorkerLink(settings.socket)
         self.changed = threading.Condition()
         # Agents that share a script share this folder: it lies beside their sockets.
@@ -130,7 +132,13 @@ class Training:
             self.obey(machine.vote_abandoned())
             return
         # No joins here: the barrier carries no values, so the swap flag is never raised.
-        commit = Commit(grad_square=1.0, loss_sum=GLOBAL_BATCH / task.step, samples=GLOBAL_BATCH, nonfinite=0)
+        commit = Commit(
+            grad_square=1.0,
+            loss_sum=GLOBAL_BATCH / task.step,
+            samples=GLOBAL_BATCH,
+            nonfinite=0,
+            sample_hashes=SAMPLES.expected(task.step),
+        )
         self.obey(machine.vote_passed(commit))
         if machine.begin_apply():
             self.obey(machine.applied_step())

@@ -68,6 +68,7 @@ from holdfast.protocol.messages.any_side import (
     Stop,
     ToWorker,
     Void,
+    VoteRefused,
     Welcome,
     WorkerDown,
     WorkerMessage,
@@ -234,7 +235,7 @@ def test_steps_that_are_done_again_after_a_roll_back_are_kept_again() -> None:
     assert bench.kept_steps() == [5, 6, 7]
 
 
-@pytest.mark.parametrize("kind", [Prepared, Report, Complaint, Finished])
+@pytest.mark.parametrize("kind", [Prepared, Report, Complaint, VoteRefused, Finished])
 def test_a_newer_generation_makes_words_about_an_older_one_worthless(kind: type) -> None:
     bench = Bench()
     a = bench.worker
@@ -242,6 +243,7 @@ def test_a_newer_generation_makes_words_about_an_older_one_worthless(kind: type)
         Prepared: Prepared(worker=a, generation=1),
         Report: report(a, 1),
         Complaint: Complaint(worker=a, generation=1, detail="x"),
+        VoteRefused: VoteRefused(worker=a, generation=1, step=3, why="x"),
         Finished: Finished(worker=a, generation=1, step=3),
     }
     bench.say(stale[kind])

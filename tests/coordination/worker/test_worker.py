@@ -8,7 +8,8 @@ from typing import get_args
 import msgspec
 import numpy as np
 import pytest
-from machinery import commit, w
+from machinery import commit as any_commit
+from machinery import w
 
 from holdfast.coordination.experts.blobs import encode
 from holdfast.coordination.experts.holding import HeldExperts
@@ -27,11 +28,19 @@ from holdfast.coordination.worker.tasks import (
     Receive,
     Tell,
     Wait,
+    WorkerInstruction,
 )
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, Phase
+from holdfast.step_samples import StepSamples
 
 ME, PEER = w("n0"), w("n1")
+SAMPLES = StepSamples(seed=3, micro_batches=4, micro_batch=6)
+
+
+def commit(loss: float = 1.0, *flags: msg.Flag, step: int = 1) -> msg.Commit:
+    """v of a step that has each micro-batch once."""
+    return msgspec.structs.replace(any_commit(loss, *flags), sample_hashes=SAMPLES.expected(step))
 
 
 def plan(
@@ -48,7 +57,7 @@ def begin(generation: int, kind: DecisionKind, applied: int, **fields: object) -
 
 
 def computing() -> WorkerMachine:
-    machine = WorkerMachine(ME, micro_batches=4)
+    machine = WorkerMachine(ME, samples=SAMPLES)
     machine.order(begin(1, DecisionKind.START, 0))
     machine.entered()
     return machine
@@ -71,7 +80,7 @@ def one_step(machine: WorkerMachine) -> msg.Applied:
     machine.computed()
     machine.reduced()
     machine.voting()
-    machine.vote_passed(commit())
+    machine.vote_passed(commit(step=machine.step))
     machine.begin_apply()
     (applied,) = [i.message for i in machine.applied_step() if isinstance(i, Tell)]
     assert isinstance(applied, msg.Applied)
@@ -84,7 +93,7 @@ def report_of(instructions: Sequence[object]) -> msg.Report:
 
 
 def test_a_step_from_its_beginning_to_the_next() -> None:
-    machine = WorkerMachine(ME, micro_batches=4)
+    machine = WorkerMachine(ME, samples=SAMPLES)
     assert machine.task == Wait()
     told = machine.order(begin(1, DecisionKind.START, 0))
     assert [type(i) for i in told] == [Build]
@@ -167,7 +176,7 @@ def test_redo_keeps_the_gradients_that_are_its_own() -> None:
 
 
 def test_an_assignment_is_for_one_step() -> None:
-    machine = WorkerMachine(ME, micro_batches=4)
+    machine = WorkerMachine(ME, samples=SAMPLES)
     machine.order(begin(1, DecisionKind.START, 0, assignment=((0, 1, 2), (3,))))
     machine.entered()
     assert machine.share == (0, 1, 2)
@@ -203,7 +212,7 @@ def test_stale_orders_change_nothing() -> None:
 
 
 def test_a_stop_of_an_older_coordinator_or_of_an_older_generation_stops_nobody() -> None:
-    machine = WorkerMachine(ME, micro_batches=4)
+    machine = WorkerMachine(ME, samples=SAMPLES)
     machine.order(begin(3, DecisionKind.START, 0, plan=plan(3, term=2)))
     assert machine.order(msg.Stop(term=1, generation=9)) == []
     assert machine.order(msg.Stop(term=2, generation=2)) == []
@@ -211,7 +220,7 @@ def test_a_stop_of_an_older_coordinator_or_of_an_older_generation_stops_nobody()
 
 
 def joiner() -> WorkerMachine:
-    machine = WorkerMachine(ME, micro_batches=4)
+    machine = WorkerMachine(ME, samples=SAMPLES)
     machine.order(msg.Prepare(plan=plan(2, PEER, ME, sources={ME: msg.LiveSource(members=(PEER,))})))
     machine.prepared(2)
     return machine
@@ -236,7 +245,7 @@ def test_all_that_has_led_to_a_state_goes_with_it_and_its_receiver_s_agent_is_to
     assert known == Tell(msg.KnownSteps(worker=ME, passed=tuple(passed)))
     assert entered == Tell(msg.Entered(worker=ME, generation=2, applied=3))
     one_step(machine)
-    assert machine.history == (*passed, msg.Passed(step=4, commit=commit(), generation=2, world=2))
+    assert machine.history == (*passed, msg.Passed(step=4, commit=commit(step=4), generation=2, world=2))
     machine.order(msg.Stop(term=1, generation=2))
     machine.order(begin(3, DecisionKind.ROLLBACK, 1, source=msg.CheckpointSource(name="one"), plan=plan(3, ME)))
     assert machine.loaded(3, 1)
@@ -253,7 +262,7 @@ def test_who_is_stopped_before_it_has_entered_tells_of_what_was_sent_with_its_re
 
 def test_a_witness_says_that_it_is_one() -> None:
     for witnesses, is_one in (((0,), True), ((1,), False)):
-        machine = WorkerMachine(ME, micro_batches=4)
+        machine = WorkerMachine(ME, samples=SAMPLES)
         chosen = msgspec.structs.replace(plan(1), witnesses=witnesses)
         machine.order(begin(1, DecisionKind.START, 0, plan=chosen))
         machine.entered()
@@ -262,7 +271,7 @@ def test_a_witness_says_that_it_is_one() -> None:
 
 def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
     machine = joiner()
-    fresh = report_of(WorkerMachine(ME, micro_batches=4).order(msg.Stop(term=1, generation=2)))
+    fresh = report_of(WorkerMachine(ME, samples=SAMPLES).order(msg.Stop(term=1, generation=2)))
     assert fresh.fresh
     machine.pushed(2)
     report = report_of(machine.order(msg.Stop(term=1, generation=2)))
@@ -330,7 +339,7 @@ ILLEGAL: list[tuple[str, Callable[[WorkerMachine], object]]] = [
 
 @pytest.mark.parametrize(("name", "call"), ILLEGAL, ids=[name for name, _ in ILLEGAL])
 def test_a_boundary_out_of_turn_raises_with_the_story(name: str, call: Callable[[WorkerMachine], object]) -> None:
-    machine = WorkerMachine(ME, micro_batches=4)
+    machine = WorkerMachine(ME, samples=SAMPLES)
     with pytest.raises(InvalidTransitionError, match=f"{ME}: {name} is not allowed in generation 0, phase idle"):
         call(machine)
 
@@ -359,7 +368,7 @@ def test_a_step_is_applied_once() -> None:
 
 def test_the_end_of_the_job_does_not_make_a_boundary_illegal() -> None:
     """The training thread has its task from before JobDone, and learns of it when it asks for the next."""
-    machine = WorkerMachine(ME, micro_batches=4)
+    machine = WorkerMachine(ME, samples=SAMPLES)
     machine.order(begin(1, DecisionKind.START, 0))
     assert machine.order(msg.JobDone()) == [Halt()]
     assert machine.entered() != []
@@ -370,7 +379,7 @@ def test_every_phase_can_be_reached_and_left() -> None:
     entering = {place for place, _ in NEXT if not isinstance(place, Phase)}
     assert entering == set(get_args(Entering))
     assert set(NEXT.values()) == set(Phase) - {Phase.IDLE}
-    ends = {Phase.IDLE, Phase.FINISHED, Phase.ABANDONED}  # only a new generation leads on
+    ends = {Phase.IDLE, Phase.FINISHED, Phase.ABANDONED, Phase.REFUSED}  # only a new generation leads on
     assert {place for place, _ in NEXT if isinstance(place, Phase)} == set(Phase) - ends - {Phase.ENTERING}
 
 
@@ -390,7 +399,7 @@ def test_a_begin_that_does_not_fit_the_state_raises() -> None:
 
 
 def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
-    machine = WorkerMachine(ME, micro_batches=4, holding=HeldExperts(SHAPE))
+    machine = WorkerMachine(ME, samples=SAMPLES, holding=HeldExperts(SHAPE))
     machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
     machine.entered()
@@ -400,7 +409,7 @@ def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
 
 def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:
     """Stopped again before it could apply: its gradients are those of the generation before, not of this one's plan."""
-    machine = WorkerMachine(ME, micro_batches=4, holding=HeldExperts(SHAPE))
+    machine = WorkerMachine(ME, samples=SAMPLES, holding=HeldExperts(SHAPE))
     machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
     machine.entered()
@@ -439,7 +448,7 @@ def take_up(machine: WorkerMachine) -> None:
 
 def with_experts() -> WorkerMachine:
     """Has applied step 1, with expert 0."""
-    machine = WorkerMachine(ME, micro_batches=4, holding=HeldExperts(SHAPE))
+    machine = WorkerMachine(ME, samples=SAMPLES, holding=HeldExperts(SHAPE))
     machine.order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
     machine.entered()
@@ -552,3 +561,51 @@ def test_a_pending_group_that_is_waited_for_in_vain_does_not_keep_back_the_repor
     machine.order(msg.Stop(term=1, generation=1))
     assert machine.complain(1, "broken") == []
     assert report_of(machine.complain(2, "timed out", timed_out=True)).generation == 1
+
+
+def refused(**wrong: int) -> tuple[WorkerMachine, list[WorkerInstruction]]:
+    """A machine whose step has come back with other samples than its own, and what it says."""
+    machine = voted()
+    return machine, machine.vote_passed(msgspec.structs.replace(commit(1.0, msg.Flag.SWAP), **wrong))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sample_hashes": SAMPLES.expected(1) + SAMPLES.hash_of(1, 2)},
+        {"sample_hashes": SAMPLES.expected(1) + SAMPLES.hash_of(1, 2) - SAMPLES.hash_of(1, 3)},
+        {"sample_hashes": SAMPLES.expected(2)},
+        {"sample_hashes": -1},
+        {"samples": 30},
+        {"samples": -1},
+    ],
+)
+def test_a_v_that_is_not_made_of_the_step_s_samples_is_refused(wrong: dict[str, int]) -> None:
+    machine, said = refused(**wrong)
+    (told,) = [i.message for i in said if isinstance(i, Tell)]
+    assert isinstance(told, msg.VoteRefused)
+    assert (told.generation, told.step) == (1, 1)
+    assert "not made of each of its 4 micro-batches once" in told.why
+    assert machine.task == Wait()
+    assert machine.passed is None
+    with pytest.raises(InvalidTransitionError, match="begin_apply is not allowed"):
+        machine.begin_apply()
+
+
+def test_who_has_refused_reports_it_with_its_generation_and_leads_to_no_step() -> None:
+    machine, _ = refused(samples=30)
+    for stop in (1, 3):
+        report = report_of(machine.order(msg.Stop(term=1, generation=stop)))
+        assert (report.phase, report.refused, report.passed, report.result) == (Phase.REFUSED, 1, None, None)
+    machine.order(begin(4, DecisionKind.REDO, 0))
+    machine.entered()
+    assert machine.task == Compute(1, (0, 2), ())
+    assert report_of(machine.order(msg.Stop(term=1, generation=4))).refused == 0
+
+
+def test_a_refusal_that_comes_after_stop_is_told_and_reported() -> None:
+    machine = voted()
+    assert machine.order(msg.Stop(term=1, generation=1)) == [Halt()]
+    said = machine.vote_passed(msgspec.structs.replace(commit(), samples=30))
+    assert [type(i.message) for i in said if isinstance(i, Tell)] == [msg.VoteRefused, msg.Report]
+    assert report_of(said).refused == 1

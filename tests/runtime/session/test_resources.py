@@ -11,6 +11,7 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
 from holdfast.runtime.groups.communicator import PeerLostError
 from holdfast.runtime.session.resources import Generations, Shared
+from holdfast.step_samples import StepSamples
 
 ME, PEER = "a/0/a", "b/0/b"
 
@@ -18,7 +19,7 @@ ME, PEER = "a/0/a", "b/0/b"
 def told_of(error: Exception | str, port: int) -> msg.Complaint:
     """Return what a worker tells whose only peer receives state at a port."""
     told: list[WorkerInstruction] = []
-    machine = WorkerMachine(ME, micro_batches=2)
+    machine = WorkerMachine(ME, samples=StepSamples(seed=0, micro_batches=2, micro_batch=1))
     members = tuple(Member(worker=worker, host="127.0.0.1", state_port=port) for worker in (ME, PEER))
     machine.order(
         msg.Begin(

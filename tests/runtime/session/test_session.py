@@ -68,6 +68,36 @@ def test_a_node_dies_in_a_phase(tmp_path: Path, undisturbed: dict[int, float], p
         assert [event.action for event in cluster.of(ev.Recovered)] == ["shrink"]
 
 
+@pytest.mark.parametrize("how", ["doubled", "swapped", "stale"])
+def test_a_step_of_wrong_samples_is_refused_and_done_again(
+    tmp_path: Path, undisturbed: dict[int, float], how: str
+) -> None:
+    options = {"steps": STEPS, "float64": True, "wrong": {"n2": (how, 5)}}
+    with Cluster(tmp_path, nodes=3, options=options) as cluster:
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        (found,) = cluster.of(ev.CorruptionFound)
+        assert (found.step, found.what) == (5, "samples")
+        assert {told.worker for told in cluster.told(msg.VoteRefused)} <= set(cluster.machine.record.plan.workers)
+        (recovered,) = cluster.of(ev.Recovered)
+        assert (recovered.action, recovered.micro_batches_kept) == ("retry", 0)
+        assert cluster.of(ev.FailureDetected) == []
+
+
+def test_wrong_samples_that_are_kept_after_a_failure_are_refused_then(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    options = {"steps": STEPS, "float64": True, "wrong": {"n2": ("swapped", 5)}, "gates": (2,)}
+    with Cluster(tmp_path, nodes=3, options=options) as cluster:
+        cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        cluster.fail("n3", step=5, phase="reducing")
+        cluster.go()
+        cluster.wait_done()
+        assert_whole(cluster, undisturbed)
+        assert [found.step for found in cluster.of(ev.CorruptionFound)] == [5]
+        assert cluster.exit_codes() == {"n1": 0, "n2": 0, "n3": -9}
+
+
 def test_two_nodes_die_at_once_and_one_during_the_recovery(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     with opened(tmp_path, 4) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))

@@ -18,15 +18,16 @@ from holdfast.protocol.messages.worker import (
     Prepared,
     Report,
     ScriptFailed,
+    VoteRefused,
     WorkerMessage,
 )
 
 #: Of these kinds only the latest is kept. The replay of a node: what its workers are, what they applied, where they
 #: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
 LIFE = (Attach, Begun, Entered)
-STAND = (Prepared, Report, Complaint, Finished, CheckpointWritten, CheckpointKept, Loads, ScriptFailed)
+STAND = (Prepared, Report, Complaint, VoteRefused, Finished, CheckpointWritten, CheckpointKept, Loads, ScriptFailed)
 #: what a newer generation makes worthless
-_GENERATION_BOUND = (Prepared, Report, Complaint, Finished)
+_GENERATION_BOUND = (Prepared, Report, Complaint, VoteRefused, Finished)
 
 
 @dataclass(slots=True)

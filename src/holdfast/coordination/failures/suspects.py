@@ -26,6 +26,7 @@ _ORDER = (
     Phase.READY,
     Phase.VOTED,
     Phase.ABANDONED,
+    Phase.REFUSED,
     Phase.PASSED,
     Phase.APPLYING,
 )

@@ -32,6 +32,8 @@ def announce_generation(turn: Turn, plan: GenerationPlan, reason: str, decision:
         decision=decision.kind if decision is not None else "",
         expert_moves=experts.moves if experts else 0,
         fault_threshold=FaultThreshold(asked=experts.asked, given=experts.given) if experts else None,
+        seed=turn.record.seed,
+        micro_batches=turn.record.micro_batches,
     )
 
 

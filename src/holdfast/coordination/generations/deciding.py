@@ -19,11 +19,12 @@ from holdfast.coordination.generations.planner import (
     plan_generation,
     salvaged,
 )
+from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.parts import JobParts
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
-from holdfast.protocol.events import RolledBack
+from holdfast.protocol.events import CorruptionFound, RolledBack
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, DecisionKind
@@ -63,12 +64,18 @@ class Deciding:
         if self._catches_up():
             return
         parted = self._judge(record.plan.workers)
+        if record.refusal is not None and refused_again(record.refusal, stopping.reports.values()):
+            self._closing.fail(f"{stopping.refused}, in an attempt too that had kept nothing from before")
+            if self._ending.over is not None:
+                return
         closing = self._closing.under_way
         if lacks_slots(turn, self._config):
             if closing:
                 self._closing.end()  # (nobody waits for the nodes that would bring room)
             return
         reports = stopping.end()
+        if step := refused_anew(record.refusal, reports.values()):
+            turn.emit(CorruptionFound, step=step, what="samples", detail=stopping.refused)
         if self._config.spec.recovery.restarts_all and not closing:
             self._restart()
             return
@@ -119,6 +126,8 @@ class Deciding:
         self._stopping.complaints.clear()
         if not complaints or not set(members) <= set(reports):
             return False
+        if any(report.refused for report in reports.values()):
+            return False  # all had put in their parts: who did not get v was left by those who refused it
         if self._closing.under_way and not any(complaint.timed_out for complaint in complaints.values()):
             return False  # members that are told to stop let go of groups that others still build
         now, first = self._turn.now, next(iter(complaints.values()))
@@ -184,11 +193,14 @@ class Deciding:
                 self._ending.failed(str(plan), EXIT_BAD_INPUT)
             return
         plan = msgspec.structs.replace(plan, last=self._closing.under_way)
-        assignment = first_assignment(record, plan, decision, reports)
+        refusal = refusal_after(record.refusal, decision, reports.values(), plan.generation)
+        assignment = () if refusal is not None else first_assignment(record, plan, decision, reports)
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
         lineage = plan.generation if anew else record.lineage
-        turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, lineage=lineage)
+        turn.change(
+            generation=plan.generation, plan=plan, pending=None, decision=decision, lineage=lineage, refusal=refusal
+        )
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]

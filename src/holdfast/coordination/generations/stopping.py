@@ -22,6 +22,8 @@ class Stopping:
         self.reports: dict[str, Report] = {}
         #: the members whose collectives failed, until it is known whose fault it was
         self.complaints: dict[str, Complaint] = {}
+        #: why v was refused, where it was; all say the same
+        self.refused = ""
         #: those of the members who may not have spoken yet are among these
         self._silent: deque[str] = deque()
         self._since = 0.0
@@ -40,7 +42,7 @@ class Stopping:
             return
         self._progress.failed(failed_at)
         self.stop = Stop(term=turn.record.term, generation=turn.record.generation)
-        self.reports, self.complaints = {}, {}
+        self.reports, self.complaints, self.refused = {}, {}, ""
         self._silent = deque(turn.planned)
         self._since = turn.now
         turn.order_all(turn.planned, self.stop)

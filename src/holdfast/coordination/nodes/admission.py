@@ -137,6 +137,7 @@ def misfit(turn: Turn, node: Node, attach: Attach) -> str:
             config=attach.config,
             global_batch=attach.global_batch,
             micro_batches=attach.micro_batches,
+            seed=attach.seed,
             expert_shape=attach.expert_shape,
             saves=attach.saves,
         )

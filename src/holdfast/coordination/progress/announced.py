@@ -162,6 +162,7 @@ class Progress:
             world_size=done.world,
             step_s=seconds,
             skipped=commit.nonfinite > 0,
+            sample_hashes=commit.sample_hashes if commit.sample_hashes >= 0 else None,
         )
 
     def _recovered(self, done: CommittedStep) -> None:

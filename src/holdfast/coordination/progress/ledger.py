@@ -205,11 +205,11 @@ class StepLedger:
 
 
 def _unknown(samples: int) -> Commit:
-    return Commit(grad_square=math.nan, loss_sum=math.nan, samples=samples, nonfinite=0)
+    return Commit(grad_square=math.nan, loss_sum=math.nan, samples=samples, nonfinite=0, sample_hashes=-1)
 
 
 def _is_unknown(pending: _Pending) -> bool:
-    return not pending.worker and math.isnan(pending.commit.loss_sum) and math.isnan(pending.commit.grad_square)
+    return pending.commit.sample_hashes < 0
 
 
 def _bits(commit: Commit) -> bytes:

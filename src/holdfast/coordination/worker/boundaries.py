@@ -32,6 +32,7 @@ NEXT: Mapping[tuple[Place, str], Phase] = {
     (Phase.READY, "voting"): Phase.VOTED,
     (Phase.VOTED, "vote_passed"): Phase.PASSED,
     (Phase.VOTED, "vote_abandoned"): Phase.ABANDONED,
+    (Phase.VOTED, "vote_refused"): Phase.REFUSED,
     (Phase.PASSED, "begin_apply"): Phase.APPLYING,
     (Phase.APPLYING, "applied_step"): Phase.COMPUTE,
     (Phase.COMPUTE, "finish"): Phase.FINISHED,

@@ -1,10 +1,10 @@
 """The phase machine of one worker: what it may do next, what it promises, what it tells (DESIGN.md 3.1).
 
 COMPUTE -> REDUCING -> READY -> VOTED -> PASSED(v) -> APPLYING -> COMPUTE of the next step: `boundaries` says which
-leads where. The shell (runtime, or the simulation) passes on what the coordinator orders, calls a method at each
-boundary and obeys what comes back; `task` says what the training thread is to do now. A Stop freezes the machine: from
-then on no boundary can be crossed until the next Begin, but those that end what is under way, and the report says
-where it stands.
+leads where. A v that is not made of the step's samples leads to REFUSED, for all that have it. The shell (runtime, or
+the simulation) passes on what the coordinator orders, calls a method at each boundary and obeys what comes back; `task`
+says what the training thread is to do now. A Stop freezes the machine: from then on no boundary can be crossed until
+the next Begin, but those that end what is under way, and the report says where it stands.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from holdfast.coordination.generations.assignment import Share, round_robin
 from holdfast.coordination.worker.boundaries import NEXT, REDUCED, UNDER_WAY, InvalidTransitionError, Place, due
+from holdfast.coordination.worker.complaints import Complaints
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
 from holdfast.coordination.worker.tasks import (
@@ -30,9 +31,10 @@ from holdfast.coordination.worker.tasks import (
 )
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void
-from holdfast.protocol.messages.worker import Applied, Complaint, Entered, Finished, KnownSteps, Prepared, Report
+from holdfast.protocol.messages.worker import Applied, Entered, Finished, KnownSteps, Prepared, Report, VoteRefused
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
 from holdfast.protocol.state import Holding, LiveSource
+from holdfast.step_samples import StepSamples
 
 if TYPE_CHECKING:
     from holdfast.coordination.experts.holding import HeldExperts, Rearrangement
@@ -41,24 +43,24 @@ if TYPE_CHECKING:
 class WorkerMachine:
     """The protocol state of one worker process. Not thread-safe: the shell holds a lock around every call."""
 
-    def __init__(self, worker: str, *, micro_batches: int, holding: HeldExperts | None = None) -> None:
+    def __init__(self, worker: str, *, samples: StepSamples, holding: HeldExperts | None = None) -> None:
         """Begin in no generation, with a fresh state.
 
         Args:
+            samples: what each step is made of.
             holding: this worker's experts, None for a dense model. With experts, gradients of finished micro-batches
                 are of no use after a failure: the experts' lie on other ranks.
         """
         self.holding = holding
         self.worker = worker
-        self.micro_batches = micro_batches
+        self.samples = samples
         self.generations = KnownGenerations(worker)
         self.phase = Phase.IDLE
         self.done = False
         self._copy = StateCopy()
         #: the generation whose placement of the experts was taken up last
         self._moved_in = 0
-        #: the generations in which something was waited for in vain, while it is being found out who cannot be reached
-        self._looking: set[int] = set()
+        self._complaints = Complaints(worker, self.generations)
         self._share = Share()
         #: the steps that came with a state, until this node's agent knows them
         self._sent: tuple[Passed, ...] = ()
@@ -120,7 +122,7 @@ class WorkerMachine:
         """This worker's micro-batches of the step in progress."""
         if self._share.assigned is not None:
             return self._share.assigned
-        return round_robin(self.micro_batches, self.generations.world, self.generations.rank)
+        return round_robin(self.samples.micro_batches, self.generations.world, self.generations.rank)
 
     # ---- orders from the coordinator ----
 
@@ -146,7 +148,7 @@ class WorkerMachine:
             self.holding.overwrite()
         self.generations.begin(order)
         self._share.change(order.assignment[self.generations.rank] if order.assignment else None, same_step=redone)
-        self._looking.clear()
+        self._complaints.forget()
         self.phase = Phase.ENTERING
         return [*out, Build(plan, pending=False)]
 
@@ -283,7 +285,14 @@ class WorkerMachine:
         return self._cross("voting")
 
     def vote_passed(self, commit: Commit) -> list[WorkerInstruction]:
-        """VOTED -> PASSED(v): the commit operation returned, in time or just before it would have been abandoned."""
+        """VOTED -> PASSED(v): the commit operation returned, in time or just before it would have been abandoned.
+
+        Or -> REFUSED, where not every micro-batch of the step is in v, once: nobody passes, for all have the same v.
+        """
+        if wrong := self.samples.wrong(self.step, samples=commit.samples, hashes=commit.sample_hashes):
+            self._follow("vote_refused")
+            refused = VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=wrong)
+            return [Tell(refused), *self._report()]
         self._follow("vote_passed")
         self._copy.passed = Passed(step=self.step, commit=commit)
         return self._report()
@@ -329,10 +338,7 @@ class WorkerMachine:
         Then `complain` is to say what came out, and until it does no report is given: what one has seen is not to be
         lost because another was faster.
         """
-        if not self.generations.concerns(generation):
-            return False
-        self._looking.add(generation)
-        return True
+        return self._complaints.look(generation)
 
     def complain(
         self, generation: int, detail: str, *, timed_out: bool = False, unreachable: Sequence[str] = ()
@@ -343,18 +349,9 @@ class WorkerMachine:
             timed_out: it was waited for until its time was up.
             unreachable: members that no connection can be made to.
         """
-        looked = generation in self._looking
-        self._looking.discard(generation)
-        if not looked and not self.generations.concerns(generation):
-            return []
-        complaint = Complaint(
-            worker=self.worker,
-            generation=generation,
-            detail=detail[:1024],
-            timed_out=timed_out,
-            unreachable=tuple(unreachable),
-        )
-        return [Tell(complaint), *(self._report() if looked else ())]
+        complaint, looked = self._complaints.make(generation, detail, timed_out=timed_out, unreachable=unreachable)
+        told = [Tell(complaint)] if complaint is not None else []
+        return [*told, *(self._report() if looked else ())]
 
     def finish(self) -> list[WorkerInstruction]:
         """The training loop asks for no further step, or the generation is the last."""
@@ -417,7 +414,7 @@ class WorkerMachine:
     def _report(self) -> list[WorkerInstruction]:
         """Answer the Stop, where there is one and nothing is under way."""
         stop = self.generations.stop
-        if stop is None or self._looking or self.phase in UNDER_WAY:
+        if stop is None or self._complaints.looking or self.phase in UNDER_WAY:
             return []
         report = Report(
             worker=self.worker,
@@ -431,6 +428,7 @@ class WorkerMachine:
             summed=tuple(sorted(self._share.summed)),
             state=self._state,
             result=self._result,
+            refused=self.generation if self.phase is Phase.REFUSED else 0,
         )
         return [*self._tell_what_was_sent(), Tell(report)]
 

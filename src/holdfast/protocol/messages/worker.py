@@ -10,6 +10,7 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.names import Count, KeyValue, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding
+from holdfast.step_samples import MAX_MICRO_BATCHES
 
 #: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
 MAX_LOADS = 1 << 17
@@ -25,7 +26,8 @@ class Attach(Struct, frozen=True, kw_only=True):
     #: software, model and settings, as people would say them: all workers of a job must have the same
     config: Annotated[dict[Text, Text], Meta(max_length=32)]
     global_batch: Count
-    micro_batches: Count  # M, per global batch
+    micro_batches: Annotated[int, Meta(ge=0, le=MAX_MICRO_BATCHES)]  # M, per global batch
+    seed: Count = 0  # of the order of samples, modulo 2**64
     expert_shape: ExpertShape | None = None
     saves: bool = False  # checkpoints
 
@@ -77,6 +79,7 @@ class Report(Struct, frozen=True, kw_only=True):
     `fresh`: the state is this worker's own initial one, whole: only that can become everybody's at a START.
     `state`: which parts of the state of `applied` are here. `result`: the same of `step` = applied + 1, once FORWARD
     was carried out; None where not all of its reductions are here.
+    `refused`: the generation of the attempt at `step` whose v was refused here, 0 where none was.
     """
 
     worker: WorkerId
@@ -90,6 +93,7 @@ class Report(Struct, frozen=True, kw_only=True):
     summed: tuple[int, ...] = ()
     state: Holding = Holding()
     result: Holding | None = None
+    refused: Count = 0
 
     def holding_of(self, step: int) -> Holding | None:
         """Return which parts of a step's state are here, or can be made here once its v is known; None: not any."""
@@ -109,6 +113,15 @@ class Complaint(Struct, frozen=True, kw_only=True):
     detail: Text
     timed_out: bool = False
     unreachable: tuple[WorkerId, ...] = ()
+
+
+class VoteRefused(Struct, frozen=True, kw_only=True):
+    """v of an attempt is refused here, as by everybody who has it: `why` says what is wrong with its samples."""
+
+    worker: WorkerId
+    generation: Count
+    step: Count
+    why: Text
 
 
 class KnownSteps(Struct, frozen=True, kw_only=True):
@@ -209,6 +222,7 @@ WorkerMessage = (
     | KnownSteps
     | Report
     | Complaint
+    | VoteRefused
     | Finished
     | CheckpointWritten
     | CheckpointKept

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.tensors import collate as default_collate
+from holdfast.step_samples import MAX_MICRO_BATCHES
 
 #: A step spans two passes at most where the data set is larger than the global batch.
 _KEPT_PASSES = 2
@@ -49,6 +50,11 @@ class SampleOrder:
             raise BadInputError(
                 f"global_batch is {global_batch} and micro_batch is {micro_batch}: "
                 "the global batch must be a multiple of the micro-batch"
+            )
+        if global_batch // micro_batch > MAX_MICRO_BATCHES:
+            raise BadInputError(
+                f"global_batch is {global_batch} and micro_batch is {micro_batch}: a step may have up to "
+                f"{MAX_MICRO_BATCHES} micro-batches"
             )
         self.seed = seed
         self.length = length

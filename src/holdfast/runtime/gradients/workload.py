@@ -23,16 +23,21 @@ from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.state.state import TrainingState
+from holdfast.step_samples import StepSamples
 
 
 @dataclass(kw_only=True, slots=True)
 class LocalSums:
-    """What this worker has summed up of a step: gradients are in the buckets, the rest is here."""
+    """What this worker has summed up of a step: gradients are in the buckets, the rest is here.
+
+    `hashes`: of the micro-batches whose gradients are in, whatever was to be computed; they stay as long as those do.
+    """
 
     step: int = 0
     micro_batches: list[int] = field(default_factory=list[int])
     loss: float = 0.0
     samples: int = 0
+    hashes: int = 0
 
 
 class Workload:
@@ -60,6 +65,9 @@ class Workload:
             raise BadInputError(f"max_grad_norm is {max_grad_norm}: it must be positive, or None for no clipping")
         self.state = state
         self.loader = loader
+        self.samples = StepSamples(
+            seed=seed, micro_batches=loader.order.micro_batches, micro_batch=loader.order.micro_batch
+        )
         self.seed = seed
         self.max_grad_norm = max_grad_norm
         self.loss_scale = loss_scale
@@ -68,6 +76,8 @@ class Workload:
         self._reduced = {id(parameter) for parameter in (*self.buckets.parameters, *expert_parameters(state.model))}
         self.sums = LocalSums()
         self._versions: dict[str, tuple[int, int]] = {}
+        #: hash of the micro-batch that was fetched last
+        self._fetched = 0
 
     @property
     def optimizer(self) -> Optimizer:
@@ -104,7 +114,9 @@ class Workload:
         if self.experts is not None:
             self.experts.state.begin(self.sums.step, micro_batch)
         self._versions = self.state.buffer_versions()
-        return self.loader.load(self.sums.step, micro_batch)
+        batch = self.loader.load(self.sums.step, micro_batch)
+        self._fetched = self.samples.hash_of(self.sums.step, micro_batch)
+        return batch
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
         """Add a micro-batch's gradients; `loss` is its mean, a scalar.
@@ -119,6 +131,7 @@ class Workload:
         self.buckets.check()
         torch.autograd.backward(self.loss_scale.scaled(loss))
         self.buckets.collect()
+        self.sums.hashes += self._fetched
         if self.experts is not None:
             self.experts.computed()
         now = self.state.buffer_versions()

@@ -10,6 +10,7 @@ import torch
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.progress import Activity
+from holdfast.protocol.plan import Phase
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
@@ -99,9 +100,6 @@ class Attempt:
             return False
         if v is None:
             return False
-        expected = self._workload.loader.order.global_batch
-        if v.samples != expected:
-            raise RuntimeError(f"broken invariant: step {self.step} passed with {v.samples} samples, not {expected}")
         self._faults.at("passed", self.step)
         return self._apply(self._generation, self.step, v)
 
@@ -128,7 +126,7 @@ class Attempt:
         return True
 
     def _reduce_and_vote(self, groups: Groups) -> Commit | None:
-        """Return v; None where a Stop froze this worker before its vote.
+        """Return v; None where a Stop froze this worker before its vote, or v was refused.
 
         Raises:
             HaltedError, PeerLostError: left in the middle.
@@ -150,12 +148,13 @@ class Attempt:
             loss_sum=self._workload.sums.loss,
             samples=self._workload.sums.samples,
             nonfinite=reduced.nonfinite,
+            sample_hashes=self._workload.sums.hashes,
             flags=flags,
         )
         return self._agree(groups, part)
 
-    def _agree(self, groups: Groups, part: Commit) -> Commit:
-        """Issue the commit operation, and return v.
+    def _agree(self, groups: Groups, part: Commit) -> Commit | None:
+        """Issue the commit operation, and return v; None where its samples are not those of the step.
 
         Raises:
             HaltedError, PeerLostError: it was left; the machine knows.
@@ -172,4 +171,4 @@ class Attempt:
             raise
         with self._shared.changed:
             self._shared.carry_out(machine.vote_passed(v))
-        return v
+            return v if machine.phase is not Phase.REFUSED else None

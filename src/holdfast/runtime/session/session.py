@@ -106,7 +106,7 @@ class Session:
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
         holding = HeldExperts(experts.shape(1)) if experts is not None else None
-        self._machine = WorkerMachine(identity.worker, micro_batches=workload.micro_batches, holding=holding)
+        self._machine = WorkerMachine(identity.worker, samples=workload.samples, holding=holding)
         self._shared = shared = Shared(
             changed=self._changed,
             machine=self._machine,
@@ -165,6 +165,7 @@ class Session:
             config=config,
             global_batch=order.global_batch,
             micro_batches=order.micro_batches,
+            seed=self.workload.samples.seed,
             expert_shape=experts.shape(self._identity.slots) if experts is not None else None,
             saves=self._saver is not None,
         )

@@ -28,6 +28,10 @@ class SoloLink:
     def __init__(self, checkpoint_directory: Path | None = None) -> None:
         self._directory = checkpoint_directory
         self._plan: msg.GenerationPlan | None = None
+        #: the step whose v was refused last
+        self._refused = 0
+        #: why the job ends once its state is saved, "" while it goes on
+        self._cause = ""
         self._known: list[CheckpointName] = []
         self._damaged: list[str] = []
         self._orders: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
@@ -52,7 +56,7 @@ class SoloLink:
         """Hear the worker.
 
         Raises:
-            JobFailedError: no checkpoint can be read where there are some.
+            JobFailedError: no checkpoint can be read where there are some; or a step was refused twice.
         """
         match message:
             case msg.Attach():
@@ -62,12 +66,16 @@ class SoloLink:
                 self._plan = _plan(message, term)
                 self._orders.put(msg.Begin(plan=self._plan, decision=self._decide()))
             case msg.Finished():
+                if self._cause:
+                    raise JobFailedError(self._cause)
                 self._orders.put(msg.JobDone())
-            case msg.ScriptFailed() if self._plan is not None:
-                experts = self._plan.expert_plan
-                held = msgspec.structs.replace(experts, held=experts.placement) if experts else None
-                self._plan = msgspec.structs.replace(self._plan, expert_plan=held, last=True)
-                self._begin_anew(msg.Decision(kind=msg.DecisionKind.REDO, applied=message.step))
+            case msg.ScriptFailed():
+                self._stay_at(message.step, last=True)
+            case msg.VoteRefused():
+                # (an attempt of one worker begins with nothing kept: the first one was no other than the second is)
+                again, self._refused = self._refused == message.step, message.step
+                self._cause = f"{message.why}, twice" if again else ""
+                self._stay_at(message.step - 1, last=again)
             case msg.CheckpointWritten(term=term, generation=generation, step=step, name=name):
                 self._orders.put(msg.AcceptCheckpoint(term=term, generation=generation, step=step, name=name))
             case msg.CheckpointKept():
@@ -77,6 +85,14 @@ class SoloLink:
                 self._begin_anew(self._decide())
             case _:
                 pass
+
+    def _stay_at(self, step: int, *, last: bool) -> None:
+        """Begin another generation with the state of `step` as it is; `last`: save it, and finish."""
+        assert self._plan is not None
+        experts = self._plan.expert_plan
+        held = msgspec.structs.replace(experts, held=experts.placement) if experts else None
+        self._plan = msgspec.structs.replace(self._plan, expert_plan=held, last=last)
+        self._begin_anew(msg.Decision(kind=msg.DecisionKind.REDO, applied=step))
 
     def _begin_anew(self, decision: msg.Decision) -> None:
         """Leave the generation in force for another."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from holdfast.simulation.faults.plans import OTHER_BOUNDARIES, STEP_BOUNDARIES, FaultKind
 
 #: the boundary that a worker has reached last
-WORKER_PHASES = ("starting", *OTHER_BOUNDARIES, "moving", *STEP_BOUNDARIES, "climbing")
+WORKER_PHASES = ("starting", *OTHER_BOUNDARIES, "moving", *STEP_BOUNDARIES, "refused", "climbing")
 #: what the coordinator is about; away: there is none
 COORDINATOR_PHASES = ("waiting", "running", "swapping", "recovering", "ended", "away")
 
@@ -31,6 +31,7 @@ AT_WORKERS = frozenset(
         FaultKind.HANG,
         FaultKind.SLOW_DISK,
         FaultKind.FULL_DISK,
+        FaultKind.CORRUPT_SUM,
     }
 )
 #: a coordinator that dies before it writes this
@@ -52,6 +53,8 @@ def _possible(kind: str, phase: str) -> bool:
     if phase == "away":
         # Nobody is there to be struck; (a user asks again until somebody hears).
         return kind in (FaultKind.JOIN, FaultKind.RETURN, FaultKind.DAMAGE, FaultKind.INTERRUPT)
+    if (kind, phase) == (FaultKind.CORRUPT_SUM, "refused"):
+        return False  # one is enough: a second one may be the second refusal
     # only what waits for its peers can be told that one of them is gone
     return kind != FaultKind.GLITCH or phase in ("moving", "reducing", "voted", "climbing")
 

@@ -252,6 +252,8 @@ class Injector:
                 worker.raise_next = True
             case FaultKind.GLITCH:
                 worker.glitch()
+            case FaultKind.CORRUPT_SUM:
+                worker.corrupt()
             case FaultKind.HANG:
                 worker.hanging = True
                 tell = self._tell_coordinator_of_hang if fault.target % 2 else self._tell_agent_of_hang

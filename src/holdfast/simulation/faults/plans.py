@@ -35,6 +35,7 @@ class FaultKind(StrEnum):
     SLOW_DISK = "slow_disk"  # writing and renaming a node's checkpoints takes until the end of the duration
     FULL_DISK = "full_disk"  # a node's checkpoints cannot be written
     SLOW_STORE = "slow_store"  # what the coordinator writes takes its time, until the end of the duration at most
+    CORRUPT_SUM = "corrupt_sum"  # a gradient is in a worker's sums twice, or not, or is another's, or of a step before
     INTERRUPT = "interrupt"  # the job's user wants it to end, saved
 
 

@@ -9,10 +9,23 @@ values are the same in every process.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import Random
 from typing import NamedTuple
 
 from holdfast.protocol.commit import Commit, Flag, from_sums, lanes_of, to_numbers
 from holdfast.protocol.plan import Passed
+from holdfast.step_samples import StepSamples
+
+
+class SimGradient(NamedTuple):
+    """The gradient of one micro-batch, and the micro-batch's hash."""
+
+    value: int
+    sample_hash: int
+
+
+#: what a worker has summed up: what came of each micro-batch, which is one gradient where all is well
+SimSums = dict[int, tuple[SimGradient, ...]]
 
 
 class SimReduced(NamedTuple):
@@ -41,20 +54,45 @@ def gradient(state: int, step: int, micro_batch: int) -> int:
     return hash((13, state, step, micro_batch))
 
 
+def summed(sums: SimSums) -> list[SimGradient]:
+    """Return all gradients that are in a worker's sums."""
+    return [gradient for gradients in sums.values() for gradient in gradients]
+
+
 def reduce_parts(shares: Iterable[Iterable[int]], generation: int) -> SimReduced:
     """Unite the ranks' gradients; nothing is dropped, so what is in twice shows."""
     parts = tuple(sorted(part for share in shares for part in share))
     return SimReduced(parts, hash((17, generation, parts)))
 
 
-def vote(reduced: SimReduced, share: Iterable[int], samples: int, flags: tuple[Flag, ...]) -> Commit:
-    """Return one rank's part of v; now and then its gradients are not finite, all by itself."""
-    share = tuple(share)
+def corrupted(sums: SimSums, samples: StepSamples, state: int, step: int, rng: Random) -> None:
+    """Let the gradient of one micro-batch be there twice, or not at all, or be another's, or of the step before."""
+    micro_batch = rng.choice(sorted(sums))
+    right = sums[micro_batch]
+    other = (micro_batch + 1) % samples.micro_batches
+    wrong = [right + right, ()]
+    if other != micro_batch:
+        wrong.append((SimGradient(gradient(state, step, other), samples.hash_of(step, other)),))
+    if step > 1:
+        stale = samples.hash_of(step - 1, micro_batch)
+        wrong.append((SimGradient(gradient(state, step - 1, micro_batch), stale),))
+    sums[micro_batch] = rng.choice(wrong)
+
+
+def vote(reduced: SimReduced, sums: SimSums, micro_batch: int, flags: tuple[Flag, ...]) -> Commit:
+    """Return one rank's part of v; now and then its gradients are not finite, all by itself.
+
+    Args:
+        micro_batch: samples in each of what is summed up.
+    """
+    gradients = summed(sums)
+    share = tuple(gradient.value for gradient in gradients)
     return Commit(
         grad_square=float(reduced.rounding % 1048573),
         loss_sum=float(sum(part % 1009 for part in share)),
-        samples=samples,
+        samples=len(gradients) * micro_batch,
         nonfinite=int(hash((23, reduced.rounding, share)) % 8 == 0),
+        sample_hashes=sum(gradient.sample_hash for gradient in gradients),
         flags=flags,
     )
 

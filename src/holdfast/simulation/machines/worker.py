@@ -65,13 +65,17 @@ class SimWorker(Process):
         self.experts = StoredExperts(shape) if shape else None
         holding = HeldExperts(shape) if shape else None
         self._mover = Mover(self, self.experts, holding) if self.experts and holding else None
-        self.machine = parts.worker(worker, micro_batches=plan.micro_batches, holding=holding)
+        self.machine = parts.worker(worker, samples=self.world.samples, holding=holding)
         #: generation and step of the gradients at hand
         self._attempt = (0, 0)
         #: the model's state; garbage while it is being written
         self.state = training.initial_state(pid)
         self.whole = True
-        self.gradients: dict[int, int] = {}
+        self.gradients: training.SimSums = {}
+        #: those that were reduced last
+        self._given: training.SimSums = {}
+        #: the next micro-batch's gradient joins the sums wrongly
+        self.corrupting = False
         self.reduced: training.SimReduced | None = None
         self.operation: Underway | None = None
         self.pusher = Pusher(self)
@@ -105,6 +109,7 @@ class SimWorker(Process):
                 config={"model": "m"},
                 global_batch=plan.micro_batches * plan.micro_batch,
                 micro_batches=plan.micro_batches,
+                seed=self.world.samples.seed,
                 expert_shape=self.experts.shape if self.experts else None,
                 saves=plan.checkpoint_every > 0,
             )
@@ -202,11 +207,10 @@ class SimWorker(Process):
         value = operation.value if self.world.rng.random() < 0.5 else None
         self._group().abandon(self, operation)
         if value is not None:
-            self.checker.passes(self)
-            self.obey(self.machine.vote_passed(value))
+            self._vote_done(value)
         else:
             self.obey(self.machine.vote_abandoned())
-        self.advance()
+            self.advance()
 
     def _group(self) -> Group:
         group = self._builder.group(self.machine.generation)
@@ -255,7 +259,8 @@ class SimWorker(Process):
         elif machine.computing(todo):
             self.busy = "compute"
             value = training.gradient(self.state, task.step, todo)
-            self.world.after("micro_batch", self, self._computed, todo, value)
+            made = training.SimGradient(value, self.world.samples.hash_of(task.step, todo))
+            self.world.after("micro_batch", self, self._computed, todo, made)
             self.boundary("computing")
 
     def _leave_loop(self) -> None:
@@ -265,19 +270,28 @@ class SimWorker(Process):
         self.agent.deliver(self.agent.worker_ended, self, 0, FailureKind.PROCESS_EXIT, True)
         self.kill()
 
-    def _computed(self, micro_batch: int, value: int) -> None:
+    def _computed(self, micro_batch: int, made: training.SimGradient) -> None:
         if self.hung:
             return
         self.busy = ""
-        self.gradients[micro_batch] = value
+        self.gradients[micro_batch] = (made,)
+        if self.corrupting:
+            self.corrupt()
         self.advance()
+
+    def corrupt(self) -> None:
+        """Let one of the gradients in the sums be wrong, or the next one where there is none."""
+        self.corrupting = not self.gradients
+        if self.gradients:
+            training.corrupted(self.gradients, self.world.samples, self.state, self.machine.step, self.world.rng)
 
     def _reduce(self) -> None:
         if self.boundary("reducing"):
             return
         self.reduced = None
         generation = self.machine.generation
-        payload = tuple(self.gradients.values())
+        self._given = dict(self.gradients)
+        payload = tuple(gradient.value for gradient in training.summed(self._given))
 
         def combine(shares: Iterable[Any]) -> training.SimReduced:
             return training.reduce_parts(shares, generation)
@@ -321,9 +335,16 @@ class SimWorker(Process):
             assert self._mover is not None
             self._mover.moved(self.machine.plan, value)
             return
+        self._vote_done(value)
+
+    def _vote_done(self, v: msg.Commit) -> None:
+        """The commit operation returned v."""
         self.checker.passes(self)
-        self.obey(self.machine.vote_passed(value))
-        if not self.boundary("passed"):
+        self.obey(self.machine.vote_passed(v))
+        refused = self.machine.phase is Phase.REFUSED
+        if refused and self.reduced is not None:
+            self.checker.refuses(self, self.reduced)
+        if not self.boundary("refused" if refused else "passed"):
             self.advance()
 
     def operation_failed(self, operation: Underway, *, timed_out: bool = False) -> None:
@@ -354,8 +375,8 @@ class SimWorker(Process):
         assert self.reduced is not None
         if not machine.voting():
             return
-        samples = len(self.gradients) * self.world.plan.micro_batch
-        payload = training.vote(self.reduced, self.gradients.values(), samples, machine.generations.flags)
+        micro_batch, flags = self.world.plan.micro_batch, machine.generations.flags
+        payload = training.vote(self.reduced, self._given, micro_batch, flags)
         self.issue("vote", payload, training.combine)
         self.boundary("voted")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
+from holdfast.simulation.faults.corrupt_plans import corrupt_plan
 from holdfast.simulation.faults.large_plans import large_plan
 from holdfast.simulation.faults.level_plans import level_plan
 from holdfast.simulation.faults.plans import (
@@ -45,6 +46,8 @@ FIRST_LARGE_SEED = 8_000_000_000
 FIRST_LEVEL_SEED = 9_000_000_000
 #: from here on, random ones whose witnesses die
 FIRST_WITNESSES_SEED = 10_000_000_000
+#: from here on, random ones with one wrong gradient in somebody's sums
+FIRST_CORRUPT_SEED = 12_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -94,6 +97,7 @@ FAMILIES: dict[str, range] = {
     "large": range(FIRST_LARGE_SEED, FIRST_LEVEL_SEED),
     "levels": range(FIRST_LEVEL_SEED, FIRST_WITNESSES_SEED),
     "witnesses": range(FIRST_WITNESSES_SEED, FIRST_WITNESSES_SEED + 1_000_000_000),
+    "corrupt": range(FIRST_CORRUPT_SEED, FIRST_CORRUPT_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -106,6 +110,7 @@ _RANDOM_PLANS = {
     "large": large_plan,
     "levels": level_plan,
     "witnesses": witness_plan,
+    "corrupt": corrupt_plan,
 }
 
 

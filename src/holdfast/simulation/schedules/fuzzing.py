@@ -30,6 +30,7 @@ SHARES = {
     "witnesses": 2,
     "large": 1,
     "levels": 2,
+    "corrupt": 2,
 }
 #: of the time, at most, where others want to run too: one of these takes as long as fifty of them
 LARGE_SHARE = 0.15

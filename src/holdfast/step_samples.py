@@ -1,0 +1,66 @@
+"""What a step is made of, as a number: each of its micro-batches has a hash, and the sum of all is expected in v.
+
+A hash joins a rank's sum where the gradient does, and stays with it as long as that is kept. So a gradient that is in
+a step twice, one that lacks, and one of another micro-batch or of another step show in v: two wrong sums in 2**32 look
+right.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import shake_128
+
+#: M at the most, per step. Sums travel as float64, exact up to 2**53: with each hash twice they are below that.
+MAX_MICRO_BATCHES = 1 << 20
+
+
+class StepSamples:
+    """The micro-batches that each step of a job has, and their hashes: a function of seed, step and number alone.
+
+    Costs a microsecond or two for a step of 64 micro-batches; those of the newest step that was asked for are kept.
+    """
+
+    def __init__(self, *, seed: int, micro_batches: int, micro_batch: int) -> None:
+        """Fix what steps are made of.
+
+        Args:
+            seed: of the order of samples; counts modulo 2**64, as there.
+            micro_batches: M, of every step, up to MAX_MICRO_BATCHES. micro_batch: samples in each of them.
+        """
+        self.seed = seed % (1 << 64)
+        self.micro_batches = micro_batches
+        self.micro_batch = micro_batch
+        self._newest: tuple[int, tuple[int, ...]] = (0, ())
+
+    def hash_of(self, step: int, micro_batch: int) -> int:
+        """Return the hash of one micro-batch of a step, 32 bits; steps count from 1, micro-batches from 0.
+
+        Raises:
+            ValueError: there is no such step or micro-batch.
+        """
+        if step < 1 or not 0 <= micro_batch < self.micro_batches:
+            raise ValueError(f"there is no micro-batch {micro_batch} of step {step}")
+        return self._hashes(step)[micro_batch]
+
+    def expected(self, step: int) -> int:
+        """Return the sum of the hashes of all micro-batches of a step."""
+        return sum(self._hashes(step))
+
+    def wrong(self, step: int, *, samples: int, hashes: int) -> str:
+        """Say what is wrong with a step of so many samples and this sum of hashes; "" where each is there once."""
+        global_batch, expected = self.micro_batches * self.micro_batch, self.expected(step)
+        if (samples, hashes) == (global_batch, expected):
+            return ""
+        return (
+            f"step {step} is not made of each of its {self.micro_batches} micro-batches once: {samples} samples of "
+            f"{global_batch}, sum of hashes {hashes:#x} instead of {expected:#x}"
+        )
+
+    def _hashes(self, step: int) -> tuple[int, ...]:
+        known, hashes = self._newest
+        if known != step:
+            # One stream per step, four bytes of it per micro-batch: no hash depends on how many there are.
+            stream = shake_128(f"{self.seed}/{step}".encode()).digest(4 * self.micro_batches)
+            hashes = struct.unpack(f"<{self.micro_batches}I", stream)
+            self._newest = step, hashes
+        return hashes

@@ -1,0 +1,108 @@
+"""Mutants of the sample ledger: who refuses a v, what is told of it, and what is kept after it."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+WORKER = "coordination/worker/machine.py"
+REFUSALS = "coordination/generations/refusals.py"
+DECIDING = "coordination/generations/deciding.py"
+HEARING = "coordination/hearing.py"
+PLACE = "coordination/agent/place.py"
+SAMPLES = "step_samples.py"
+
+SAMPLE_MUTANTS = (
+    Mutant(
+        name="nobody_refuses",
+        file=WORKER,
+        old="if wrong := self.samples.wrong(self.step, samples=commit.samples, hashes=commit.sample_hashes):",
+        new='if wrong := "":',
+        why="a step that does not have each micro-batch once counts for nobody",
+        quick=True,
+    ),
+    Mutant(
+        name="samples_are_only_counted",
+        file=SAMPLES,
+        old="if (samples, hashes) == (global_batch, expected):",
+        new="if samples == global_batch:",
+        why="one micro-batch twice and another not at all are as many samples",
+    ),
+    Mutant(
+        name="hashes_of_any_step",
+        file=SAMPLES,
+        old='shake_128(f"{self.seed}/{step}".encode())',
+        new='shake_128(f"{self.seed}".encode())',
+        why="a gradient of the step before is another one",
+    ),
+    Mutant(
+        name="a_refusal_is_not_reported",
+        file=WORKER,
+        old="            refused=self.generation if self.phase is Phase.REFUSED else 0,\n",
+        new="            refused=0,\n",
+        why="what is held is kept, and with it what is wrong, for ever",
+    ),
+    Mutant(
+        name="a_refusal_is_told_to_whoever_listens",
+        file=PLACE,
+        old="STAND = (Prepared, Report, Complaint, VoteRefused, Finished",
+        new="STAND = (Prepared, Report, Complaint, Finished",
+        why="a coordinator that comes later must hear of it: nobody goes on otherwise",
+    ),
+    Mutant(
+        name="a_refusal_stops_nobody",
+        file=HEARING,
+        old="        msg.VoteRefused: while_it_goes_on(_vote_refused),\n",
+        new="        msg.VoteRefused: while_it_goes_on(ignore),\n",
+        why="who has refused waits for a decision",
+        quick=True,
+    ),
+    Mutant(
+        name="wrong_sums_are_held",
+        file=DECIDING,
+        old="assignment = () if refusal is not None else first_assignment(",
+        new="assignment = first_assignment(",
+        why="nobody knows whose gradient it is that is wrong: all of them go",
+    ),
+    Mutant(
+        name="a_refusal_is_forgotten_at_the_next_decision",
+        file=REFUSALS,
+        old="        return before\n",
+        new="        pass\n",
+        why="whoever has not begun anew yet still holds what was refused",
+    ),
+    Mutant(
+        name="every_refusal_is_another_one",
+        file=REFUSALS,
+        old=">= before.clean_from for report in reports)",
+        new="> 0 for report in reports)",
+        why="one and the same may be told of again after the decision that it led to",
+    ),
+    Mutant(
+        name="clean_from_the_generation_that_was_refused",
+        file=REFUSALS,
+        old="Refusal(step=step, clean_from=generation) if",
+        new="Refusal(step=step, clean_from=generation - 1) if",
+        why="the attempt that was refused did not begin clean",
+    ),
+    Mutant(
+        name="refused_for_ever",
+        file=REFUSALS,
+        old="    return any(_refused(report, before.step) >= before.clean_from for report in reports)\n",
+        new="    return False\n",
+        why="what goes wrong with nothing held goes wrong every time: the job must end and say so",
+    ),
+    Mutant(
+        name="a_refusal_outlives_a_roll_back",
+        file=REFUSALS,
+        old="        return None  # all that was held is gone\n",
+        new="        pass\n",
+        why="after a roll-back everything begins anew: the next refusal is the first",
+    ),
+    Mutant(
+        name="who_left_a_refused_operation_is_suspect",
+        file=DECIDING,
+        old="        if any(report.refused for report in reports.values()):\n",
+        new="        if False:\n",
+        why="a broken collective whose cause is known is no failure of anybody's",
+    ),
+)

@@ -1,0 +1,70 @@
+"""One wrong gradient in somebody's sums, whatever else fails: never applied, and never the end of the job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.errors import EXIT_DONE, EXIT_FAILED
+from holdfast.protocol import events as ev
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.faults.corrupt_plans import corrupt_plan
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.schedules.enumeration import FIRST_CORRUPT_SEED, Schedule
+from holdfast.simulation.schedules.fuzzing import Tally
+
+SCHEDULES = 60
+WRONG = Fault(kind=FaultKind.CORRUPT_SUM, boundary="reducing", step=2, target=1)
+PLAN = FaultPlan(seed=5, nodes=3, start_nodes=3, steps=4, start_spread=0.0, faults=(WRONG,))
+
+
+def refusals(cluster: SimCluster) -> list[int]:
+    """Return the steps whose v was refused, as the journal says."""
+    return [event.step for event in cluster.world.journal.events if isinstance(event, ev.CorruptionFound)]
+
+
+def test_random_schedules_with_one_wrong_gradient() -> None:
+    tally, struck = Tally(), 0
+    for seed in range(FIRST_CORRUPT_SEED, FIRST_CORRUPT_SEED + SCHEDULES):
+        tally.run(Schedule(number=seed))
+        struck += sum(fault.kind is FaultKind.CORRUPT_SUM for fault in corrupt_plan(seed).faults)
+    assert not tally.failed, tally.examples
+    assert struck == SCHEDULES
+    assert sum(number for (_, phase), number in tally.seen.items() if phase == "refused") > 10
+
+
+@pytest.mark.parametrize("boundary", ["computing", "reducing"])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_wrong_gradient_costs_one_more_attempt(seed: int, boundary: str) -> None:
+    cluster = SimCluster(replace(PLAN, seed=seed, faults=(replace(WRONG, boundary=boundary),)))
+    assert cluster.run().exit_code == EXIT_DONE
+    assert refusals(cluster) == [2]
+    (recovered,) = (event for event in cluster.world.journal.events if isinstance(event, ev.Recovered))
+    assert (recovered.action, recovered.micro_batches_kept) == ("retry", 0)
+    assert not [event for event in cluster.world.journal.events if isinstance(event, ev.FailureDetected)]
+
+
+def test_a_wrong_gradient_that_is_kept_over_a_failure_is_refused_then() -> None:
+    """It goes wrong once it is reported as held: the generation after the failure is to go on from it."""
+    dies = Fault(kind=FaultKind.KILL_NODE, boundary="reducing", step=2, target=2)
+    cluster = SimCluster(replace(PLAN, faults=(replace(WRONG, boundary="stopped", step=0), dies)))
+    assert cluster.run().exit_code == EXIT_DONE
+    assert refusals(cluster) == [2]
+
+
+def test_two_wrong_gradients_at_different_steps_are_two_refusals() -> None:
+    cluster = SimCluster(replace(PLAN, faults=(WRONG, replace(WRONG, step=3, target=2))))
+    assert cluster.run().exit_code == EXIT_DONE
+    assert refusals(cluster) == [2, 3]
+
+
+def test_a_step_that_is_refused_without_anything_kept_ends_the_job() -> None:
+    in_one_attempt = SimCluster(replace(PLAN, faults=(WRONG, replace(WRONG, target=2))))
+    assert in_one_attempt.run().exit_code == EXIT_DONE
+    cluster = SimCluster(replace(PLAN, checkpoint_every=1, faults=(WRONG, WRONG)))
+    outcome = cluster.run()
+    assert outcome.exit_code == EXIT_FAILED
+    assert "had kept nothing" in outcome.why
+    saved = [event.step for event in cluster.world.journal.events if isinstance(event, ev.CheckpointSaved)]
+    assert saved[-1] == 1

@@ -1,0 +1,86 @@
+"""What a step is made of: hashes that follow from seed, step and micro-batch alone, and sums that tell any mistake."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.protocol.commit import Commit, from_sums, to_numbers
+from holdfast.step_samples import MAX_MICRO_BATCHES, StepSamples
+
+SAMPLES = StepSamples(seed=3, micro_batches=6, micro_batch=4)
+
+
+def v(step: int, samples: StepSamples = SAMPLES) -> Commit:
+    count = samples.micro_batches * samples.micro_batch
+    return Commit(grad_square=1.0, loss_sum=1.0, samples=count, nonfinite=0, sample_hashes=samples.expected(step))
+
+
+def said_of(samples: StepSamples, step: int, commit: Commit) -> str:
+    return samples.wrong(step, samples=commit.samples, hashes=commit.sample_hashes)
+
+
+def test_hashes_are_those_that_journals_were_written_with() -> None:
+    """A journal is audited years later, by another version: these numbers never change."""
+    assert [SAMPLES.hash_of(1, 0), SAMPLES.hash_of(1, 5), SAMPLES.hash_of(2, 0)] == [2494103547, 1556455934, 2019686946]
+    assert StepSamples(seed=-1, micro_batches=2, micro_batch=1).hash_of(7, 1) == 793580530
+
+
+def test_a_hash_depends_on_nothing_but_seed_step_and_number() -> None:
+    many = StepSamples(seed=3 + (1 << 64), micro_batches=1000, micro_batch=1)
+    assert [many.hash_of(5, number) for number in range(6)] == [SAMPLES.hash_of(5, number) for number in range(6)]
+    assert many.expected(5) == sum(many.hash_of(5, number) for number in range(1000))
+    others = {
+        (seed, step): StepSamples(seed=seed, micro_batches=64, micro_batch=1) for seed in (0, 1) for step in (1, 2)
+    }
+    found = {samples.hash_of(step, number) for (_, step), samples in others.items() for number in range(64)}
+    assert len(found) == 4 * 64
+
+
+@pytest.mark.parametrize(("step", "micro_batch"), [(0, 0), (1, -1), (1, 6)])
+def test_there_is_no_other_micro_batch(step: int, micro_batch: int) -> None:
+    with pytest.raises(ValueError, match=f"no micro-batch {micro_batch} of step {step}"):
+        SAMPLES.hash_of(step, micro_batch)
+
+
+def test_the_right_samples_are_right_and_others_are_told_with_their_numbers() -> None:
+    assert said_of(SAMPLES, 4, v(4)) == ""
+    said = said_of(SAMPLES, 4, v(5))
+    assert "step 4 is not made of each of its 6 micro-batches once: 24 samples of 24, sum of hashes 0x" in said
+
+
+@given(
+    step=st.integers(2, 1 << 40),
+    world=st.integers(1, 5),
+    micro_batches=st.integers(1, 40),
+    mistake=st.sampled_from(["none", "doubled", "lost", "swapped", "stale"]),
+    at=st.integers(0, 1 << 20),
+)
+def test_whatever_goes_wrong_with_one_micro_batch_is_wrong(
+    step: int, world: int, micro_batches: int, mistake: str, at: int
+) -> None:
+    samples = StepSamples(seed=11, micro_batches=micro_batches, micro_batch=2)
+    struck = at % micro_batches
+    joined = {number: [samples.hash_of(step, number)] for number in range(micro_batches)}
+    if mistake == "doubled":
+        joined[struck] *= 2
+    elif mistake == "lost":
+        joined[struck] = []
+    elif mistake == "swapped":
+        joined[struck] = [samples.hash_of(step, (struck + 1) % micro_batches)]
+    elif mistake == "stale":
+        joined[struck] = [samples.hash_of(step - 1, struck)]
+    ranks = [[h for number in range(rank, micro_batches, world) for h in joined[number]] for rank in range(world)]
+    parts = [
+        Commit(grad_square=0.0, loss_sum=0.0, samples=2 * len(own), nonfinite=0, sample_hashes=sum(own))
+        for own in ranks
+    ]
+    summed = from_sums([sum(column) for column in zip(*map(to_numbers, parts), strict=True)], world)
+    right = mistake == "none" or (mistake == "swapped" and micro_batches == 1)
+    assert (said_of(samples, step, summed) == "") is right
+
+
+def test_the_largest_step_is_summed_exactly_twice_over() -> None:
+    """With every micro-batch doubled by mistake all sums on the way are still whole numbers of float64."""
+    assert 2 * MAX_MICRO_BATCHES * (2**32 - 1) < 2**53
