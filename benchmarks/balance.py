@@ -1,6 +1,8 @@
 """What placements survive and how evenly they give the nodes work, side by side with EPLB.
 
 1. Made loads (Zipf), and recorded ones: every strategy and EPLB on the same slots.
+2. 1,024 to 8,192 nodes: how long a plan takes, and one after the loss of two nodes, and how much moves; with the same
+   loads, and with others; what is survived against MRO and spread.
 
 A node is the unit of failure. EPLB gets one GPU a node, so that it balances what the others balance; it knows no f.
 Times are processor time of one core.
@@ -24,6 +26,7 @@ from holdfast.planning import Plan, as_slots, fewest_hosts, make_plan, recovery_
 from holdfast.planning.arrays import indices
 from holdfast.planning.balance.eplb import EplbShape, eplb
 from holdfast.planning.balance.work import busiest_over_mean
+from holdfast.planning.survival.recovery_probability import fatal_share
 
 ROUTING = Path(__file__).resolve().parents[2] / "shared" / "data" / "routing"
 MOST_LOST = 5
@@ -139,14 +142,63 @@ def compare(case: Case) -> list[dict[str, Any]]:
     return rows
 
 
+def at_scale(nodes: int, layers: int) -> dict[str, Any]:
+    """Print how long plans of `best` take on many nodes, what moves, and whether MRO or spread is better anywhere."""
+    experts, slots = 256, as_slots(32, nodes)
+    best = strategy_named("best")
+    loads = skewed(layers, experts, 1)
+    row: dict[str, Any] = {"nodes": nodes}
+
+    def timed(name: str, tokens: np.ndarray, held: np.ndarray | None) -> Plan:
+        began = time.process_time()
+        plan = make_plan(tokens, slots, fault_threshold=2, strategy=best, held=held)
+        row[f"{name}_s"] = time.process_time() - began
+        assert isinstance(plan, Plan)
+        return plan
+
+    before = timed("plan", loads, None)
+    row["busiest"] = float(busiest_over_mean(before.counts, loads.astype(np.float64)).mean())
+    fatal = fatal_share(before.counts > 0).most
+    row["worse_at"] = 0
+    for name in ("mro", "spread"):
+        rival = make_plan(loads, slots, fault_threshold=2, strategy=strategy_named(name))
+        assert isinstance(rival, Plan)
+        row["worse_at"] += int((fatal > fatal_share(rival.counts > 0).least * (1 + 1e-9)).sum())
+    held = before.counts
+    held[:, :, [0, nodes // 2]] = 0
+    for name, tokens in (("replan", loads), ("drifted", loads + skewed(layers, experts, 2) // 10)):
+        plan = timed(name, tokens, held)
+        assert plan.migration is not None
+        row[f"{name}_moves"] = plan.migration.expert_moves / held.size * experts / 32
+        row[f"{name}_needed"] = float(np.maximum(plan.replicas - held.sum(axis=2), 0).sum() / held.size * experts / 32)
+        del plan
+    print(
+        f"  {nodes:5d} nodes x 32 slots, {layers} layers of {experts}: plan {row['plan_s']:5.2f} s, busiest node "
+        f"{row['busiest']:.3f}, worse than MRO or spread at {row['worse_at']} of {nodes} numbers of lost nodes\n"
+        f"        2 nodes lost and replaced: {row['replan_s']:5.2f} s, {row['replan_moves']:.2%} of the slots; with "
+        f"other loads {row['drifted_s']:5.2f} s, {row['drifted_moves']:.2%} (these demand {row['drifted_needed']:.2%})"
+    )
+    return row
+
+
+def skewed(layers: int, experts: int, seed: int) -> np.ndarray:
+    """Return token counts `(L, E)` with a few hot experts and many cold ones."""
+    rng = np.random.default_rng(seed)
+    return (rng.pareto(1.2, (layers, experts)) * 1000).astype(np.int64) + 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--routing", type=Path, default=ROUTING, help="folder with the recordings")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--nodes", type=int, nargs="*", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--layers", type=int, default=58, help="layers on many nodes")
     options = parser.parse_args()
     results: dict[str, Any] = {"cases": []}
     for case in [*made_cases(), *recorded_cases(options.routing)]:
         results["cases"] += compare(case)
+    print("Many nodes, f = 2:")
+    results["scale"] = [at_scale(nodes, options.layers) for nodes in options.nodes]
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -583,7 +583,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a_loss_is_not_mended",
-        file="planning/placement/repair.py",
+        file="planning/keeping/repair.py",
         old="    for layer in np.flatnonzero((hosts < threshold).any(axis=1)):\n",
         new="    for layer in np.flatnonzero((hosts < 0).any(axis=1)):\n",
         why="what is left of a placement keeps the guarantee of f",

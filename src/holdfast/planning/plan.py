@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, IntArray
-from holdfast.planning.moving.migration import Migration, node_kinds, plan_migration
+from holdfast.planning.moving.migration import OPTIMAL_UP_TO_NODES, Migration, node_kinds, plan_migration
 from holdfast.planning.placement.allocation import Guarantee, Shortage, allocate
 from holdfast.planning.placement.best import Best
 from holdfast.planning.placement.front import Option, options, weighed
@@ -102,7 +102,10 @@ def make_plan(
         counts, passed_over = _weighed(problem, balance_weight)
     else:
         counts = strategy.place(problem)
-    migration = None if held is None else plan_migration(held, counts, kinds=node_kinds(slots, racks))
+    # On many nodes a second look at the roles costs more than it saves.
+    mapped = isinstance(strategy, Best) and slots.size > OPTIMAL_UP_TO_NODES
+    kinds = node_kinds(slots, racks)
+    migration = None if held is None else plan_migration(held, counts, kinds=kinds, mapped=mapped)
     return Plan(
         counts=counts if migration is None else migration.counts,
         slots=slots,

@@ -14,10 +14,12 @@ from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_r
 
 #: Less than this share of the sum of squares is no improvement.
 _BETTER = 1e-9
-#: Swaps tried per layer.
+#: Counts, layers x experts x nodes, up to which replicas are swapped: among more, each weighs little.
+MOST_CELLS = 1 << 21
+#: Swaps per layer, at the most.
 _MOST_SWAPS = 64
-#: Layers x experts x experts on a node that are looked at in one round, at the most.
-_MOST_PAIRS = 4_000_000
+#: Pairs of experts that are looked at, layers x experts x experts on a node in each round: about 50 ns each.
+_MOST_PAIRS = 8_000_000
 
 
 def swap_rows(
@@ -32,14 +34,18 @@ def swap_rows(
     members, size = sets.astype(np.float64), sets.sum(axis=1)
     fits = replicas[:, :, None] >= size
     mine = set_of[rows]
-    load = base + np.matmul(work[:, None, :], members[mine])[:, 0, :]
+    by_set: FloatArray = np.zeros((len(rows), len(sets)))
+    np.add.at(by_set, (indices(len(rows))[:, None], mine), work)
+    load = base + by_set @ members
     apart = size[:, None] + size - 2.0 * (members @ members.T)
     best, best_load = mine.copy(), load.max(axis=1)
     layer = indices(len(rows))
+    pairs = _MOST_PAIRS
     for _ in range(_MOST_SWAPS):
         here = sets[mine, load.argmax(axis=1)[:, None]]
         on_it = _on_busiest(here, best_load > goal)
-        if on_it is None:
+        pairs -= here.size * on_it.shape[1]
+        if not on_it.size or pairs < 0:
             break
         their = mine[layer[:, None], on_it]
         value = np.take_along_axis(load @ members.T, mine, axis=1)
@@ -66,18 +72,22 @@ def swap_replicas(counts: IntArray, needed: BoolArray, work: FloatArray, goal: F
     """Return `counts` `(L, E, N)` with replicas swapped between nodes, one where it is `needed` `(L, E, N)` left there.
 
     `work` `(L, E)` of a replica. Layers whose busiest node has no more than the `goal` `(L,)` stay. An expert gets no
-    second replica on a node, but for one that is a second one already.
+    second replica on a node, but for one that is a second one already. Large tables come back as they are.
     """
+    if counts.size > MOST_CELLS:
+        return counts
     counts = counts.copy()
     load = np.matmul(work[:, None, :], counts.astype(np.float64))[:, 0, :]
     best, best_load = counts.copy(), load.max(axis=1)
     layer = indices(len(counts))
+    pairs = _MOST_PAIRS
     for _ in range(_MOST_SWAPS):
         busiest = load.argmax(axis=1)
         free = counts > needed
         here = free[layer, :, busiest]
         on_it = _on_busiest(here, best_load > goal)
-        if on_it is None:
+        pairs -= here.size * on_it.shape[1]
+        if not on_it.size or pairs < 0:
             break
         # Of each expert, the replica on the node with the least load counts, where the busiest has none of it.
         there = np.where(free & (counts[layer, :, busiest] == 0)[:, :, None], load[:, None, :], np.inf)
@@ -105,11 +115,9 @@ def swap_replicas(counts: IntArray, needed: BoolArray, work: FloatArray, goal: F
     return best
 
 
-def _on_busiest(here: BoolArray, open_layers: BoolArray) -> IntArray | None:
-    """Return the experts that are `here` `(L, E)`, filled up with others, `(L, C)`; None: there is nothing to do."""
+def _on_busiest(here: BoolArray, open_layers: BoolArray) -> IntArray:
+    """Return the experts that are `here` `(L, E)`, filled up with others, `(L, C)`; C is 0 where no layer is open."""
     width = int(here[open_layers].sum(axis=1).max(initial=0))
-    if not width or here.size * width > _MOST_PAIRS:
-        return None
     return np.argsort(~here, axis=1, kind="stable")[:, :width]
 
 

@@ -36,15 +36,17 @@ class Migration:
         return len(self.transfers)
 
 
-def plan_migration(held: IntArray, planned: IntArray, *, kinds: IntArray | None = None) -> Migration:
+def plan_migration(
+    held: IntArray, planned: IntArray, *, kinds: IntArray | None = None, mapped: bool = False
+) -> Migration:
     """Map the `planned` roles to the nodes so that the fewest experts move, and say who sends what to whom.
 
     `held` `(L, E, N)` replicas that each node holds now (0 for joiners; nodes that are gone have no column);
     `planned` `(L, E, N)`; `kinds` `(N,)`: a role may only go to a node of the same kind as the node at the role's own
-    index (slots, racks); None where all nodes are alike.
+    index (slots, racks); None where all nodes are alike. `mapped`: the roles are the nodes' already.
     """
     have, want = held > 0, planned > 0
-    roles = assign_roles(have, want, kinds=kinds)
+    roles = indices(held.shape[2]) if mapped else assign_roles(have, want, kinds=kinds)
     counts = planned
     if (roles != indices(roles.size)).any():
         # Unlike an index, `take` gives them in the usual order in memory.

@@ -10,10 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, IntArray, indices, true_places
+from holdfast.planning.arrays import BoolArray, IntArray, count_true, indices, true_places
 
 #: Up to this many transfers senders are chosen one by one and then evened out to the optimum; above, in chunks.
 _EXACT_UP_TO_TRANSFERS = 2048
+#: Transfers x nodes up to which senders are chosen by how much they send already.
+_MOST_CHOICES = 1 << 25
+#: Otherwise so many owners are asked for each, and experts begin with owners so far apart (a prime).
+_ASKED = 8
+_STRIDE = 7919
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +53,7 @@ def plan_transfers(
     have = held.astype(np.bool_, copy=False)
     missing = wanted.astype(np.bool_, copy=False) & ~have
     layer, expert, destination = true_places(missing)
-    owners = have[layer, expert]
-    live = owners.sum(axis=1)
+    live = count_true(have)[layer, expert]
     alive = live > 0
     lost = tuple(dict.fromkeys(zip(layer[~alive].tolist(), expert[~alive].tolist(), strict=True)))
     layer, expert, destination, live = layer[alive], expert[alive], destination[alive], live[alive]
@@ -57,12 +61,35 @@ def plan_transfers(
     # Endangered experts first, and of each expert the first missing copy before its second one.
     order = np.lexsort((nth, live + nth))
     layer, expert, destination = layer[order], expert[order], destination[order]
-    owners = owners[alive][order]
+    if node_of is None and layer.size * have.shape[2] > _MOST_CHOICES:
+        source = _of_a_few(have, layer, expert, nth[order])
+        return Transfers(layer=layer, expert=expert, source=source, destination=destination), lost
+    owners = have[layer, expert]
     if node_of is not None:
         near = owners & (node_of[None, :] == node_of[destination, None])
         owners = np.where(near.any(axis=1, keepdims=True), near, owners)
     source = choose_senders(owners)
     return Transfers(layer=layer, expert=expert, source=source, destination=destination), lost
+
+
+def _of_a_few(have: BoolArray, layer: IntArray, expert: IntArray, nth: IntArray) -> IntArray:
+    """Return an owner for each request `(M,)`, the `nth` for its expert: of those who have it, `have` `(L, E, N)`, a
+    few are asked, in turn, and the one that sends least so far is taken."""
+    pair, pair_of = np.unique(layer * have.shape[1] + expert, return_inverse=True)
+    owners = have.reshape(-1, have.shape[2])[pair]
+    number = owners.sum(axis=1)
+    first = (np.cumsum(number) - number)[pair_of]
+    # Experts begin with different owners: those of neighbours in the table are often the same nodes.
+    turn = nth * _ASKED + pair[pair_of] * _STRIDE
+    asked = true_places(owners)[1][first[:, None] + (turn[:, None] + indices(_ASKED)) % number[pair_of][:, None]]
+    sent = np.zeros(have.shape[2], dtype=np.int64)
+    source = np.empty_like(layer)
+    step = max(have.shape[2] // 4, layer.size // 512)
+    for start in range(0, layer.size, step):
+        choice = asked[start : start + step]
+        source[start : start + step] = choice[indices(len(choice)), sent[choice].argmin(axis=1)]
+        sent += np.bincount(source[start : start + step], minlength=sent.size)
+    return source
 
 
 def _nth_request(layer: IntArray, expert: IntArray) -> IntArray:

@@ -19,8 +19,8 @@ from holdfast.planning.loads import as_token_counts
 #: Nodes that are planned for, and slots on all of them: within it load x slots stays exact in 64 bits.
 MOST_NODES = 1 << 14
 MOST_SLOTS = 1 << 22
-#: Counts of a plan, layers x experts x nodes: half a gigabyte each time they are copied.
-_MOST_CELLS = 1 << 26
+#: Counts of a plan, layers x experts x nodes: a gigabyte each time they are copied.
+_MOST_CELLS = 1 << 27
 #: Halvings after which 2**40 tokens are known to less than a millionth of one.
 _BISECTIONS = 60
 _TINY = 1e-12

@@ -15,13 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, put_rows
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
 from holdfast.planning.balance.even import even_sets, idleness
-from holdfast.planning.balance.rows import rows_by_work
-from holdfast.planning.balance.swaps import swap_replicas
-from holdfast.planning.moving.migration import assign_roles, node_kinds
-from holdfast.planning.placement.fill import deal_by_work
-from holdfast.planning.placement.keep import deal_keeping, rows_for_experts
+from holdfast.planning.placement.build import build
+from holdfast.planning.placement.groups import best_groups
 from holdfast.planning.placement.mro import Mro
 from holdfast.planning.placement.racks import over_racks
 from holdfast.planning.placement.spread import Spread
@@ -39,8 +36,6 @@ _STARTS = 6
 _KICKS = 6
 #: Equal shares of fatal losses may differ by this, on few nodes.
 _ROUNDING = 1e-9
-#: Up to so many counts, layers x experts x nodes, replicas are swapped to even out the nodes' work.
-_MOST_CELLS_TO_POLISH = 1 << 21
 #: Weighted losses that are not worth a search.
 _NEGLIGIBLE = 2e-3
 
@@ -52,6 +47,9 @@ class Best:
 
     def place(self, problem: PlacementProblem) -> IntArray:
         """See `Strategy.place`."""
+        groups = best_groups(problem) if problem.nodes > SEARCH_UP_TO_NODES else None
+        if groups is not None:
+            return build(problem, _evened(problem, groups))
         losses = NodeLosses(problem.nodes) if problem.nodes <= SEARCH_UP_TO_NODES else None
         least = np.zeros(problem.nodes + 1) if losses is None else _least_fatal(problem, losses)
         rivals = [_Rival.of(Mro().place(problem), losses)]
@@ -61,10 +59,7 @@ class Best:
         pattern, cost = _best_pattern(problem, rivals, objective, losses, least)
         if problem.racks is not None:
             pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
-        pattern = trim(pattern, problem.fault_threshold)
-        if problem.loads is not None:
-            pattern = even_sets(pattern, idleness(problem.loads, problem.replicas, problem.by_rank), problem.slots)
-        own = build(problem, pattern)
+        own = build(problem, _evened(problem, trim(pattern, problem.fault_threshold)))
         if problem.racks is not None:
             # Racks come before nodes, and the rivals know none.
             return own
@@ -74,6 +69,13 @@ class Best:
         if _no_worse_than(rivals, objective, cost):
             return own
         return _better(rivals, objective).counts
+
+
+def _evened(problem: PlacementProblem, pattern: BoolArray) -> BoolArray:
+    """Return the pattern `(E, N)` with each of its host sets for as many experts as evens out the nodes' work."""
+    if problem.loads is None:
+        return pattern
+    return even_sets(pattern, idleness(problem.loads, problem.replicas, problem.by_rank), problem.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,36 +169,3 @@ def _least_fatal(problem: PlacementProblem, losses: NodeLosses) -> FloatArray:
     position = indices(problem.nodes)
     patterns = (position >= ends - rarest[:, :, None]) & (position < ends)
     return np.max([losses.share_of(pattern) for pattern in patterns], axis=0)
-
-
-def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
-    """Return a placement `(L, E, N)` in which every layer follows the `pattern` `(E, N)`, rows by rank.
-
-    The nodes get even work. Where they hold experts already, the pattern's columns go to the nodes, and its rows to the
-    experts, that have to move the fewest.
-    """
-    held = problem.previous_hosts
-    if held is None:
-        return _build_anew(problem, pattern)
-    hosts = np.empty((problem.replicas.shape[0], *pattern.shape), dtype=np.bool_)
-    put_rows(hosts, problem.by_rank, pattern)
-    kinds = node_kinds(problem.slots, problem.racks)
-    roles = assign_roles(held, hosts, kinds=kinds)
-    pattern = np.take(pattern, roles, axis=1)
-    rows = rows_for_experts(pattern, problem.replicas, held)
-    roles = assign_roles(held, pattern[rows], kinds=kinds)
-    if (roles != indices(problem.nodes)).any():
-        pattern = np.take(pattern, roles, axis=1)
-        rows = rows_for_experts(pattern, problem.replicas, held)
-    return deal_keeping(pattern, rows, problem.replicas, problem.slots, held)
-
-
-def _build_anew(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
-    work = problem.work
-    rows = rows_by_work(pattern, problem.replicas, work, problem.slots)
-    counts = pattern[rows].astype(np.int64)
-    free = np.repeat((problem.slots - pattern.sum(axis=0))[None, :], len(rows), axis=0)
-    deal_by_work(counts, problem.replicas - pattern.sum(axis=1)[rows], free, work)
-    if counts.size > _MOST_CELLS_TO_POLISH:
-        return counts
-    return swap_replicas(counts, pattern[rows], work, np.zeros(len(rows)))

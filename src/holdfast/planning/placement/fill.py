@@ -42,23 +42,24 @@ def deal_by_work(counts: IntArray, in_hand: IntArray, free: IntArray, work: Floa
     if not in_hand.any():
         return
     layers, experts, nodes = counts.shape
-    total = int(in_hand[0].sum())
     order = np.argsort(-work, axis=1, kind="stable")
     row = np.repeat((order + indices(layers)[:, None] * experts).ravel(), take_rows(in_hand, order).ravel())
-    row = np.concatenate((row.reshape(layers, total), np.zeros((layers, nodes), dtype=np.int64)), axis=1)
+    row = np.concatenate((row, np.zeros(nodes, dtype=np.int64)))
+    number = in_hand.sum(axis=1)
     flat, flat_work = counts.reshape(-1), work.reshape(-1)
-    load = np.matmul(work[:, None, :], counts.astype(np.float64))[:, 0, :]
+    # Rounded work is enough to choose by, and takes half the memory.
+    load = np.matmul(work[:, None, :].astype(np.float32), counts.astype(np.float32))[:, 0, :].astype(np.float64)
     position, layer = indices(nodes), indices(layers)[:, None]
-    dealt = np.zeros(layers, dtype=np.int64)
+    next_row = np.cumsum(number) - number
     for least in range(int(free.max()), 0, -1):
         takes = free >= least
         number = takes.sum(axis=1)
         node = np.where(takes, load, np.inf).argsort(axis=1, kind="stable")
-        chosen = np.take_along_axis(row, dealt[:, None] + position, axis=1)
+        chosen = row[np.minimum(next_row[:, None] + position, row.size - 1)]
         taken = position < number[:, None]
         np.add.at(flat, chosen[taken] * nodes + node[taken], 1)
         load[np.broadcast_to(layer, node.shape)[taken], node[taken]] += flat_work[chosen[taken]]
-        dealt += number
+        next_row += number
 
 
 def pack(replicas: IntArray, slots: IntArray) -> IntArray:

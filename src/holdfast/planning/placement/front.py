@@ -16,7 +16,8 @@ from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
 from holdfast.planning.balance.swaps import swap_replicas
 from holdfast.planning.balance.work import busiest_over_mean
 from holdfast.planning.placement.allocation import Allocation, allocate
-from holdfast.planning.placement.best import Best, build
+from holdfast.planning.placement.best import Best
+from holdfast.planning.placement.build import build
 from holdfast.planning.placement.fill import deal_by_work
 from holdfast.planning.placement.guarantee import with_guarantee
 from holdfast.planning.placement.racks import over_racks
@@ -27,6 +28,8 @@ from holdfast.planning.survival.recovery_probability import fatal_share
 
 #: Numbers of groups that are tried, at the most.
 _MOST_NUMBERS = 12
+#: Counts of all options together, about.
+_MOST_CELLS = 1 << 26
 #: Differences that are none.
 _ROUNDING = 1e-9
 
@@ -139,8 +142,9 @@ def _more_groups(problem: PlacementProblem) -> list[tuple[int, BoolArray]]:
     room = Room(most=profile, threshold=problem.fault_threshold, slots=problem.slots)
     fewest, most = -(-profile.size // int(problem.slots.max())), problem.nodes // problem.fault_threshold
     most = min(most, profile.size)
-    step = max(most - fewest, 0) / (_MOST_NUMBERS - 1)
-    numbers = sorted({fewest + round(turn * step) for turn in range(_MOST_NUMBERS)})
+    tried = max(min(_MOST_NUMBERS, _MOST_CELLS // (problem.replicas.size * problem.nodes)), 2)
+    step = max(most - fewest, 0) / (tried - 1)
+    numbers = sorted({fewest + round(turn * step) for turn in range(tried)})
     found: list[tuple[int, BoolArray]] = []
     for number in numbers:
         starts = indices(number) * profile.size // number

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+from holdfast.planning.survival.disjoint import disjoint_sizes, losses_of_disjoint, some_disjoint_sizes
 from holdfast.planning.survival.hitting import smallest_sets
 from holdfast.planning.survival.sweep import LossShares, sweep
 
@@ -78,7 +79,7 @@ def fatal_share(hosts: BoolArray) -> FatalShare:
     """
     sets = smallest_sets(hosts)
     exact = _outcome(sets, _QUICK).fatal
-    least, most = np.full(hosts.shape[-1] + 1, exact[-1]), _sum_over_sets(sets)
+    least, most = _at_least(sets, exact), _sum_over_sets(sets)
     least[: exact.size] = most[: exact.size] = exact
     return FatalShare(least=least, most=np.maximum(most, least))
 
@@ -89,11 +90,26 @@ def _outcome(sets: BoolArray, effort: int) -> LossShares:
     if not sets.any(axis=1).all():
         none: FloatArray = np.zeros(nodes + 1)
         return LossShares(fatal=1.0 - none, survived=none)
+    sizes = disjoint_sizes(sets)
+    if sizes is not None:
+        return losses_of_disjoint(sizes, nodes, nodes)
     for most_lost in (nodes, *(fewer for fewer in _FEWER if fewer < nodes)):
         outcome = sweep(sets, most_lost, effort if most_lost == nodes else effort // 4)
         if outcome is not None:
             return outcome
     return LossShares(fatal=np.zeros(1), survived=np.ones(1))
+
+
+def _at_least(sets: BoolArray, exact: FloatArray) -> FloatArray:
+    """Return a share of fatal losses `(N + 1,)` that is no greater than the true one, of which the first are `exact`.
+
+    It is no smaller than for fewer lost nodes, nor than if only some of the `sets` mattered that share no node.
+    """
+    nodes: int = sets.shape[1]
+    least = np.full(nodes + 1, exact[-1])
+    if exact.size <= nodes:
+        least = np.maximum(least, losses_of_disjoint(some_disjoint_sizes(sets), nodes, nodes).fatal)
+    return least
 
 
 def _sum_over_sets(sets: BoolArray) -> FloatArray:

@@ -1,6 +1,6 @@
 """Filling slots so that few experts move: what nodes hold already stays, where replicas and slots allow.
 
-Axes: L layers, E experts, N nodes, M experts of a layer that still wait.
+Axes: L layers, E experts, N nodes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 
 from holdfast.planning.arrays import (
     BoolArray,
+    FloatArray,
     IntArray,
     distinct_rows,
-    put_rows,
-    stable_order,
-    take_rows,
     true_places,
 )
-from holdfast.planning.placement.fill import deal_rest
+from holdfast.planning.placement.fill import deal_by_work
 from holdfast.planning.solvers import best_assignment
 
 #: Gain of giving an expert a row that it has too few replicas for.
@@ -29,30 +27,37 @@ _OPTIMAL_UP_TO = 1_000_000
 def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: BoolArray) -> IntArray:
     """Return which row of the `pattern` `(E, N)` each expert takes, `(L, E)`, so that few experts move.
 
-    `held` `(L, E, N)` says which nodes hold which experts. An expert takes a row only if it has replicas `(L, E)` for
-    all its hosts; by rank every expert can. Experts that all hosts of some row hold already settle there first where
-    one optimal assignment of all would take too long; the others are assigned so that the fewest move.
+    `held` `(L, E, N)` says which nodes hold which experts; nodes that hold nothing get what they get. An expert takes a
+    row only if it has replicas `(L, E)` for all its hosts; by rank every expert can. Experts that all hosts of some row
+    hold already settle there first where one optimal assignment of all would take too long; the others are assigned so
+    that the fewest move.
     """
     kinds, kind_of = distinct_rows(pattern)
     needed = kinds.sum(axis=1)
     # [L, E, kinds of rows]: how many hosts of such a row hold the expert.
-    having = held.reshape(-1, held.shape[2]).astype(np.float32)
-    kept = (having @ kinds.T.astype(np.float32)).reshape(*replicas.shape, len(kinds))
+    table = held.reshape(-1, held.shape[2])
+    kept = (table.astype(np.float32) @ kinds.T.astype(np.float32)).reshape(*replicas.shape, len(kinds))
+    there = kinds[:, table.any(axis=0)].sum(axis=1)
     np.copyto(kept, _IMPOSSIBLE, where=replicas[:, :, None] < needed)
     if replicas.size * replicas.shape[1] <= _OPTIMAL_UP_TO:
         return np.stack([best_assignment(gain[:, kind_of]) for gain in kept])
-    rows = _assign_others(kept, kind_of, _settle(kept == needed, kind_of))
+    content = (kept == there) & (replicas[:, :, None] >= needed)
+    rows = _assign_others(kept, kind_of, _settle(content, kind_of, np.argsort(-needed, kind="stable")))
     gains = np.take_along_axis(kept, kind_of[rows][:, :, None], axis=2)
     for layer in np.flatnonzero(gains.min(axis=(1, 2)) <= _IMPOSSIBLE):
         rows[layer] = best_assignment(kept[layer][:, kind_of])
     return rows
 
 
-def _settle(content: BoolArray, kind_of: IntArray) -> IntArray:
-    """Return a row `(L, E)` for each expert that is `content` `(L, E, kinds)` with its kind of row, else -1."""
+def _settle(content: BoolArray, kind_of: IntArray, order: IntArray) -> IntArray:
+    """Return a row `(L, E)` for each expert that is `content` `(L, E, kinds)` with its kind of row, else -1.
+
+    `order`: which kinds experts settle with first; those with many hosts should, as experts that hold all of these hold
+    many a small one by chance.
+    """
     settled = np.full(content.shape[:2], -1, dtype=np.int64)
     still_open = np.ones(content.shape[:2], dtype=np.bool_)
-    for kind in range(content.shape[2]):
+    for kind in order.tolist():
         rows = np.flatnonzero(kind_of == kind)
         waiting = content[:, :, kind] & still_open
         place = np.cumsum(waiting, axis=1, dtype=np.int32)
@@ -87,40 +92,35 @@ def _differ(kept: NDArray[np.float32], waiting: BoolArray) -> BoolArray:
     return low < high
 
 
-def deal_keeping(pattern: BoolArray, rows: IntArray, replicas: IntArray, slots: IntArray, held: BoolArray) -> IntArray:
+def deal_keeping(
+    pattern: BoolArray, rows: IntArray, replicas: IntArray, slots: IntArray, held: IntArray, work: FloatArray
+) -> IntArray:
     """Return a placement `(L, E, N)` of `replicas` `(L, E)` in `slots` `(N,)`, moving few experts.
 
     Each expert has the hosts that its one of the `rows` `(L, E)` of the `pattern` `(E, N)` says. What replicas are left
-    first become copies that nodes hold (`held` `(L, E, N)`), then doubles on nodes that host the expert anyway (which
-    cost no move), then they fill the rest. Experts with the most replicas in hand choose first.
+    stay where nodes hold them, `held` `(L, E, N)`, as far as the expert has so many and the node has room for them; the
+    others even out the nodes' `work` `(L, E)` of a replica.
     """
-    excess = pattern.sum(axis=1)[rows] - replicas
-    # Only experts with replicas in hand take part: the first of each layer, `(L, M)`.
-    order = stable_order(excess)[:, : int((excess < 0).sum(axis=1).max())]
-    in_hand = -take_rows(excess, order).astype(np.int32)
-    # One contiguous table `(L, M)` per node, `(N, L, M)`: in 32 bits, as nobody has 2**31 slots.
-    by_node = pattern.T[:, take_rows(rows, order)].astype(np.int32)
-    had = np.ascontiguousarray(take_rows(held, order).transpose(2, 0, 1))
-    free = np.repeat((slots - pattern.sum(axis=0))[:, None], len(rows), axis=1)
-    for doubles in (False, True):
-        for node, here in enumerate(by_node):
-            wanted = np.where(here > 0, in_hand, 0) if doubles else (had[node] & (here == 0) & (in_hand > 0))
-            if not wanted.any():
-                continue
-            put = _first(wanted.astype(np.int32), free[node])
-            here += put
-            in_hand -= put
-            free[node] -= put.sum(axis=1)
-    counts = pattern[rows].astype(np.int64)
-    put_rows(counts, order, by_node.transpose(1, 2, 0))
-    left = np.zeros_like(replicas)
-    put_rows(left, order, in_hand)
-    deal_rest(counts, left, free.T)
+    hosts = pattern[rows]
+    in_hand = (replicas - pattern.sum(axis=1)[rows]).astype(np.int32)
+    free = np.repeat((slots - pattern.sum(axis=0))[None, :], len(rows), axis=0).astype(np.int32)
+    stay = held.astype(np.int32)
+    np.subtract(stay, hosts, out=stay)
+    np.maximum(stay, 0, out=stay)
+    stay = _first(stay, in_hand[:, :, None], axis=2)
+    stay = _first(stay, free[:, None, :], axis=1)
+    in_hand -= stay.sum(axis=2, dtype=np.int32)
+    free -= stay.sum(axis=1, dtype=np.int32)
+    counts = stay.astype(np.int64)
+    counts += hosts
+    deal_by_work(counts, in_hand.astype(np.int64), free.astype(np.int64), work)
     return counts
 
 
-def _first(wanted: NDArray[np.int32], free: IntArray) -> NDArray[np.int32]:
-    """Return the first `free` `(L,)` units of `wanted` `(L, E)`."""
-    before = np.cumsum(wanted, axis=1, dtype=np.int32) - wanted
-    room = free.astype(np.int32)[:, None] - before
-    return np.minimum(np.maximum(room, 0, out=room), wanted, out=room)
+def _first(wanted: NDArray[np.int32], room: NDArray[np.int32], axis: int) -> NDArray[np.int32]:
+    """Return the first units of `wanted` along an axis, as many as there is `room`."""
+    before = np.cumsum(wanted, axis=axis, dtype=np.int32)
+    before -= wanted
+    left = np.subtract(room, before, out=before)
+    np.maximum(left, 0, out=left)
+    return np.minimum(left, wanted, out=left)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.planning import Allocation, allocate
-from holdfast.planning.placement.repair import Repair, Replicas, WorkerRoom, repair, room_of
+from holdfast.planning.keeping.repair import Repair, Replicas, WorkerRoom, repair, room_of
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Placements that follow what nodes hold already: so that little moves, and at once where that matters."""

@@ -1,0 +1,72 @@
+"""The best arrangement of node groups on many nodes of equal slots, chosen by the sizes of its groups alone.
+
+Axes: L layers, E experts, N nodes, G groups of nodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, IntArray, indices
+from holdfast.planning.placement.mro import group_sizes
+from holdfast.planning.placement.strategy import PlacementProblem
+from holdfast.planning.survival.disjoint import disjoint_sizes, losses_of_disjoint, never_worse
+from holdfast.planning.survival.hitting import smallest_sets
+from holdfast.planning.survival.objective import default_weights
+from holdfast.planning.survival.pattern import group_patterns
+
+#: Further lost nodes weigh too little to choose by.
+_MOST_LOST = 64
+
+
+def best_groups(problem: PlacementProblem) -> BoolArray | None:
+    """Return a pattern of disjoint host sets `(E, N)`, rows by rank, that survives no number of lost nodes less likely
+    than MRO and spread do.
+
+    None where that cannot be told from sizes: uneven slots, too few nodes for MRO's groups, or racks.
+    """
+    slots = int(problem.slots.max())
+    sizes = group_sizes(problem, slots)
+    rarest = problem.ranked_replicas[:, ::slots]
+    if problem.racks is not None or (problem.slots != slots).any() or (sizes != rarest).any():
+        return None
+    # As many nodes as each group has in every layer: what MRO survives, and no more.
+    mro = sizes.min(axis=0)
+    if int(mro.min()) < problem.fault_threshold or not never_worse(mro, _runs_of_spread(problem, mro.size)):
+        return None
+    weights = problem.failure_weights
+    if weights is None:
+        weights = default_weights(problem.nodes)
+    most_lost = min(problem.nodes, _MOST_LOST if problem.failure_weights is None else problem.nodes)
+    best: tuple[float, BoolArray] | None = None
+    for pattern in group_patterns(np.minimum(problem.ranked_replicas.min(axis=0), problem.nodes), problem.slots):
+        found = disjoint_sizes(smallest_sets(pattern))
+        if found is None or int(found.min()) < problem.fault_threshold or not never_worse(found, mro):
+            continue
+        cost = float(losses_of_disjoint(found, problem.nodes, most_lost).fatal @ weights[: most_lost + 1])
+        if best is None or cost < best[0]:
+            best = cost, pattern
+    return None if best is None else best[1]
+
+
+def _runs_of_spread(problem: PlacementProblem, enough: int) -> IntArray:
+    """Return the sizes of host sets that spread makes and that share no node, the smallest first, `enough` of them.
+
+    On nodes of equal slots each expert of spread lives on a run of nodes, round the ring, from where the one before it
+    ended.
+    """
+    nodes = problem.nodes
+    end = np.cumsum(problem.ranked_replicas, axis=1)
+    length = np.minimum(problem.ranked_replicas, nodes)
+    start = (end - problem.ranked_replicas) % nodes
+    runs = np.unique(np.stack([length.ravel(), start.ravel()], axis=1), axis=0)
+    taken = np.zeros(nodes, dtype=np.bool_)
+    sizes: list[int] = []
+    for size, first in runs.tolist():
+        members = (first + indices(size)) % nodes
+        if not taken[members].any():
+            taken[members] = True
+            sizes.append(size)
+            if len(sizes) == enough:
+                break
+    return np.array(sizes, dtype=np.int64)

@@ -1,0 +1,81 @@
+"""Host sets that share no node: what losses take one of them whole, exactly, from their sizes alone.
+
+Axes: N nodes, S sets of nodes, K lost nodes at the most.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+from holdfast.planning.survival.sweep import LossShares
+
+
+def disjoint_sizes(sets: BoolArray) -> IntArray | None:
+    """Return the sizes of the `sets` `(S, N)`, ascending; None where two of them share a node."""
+    if int(sets.sum(axis=0).max(initial=0)) > 1:
+        return None
+    return np.sort(sets.sum(axis=1))
+
+
+def some_disjoint_sizes(sets: BoolArray) -> IntArray:
+    """Return the sizes of some of the `sets` `(S, N)` that share no node, small ones first: losses that take one of
+    these whole are fatal, so the share of fatal losses is at least theirs."""
+    taken = np.zeros(sets.shape[1], dtype=np.bool_)
+    sizes: list[int] = []
+    for members in sets[np.argsort(sets.sum(axis=1), kind="stable")]:
+        if not (members & taken).any():
+            taken |= members
+            sizes.append(int(members.sum()))
+    return np.array(sizes, dtype=np.int64)
+
+
+def never_worse(sizes: IntArray, others: IntArray) -> bool:
+    """Whether disjoint sets of `sizes` `(S,)` survive every number of lost nodes at least as likely as those of the
+    sizes of `others` do: there are no more of them, and each is as large as another one of the others."""
+    few, many = np.sort(sizes), np.sort(others)
+    return few.size <= many.size and bool((few >= many[: few.size]).all())
+
+
+def losses_of_disjoint(sizes: IntArray, nodes: int, most_lost: int) -> LossShares:
+    """Return what losses of 0, 1, ..., `most_lost` of `nodes` random nodes do where sets of `sizes` `(S,)` share none.
+
+    Node after node stays or is lost; the odds are those of: all sets so far have a survivor, and the present one too
+    (`alive`); the present one has none so far (`gone`); one has died (`fatal`).
+    """
+    lost: FloatArray = indices(most_lost + 1).astype(np.float64)
+    alive: FloatArray = np.where(lost == 0, 1.0, 0.0)
+    fatal: FloatArray = np.zeros(most_lost + 1)
+    swept = 0
+    for size in sizes.tolist():
+        gone, alive = alive, np.zeros(most_lost + 1)
+        for _ in range(size):
+            swept += 1
+            stays, share = _odds(lost, swept)
+            fatal = _next(fatal, stays, share)
+            alive = _next(alive, stays, share) + gone * stays
+            gone = _shifted(gone) * share
+        fatal = fatal + gone
+    for last in range(swept + 1, nodes + 1):
+        stays, share = _odds(lost, last)
+        fatal, alive = _next(fatal, stays, share), _next(alive, stays, share)
+    whole = fatal + alive
+    return LossShares(fatal=fatal / whole, survived=alive / whole)
+
+
+def _odds(lost: FloatArray, swept: int) -> tuple[FloatArray, FloatArray]:
+    """Return how likely the last of the nodes `swept` stays and is lost: of k nodes lost it is one in k / swept of the
+    cases."""
+    share = np.minimum(lost / swept, 1.0)
+    return 1.0 - share, share
+
+
+def _next(odds: FloatArray, stays: FloatArray, share: FloatArray) -> FloatArray:
+    return odds * stays + _shifted(odds) * share
+
+
+def _shifted(odds: FloatArray) -> FloatArray:
+    """Return the odds of one more lost node."""
+    moved = np.zeros_like(odds)
+    moved[1:] = odds[:-1]
+    return moved
