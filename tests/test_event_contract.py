@@ -72,6 +72,7 @@ CONTRACT = {
         "loss",
         "step_time",
     },
+    "action_requested": {"who", "command", "why", "about", "about_seq"},
     "job_finished": {"reason", "steps", "samples", "final_loss"},
     "job_failed": {"why"},
 }

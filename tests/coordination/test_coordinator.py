@@ -116,7 +116,7 @@ def test_nothing_left_fails_the_job() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.lose("n0")
-    assert job.kinds == ["persist", "FailureDetected", "NodeLeft", "JobFailed", "end"]
+    assert job.kinds == ["persist", "FailureDetected", "NodeLeft", "JobFailed", "ActionRequested", "end"]
     assert "1 committed steps are lost" in job.said(ev.JobFailed)[0].why
 
 

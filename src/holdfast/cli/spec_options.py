@@ -45,6 +45,7 @@ SPEC_OPTIONS = (
     SpecOption("--expert-placement", "experts.placement", "best|mro|spread|compact", EXPERTS),
     SpecOption("--rebalance-every", "experts.rebalance_every", "STEPS", EXPERTS),
     SpecOption("--events", "output.events", "FILE", OUTPUT),
+    SpecOption("--alert", "output.alert", "PROGRAM|URL", OUTPUT),
     SpecOption("--flop-per-sample", "output.flop_per_sample", "FLOP", OUTPUT),
     SpecOption("--peak-flop-per-s", "output.peak_flop_per_s", "FLOP/S", OUTPUT),
     SpecOption("--static-experts", "experiments.static_experts", "", EXPERIMENTS),

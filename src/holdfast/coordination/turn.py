@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from holdfast.coordination.failures.persons import request_of
 from holdfast.coordination.instructions import (
     Broadcast,
     Close,
@@ -19,7 +20,7 @@ from holdfast.coordination.instructions import (
     Send,
 )
 from holdfast.coordination.nodes.membership import Membership
-from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.events import ActionRequested, AnyEvent
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeOrder, ToWorker
 from holdfast.protocol.messages.orders import WorkerOrder
 from holdfast.protocol.messages.worker import Complaint
@@ -111,8 +112,11 @@ class Turn:
         """Announce an event that happened at another time than now."""
         record, seq = self.record, self.position.seq + 1
         event = event_type(time=time, job=record.job, term=record.term, generation=self.generation, seq=seq, **fields)
+        request = request_of(event, self.position.step)
         self.position = self.position.after(event)
         self._events.append(event)
+        if request is not None:
+            self.emit(ActionRequested, **request)
 
     def send(self, connection: int, message: CoordinatorMessage) -> None:
         """Send to the agent behind a connection."""

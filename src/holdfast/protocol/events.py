@@ -264,6 +264,19 @@ class JournalRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="
     step_time: float
 
 
+class ActionRequested(Event, frozen=True, kw_only=True, tag_field="event", tag="action_requested"):
+    """Something needs a person. `who`: operator (who runs the job), site (who repairs machines).
+
+    `command`: what may help, or says more. `about`, `about_seq`: the event that led to this; `why`, in words.
+    """
+
+    who: str
+    command: str
+    why: str
+    about: str
+    about_seq: int
+
+
 class JobFinished(Event, frozen=True, kw_only=True, tag_field="event", tag="job_finished"):
     """Every member has finished. `reason`: completed."""
 
@@ -297,6 +310,7 @@ AnyEvent = (
     | CheckpointSaved
     | CheckpointRejected
     | JournalRepaired
+    | ActionRequested
     | JobFinished
     | JobFailed
 )

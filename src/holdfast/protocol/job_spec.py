@@ -81,6 +81,10 @@ class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     events: Annotated[
         str, Meta(description="Write the job's events to this file, a JSON object a line.", extra=PATH)
     ] = ""
+    alert: Annotated[
+        str,
+        Meta(description="Hand what needs a person to this program (an event as JSON on its stdin) or URL (POST)."),
+    ] = ""
     flop_per_sample: Annotated[
         float, Meta(ge=0, description="FLOP that training on one sample takes, for FLOP delivered and MFU.")
     ] = 0.0

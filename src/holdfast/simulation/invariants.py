@@ -333,7 +333,9 @@ class Checker:
             self._fail(f"job_started must be the first event, and no other: {event}")
         if last is not None and event.term < last.term:
             self._fail(f"{event} of an older term after {last}")
-        if self._outcome and not isinstance(event, ev.NodeLeft | ev.CoordinatorRestarted):
+        if isinstance(event, ev.ActionRequested) and event.about_seq != event.seq - 1:
+            self._fail(f"{event} does not stand right behind what it is about")
+        if self._outcome and not isinstance(event, ev.NodeLeft | ev.CoordinatorRestarted | ev.ActionRequested):
             self._fail(f"{event} after the job is {self._outcome}")
 
     def _step_committed(self, event: ev.StepCommitted) -> None:

@@ -46,6 +46,7 @@ OPTIONS = {
         "--nodes",
         "--store",
         "--events",
+        "--alert",
         "--flop-per-sample",
         "--peak-flop-per-s",
         "--fault-threshold",
@@ -161,6 +162,9 @@ def busy_port() -> Iterator[int]:
         (["run", "--rebalance-every", "-1", "SCRIPT"], "--rebalance-every is -1"),
         (["coordinator", "--expert-placement", "random"], "--expert-placement is 'random'"),
         (["agent", "--expert-slots", "0", "--", "SCRIPT"], "--expert-slots is 0"),
+        (["run", "--alert", "no-such-mailer x", "SCRIPT"], "there is no program 'no-such-mailer'"),
+        (["coordinator", "--alert", "https://"], "--alert is 'https://': it is no URL"),
+        (["run", "--flop-per-sample", "-1", "SCRIPT"], "--flop-per-sample is -1"),
         (["run", "--events", "TMP/no/such/folder/e.jsonl", "SCRIPT"], "there is no folder"),
         (["run", "--events", "TMP", "SCRIPT"], "is a folder"),
         (["run", "--checkpoint-dir", "SCRIPT/below", "SCRIPT"], "is not a folder"),
@@ -291,7 +295,7 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
         job.wait(StepCommitted, since=len(job.events))
         assert holdfast(environment, "inject", "raise", "node-0", "--worker", "0").returncode == 0
         failed = job.wait(FailureDetected, node="node-0")
-        why = holdfast(environment, "explain", str(failed.seq))
+        why = holdfast(environment, "explain", str(failed.seq), str(job.events_file))
         assert "injected: raise" in why.stdout
         assert failed.kind == "exception"
         assert "injected: raise" in failed.detail
@@ -354,6 +358,7 @@ def test_a_stream_that_is_closed_leads_nowhere_and_not_into_the_next_file() -> N
         ("[experiments]\nep_size = 3", "job.toml: experiments.ep_size is 3: it counts with static experts"),
         ('[recovery]\non_node_failure = "restart-all"', "job.toml: recovery.on_node_failure is restart-all"),
         ('[recovery]\nfailure_classes = "job.toml"', "job.toml: script is not known; the nearest one is class"),
+        ('[output]\nalert = "mail \'"', 'job.toml: output.alert is "mail \'": No closing quotation'),
         ('[output]\nevents = "no/such/e"', "job.toml: output.events TMP/no/such/e: there is no folder"),
         ('[checkpoint]\ndir = "job.toml/d"', "job.toml: checkpoint.dir TMP/job.toml/d: TMP/job.toml is not a folder"),
     ],

@@ -17,10 +17,11 @@ from holdfast.coordination.instructions import Broadcast, Close, Emit, EndJob, I
 from holdfast.errors import BadInputError, HoldfastError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal, JournalError
 from holdfast.observability.metrics import Metrics
-from holdfast.protocol.events import CoordinatorRestarted, StepCommitted
+from holdfast.protocol.events import ActionRequested, CoordinatorRestarted, StepCommitted
 from holdfast.protocol.messages.agent import Committed, Hello
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
+from made_events import made
 
 PATIENCE_S = 30.0
 HELLO = Hello(protocol=PROTOCOL, job="j", node="n", session="0" * 8, term=0, agent_pid=1, workers=1, digest="")
@@ -92,6 +93,7 @@ class Bench:
         self.machine = FakeMachine()
         self.journal = Journal()
         self.ended: list[int] = []
+        self.requests: list[ActionRequested] = []
         self.planned: list[PlanExperts] = []
         self.failed: list[BaseException] = []
         self.time = 10.0
@@ -102,6 +104,7 @@ class Bench:
             self.journal,
             Metrics("j"),
             now=lambda: self.time,
+            on_request=self.requests.append,
             on_plan=self.planned.append,
             on_end=self.ended.append,
             on_failure=self.failed.append,
@@ -162,6 +165,13 @@ def test_inputs_carry_the_time_and_the_connections(bench: Bench) -> None:
 
 def test_what_goes_to_a_connection_that_is_gone_is_no_error(bench: Bench) -> None:
     bench.does(_say(9, 1), Close(9), Emit(_event(1)))
+    assert bench.journal.last_seq == 1
+
+
+def test_a_request_is_handed_on_once_it_is_in_the_journal_and_only_once(bench: Bench) -> None:
+    asked = made("action_requested", seq=1, job="j", about_seq=0)
+    bench.does(Emit(asked), Emit(asked))
+    assert bench.requests == [asked]
     assert bench.journal.last_seq == 1
 
 

@@ -149,6 +149,14 @@ def test_a_failure_that_took_no_member_along_is_a_story_of_its_own() -> None:
     assert [failure.node for failure in explain(events, FIRST + 2).failures] == ["a", "b"]
 
 
+def test_what_a_person_is_asked_for_is_explained_by_what_it_is_about() -> None:
+    waiting = [made("failure_detected", 10.5, node="a", severity=1), made("job_waiting", 10.6, nodes=1, why="w")]
+    asked = made("action_requested", 10.6, about="job_waiting", about_seq=FIRST + 1, why="w", command="c")
+    events = numbered([*CALM, *waiting, asked])
+    found = explain(events, FIRST + 2)
+    assert (found.event.seq, found.why, [failure.node for failure in found.failures]) == (FIRST + 2, "w", ["a"])
+
+
 def test_an_event_that_there_is_not_is_bad_input() -> None:
     with pytest.raises(BadInputError, match="there is no event 999: the events are those up to"):
         explain(STORY, 999)

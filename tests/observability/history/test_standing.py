@@ -29,6 +29,15 @@ def test_the_newest_event_that_matters_says_why(newest: list[AnyEvent], state: s
     assert (standing.step, standing.usual_step_s) == (9, 1.0)
 
 
+def test_what_may_help_is_said() -> None:
+    waiting = [made("job_waiting", 20.0, nodes=2, why="w")]
+    asked = made("action_requested", 20.0, about_seq=len(CALM) + 1, who="operator", command="holdfast scale +2")
+    standing = standing_of(numbered([*CALM, *waiting, asked]))
+    assert (standing.state, standing.who, standing.command) == ("waiting", "operator", "holdfast scale +2")
+    later = standing_of(numbered([*CALM, *waiting, asked, *BROKEN[:1]]))
+    assert (later.state, later.command) == ("waiting", "holdfast scale +2"), "whatever fails meanwhile"
+
+
 def test_a_job_that_has_only_begun_waits() -> None:
     assert (standing_of(CALM[:2]).state, standing_of(CALM[:2]).usual_step_s) == ("waiting", None)
 

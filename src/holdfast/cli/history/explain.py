@@ -159,5 +159,7 @@ def stands(standing: JobStanding) -> Iterator[str]:
         by = f"; {', '.join(awaited.for_whom)} wait for it" if awaited.for_whom else ""
         yield f"awaited: {awaited.who}: {awaited.what}{since}{at}{by}"
         yield from (f"  {frame}" for frame in awaited.stack)
+    if standing.command and standing.seq:
+        yield f"the {standing.who} may do: {standing.command}"
     if standing.seq:
         yield f"more: holdfast explain {standing.seq}"

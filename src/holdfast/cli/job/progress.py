@@ -106,6 +106,7 @@ _WORDS = dict(
             ev.JournalRepaired,
             lambda e: f"the journal had lost lines {e.from_seq} to {e.to_seq}: mended, at step {e.to_step}",
         ),
+        _line(ev.ActionRequested, lambda e: f"the {e.who} may do: {e.command}"),
         _line(ev.JobFinished, lambda e: f"done: {e.steps} steps, {e.samples} samples, loss {loss_text(e.final_loss)}"),
         _line(JobFailed, lambda e: f"failed: {e.why}"),
     )

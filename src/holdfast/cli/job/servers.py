@@ -51,6 +51,7 @@ _OF_COORDINATORS = SpecGroup(
         "--expert-placement",
         "--rebalance-every",
         "--events",
+        "--alert",
         "--flop-per-sample",
         "--peak-flop-per-s",
         "--allow-faults",

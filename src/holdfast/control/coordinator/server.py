@@ -21,6 +21,7 @@ from typing import Any
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.coordinator.agent_channel import AgentChannel
+from holdfast.control.coordinator.alerts import Alerts
 from holdfast.control.coordinator.doorkeeper import check_room, raise_file_limit
 from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, TokenCheck, build_app
 from holdfast.control.coordinator.searcher import Searcher
@@ -188,6 +189,7 @@ class _Server:
         secret = settings.config.secret or hashlib.sha256(b"holdfast state transfer " + self._token.encode()).digest()
         config = dataclasses.replace(settings.config, secret=secret)
         self._coordinator = Coordinator(config, journal.position, keeper.record)
+        self._alerts = Alerts(settings.config.spec.output.alert)
         self._searcher = Searcher(lambda planned: self._soon(self._shell.feed(planned)))
         self._shell = Shell(
             self._coordinator,
@@ -195,6 +197,7 @@ class _Server:
             journal,
             self._metrics,
             now=self._now,
+            on_request=self._alerts.tell,
             on_plan=self._searcher.begin,
             on_end=self._end,
             on_failure=self._fail,
@@ -234,6 +237,7 @@ class _Server:
         finally:
             await self._shell.stop()
             await self._searcher.close()
+            await self._alerts.close(FAREWELL_S)
             self._journal.close()
             self._requests.wake()
             if self._settings.launched and not self._api.failed and not serving.done():

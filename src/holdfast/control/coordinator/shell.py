@@ -31,6 +31,7 @@ from holdfast.coordination.instructions import (
 from holdfast.errors import BadInputError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
+from holdfast.protocol.events import ActionRequested
 from holdfast.protocol.messages.agent import CoordinatorMessage, Hello, Part
 from holdfast.protocol.names import MAX_PART_BYTES
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
@@ -114,6 +115,7 @@ class Shell:
 
     Args:
         now: the time, in unix seconds that never step back.
+        on_request: called with each new event that asks a person for something, once it is in the journal.
         on_plan: called with a search to make elsewhere; what comes of it is to be fed.
         on_end: called with the exit code once the machine says that the job is over.
         on_failure: called with what broke the shell; from then on it handles nothing.
@@ -127,6 +129,7 @@ class Shell:
         metrics: Metrics,
         *,
         now: Callable[[], float],
+        on_request: Callable[[ActionRequested], None],
         on_plan: Callable[[Search], None],
         on_end: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
@@ -137,6 +140,7 @@ class Shell:
         self.connections: dict[int, Connection] = {}
         self._keeper = keeper
         self.now = now
+        self._on_request = on_request
         self._on_plan = on_plan
         self._on_end = on_end
         self._on_failure = on_failure
@@ -245,6 +249,8 @@ class Shell:
                 case Emit(event):
                     if self.journal.append(event):
                         self.metrics.observe(event)
+                        if isinstance(event, ActionRequested):
+                            self._on_request(event)
                 case Close(number):
                     connection = self.connections.get(number)
                     if connection is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.control.agent.zygote import PRELOAD
+from holdfast.control.coordinator.alerts import check_alert
 from holdfast.control.failure_classes import read_rules
 from holdfast.control.store.choose import check_store
 from holdfast.errors import BadInputError
@@ -115,6 +116,7 @@ def check_places(spec: JobSpec, names: Mapping[str, str] | None = None) -> None:
         BadInputError: naming the option or key, and the place.
     """
     names = names or {}
+    check_alert(names.get("output.alert", "--alert"), spec.output.alert)
     if spec.output.events:
         check_writable_file(names.get("output.events", "--events"), Path(spec.output.events))
     if spec.checkpoint.dir:

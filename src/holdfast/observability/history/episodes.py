@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.protocol.events import (
+    ActionRequested,
     CheckpointSaved,
     FailureDetected,
     GenerationStarted,
@@ -83,7 +84,7 @@ def episodes(events: Iterable[ReadEvent]) -> Iterator[Episode]:
                 step, furthest = event.step, max(furthest, event.step)
             case CheckpointSaved():
                 checkpoint = event.step
-            case RebalanceDecided(adopted=False):
+            case RebalanceDecided(adopted=False) | ActionRequested():
                 pass
             case _:
                 if not now.events:

@@ -11,6 +11,7 @@ from holdfast.observability.accounts.time_spans import Cause
 from holdfast.observability.accounts.usual_steps import LATE
 from holdfast.observability.history.episodes import SWAPS, Episode, episodes
 from holdfast.protocol.events import (
+    ActionRequested,
     CheckpointRejected,
     FailureDetected,
     GenerationStarted,
@@ -98,6 +99,8 @@ def explain(events: Sequence[ReadEvent], seq: int) -> Explanation:
     event = events[place]
     if isinstance(event, StepCommitted):
         return _step(events, place, event)
+    if isinstance(event, ActionRequested):
+        return replace(explain(events, event.about_seq), event=event, why=event.why)
     if isinstance(event, RebalanceDecided) and not event.adopted:
         return Explanation(event=event, why=event.why)
     found = next((episode for episode in episodes(events) if episode.has(seq)), None)

@@ -9,6 +9,7 @@ from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.accounts.usual_steps import FAILED
 from holdfast.observability.history.episodes import episodes
 from holdfast.protocol.events import (
+    ActionRequested,
     FailureDetected,
     GenerationStarted,
     JobFailed,
@@ -25,6 +26,7 @@ class JobStanding:
     """Where a job stands. `since`: the state's begin, unix seconds; `stands_s`: since the newest commit (or the begin).
 
     usual_step_s: None: not known. seq: of the event to ask about, 0 for none.
+    who, command: who is asked to do what about it; empty where nobody need do anything.
     """
 
     job: str
@@ -35,6 +37,8 @@ class JobStanding:
     usual_step_s: float | None
     why: str
     seq: int = 0
+    who: str = ""
+    command: str = ""
     awaited: tuple[Awaited, ...] = ()
 
 
@@ -56,6 +60,7 @@ def standing_of(
     usual = ledger.usual.of(committed.world_size) if committed is not None else None
     begun = events[0].time if committed is None else committed.time
     found, why, since, seq = _read(events)
+    asked = next((one for one in reversed(events) if isinstance(one, ActionRequested) and one.about_seq == seq), None)
     stands_s = max(0.0, now - begun)
     if found == "running" and usual is not None and stands_s > FAILED * usual:
         why = f"no step was committed for {stands_s:.1f} s; {usual:.3f} s is usual"
@@ -68,29 +73,34 @@ def standing_of(
         usual_step_s=usual,
         why=why,
         seq=seq,
+        who=asked.who if asked is not None else "",
+        command=asked.command if asked is not None else "",
         awaited=tuple(awaited),
     )
 
 
 def _read(events: Sequence[ReadEvent]) -> tuple[str, str, float, int]:
     """Return the state by the events, why it is that, since when, and the number of the event that says so."""
+    failed: FailureDetected | None = None
     for event in reversed(events):
         match event:
             case JobFinished():
                 return "finished", f"all is done: {event.reason}", event.time, event.seq
             case JobFailed():
                 return "failed", event.why, event.time, event.seq
-            case JobWaiting():
+            case JobWaiting():  # (whatever failed meanwhile)
                 slots = f" with {event.expert_slots} more expert slots" if event.expert_slots else ""
                 nodes = f"{event.nodes} node{'s' if event.nodes > 1 else ''}"
                 return "waiting", f"{event.why}: it waits for {nodes}{slots}", event.time, event.seq
+            case FailureDetected():
+                failed = failed or event
+            case StepCommitted() | GenerationStarted() if failed is not None:
+                why = f"{failed.node} failed ({failed.category or failed.kind}): the others are asked where they stand"
+                return "recovering", why, failed.time, failed.seq
             case StepCommitted():
                 return "running", "", event.time, 0
             case GenerationStarted():
                 return "recovering" if _broken(events) else "running", _entering(event), event.time, event.seq
-            case FailureDetected():
-                why = f"{event.node} failed ({event.category or event.kind}): the others are asked where they stand"
-                return "recovering", why, event.time, event.seq
             case _:
                 pass
     return "waiting", "it waits for its first nodes", events[0].time, 0

@@ -1,0 +1,32 @@
+"""What needs a person: which events ask for one, whom, and what for."""
+
+from __future__ import annotations
+
+from holdfast.protocol.events import AnyEvent, CheckpointRejected, JobFailed, JobWaiting, NodeLeft, RolledBack, name_of
+
+#: who runs the job; who repairs its machines
+OPERATOR, SITE = "operator", "site"
+
+
+def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
+    """Return the fields of the `action_requested` that follows an event, None where nobody need do anything.
+
+    Args:
+        step: the newest one that was committed before the event.
+    """
+    look = f"holdfast explain {event.seq}"
+    match event:
+        case JobWaiting():
+            asked = OPERATOR, f"holdfast scale +{event.nodes}", event.why
+        case NodeLeft(reason="quarantined"):
+            asked = SITE, f"holdfast undrain {event.node}", f"node {event.node} is quarantined"
+        case RolledBack() if event.to_step < step:
+            asked = OPERATOR, look, f"{step - event.to_step} steps are undone: {event.why}"
+        case CheckpointRejected():
+            asked = OPERATOR, look, f"checkpoint {event.name} cannot be used: {event.why}"
+        case JobFailed():
+            asked = OPERATOR, look, event.why
+        case _:
+            return None
+    who, command, why = asked
+    return {"who": who, "command": command, "why": why, "about": name_of(event), "about_seq": event.seq}

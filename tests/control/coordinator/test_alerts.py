@@ -1,0 +1,183 @@
+"""Alerts reach a program or a URL; one that fails or hangs is logged, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import json
+import logging
+import os
+import select
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from holdfast.control.coordinator.alerts import MOST_WAITING, Alerts, check_alert
+from holdfast.environment import TOKEN
+from holdfast.errors import BadInputError
+from holdfast.protocol.events import ActionRequested
+
+LOGGER = "holdfast.coordinator"
+
+
+def request(number: int = 7) -> ActionRequested:
+    return ActionRequested(
+        time=1.0,
+        job="j",
+        term=1,
+        generation=2,
+        seq=number + 1,
+        who="operator",
+        command="holdfast scale +1",
+        why="no node is left; $(reboot) `reboot`",
+        about="job_waiting",
+        about_seq=number,
+    )
+
+
+def handed_on(alert: str, *events: ActionRequested, longest_s: float = 20.0, patience_s: float = 20.0) -> None:
+    """Tell all, then wait for what is left of it."""
+
+    async def told() -> None:
+        alerts = Alerts(alert, longest_s)
+        for event in events:
+            alerts.tell(event)
+        await alerts.close(patience_s)
+
+    asyncio.run(told())
+
+
+def test_a_program_gets_each_event_as_a_line_of_json(tmp_path: Path) -> None:
+    handed_on(f"tee -a '{tmp_path}/it is here'", request(1), request(2))
+    lines = [json.loads(line) for line in (tmp_path / "it is here").read_text().splitlines()]
+    assert [line["about_seq"] for line in lines] == [1, 2]
+    assert lines[0]["event"] == "action_requested"
+    assert lines[0]["why"] == request().why, "no shell has looked at it"
+
+
+def test_a_program_gets_none_of_our_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "x6q0")
+    script = tmp_path / "print_environment"
+    script.write_text(f"#!/bin/sh\nenv > {tmp_path}/out\n")
+    script.chmod(0o755)
+    handed_on(str(script), request())
+    assert "PATH=" in (tmp_path / "out").read_text()
+    assert "x6q0" not in (tmp_path / "out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("alert", "said"),
+    [
+        ("sh -c 'echo no mailer is here >&2; exit 3'", "sh ended with 3: no mailer is here"),
+        ("sh -c 'kill -9 $$'", "sh ended with -9: it said nothing"),
+        ("/no/such/program", "No such file or directory"),
+        ("http://127.0.0.1:9/hook?key=secret", "127.0.0.1: ConnectError"),
+    ],
+)
+def test_one_that_fails_is_logged(alert: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, LOGGER):
+        handed_on(alert, request(), request(8))
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("the alert about event 7 failed: ")
+    assert second.startswith("the alert about event 8 failed: "), "the next one is tried all the same"
+    assert said in first
+    assert "secret" not in first
+
+
+def test_one_that_hangs_is_killed_with_all_that_it_has_started(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "hangs"
+    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! $$ > {tmp_path}/pids\nwait\n")
+    script.chmod(0o755)
+    with caplog.at_level(logging.WARNING, LOGGER):
+        handed_on(str(script), request(), longest_s=0.5)
+    assert [record.getMessage() for record in caplog.records] == ["the alert about event 7 took longer than 0.5 s"]
+    for pid in (tmp_path / "pids").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(int(pid))
+            assert select.select([descriptor], [], [], 20.0)[0], f"{pid} lives"
+            os.close(descriptor)
+
+
+def test_a_program_that_complains_without_end_does_not_fill_our_memory(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, LOGGER):
+        handed_on("sh -c 'head -c 3000000 /dev/zero | tr \"\\0\" x >&2; exit 1'", request())
+    (record,) = caplog.records
+    assert len(record.getMessage()) < 700
+
+
+def test_telling_never_waits_and_keeps_a_few(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, LOGGER):
+        handed_on("sleep 600", *(request(number) for number in range(MOST_WAITING + 2)), patience_s=0.1)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "an alert about event 0 is left out: too many wait",
+        "an alert about event 1 is left out: too many wait",
+        "alerts that have not got through by the job's end are given up",
+    ]
+
+
+def test_without_an_alert_nothing_is_done() -> None:
+    handed_on("", request())
+
+
+class _Hook(http.server.BaseHTTPRequestHandler):
+    answer: ClassVar[int] = 204
+    heard: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        self.heard.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(self.answer)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hook() -> Iterator[str]:
+    _Hook.heard.clear()
+    with http.server.HTTPServer(("127.0.0.1", 0), _Hook) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/hook"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_webhook_gets_each_event(hook: str, caplog: pytest.LogCaptureFixture) -> None:
+    handed_on(hook, request(1), request(2))
+    assert [heard["about_seq"] for heard in _Hook.heard] == [1, 2]
+    _Hook.answer = 500
+    with caplog.at_level(logging.WARNING, LOGGER):
+        handed_on(hook, request(3))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the alert about event 3 failed: 127.0.0.1 answers 500"
+    ]
+    _Hook.answer = 204
+
+
+@pytest.mark.parametrize(
+    ("alert", "complaint"),
+    [
+        ("no-such-mailer --now", "there is no program 'no-such-mailer'"),
+        ("mail 'unfinished", "No closing quotation"),
+        ("   ", "there is no program ''"),
+        ("https://", "it is no URL"),
+        ("http://host:port/", "it is no URL"),
+    ],
+)
+def test_what_could_never_work_is_refused(alert: str, complaint: str) -> None:
+    with pytest.raises(BadInputError, match="--alert is ") as caught:
+        check_alert("--alert", alert)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("alert", ["", "cat", "HTTPS://hooks.example.com/T0/B0?x=1", "http://[::1]:80/"])
+def test_what_may_work_is_taken(alert: str) -> None:
+    check_alert("--alert", alert)
