@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
-	bench-layer bench-levels bench-worlds bench-spot bench-strangers bench-control-plane fuzz every-write mutants
+	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane fuzz every-write mutants
 
 install: $(STAMP)
 
@@ -95,6 +95,10 @@ bench-worlds: install
 # step time of the MoE layer against plain static expert parallelism, in the same processes
 bench-moe: install
 	$(BIN)/python benchmarks/moe_step.py
+
+# one MoE layer against plain grouped_mm, processor time, in turns
+bench-layer-time: install
+	$(BIN)/python benchmarks/layer_time.py
 
 # token dispatch on a GPU: kernels beside a device copy, one layer beside plain ones
 bench-gpu: install

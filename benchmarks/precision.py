@@ -3,7 +3,8 @@
     make bench-precision
 
 With 10 faults and changing world sizes, relative at every step: float64 <= 1e-9, fp32 at lr 1e-3 <= 1e-5, 200 steps of
-a dense model and of a Mixture-of-Experts model with a fixed routing; with its learned gate float64 <= 1e-9, 100 steps.
+a dense model and of a Mixture-of-Experts model with a fixed routing; with its learned gate, and of a DeepSeek-V3 of
+transformers with a bias that balances it, float64 <= 1e-9, 100 steps.
 In `--verify-state` mode the coordinator compares a hash of all replicated state after every step, and the ranks compare
 all copies of each expert.
 """
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FIXED = ROOT / "benchmarks" / "fixed_routing.py"
 SIZES = ("--layers", "2", "--dim", "64", "--heads", "2", "--context", "64", "--lr", "1e-3")
 MOE_SIZES = ("--layers", "2", "--dim", "32", "--hidden", "64", "--heads", "2", "--context", "32", "--lr", "1e-3")
+CONVERTED_SIZES = ("--layers", "3", "--dim", "32", "--context", "32", "--bias-rate", "1e-3", "--lr", "1e-3")
 BOUNDS = {"float64": 1e-9, "float32": 1e-5}
 
 
@@ -64,10 +66,12 @@ def cases(folder: Path) -> list[Case]:
     dense = (str(ROOT / "examples" / "dense_gpt.py"), *SIZES)
     fixed = (str(FIXED), "--routing", routing, *MOE_SIZES)
     learned = (str(ROOT / "examples" / "moe_gpt.py"), *MOE_SIZES)
+    converted = (str(ROOT / "examples" / "deepseek_tiny.py"), *CONVERTED_SIZES)
     return [
         Case(name="dense", workload=dense, dtypes=("float64", "float32"), steps=200),
         Case(name="experts, fixed routing", workload=fixed, dtypes=("float64", "float32"), steps=200),
         Case(name="experts, learned gate", workload=learned, dtypes=("float64",), steps=100),
+        Case(name="converted DeepSeek-V3, bias", workload=converted, dtypes=("float64",), steps=100),
     ]
 
 

@@ -140,6 +140,7 @@ def check_orders(move: Movement, rows: int) -> None:
     ):
         assert order.dtype == inverse.dtype == torch.int64
         assert order[inverse].tolist() == inverse[order].tolist() == list(range(size))
+    assert not move.in_order or move.receive_order.tolist() == list(range(sum(move.receive)))
     assert move.row_ends.dtype == torch.int32
     assert move.row_ends.shape == (rows,)
 
@@ -163,6 +164,25 @@ def test_many_ranks_and_experts_give_the_same_integers(kernels: TokenKernels) ->
     assert (ours.send, ours.receive) == (plain.send, plain.receive)
     for name in ("send_order", "unsend", "receive_order", "unreceive", "row_ends"):
         assert torch.equal(getattr(ours, name), getattr(plain, name))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "in_order"),
+    [([[2], [1]], [0, 1], True), ([[2], [1]], [1, -1, 0], False), ([[1, 1], [1, 0]], [0, 1], False)],
+)
+def test_rows_from_one_rank_lie_in_order_already(
+    kernels: TokenKernels, tokens: list[list[int]], rows: list[int], in_order: bool
+) -> None:
+    table = torch.tensor(tokens)
+    assigned = torch.repeat_interleave(torch.arange(2), table[:, 0])
+    replicas = np.eye(2, table.shape[1], dtype=np.int64)
+    replicas[:, 0] = 1
+    question = Question(
+        assigned_A=assigned, tokens_EN=table, replicas=replicas, rank=0, row_experts=rows, scheme=Interval()
+    )
+    move = kernels.plan(question)
+    assert move.in_order == in_order
+    check_orders(move, len(rows))
 
 
 def test_an_expert_without_a_replica_is_named(kernels: TokenKernels) -> None:
@@ -199,6 +219,7 @@ def test_rows_and_gradients_are_those_of_plain_indexing(kernels, tokens, top_k, 
         unsend=inverse,
         receive_order=received,
         unreceive=unreceived,
+        in_order=False,
         row_ends=torch.tensor([number], dtype=torch.int32),
     )
     channel = Channel(comm=LocalCommunicator(), state=StepState())

@@ -248,6 +248,9 @@ class Job:
             # All workers bring their experts to the one that saves them: at the same steps.
             saving = self._checkpoint_every if self._checkpoint_dir else 0
             config |= {"experts": experts.experts, "expert tensors": experts.specs(), "checkpoint_every": saving}
+            config["hash of the first experts (call torch.manual_seed before the model is made)"] = (
+                experts.fingerprint()
+            )
         return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
 
 

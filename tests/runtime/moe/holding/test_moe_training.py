@@ -297,3 +297,11 @@ def test_a_bias_moves_by_the_choices_of_the_attempt_that_passed() -> None:
     assert gate.bias.tolist() == [-0.5, 0.5, 0.5, 0.5]
     experts.choices.use_reduced()
     assert gate.bias.tolist() == [-0.5, 0.5, 0.5, 0.5], "once a step"
+
+
+def test_workers_that_have_made_other_experts_see_it() -> None:
+    assert job_experts().fingerprint() == job_experts().fingerprint()
+    other = job_experts()
+    with torch.no_grad():
+        other.layers[1].experts.weights()["w2"][3, 0, 0] += 1e-3
+    assert other.fingerprint() != job_experts().fingerprint()

@@ -8,6 +8,7 @@ Axes: L layers, E experts, N ranks.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -33,11 +34,14 @@ from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
 from holdfast.runtime.moe.holding.verify import verify_replicas
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer, moe_layers, serve_round
 from holdfast.runtime.moe.layer.rounds import StepState
+from holdfast.runtime.state.memory import host_bytes
 
 #: A step's loads count half after this share of the window: their mean age is then that in a sum over the window.
 HALF_LIFE_OF_WINDOW = 0.35
 #: Reports of the loads in a window.
 REPORTS_PER_WINDOW = 20
+#: elements of each weight of each expert by which workers see whether they have made the same
+_LOOKED_AT = 16
 
 
 class JobExperts:
@@ -78,6 +82,17 @@ class JobExperts:
             slots: of this node, per layer.
         """
         return ExpertShape(layers=len(self.layers), experts=self.experts, slots=slots)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the beginning of each expert's weights, as hexadecimal digits.
+
+        Fresh experts are nowhere sent: where workers have made others, copies of one would differ from the first step.
+        """
+        digest = hashlib.blake2b(digest_size=8)
+        for layer in self.layers:
+            for weight in layer.experts.weights().values():
+                digest.update(host_bytes(weight.flatten(1)[:, :_LOOKED_AT]))
+        return digest.hexdigest()
 
     @property
     def void(self) -> Exception | None:

@@ -33,6 +33,12 @@ class Question:
     row_experts: Sequence[int]
     scheme: DispatchScheme
 
+    @property
+    def in_order(self) -> bool:
+        """Whether rows arrive as the experts want them: all come from one rank, or are for one expert."""
+        used = [expert for expert in self.row_experts if expert >= 0]
+        return len(used) < 2 or (self.tokens_EN.shape[1] == 1 and used == sorted(used))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Movement:
@@ -46,6 +52,8 @@ class Movement:
     unsend: torch.Tensor
     receive_order: torch.Tensor
     unreceive: torch.Tensor
+    #: `receive_order` is that in which they arrive: nothing has to be moved.
+    in_order: bool
     #: Where each stacked row's tokens end, `(R,)` int32.
     row_ends: torch.Tensor
 

@@ -38,6 +38,7 @@ class TorchKernels(TokenKernels):
             unsend=there(inverse(plan.send_order)),
             receive_order=there(plan.receive_order),
             unreceive=there(inverse(plan.receive_order)),
+            in_order=question.in_order,
             row_ends=there(plan.row_ends).to(torch.int32),
         )
 
@@ -47,15 +48,23 @@ class TorchKernels(TokenKernels):
 
     def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
         """See `TokenKernels.gather_sum`."""
-        by_choice_AD = rows_AD.index_select(0, inverse_A)
-        return by_choice_AD if top_k == 1 else _sum_choices(by_choice_AD.view(-1, top_k, rows_AD.shape[1]))
+        # Choice by choice, first to last: for the few there are, what is added stays in the cache.
+        first, *others = inverse_A.view(-1, top_k).unbind(1)
+        total_TD = rows_AD.index_select(0, first)
+        for inverse_T in others:
+            total_TD += rows_AD.index_select(0, inverse_T)
+        return total_TD
 
     def combine(
         self, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
         """See `TokenKernels.combine`."""
-        by_choice_TKD = rows_AD.index_select(0, inverse_A).view(*weights_TK.shape, rows_AD.shape[1])
-        return _sum_choices(by_choice_TKD * weights_TK.unsqueeze(-1)).to(dtype)
+        choices = zip(inverse_A.view(weights_TK.shape).unbind(1), weights_TK.unsqueeze(-1).unbind(1), strict=True)
+        first, *others = choices
+        total_TD = rows_AD.index_select(0, first[0]) * first[1]
+        for inverse_T, weights_T1 in others:
+            total_TD += rows_AD.index_select(0, inverse_T) * weights_T1
+        return total_TD.to(dtype)
 
     def combine_backward(
         self,
@@ -67,16 +76,8 @@ class TorchKernels(TokenKernels):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `TokenKernels.combine_backward`."""
         # In the order of the rows, so that they need no gathering again.
-        grad_TD = grad_TD.to(torch.promote_types(rows_AD.dtype, weights_TK.dtype))
-        spread_AD = self.gather(grad_TD, order_A, weights_TK.shape[1])
-        grad_A = (spread_AD * rows_AD).sum(-1)
+        dtype = torch.promote_types(rows_AD.dtype, weights_TK.dtype)
+        spread_AD = self.gather(grad_TD.to(dtype), order_A, weights_TK.shape[1])
+        grad_A = torch.einsum("ad,ad->a", spread_AD, rows_AD.to(dtype))
         grad_AD = spread_AD.mul_(weights_TK.reshape(-1).index_select(0, order_A).unsqueeze(-1))
         return grad_AD.to(rows_AD.dtype), grad_A.index_select(0, inverse_A).view_as(weights_TK).to(weights_TK.dtype)
-
-
-def _sum_choices(by_choice_TKD: torch.Tensor) -> torch.Tensor:
-    """Return the sums over the choices, `(T, D)`, first to last: for the few there are, faster than one reduction."""
-    total_TD = by_choice_TKD[:, 0].clone()
-    for choice in range(1, by_choice_TKD.shape[1]):
-        total_TD += by_choice_TKD[:, choice]
-    return total_TD

@@ -50,6 +50,7 @@ class TritonKernels(TokenKernels):
             unsend=unsend,
             receive_order=receive_order,
             unreceive=unreceive,
+            in_order=question.in_order,
             row_ends=by_row_RN.sum(1).cumsum(0).to(torch.int32),
         )
 

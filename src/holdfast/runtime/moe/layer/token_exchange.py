@@ -86,6 +86,16 @@ class Route:
     kernels: TokenKernels
     top_k: int
 
+    def by_row(self, arrived_AD: torch.Tensor) -> torch.Tensor:
+        """Return what has come, in the order of the stacked rows."""
+        move = self.movement
+        return arrived_AD if move.in_order else self.kernels.gather(arrived_AD, move.receive_order)
+
+    def by_source(self, rows_AD: torch.Tensor) -> torch.Tensor:
+        """Return what lies in the order of the stacked rows in that in which it came."""
+        move = self.movement
+        return rows_AD if move.in_order else self.kernels.gather(rows_AD, move.unreceive)
+
 
 class _ToExperts(torch.autograd.Function):
     @staticmethod
@@ -94,7 +104,7 @@ class _ToExperts(torch.autograd.Function):
         move, kernels = route.movement, route.kernels
         leaving_AD = kernels.gather(tokens_TD, move.send_order, route.top_k)
         arrived_AD = route.channel.all_to_all(leaving_AD, move.send, move.receive)
-        return kernels.gather(arrived_AD, move.receive_order)
+        return route.by_row(arrived_AD)
 
     @staticmethod
     @once_differentiable
@@ -103,7 +113,7 @@ class _ToExperts(torch.autograd.Function):
     ) -> tuple[torch.Tensor, None]:
         route: Route = ctx.route
         move, kernels = route.movement, route.kernels
-        leaving_AD = kernels.gather(grad_AD, move.unreceive)
+        leaving_AD = route.by_source(grad_AD)
         back_AD = route.channel.all_to_all(leaving_AD, move.receive, move.send)
         return kernels.gather_sum(back_AD, move.unsend, route.top_k), None
 
@@ -115,7 +125,7 @@ class _FromExperts(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.route = route
         move, kernels = route.movement, route.kernels
-        leaving_AD = kernels.gather(done_AD, move.unreceive)
+        leaving_AD = route.by_source(done_AD)
         back_AD = route.channel.all_to_all(leaving_AD, move.receive, move.send)
         ctx.save_for_backward(back_AD, weights_TK)
         return kernels.combine(back_AD, weights_TK, move.unsend, dtype)
@@ -130,7 +140,7 @@ class _FromExperts(torch.autograd.Function):
         back_AD, weights_TK = ctx.saved_tensors
         grad_AD, grad_TK = kernels.combine_backward(grad_TD, back_AD, weights_TK, move.send_order, move.unsend)
         arrived_AD = route.channel.all_to_all(grad_AD, move.send, move.receive)
-        return kernels.gather(arrived_AD, move.receive_order), grad_TK, None, None
+        return route.by_row(arrived_AD), grad_TK, None, None
 
 
 def to_experts(tokens_TD: torch.Tensor, route: Route) -> torch.Tensor:

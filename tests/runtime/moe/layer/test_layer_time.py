@@ -1,0 +1,13 @@
+"""The benchmark of a layer's time runs, and its sides compute the same."""
+
+from __future__ import annotations
+
+from places import BENCHMARKS
+from warm_start import run_warm
+
+
+def test_the_benchmark_runs_to_its_end(warm_torch: str) -> None:
+    sizes = ("--turns", "1", "--tokens", "32", "--dim", "16", "--hidden", "16", "--experts", "4")
+    done = run_warm(warm_torch, BENCHMARKS / "layer_time.py", *sizes)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("x (asked <= 1.1)") == 3
