@@ -41,6 +41,7 @@ CONTRACT = {
         "micro_batch",
         "detail",
     },
+    "limit_raised": {"node", "step", "phase", "limit_s", "why", "micro_batch"},
     "recovered": {
         "action",
         "state_source",

@@ -591,7 +591,7 @@ MUTANTS = (
     Mutant(
         name="the_same_members_again_after_a_time_out",
         file=SUSPECTS,
-        old="        late = any(complaint.timed_out for complaint in complaints.values())\n",
+        old="        late = any(complaint.timed_out or complaint.unreachable for complaint in complaints.values())\n",
         new="        late = False\n",
         why="after a time-out the same members are never put together again",
     ),

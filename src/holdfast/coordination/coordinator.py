@@ -13,10 +13,10 @@ from functools import reduce
 from typing import ClassVar
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.failures.seen import node_lost, process_ended
+from holdfast.coordination.failures.seen import node_lost
 from holdfast.coordination.generations.deciding import Deciding
 from holdfast.coordination.generations.finishing import Finishing
-from holdfast.coordination.hearing import Hearing
+from holdfast.coordination.hearing import Heard, Hearing
 from holdfast.coordination.inputs import Disconnected, Failure, InjectFault, Input, Planned, Received, Shutdown, Tick
 from holdfast.coordination.instructions import Emit, EndJob, Instruction
 from holdfast.coordination.nodes.admission import Admission
@@ -24,7 +24,7 @@ from holdfast.coordination.nodes.injection import injection
 from holdfast.coordination.nodes.membership import Membership, Node
 from holdfast.coordination.parts import JobParts, JobState
 from holdfast.coordination.progress.mending import missing_events
-from holdfast.coordination.table import Row, always, ignore, row, while_it_goes_on
+from holdfast.coordination.table import Row, always, row, while_it_goes_on
 from holdfast.coordination.turn import Turn
 from holdfast.coordination.waiting import Waiting
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
@@ -255,7 +255,7 @@ class Coordinator:
         self.members.renew_leases(self.turn.now)
         self.parts.absences.pause_over()
         self._admission.pause_over()
-        self.parts.stopping.wait_anew()
+        self.parts.inquiry.wait_anew()
         return True
 
     def _tick_at_last(self, _tick: Tick) -> None:
@@ -269,13 +269,13 @@ class Coordinator:
         away = self.parts.absences.overdue(config.lease_s)
         kind = FailureKind.LEASE_EXPIRED
         self.parts.failures.take(*(node_lost(name, kind, since) for name, since in [*expired, *away]))
-        self.parts.failures.take(*self.parts.stopping.silent(self.parts.absences.promised, config.report_timeout_s))
         if self.parts.joining.overdue:
             self.parts.failures.undo_pending(now, ())
+        self.parts.inquiry.tick()
         self._finishing.tick()
         self.parts.closing.tick()
 
-    def _hear(self, node: Node, message: msg.FromWorker | msg.AppliedSteps | msg.Heartbeat) -> None:
+    def _hear(self, node: Node, message: Heard) -> None:
         self._hearing.hear(node, message)
 
     def _posted(self, node: Node, message: msg.Posts) -> None:
@@ -303,7 +303,7 @@ class Coordinator:
         if down.exit_code == EXIT_BAD_INPUT:
             self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
         if known is not None or down.worker in self.turn.planned:
-            self.parts.failures.take(process_ended(node.name, down, self.turn.now))
+            self.parts.failures.take(self.parts.inquiry.ended(node, down))
 
     def _worker_down_at_last(self, node: Node, down: msg.WorkerDown) -> None:
         self.members.drop(node, down.worker)
@@ -343,7 +343,8 @@ class Coordinator:
         msg.AskPlan: while_it_goes_on(_asks),
         msg.Posts: while_it_goes_on(_posted),
         msg.AppliedSteps: while_it_goes_on(_hear),
-        msg.Late: while_it_goes_on(ignore),
+        msg.Late: while_it_goes_on(_hear),
+        msg.Whereabouts: while_it_goes_on(_hear),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),
     }

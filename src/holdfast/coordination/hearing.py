@@ -14,6 +14,9 @@ from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
 
+#: what agents say of their workers
+Heard = msg.FromWorker | msg.AppliedSteps | msg.Heartbeat | msg.Late | msg.Whereabouts
+
 
 class Hearing:
     """Hears the workers of nodes that were let in."""
@@ -22,7 +25,7 @@ class Hearing:
         self._parts = parts
         self._turn = parts.turn
 
-    def hear(self, node: Node, message: msg.FromWorker | msg.AppliedSteps | msg.Heartbeat) -> None:
+    def hear(self, node: Node, message: Heard) -> None:
         """Take in what an agent says of its workers."""
         match message:
             case msg.FromWorker():
@@ -31,6 +34,10 @@ class Hearing:
                 self._replayed(node, message)
             case msg.Heartbeat():
                 self._stand(node, message)
+            case msg.Late():
+                self._parts.inquiry.late(node, message)
+            case msg.Whereabouts():
+                self._parts.inquiry.told(node, message)
 
     def take(self, node: Node, message: msg.WorkerMessage) -> None:
         """Take in what a worker of a node says; what a stranger says through it does not count."""
@@ -102,6 +109,8 @@ class Hearing:
         except DivergedError as error:
             self._parts.ending.failed(f"replicas diverged: {error}")
             return
+        if message.generation == self._turn.generation:
+            self._parts.inquiry.pace.applied(message.step, self._turn.now)
         self._passed(message.step, message.generation, message.commit)
 
     def _passed(self, step: int, generation: int, commit: msg.Commit) -> None:

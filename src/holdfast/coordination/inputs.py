@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.messages.agent import AgentMessage
-from holdfast.protocol.plan import Phase
 
 if TYPE_CHECKING:
     from holdfast.coordination.experts.searching import Found  # its imports take half a second that no command needs
@@ -44,7 +43,7 @@ class Evidence:
     category: str | None = None
     detail: str = ""
     step: int | None = None
-    phase: Phase | None = None
+    phase: str | None = None
     micro_batch: int | None = None
 
 

@@ -14,6 +14,7 @@ from holdfast.coordination.failures.failures import Failures
 from holdfast.coordination.generations.announcing import Newcomers
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
+from holdfast.coordination.lateness.inquiry import Inquiry
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.coordination.progress.announced import Progress
@@ -55,6 +56,7 @@ class JobParts:
         self.misfit = ""
         self.classes = Classes(config.rules)
         self.failures = Failures(turn, self.ledger, self.stopping, self.joining, self.absences, self.classes)
+        self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
 
     @property
     def members(self) -> Membership:

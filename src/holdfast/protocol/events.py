@@ -129,7 +129,8 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
 class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="failure_detected"):
     """`kind`: connection_lost, lease_expired, process_exit, exception, hang; `after_s` since the last sign of life.
 
-    `detector`: who saw it: node_health, process, exception, timeout (of a collective, or of a report).
+    `detector`: who saw it: node_health, process, exception, statistics (of what things take), timeout (of a collective,
+    or of a report).
     `severity`: 1, the node is out; 2, a process starts again; 3, the same members try again.
     `category`: its class (docs/failures.md), `unknown` where no rule fits; None: not classified.
     `step`, `phase`, `micro_batch`: where the one that failed stood; None: not known.
@@ -145,6 +146,20 @@ class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="
     phase: str | None = None
     micro_batch: int | None = None
     detail: str = ""
+
+
+class LimitRaised(Event, frozen=True, kw_only=True, tag_field="event", tag="limit_raised"):
+    """Two nodes were late at the same place of a step: its work takes its time, and nobody is taken out for it.
+
+    `limit_s`: from when on it would count as late elsewhere. `why`: which nodes.
+    """
+
+    node: str
+    step: int
+    phase: str
+    limit_s: float
+    why: str
+    micro_batch: int | None = None
 
 
 class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recovered"):
@@ -301,6 +316,7 @@ AnyEvent = (
     | GenerationStarted
     | StepCommitted
     | FailureDetected
+    | LimitRaised
     | Recovered
     | JobWaiting
     | RebalanceDecided

@@ -24,6 +24,7 @@ class Detector(StrEnum):
     NODE_HEALTH = "node_health"  # the coordinator: an agent's connection or its lease
     PROCESS = "process"  # an agent: its workers' processes
     EXCEPTION = "exception"  # a worker: the script or a collective raised
+    STATISTICS = "statistics"  # what usually takes a moment has taken far longer, while others wait
     TIMEOUT = "timeout"  # a collective, or a report, that was waited for in vain
 
 

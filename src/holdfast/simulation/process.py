@@ -1,9 +1,16 @@
-"""What can be stopped and killed: a stopped process gets everything late, a dead one nothing."""
+"""What can be stopped and killed: a stopped process gets everything late, a dead one nothing. And the page on which a
+worker's training thread keeps where it stands, which others can read whatever has become of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.protocol.messages.progress import Activity
+from holdfast.protocol.plan import Phase
+from holdfast.simulation.clock import Timeline
 
 
 class Process:
@@ -39,3 +46,71 @@ class Process:
                 return
             if self.alive:
                 action(*args)
+
+
+#: what a training thread is about -> what its page says of it
+_ACTIVITIES = {
+    "": Activity.AWAITING,
+    "compute": Activity.COMPUTE,
+    "reduce": Activity.REDUCING,
+    "pause": Activity.REDUCING,
+    "vote": Activity.VOTED,
+    "apply": Activity.APPLYING,
+    "load": Activity.LOADING,
+    "move": Activity.MOVING,
+    "save": Activity.FINISHED,
+}
+_WAITS = ("reduce", "vote", "move")
+#: where it hangs though it is about nothing
+_PHASES = {
+    Phase.ENTERING: Activity.ENTERING,
+    Phase.COMPUTE: Activity.SCRIPT,
+    Phase.REDUCING: Activity.REDUCING,
+    Phase.READY: Activity.REDUCING,
+    Phase.PASSED: Activity.APPLYING,
+}
+
+
+class SimPage:
+    """Where one training thread stands."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.micro_batch: int | None = None
+        self._timeline = timeline
+        self._since = self._stopped_at = timeline.now
+        self._about = ""
+        self._totals: dict[Activity, Total] = {}
+
+    def begin(self, what: str) -> None:
+        """The thread is about something else, "" for nothing."""
+        now = self._timeline.now
+        activity, took_s = _ACTIVITIES[self._about], now - self._since
+        known = self._totals.get(activity, Total(0, 0.0, 0.0))
+        self._totals[activity] = Total(known.count + 1, known.sum_s + took_s, max(known.longest_s, took_s))
+        self._about, self._since, self.micro_batch = what, now, None
+
+    def stop(self) -> None:
+        """The process does not run from now on."""
+        self._stopped_at = self._timeline.now
+
+    def read(self, machine: WorkerMachine, now: float, *, stopped: bool, hung: bool) -> Reading:
+        """Read it on a node whose clock shows `now`; `hung`: the training thread hangs, wherever it is."""
+        ahead_s = now - self._timeline.now
+        activity, waits = _ACTIVITIES[self._about], self._about in _WAITS
+        if hung and not self._about:
+            activity = _PHASES.get(machine.phase, activity)
+        return Reading(
+            generation=machine.generation,
+            step=machine.step,
+            activity=activity,
+            micro_batch=self.micro_batch,
+            since=self._since + ahead_s,
+            world=machine.generations.world,
+            waits_since=self._since + ahead_s if waits else None,
+            looked=self._stopped_at + ahead_s if stopped else now,
+        )
+
+    @property
+    def account(self) -> ProgressAccount:
+        """What has ended so far."""
+        return ProgressAccount(totals=dict(self._totals))

@@ -58,6 +58,7 @@ class Timing:
             "checkpoint": (0.02, 0.2),
             "rename": (0.001, 0.01),
             "plan": (0.001, 0.15),
+            "look": (0.001, 0.3),
         }
     )
 

@@ -176,7 +176,7 @@ class _FakeWorkforce:
     def accounts(self) -> dict[str, ProgressAccount]:
         return {}
 
-    def kill_hung(self, worker: str) -> None:
+    def kill_hung(self, worker: str, why: str) -> None:
         pass
 
 
@@ -416,7 +416,7 @@ class FakeNodes:
         return sum(self._all("seen"), Look())
 
     def until_entered(self, generation: int, *, timeout_s: float) -> Look:
-        """CollectiveWait until all workers have entered a generation.
+        """Wait until all workers have entered a generation.
 
         Raises:
             TimeoutError: they have not in time.
@@ -424,7 +424,7 @@ class FakeNodes:
         return self._until(lambda look: look.entered.get(generation, Arrivals()).count, self.workers, timeout_s)
 
     def until_welcomed(self, term: int, *, timeout_s: float) -> Look:
-        """CollectiveWait until a coordinator of this term has welcomed all agents.
+        """Wait until a coordinator of this term has welcomed all agents.
 
         Raises:
             TimeoutError: it has not in time.

@@ -76,6 +76,8 @@ from holdfast.protocol.messages.any_side import (
 )
 
 COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)
+#: why a worker that is stopped is killed
+STOPPED = "the process was stopped for longer than the lease"
 
 
 class Bench:
@@ -700,9 +702,9 @@ def test_a_worker_that_is_stopped_for_longer_than_a_lease_is_killed() -> None:
     bench = Bench(workers=2)
     stopped = {bench.workers[1]}
     assert not [i for now in (1.0, 1.9) for i in bench.machine.tick(now, stopped) if isinstance(i, KillHung)]
-    assert KillHung(bench.workers[1]) in bench.machine.tick(2.1, stopped)
+    assert KillHung(bench.workers[1], STOPPED) in bench.machine.tick(2.1, stopped)
     bench.machine.tick(2.2, set())  # continued in time, after all
-    assert KillHung(bench.workers[1]) not in bench.machine.tick(3.5, stopped)
+    assert KillHung(bench.workers[1], STOPPED) not in bench.machine.tick(3.5, stopped)
 
 
 # ---- signs of life ----

@@ -38,15 +38,16 @@ def test_nobody_is_late_while_nothing_is_known() -> None:
 
 
 def test_who_is_late_is_told_within_a_look() -> None:
-    (at, late), *_ = look_until(made(), COMPUTING, 100.03, 102.0)
+    (at, told), *_ = look_until(made(), COMPUTING, 100.03, 102.0)
+    late = told.stand
     assert 100.0 + LIMIT_S < at < 100.0 + LIMIT_S + 0.03
     assert (late.worker, late.generation, late.step, late.micro_batch) == (ME, 1, 5, 2)
-    assert (late.activity, late.stalled) == (Activity.COMPUTE, False)
+    assert (late.activity, late.waits) == (Activity.COMPUTE, False)
     assert abs(late.limit_s - LIMIT_S) < 1e-6
 
 
 def test_it_is_told_again_where_it_lasts_ever_more_seldom() -> None:
-    times = [late.for_s / LIMIT_S for _, late in look_until(made(), COMPUTING, 100.0, 110.0)]
+    times = [late.stand.for_s / LIMIT_S for _, late in look_until(made(), COMPUTING, 100.0, 110.0)]
     assert len(times) > 3
     assert all(after >= AGAIN * before * 0.99 for before, after in pairwise(times))
 
@@ -76,7 +77,7 @@ def test_who_waits_in_a_collective_is_not_late_while_it_looks() -> None:
 
 def test_who_waits_and_does_not_look_has_stalled() -> None:
     (at, late), *_ = look_until(made(), replace(COMPUTING, waits_since=100.0, looked=100.1), 100.1, 101.0)
-    assert late.stalled
+    assert late.stand.waits
     assert 100.1 + STALLED_S < at < 100.1 + STALLED_S + 0.03
 
 

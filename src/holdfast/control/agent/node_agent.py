@@ -25,6 +25,7 @@ from holdfast.coordination.agent.instructions import (
     EndAgent,
     KillHung,
     Pass,
+    ReadProgress,
     Reconnect,
     Replay,
     Say,
@@ -69,7 +70,7 @@ class NodeWorkers(Protocol):
 
     def accounts(self) -> dict[str, ProgressAccount]: ...
 
-    def kill_hung(self, worker: str) -> None: ...
+    def kill_hung(self, worker: str, why: str) -> None: ...
 
 
 class Agent:
@@ -137,8 +138,10 @@ class Agent:
                     self.workforce.pass_on(workers, order)
                 case StartWorker(worker):
                     self.workforce.replace(worker)
-                case KillHung(worker):
-                    self.workforce.kill_hung(worker)
+                case KillHung(worker, why):
+                    self.workforce.kill_hung(worker, why)
+                case ReadProgress(number):
+                    self._read_progress(number)
                 case Reconnect(why, blame):
                     _log.log(logging.WARNING if blame else logging.INFO, "%s", why)
                     self._leave()
@@ -238,6 +241,11 @@ class Agent:
             if watch.learns(now()):
                 watch.learn(now(), readings, self.workforce.accounts())
             self._obey(self.machine.look(now(), readings))
+
+    def _read_progress(self, number: int) -> None:
+        """Tell the coordinator where the workers stand."""
+        force, now = self.workforce, self.clock.monotonic()
+        self._obey(self.machine.whereabouts(number, force.readings(), force.stopped(), now))
 
     async def _close(self) -> None:
         channel = self._channel

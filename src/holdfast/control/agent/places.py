@@ -66,7 +66,8 @@ class ProcessPlace:
     connection: WorkerConnection | None = None
     attached: bool = False
     crashed: Crashed | None = None
-    hung: bool = False
+    #: why it was killed: it hangs
+    hung: str = ""
     #: the process has ended so; its last words are still awaited
     exit_code: int | None = None
 
@@ -79,7 +80,7 @@ class ProcessPlace:
         """Make the place for another process."""
         self.forget_process()
         self.worker = worker
-        self.attached = self.hung = False
+        self.attached, self.hung = False, ""
         self.crashed = self.exit_code = None
 
     def forget_process(self) -> None:
@@ -97,7 +98,7 @@ class ProcessPlace:
         if code == UNKNOWN_EXIT:
             detail, exit_code = "its exit code is not known: the zygote was lost", EXIT_FAILED
         if self.hung:
-            kind, detail = FailureKind.HANG, "the process was stopped for longer than the lease"
+            kind, detail = FailureKind.HANG, self.hung
         elif self.crashed is not None:
             kind, final = self.crashed.kind, self.crashed.final
             detail, exit_code = self.crashed.detail, self.crashed.exit_code

@@ -125,11 +125,11 @@ class Workforce:
         known = ((place.worker, self._page.account(place.index, place.pid)) for place in self.places if place.pid)
         return {worker: account for worker, account in known if account is not None}
 
-    def kill_hung(self, worker: str) -> None:
-        """SIGKILL a worker that has been stopped for too long."""
+    def kill_hung(self, worker: str, why: str) -> None:
+        """SIGKILL a worker that hangs."""
         place = self._place_of(worker)
         if place is not None and place.handle is not None:
-            place.hung = True
+            place.hung = why
             place.handle.send_signal(signal.SIGKILL)
 
     async def end(self) -> None:

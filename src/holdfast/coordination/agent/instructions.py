@@ -40,9 +40,17 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class KillHung:
-    """Kill this worker's process: it has been stopped for longer than a lease. Its end is to be told as a hang."""
+    """Kill this worker's process. Its end is to be told as a hang, with this reason."""
 
     worker: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProgress:
+    """Read where the workers stand, then call `whereabouts` with this number."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +70,4 @@ class EndAgent:
     alone: bool = False
 
 
-AgentInstruction = Say | Replay | Pass | StartWorker | KillHung | Reconnect | EndAgent
+AgentInstruction = Say | Replay | Pass | StartWorker | KillHung | ReadProgress | Reconnect | EndAgent

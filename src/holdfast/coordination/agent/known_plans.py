@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.coordination.agent.instructions import Pass
 from holdfast.coordination.telling.plan_change import Assignment, MisfitError, rebuilt, rebuilt_shares
 from holdfast.protocol.messages.agent import NodeOrder
-from holdfast.protocol.messages.orders import Arm, Begin, JobDone, Order, Posted, Prepare, Stop, Void
+from holdfast.protocol.messages.orders import Arm, Begin, JobDone, LookAround, Order, Posted, Prepare, Stop, Void
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PlanChange, PrepareNode, Shares
 from holdfast.protocol.plan import GenerationPlan
 
@@ -140,7 +140,9 @@ class KnownPlans:
             raise MisfitError(f"generation {change.base} is not known here")
         return known.plan
 
-    def _concerned(self, order: Posted | Stop | Arm | Void | JobDone, workers: Sequence[str]) -> frozenset[str]:
+    def _concerned(
+        self, order: Posted | LookAround | Stop | Arm | Void | JobDone, workers: Sequence[str]
+    ) -> frozenset[str]:
         """Return whom an order is for."""
         match order:
             case Arm():
@@ -150,7 +152,7 @@ class KnownPlans:
                 return members
             case JobDone():
                 return frozenset(workers)
-            case Posted():
+            case Posted() | LookAround():
                 return self.members_of(order.generation)
             case Stop():
                 return self._members | self._pending

@@ -17,6 +17,7 @@ from holdfast.coordination.agent.instructions import (
     EndAgent,
     KillHung,
     Pass,
+    ReadProgress,
     Reconnect,
     Replay,
     Say,
@@ -51,6 +52,7 @@ from holdfast.protocol.messages.orders import (
     Arm,
     Begin,
     JobDone,
+    LookAround,
     Order,
     Posted,
     PruneCheckpoints,
@@ -59,6 +61,7 @@ from holdfast.protocol.messages.orders import (
     WorkerOrder,
 )
 from holdfast.protocol.messages.plans import BeginNode, PrepareNode
+from holdfast.protocol.messages.progress import EndHung, Probe, Whereabouts
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,
@@ -165,7 +168,7 @@ class AgentMachine:
             elif place.stopped_since is None:
                 place.stopped_since = now
             elif now - place.stopped_since > lease_s:
-                out.append(KillHung(place.worker))
+                out.append(KillHung(place.worker, "the process was stopped for longer than the lease"))
         return out
 
     def look(self, now: float, readings: Mapping[str, Reading]) -> list[AgentInstruction]:
@@ -173,6 +176,12 @@ class AgentMachine:
         if self.over is not None:
             return []
         return [said for late in self.watch.look(now, readings) for said in self._tell(late, now)]
+
+    def whereabouts(
+        self, number: int, readings: Mapping[str, Reading], stopped: Collection[str], now: float
+    ) -> list[AgentInstruction]:
+        """The workers' progress was read for the coordinator; `stopped`: as for `tick`."""
+        return self._tell(Whereabouts(number=number, stands=self.watch.stands(now, readings, stopped)), now)
 
     def end(self, exit_code: int, why: str) -> list[AgentInstruction]:
         """Somebody on this node wants its end."""
@@ -217,7 +226,11 @@ class AgentMachine:
         match message:
             case ToWorker():
                 return self._order(message)
-            case BeginNode() | PrepareNode() | Posted() | Stop() | Arm() | Void() | JobDone():
+            case Probe(number=number):
+                return [ReadProgress(number)]
+            case EndHung(worker=worker, why=why):
+                return [KillHung(worker, why)] if self._place_of(worker) is not None else []
+            case BeginNode() | PrepareNode() | Posted() | Stop() | LookAround() | Arm() | Void() | JobDone():
                 return self._order_all(message, now)
             case Committed():
                 if message.term >= self.term:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.coordination.inputs import Evidence, Failure
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.messages.progress import Stand
 from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
 
@@ -33,6 +34,18 @@ def says_nonsense(node: str, why: str, now: float) -> Failure:
 def process_ended(node: str, down: WorkerDown, now: float) -> Failure:
     """A worker's process has ended."""
     return _of_process(node, down.worker, down.kind, now, Evidence(detector=down.detector, detail=down.detail))
+
+
+def hangs(node: str, stand: Stand, why: str, now: float) -> Failure:
+    """A worker stood where it stood for too long, and was ended."""
+    evidence = Evidence(
+        detector=Detector.STATISTICS,
+        detail=why,
+        step=stand.step,
+        phase=str(stand.activity),
+        micro_batch=stand.micro_batch,
+    )
+    return _of_process(node, stand.worker, FailureKind.HANG, now - stand.for_s, evidence)
 
 
 def ended_unheard(node: str, worker: str, now: float) -> Failure:

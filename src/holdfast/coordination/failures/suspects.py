@@ -54,7 +54,7 @@ class Suspects:
             committed: the newest step applied by all.
             owing: members whose addresses the others wait for.
         """
-        late = any(complaint.timed_out for complaint in complaints.values())
+        late = any(complaint.timed_out or complaint.unreachable for complaint in complaints.values())
         again = self._tried == (frozenset(workers), committed)
         self._tried = (frozenset(workers), committed)
         if len({node_of(worker) for worker in workers}) < 2 or not complaints or not (late or again):

@@ -6,12 +6,12 @@ It says nothing of whose fault that is: only who sees all nodes can.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
 from holdfast.coordination.lateness.times import Times
-from holdfast.protocol.messages.progress import Activity, Late
+from holdfast.protocol.messages.progress import Activity, Late, Stand
 
 #: an agent looks no more often than this, and ten times a second where a limit is not due sooner
 LEAST_LOOK_S, USUAL_LOOK_S = 0.02, 0.1
@@ -92,7 +92,7 @@ class LateWatch:
             seen = self._seen_of(worker, reading)
             if for_s > seen.next_at * limit_s:
                 seen.next_at = AGAIN * for_s / limit_s
-                late.append(_late(worker, reading, for_s, limit_s))
+                late.append(Late(stand=self._stand(now, worker, reading)))
             due.append(seen.next_at * limit_s - for_s)
             shortest.append(limit_s)
         usual = max(USUAL_LOOK_S, LOOK_PART * min(shortest[1:], default=0.0))
@@ -117,19 +117,21 @@ class LateWatch:
         since = reading.since if reading.waits_since is None else reading.looked
         return now - since - sum(max(0.0, end - max(begin, since)) for begin, end in self._away)
 
-    def stands(self, now: float, worker: str, reading: Reading) -> Late:
-        """Return where a worker stands, late or not: `limit_s` is 0 where nobody can say for how long it may."""
-        return _late(worker, reading, max(0.0, self._lasts(now, reading)), self._limit_s(reading) or 0.0)
+    def stands(self, now: float, readings: Mapping[str, Reading], stopped: Collection[str]) -> tuple[Stand, ...]:
+        """Return where all workers stand, late or not; `stopped`: those whose processes are."""
+        return tuple(
+            self._stand(now, worker, reading, stopped=worker in stopped) for worker, reading in readings.items()
+        )
 
-
-def _late(worker: str, reading: Reading, for_s: float, limit_s: float) -> Late:
-    return Late(
-        worker=worker,
-        generation=reading.generation,
-        step=reading.step,
-        activity=reading.activity,
-        for_s=for_s,
-        limit_s=limit_s,
-        micro_batch=reading.micro_batch,
-        stalled=reading.waits_since is not None,
-    )
+    def _stand(self, now: float, worker: str, reading: Reading, *, stopped: bool = False) -> Stand:
+        return Stand(
+            worker=worker,
+            generation=reading.generation,
+            step=reading.step,
+            activity=reading.activity,
+            for_s=max(0.0, self._lasts(now, reading)),
+            limit_s=self._limit_s(reading) or 0.0,
+            micro_batch=reading.micro_batch,
+            waits=reading.waits_since is not None,
+            stopped=stopped,
+        )

@@ -11,9 +11,9 @@ from holdfast.errors import EXIT_DONE
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.failures import MAX_RULES, Detector, FailureKind, FailureRule
 from holdfast.protocol.job_spec import MAX_RESTARTS
-from holdfast.protocol.messages.orders import Arm, JobDone, Posted, Stop, Void, WorkerOrder
+from holdfast.protocol.messages.orders import Arm, JobDone, LookAround, Posted, Stop, Void, WorkerOrder
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
-from holdfast.protocol.messages.progress import Late
+from holdfast.protocol.messages.progress import EndHung, Late, Probe, Whereabouts
 from holdfast.protocol.messages.worker import Post, WorkerMessage
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
 
@@ -135,7 +135,7 @@ class Leave(Struct, frozen=True, kw_only=True):
     detail: Text = ""
 
 
-AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Late | Leave
+AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Late | Whereabouts | Leave
 
 
 # ---- coordinator -> agent ----
@@ -201,5 +201,5 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 #: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
-NodeOrder = BeginNode | PrepareNode | Posted | Stop | Arm | Void | JobDone
-CoordinatorMessage = Welcome | Refused | Committed | NodeOrder | ToWorker | NodeFault | EndNode | Part
+NodeOrder = BeginNode | PrepareNode | Posted | Stop | LookAround | Arm | Void | JobDone
+CoordinatorMessage = Welcome | Refused | Committed | NodeOrder | ToWorker | Probe | EndHung | NodeFault | EndNode | Part

@@ -28,6 +28,12 @@ class Stop(Struct, frozen=True, kw_only=True):
     generation: Count
 
 
+class LookAround(Struct, frozen=True, kw_only=True):
+    """All members of `generation` wait for each other: find out whom no connection can be made to, and complain."""
+
+    generation: Count
+
+
 class Prepare(Struct, frozen=True, kw_only=True):
     """Build this group beside the one in use; go on training meanwhile."""
 
@@ -108,4 +114,4 @@ class JobDone(Struct, frozen=True, kw_only=True):
 GenerationOrder = Begin | Stop | Prepare | Arm | Void | JobDone
 #: what is said to one worker; it is for others in its process, but for a JobDone that comes late
 WorkerOrder = AcceptCheckpoint | PruneCheckpoints | Inject | JobDone
-Order = GenerationOrder | Posted | WorkerOrder
+Order = GenerationOrder | Posted | LookAround | WorkerOrder

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Annotated
 
-from holdfast.protocol.names import Count, Struct, WorkerId
+from msgspec import Meta
+
+from holdfast.protocol.names import Count, Struct, Text, WorkerId
 
 
 class Activity(IntEnum):
@@ -34,10 +37,11 @@ class Activity(IntEnum):
 ACTIVITIES: tuple[Activity, ...] = tuple(Activity)
 
 
-class Late(Struct, frozen=True, kw_only=True):
-    """A worker is about something for `for_s` seconds, longer than `limit_s`, which is learnt from what it took before.
+class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a worker's training thread stands: for `for_s` seconds it has been about `activity`.
 
-    `stalled`: it waits in a collective, and for so long it has not looked whether that has ended.
+    `limit_s`: for how long it may, learnt from what it took before; 0: nobody can say. `waits`: it waits in a
+    collective; then `for_s` is since it last looked whether that has ended. `stopped`: its process is (SIGSTOP).
     """
 
     worker: WorkerId
@@ -45,6 +49,38 @@ class Late(Struct, frozen=True, kw_only=True):
     step: Count
     activity: Activity
     for_s: float
-    limit_s: float
+    limit_s: float = 0.0
     micro_batch: Count | None = None
-    stalled: bool = False
+    waits: bool = False
+    stopped: bool = False
+
+    @property
+    def late(self) -> bool:
+        """True where it should be through, or should have looked."""
+        return 0.0 < self.limit_s < self.for_s
+
+
+class Late(Struct, frozen=True, kw_only=True):
+    """A worker is late."""
+
+    stand: Stand
+
+
+class Probe(Struct, frozen=True, kw_only=True):
+    """The coordinator asks where an agent's workers stand."""
+
+    number: Count
+
+
+class Whereabouts(Struct, frozen=True, kw_only=True):
+    """The answer to a Probe; who is not there, or whose page says nothing, is left out."""
+
+    number: Count
+    stands: Annotated[tuple[Stand, ...], Meta(max_length=1024)] = ()
+
+
+class EndHung(Struct, frozen=True, kw_only=True):
+    """The agent is to end this worker, which hangs, and to start another."""
+
+    worker: WorkerId
+    why: Text

@@ -71,6 +71,7 @@ class Applying:
         self._workload.apply(commit)
         self._faults.at("applying", step)
         failure = self._run_after_apply(step, commit)
+        self._shared.progress.at(Activity.APPLYING)
         self._workload.state.watch.note()
         digest = state_hash(self._workload.state.capture()) if self._verifies(step) else ""
         with self._shared.changed:
@@ -96,6 +97,7 @@ class Applying:
         """Run the script's part of a step; return what it raised: model and optimizer are whole all the same."""
         if self._after_apply is None:
             return None
+        self._shared.progress.at(Activity.SCRIPT)
         try:
             self._after_apply(step, commit)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (what a script raises: again, once all is saved)
@@ -122,10 +124,9 @@ class Applying:
         shared, saver, machine = self._shared, self._saver, self._shared.machine
         with shared.changed:
             generation = machine.generation
-        if saver is not None:
-            shared.progress.at(Activity.SAVING)
-            self._save_last(saver, generation)
         shared.progress.at(Activity.FINISHED)
+        if saver is not None:
+            self._save_last(saver, generation)
         with shared.changed:
             if saver is not None:
                 # Otherwise the job could end between a checkpoint's writing and its acceptance.

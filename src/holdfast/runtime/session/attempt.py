@@ -94,6 +94,7 @@ class Attempt:
         try:
             v = self._reduce_and_vote(groups)
         except (HaltedError, PeerLostError) as error:
+            self._shared.progress.at(Activity.AWAITING)
             groups.retire()
             if isinstance(error, PeerLostError):
                 self._shared.lost(self._generation, error)

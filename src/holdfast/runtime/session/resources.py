@@ -162,8 +162,15 @@ class Shared:
         """Something of a generation failed: tell, and where its time was up, whom no connection can be made to."""
         logger.info("generation %d: %s", generation, error)
         timed_out = isinstance(error, PeerLostError) and error.timed_out
+        self._complain(generation, str(error), timed_out=timed_out, look=timed_out)
+
+    def look_around(self, generation: int) -> None:
+        """All members of a generation wait for each other, says the coordinator: tell who cannot be reached."""
+        self._complain(generation, "all members wait for each other", timed_out=False, look=True)
+
+    def _complain(self, generation: int, detail: str, *, timed_out: bool, look: bool) -> None:
         with self.changed:
-            looking = timed_out and self.machine.waited_in_vain(generation)
+            looking = look and self.machine.waited_in_vain(generation)
             plan = self.machine.generations.plan_of(generation) if looking else None
         cut_off: tuple[str, ...] = ()
         if plan is not None:
@@ -173,7 +180,7 @@ class Shared:
                 # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
                 self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())
         with self.changed:
-            self.carry_out(self.machine.complain(generation, str(error), timed_out=timed_out, unreachable=cut_off))
+            self.carry_out(self.machine.complain(generation, detail, timed_out=timed_out, unreachable=cut_off))
 
     def tell(self, message: WorkerMessage) -> None:
         """Send something to the coordinator."""

@@ -279,6 +279,11 @@ class Session:
                 resources = self._shared.resources.of(order.generation)
                 if resources is not None:
                     resources.board.put(order.keys)
+            case msg.LookAround(generation=generation):
+                # (that takes a second where somebody cannot be reached, and this thread is to hear of a Stop)
+                look = threading.Thread(target=self._shared.look_around, args=(generation,), name="holdfast-look")
+                look.daemon = True
+                look.start()
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
                 if self._saver is not None:
                     self._saver.obey(order)

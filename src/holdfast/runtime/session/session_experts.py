@@ -6,6 +6,7 @@ import logging
 
 from holdfast.clock import Clock
 from holdfast.coordination.experts.loads import encode_loads
+from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import MAX_LOADS, Loads
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, ExpertRows
@@ -53,6 +54,7 @@ class SessionExperts:
             groups.retire()
             return False
         except (PeerLostError, CorruptExpertError) as error:
+            self._shared.progress.at(Activity.AWAITING)
             groups.retire()
             self._shared.lost(resources.generation, error)
             return False
@@ -98,6 +100,7 @@ class SessionExperts:
             saver.save(self._state, step, origin, ExpertRows(specs=self._experts.specs(), rows=rows))
 
     def _broken_off(self, groups: Groups, generation: int, error: Exception) -> None:
+        self._shared.progress.at(Activity.AWAITING)
         groups.retire()  # (where they were halted: the step is applied, and what comes next finds the generation over)
         if isinstance(error, PeerLostError):
             self._shared.lost(generation, error)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from holdfast.coordination.agent import instructions as ask
 from holdfast.coordination.agent.machine import NodeIdentity
+from holdfast.coordination.lateness.reading import Reading
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.simulation.machines.worker import SimWorker, WorkerSurroundings
@@ -54,6 +55,7 @@ class SimAgent(Process):
         self._obey(self.machine.start())
         self.connect()
         self._tick()
+        self._look()
 
     def kill(self, *, seen: bool) -> None:
         """The whole node dies; `seen`: the coordinator gets a reset, else nothing."""
@@ -76,9 +78,24 @@ class SimAgent(Process):
             super().resume() if process is None else process.resume()
 
     def _tick(self) -> None:
-        stopped = {worker.id for worker in self.workers if worker.stopped}
-        self._obey(self.machine.tick(self._now, stopped))
+        self._obey(self.machine.tick(self._now, self._stopped()))
         self._world.timeline.after(self.machine.watch_s, self.deliver, self._tick)
+
+    def _look(self) -> None:
+        watch, readings = self.machine.watch, self._readings()
+        if watch.learns(self._now):
+            watch.learn(self._now, readings, {worker.id: worker.page.account for worker in self.workers})
+        self._obey(self.machine.look(self._now, readings))
+        self._world.timeline.after(watch.look_s, self.deliver, self._look)
+
+    def _readings(self) -> dict[str, Reading]:
+        return {
+            worker.id: worker.page.read(worker.machine, self._now, stopped=worker.stopped, hung=worker.hung)
+            for worker in self.workers
+        }
+
+    def _stopped(self) -> set[str]:
+        return {worker.id for worker in self.workers if worker.stopped}
 
     def _obey(self, instructions: Iterable[ask.AgentInstruction]) -> None:
         """Carry out what the machine asks for."""
@@ -94,6 +111,8 @@ class SimAgent(Process):
                     self._replace(name)
                 case ask.KillHung(name):
                     self._kill_hung(name)
+                case ask.ReadProgress(number):
+                    self._obey(self.machine.whereabouts(number, self._readings(), self._stopped(), self._now))
                 case ask.Reconnect():
                     self.reconnect_to_new()
                 case ask.EndAgent(exit_code):

@@ -104,7 +104,22 @@ class Builder:
     def _late(self, building: Building) -> None:
         worker, generation = self._worker, building.plan.generation
         if self._builds.get(generation) is building and not building.built:
-            cut_off = worker.world.cut_off(worker.node, building.group.nodes)
-            missing = [worker for worker in building.plan.workers if node_of(worker) in cut_off]
-            why = "the group could not be built in time"
+            why, missing = "the group could not be built in time", self.cut_off(generation)
             worker.obey(worker.machine.complain(generation, why, timed_out=True, unreachable=missing))
+
+    def cut_off(self, generation: int) -> list[str]:
+        """Return the members of a generation that cannot be reached from here."""
+        worker, building = self._worker, self._builds.get(generation)
+        nodes = worker.world.cut_off(worker.node, building.group.nodes) if building else ()
+        return [peer for peer in building.plan.workers if node_of(peer) in nodes] if building and nodes else []
+
+    def look_around(self, generation: int) -> None:
+        """All members of a generation wait for each other, says the coordinator: tell who cannot be reached."""
+        worker = self._worker
+        if worker.machine.waited_in_vain(generation):
+            worker.world.after("look", worker, self._looked, generation)
+
+    def _looked(self, generation: int) -> None:
+        worker, why = self._worker, "all members wait for each other"
+        worker.obey(worker.machine.complain(generation, why, unreachable=self.cut_off(generation)))
+        worker.advance()

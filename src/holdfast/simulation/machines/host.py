@@ -17,9 +17,14 @@ class WorkerHost(Peer, Protocol):
     node: str
     world: World
     checker: Checker
-    #: what the training thread is about, "" for nothing; and whether it hangs
-    busy: str
+    #: the training thread hangs
     hung: bool
+
+    @property
+    def busy(self) -> str: ...
+
+    @busy.setter
+    def busy(self, what: str) -> None: ...
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 

@@ -13,7 +13,6 @@ from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker import tasks
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Phase
 from holdfast.simulation.collectives import Group, Underway
 from holdfast.simulation.invariants import Checker
@@ -24,7 +23,7 @@ from holdfast.simulation.machines.experts import StoredExperts, shape_of
 from holdfast.simulation.machines.moving import Mover
 from holdfast.simulation.machines.saving import Saver
 from holdfast.simulation.machines.transfer import Pusher
-from holdfast.simulation.process import Process
+from holdfast.simulation.process import Process, SimPage
 from holdfast.simulation.world import World
 
 
@@ -87,11 +86,21 @@ class SimWorker(Process):
         self._troubles = self.world.troubles(agent.name)
         #: the boundary that was reached last
         self.at = "starting"
-        #: what the training thread is about
-        self.busy = ""
+        self.page = SimPage(self.world.timeline)
+        self._busy = ""
         self._builder = Builder(self)
         self._saver = Saver(self)
         self._entrance = SimEntrance(self, self._builder, self.pusher, self._saver, self._mover)
+
+    @property
+    def busy(self) -> str:
+        """What the training thread is about, "" for nothing."""
+        return self._busy
+
+    @busy.setter
+    def busy(self, what: str) -> None:
+        self._busy = what
+        self.page.begin(what)
 
     # ---- life ----
 
@@ -123,6 +132,7 @@ class SimWorker(Process):
 
     def stop(self) -> None:
         super().stop()
+        self.page.stop()
         self._builder.stall()
 
     def resume(self) -> None:
@@ -157,6 +167,9 @@ class SimWorker(Process):
         match order:
             case msg.Posted():
                 self._builder.posted(order)
+                return
+            case msg.LookAround():
+                self._builder.look_around(order.generation)
                 return
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
                 self._saver.order(order)
@@ -258,6 +271,7 @@ class SimWorker(Process):
                 self._reduce()
         elif machine.computing(todo):
             self.busy = "compute"
+            self.page.micro_batch = todo
             value = training.gradient(self.state, task.step, todo)
             made = training.SimGradient(value, self.world.samples.hash_of(task.step, todo))
             self.world.after("micro_batch", self, self._computed, todo, made)
@@ -357,15 +371,9 @@ class SimWorker(Process):
         if kind == "vote":
             self.obey(self.machine.vote_abandoned())
         why = f"{kind}: {'it has taken too long' if timed_out else 'a peer is gone'}"
-        missing = self._cut_off() if timed_out else ()
+        missing = self._builder.cut_off(self.machine.generation) if timed_out else ()
         self.obey(self.machine.complain(self.machine.generation, why, timed_out=timed_out, unreachable=missing))
         self.advance()
-
-    def _cut_off(self) -> list[str]:
-        """Return the members that cannot be reached from here."""
-        nodes = self.world.cut_off(self.node, self._group().nodes)
-        workers = self.machine.plan.workers if nodes and self.machine.plan else ()
-        return [worker for worker in workers if node_of(worker) in nodes]
 
     def _vote(self) -> None:
         if self.busy != "pause" or self.hung:

@@ -1,0 +1,221 @@
+"""Finds out who holds a job up: asks all nodes where their workers stand, and acts on what that shows.
+
+A worker that hangs is ended by its agent, which starts another; a node that does not answer while others wait for it
+is given up; where all wait for each other they look who cannot be reached, and try again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.failures.failures import Failures
+from holdfast.coordination.failures.seen import hangs, node_lost, process_ended
+from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.inputs import Failure
+from holdfast.coordination.lateness.judge import Standstill, judge, what_hangs
+from holdfast.coordination.lateness.own_work import OwnWork
+from holdfast.coordination.lateness.pace import Pace
+from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.messages.orders import LookAround
+from holdfast.protocol.messages.progress import EndHung, Late, Probe, Stand, Whereabouts
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import GenerationPlan
+
+#: an agent answers in milliseconds; one on a busy machine may have to wait so long for a core
+PATIENCE_S = 0.2
+#: one answer serves all that is asked within this time; where nothing comes of it, it is asked ever more seldom
+FRESH_S = 0.25
+SELDOM = 0.5
+#: nodes that may be asked within a second
+ASKED_PER_S = 2000
+#: a report is on its way for milliseconds; whoever owes one for longer is asked after
+REPORT_S = 0.25
+#: an agent ends a process in milliseconds; what it was told is told again after this time
+OBEYS_S = 1.0
+#: a tick that comes so many times as late as it should: this process did not run, or its store was slow
+LONG_TICK = 3.0
+
+
+@dataclass(slots=True)
+class _Question:
+    """Who was asked where the workers stand, and what the answers were."""
+
+    number: int
+    at: float
+    asked: frozenset[str]
+    stands: dict[str, Stand] = field(default_factory=dict[str, Stand])
+    answered: set[str] = field(default_factory=set[str])
+
+
+@dataclass(slots=True)
+class _Accused:
+    stand: Stand
+    at: float
+
+
+class Inquiry:
+    """Of one job. What it remembers is no more than a coordinator may forget."""
+
+    def __init__(
+        self, turn: Turn, config: CoordinatorConfig, failures: Failures, stopping: Stopping, absences: Absences
+    ) -> None:
+        self.pace = Pace()
+        self._turn = turn
+        self._config = config
+        self._failures = failures
+        self._stopping = stopping
+        self._absences = absences
+        self._generation: int = 0
+        self._question: _Question | None = None
+        self._number = 0
+        self._asks_at = self._ticked = 0.0
+        #: nodes that were asked, and have said nothing since
+        self._silent_since: dict[str, float] = {}
+        #: the generation whose members were told to look around
+        self._looked = 0
+        #: workers that are being ended
+        self._accused: dict[str, _Accused] = {}
+        self._own_work = OwnWork(turn)
+
+    # ---- what is heard ----
+
+    def late(self, node: Node, late: Late) -> None:
+        """A worker of a node is late."""
+        plan, stand, question = self._turn.record.plan, late.stand, self._question
+        if node_of(stand.worker) != node.name or plan is None or plan.rank(stand.worker) is None:
+            return
+        if question is None or question.at + FRESH_S < self._turn.now:
+            self._ask()
+        elif stand.worker in question.stands:
+            question.stands[stand.worker] = stand
+            self._judge()
+
+    def told(self, node: Node, answer: Whereabouts) -> None:
+        """A node says where its workers stand."""
+        self._silent_since.pop(node.name, None)
+        question = self._question
+        if question is None or answer.number != question.number or node.name not in question.asked:
+            return
+        question.answered.add(node.name)
+        question.stands.update((stand.worker, stand) for stand in answer.stands if node_of(stand.worker) == node.name)
+        self._judge()
+
+    def ended(self, node: Node, down: WorkerDown) -> Failure:
+        """A worker has ended: return what failed, which is what it was ended for, where it was."""
+        accused = self._accused.pop(down.worker, None)
+        if accused is None or down.kind is not FailureKind.HANG:
+            return process_ended(node.name, down, self._turn.now)
+        return hangs(node.name, accused.stand, down.detail, self._turn.now)
+
+    # ---- time ----
+
+    def tick(self) -> None:
+        """Look whether the job goes on, and ask where it does not."""
+        turn, plan = self._turn, self._turn.record.plan
+        self._failures.take(*self._stopping.silent(self._absences.promised, self._config.report_timeout_s))
+        if plan is None or not self._config.spec.experiments.watch:
+            return
+        now = turn.now
+        away_s, self._ticked = now - self._ticked, now
+        if away_s > LONG_TICK * self._config.tick_s:  # (a store was slow: answers may wait to be read)
+            self._silent_since = {name: since + away_s for name, since in self._silent_since.items()}
+        self._follow(plan)
+        if self._question is not None and not self._question.asked <= self._question.answered:
+            self._judge()
+        if now >= self._asks_at and self._asks:
+            self._ask()
+
+    def wait_anew(self) -> None:
+        """The coordinator was away: what it has not heard says nothing."""
+        self._stopping.wait_anew()
+        self._question = None
+        self._silent_since.clear()
+        self.pace.wait_anew(self._turn.now)
+
+    def _follow(self, plan: GenerationPlan) -> None:
+        turn = self._turn
+        if plan.generation != self._generation:
+            self._generation, self._question, self._asks_at = plan.generation, None, 0.0
+            self._silent_since.clear()
+            self.pace.began(len(plan.members), turn.now)
+        if turn.members.entered(plan):
+            self.pace.entered(turn.now)
+        self._own_work.forget_up_to(turn.position.step)
+
+    @property
+    def _asks(self) -> bool:
+        """Tell whether something takes so long that it is time to ask."""
+        now, stopping = self._turn.now, self._stopping
+        if stopping.stop is not None:
+            return now - stopping.since > REPORT_S and bool(stopping.awaited(frozenset()))
+        return self.pace.asks(now)
+
+    # ---- asking, and what comes of it ----
+
+    def _ask(self) -> None:
+        turn, stopping = self._turn, self._stopping
+        nodes = turn.members.nodes
+        here = [nodes[name] for name in dict.fromkeys(map(node_of, turn.planned)) if name in nodes]
+        self._number += 1
+        self._question = _Question(self._number, turn.now, frozenset(node.name for node in here))
+        self._silent_since = {node.name: self._silent_since.get(node.name, turn.now) for node in here}
+        still_s = turn.now - (stopping.since if stopping.stop is not None else self.pace.since)
+        again_s = max(FRESH_S, SELDOM * still_s, len(here) / ASKED_PER_S)
+        due_s = self.pace.overdue_at - turn.now
+        self._asks_at = turn.now + (min(again_s, due_s) if due_s > 0.0 else again_s)
+        turn.broadcast((node.connection for node in here), Probe(number=self._number))
+
+    def _judge(self) -> None:
+        """Act on the answers, once all are here that are to be expected."""
+        question, turn, stopping = self._question, self._turn, self._stopping
+        plan = turn.record.plan
+        if question is None or plan is None:
+            return
+        missing = (question.asked - question.answered) & turn.members.nodes.keys()
+        silent = {name for name in missing if self._is_silent(name)}
+        if len(silent) < len(missing):
+            return
+        recovering = stopping.stop is not None
+        workers = turn.planned if recovering else plan.workers
+        finding = judge(
+            Standstill(
+                members=turn.members.live(workers),
+                stands=question.stands,
+                silent=silent,
+                idle=stopping.reports.keys() if recovering else (),
+                outside=self._outside(plan) if not recovering else (),
+                overdue=recovering or self.pace.overdue(turn.now),
+            )
+        )
+        self._end(self._own_work.spare(finding.hung))
+        if finding.silent:
+            kind, nodes = FailureKind.LEASE_EXPIRED, turn.members.nodes
+            self._failures.take(*(node_lost(name, kind, nodes[name].seen) for name in finding.silent))
+        if finding.network and not recovering and self._looked != plan.generation:
+            self._looked = plan.generation
+            turn.order_all(plan.workers, LookAround(generation=plan.generation))
+
+    def _outside(self, plan: GenerationPlan) -> list[str]:
+        """Return the members that are here and not in their generation yet."""
+        infos = (self._turn.members.worker(worker) for worker in plan.workers)
+        return [info.id for info in infos if info is not None and info.entered < plan.generation]
+
+    def _is_silent(self, name: str) -> bool:
+        """Tell whether nothing at all has come from a node since it was asked, for longer than it should take."""
+        node, since = self._turn.members.nodes[name], self._silent_since.get(name, self._turn.now)
+        return node.seen <= since and self._turn.now - since > PATIENCE_S
+
+    def _end(self, hung: Iterable[Stand]) -> None:
+        """Have workers that hang ended."""
+        turn = self._turn
+        for stand in hung:
+            accused, connection = self._accused.get(stand.worker), turn.members.connection_of(stand.worker)
+            if connection is not None and (accused is None or turn.now - accused.at > OBEYS_S):
+                self._accused[stand.worker] = _Accused(stand, turn.now)
+                turn.send(connection, EndHung(worker=stand.worker, why=what_hangs(stand)))

@@ -1,0 +1,93 @@
+"""Whose fault it is that training stands still: who computes, or does not answer, while others wait.
+
+Pure: the same evidence gives the same verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.protocol.messages.progress import Activity, Stand
+from holdfast.protocol.names import node_of
+
+#: Whoever is in these waits for others, though in no collective.
+WAITING = frozenset({Activity.AWAITING, Activity.ENTERING, Activity.RECEIVING, Activity.FINISHED})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standstill:
+    """What is known of a generation that stands still.
+
+    members: its workers by rank. stands: where those stand whose agents have answered. silent: nodes that have not
+    answered. idle: workers that are known to wait. outside: those that have not come into the generation yet. overdue:
+    it has taken longer than any step should.
+    """
+
+    members: Sequence[str]
+    stands: Mapping[str, Stand]
+    silent: Collection[str] = ()
+    idle: Collection[str] = ()
+    outside: Collection[str] = ()
+    overdue: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What speaks against whom; `network`: nothing against anybody, and yet they all wait."""
+
+    hung: tuple[Stand, ...] = ()
+    silent: tuple[str, ...] = ()
+    network: bool = False
+
+
+def judge(still: Standstill) -> Finding:
+    """Find who holds the others up. Nobody does where nobody waits, or where more are busy than wait for them."""
+    stands = [still.stands[worker] for worker in still.members if worker in still.stands]
+    hung = tuple(stand for stand in stands if stand.worker not in still.idle and _hangs(stand, overdue=still.overdue))
+    if still.overdue and any(stand.waits for stand in stands):
+        # They could not wait there if somebody else's group did not stand.
+        hung += tuple(stand for stand in stands if stand.worker in still.outside and _stays_away(stand))
+    waiting = {node_of(worker) for worker in still.idle}
+    waiting |= {node_of(stand.worker) for stand in stands if _waits(stand) and stand not in hung}
+    silent = tuple(dict.fromkeys(node_of(w) for w in still.members if node_of(w) in still.silent))
+    nodes = {node_of(stand.worker) for stand in hung}
+    if hung and len(nodes | {*silent}) <= max(1, len(waiting)) and waiting:
+        return Finding(hung=hung, silent=silent if still.overdue else ())
+    if not still.overdue or not waiting:
+        return Finding()
+    if silent:
+        return Finding(silent=silent) if len(silent) <= len(waiting) else Finding()
+    all_wait = len(stands) == len(still.members) and all(_waits(stand) for stand in stands)
+    return Finding(network=all_wait and any(stand.waits for stand in stands))
+
+
+def _waits(stand: Stand) -> bool:
+    return stand.waits or stand.activity in WAITING
+
+
+def _hangs(stand: Stand, *, overdue: bool) -> bool:
+    """Tell whether a worker is too long about something of its own, or does not run at all."""
+    if stand.stopped:
+        return overdue
+    if stand.waits:
+        return overdue and stand.late  # it does not look
+    return stand.late and stand.activity not in WAITING
+
+
+def _stays_away(stand: Stand) -> bool:
+    """Tell whether a worker does not come into a generation, and not because something is still on its way."""
+    return stand.activity is Activity.ENTERING and not stand.waits
+
+
+def what_hangs(stand: Stand) -> str:
+    """Say what a worker that hangs is about, for people."""
+    if stand.stopped:
+        return f"its process is stopped, at '{stand.activity}' of step {stand.step}"
+    if stand.waits:
+        return f"its process does not run: for {stand.for_s:.2f} s it has not looked whether its collective has ended"
+    if not stand.limit_s or stand.activity in WAITING:
+        return f"it has been at '{stand.activity}' for {stand.for_s:.2f} s, while others have come in and wait for it"
+    of = "" if stand.micro_batch is None else f", micro-batch {stand.micro_batch}"
+    place = f"'{stand.activity}' of step {stand.step}{of}"
+    return f"it has been at {place} for {stand.for_s:.2f} s, limit {stand.limit_s:.2f} s, while others wait for it"

@@ -1,0 +1,83 @@
+"""How fast a job goes, as its coordinator hears it, and since when it stands still."""
+
+from __future__ import annotations
+
+import math
+
+from holdfast.coordination.lateness.reading import Total
+from holdfast.coordination.lateness.times import FAILURE, FLOOR_S, Times
+from holdfast.protocol.messages.progress import Activity
+
+#: A step that takes longer than so many usual ones is worth asking after: that costs a message to each node and harms
+#: nobody. What it may lead to waits until it is a failure.
+ASK = 1.5
+#: of the floor below which nothing counts as late, this much before anybody is asked
+ASK_FLOOR_S = 0.05
+#: until it is known what entering a generation takes: longer than any group takes to be built (`build_gloo`)
+ENTER_S = 30.0
+
+
+class Pace:
+    """Steps and entries of the generation in force. Times are unix seconds."""
+
+    def __init__(self) -> None:
+        self._times = Times()
+        self._step = self._world = 0
+        #: since when nothing has happened
+        self.since = 0.0
+        self._entering = False
+
+    def began(self, world: int, now: float) -> None:
+        """A generation begins."""
+        self._world, self.since, self._entering, self._step = world, now, True, 0
+
+    def entered(self, now: float) -> None:
+        """All its members are in."""
+        if self._entering:
+            self._add(Activity.ENTERING, now)
+        self._entering = False
+
+    def applied(self, step: int, now: float) -> None:
+        """Somebody has applied a step."""
+        if self._entering or step <= self._step:
+            return
+        if self._step:
+            self._add(Activity.VOTED, now)
+        self._step, self.since = step, now
+
+    def wait_anew(self, now: float) -> None:
+        """The coordinator was away: what happened meanwhile is not known."""
+        self._step, self.since = 0, now
+
+    def _add(self, activity: Activity, now: float) -> None:
+        took_s = max(0.0, now - self.since)
+        self._times.add(activity, self._world, Total(1, took_s, took_s))
+        self.since = now
+
+    @property
+    def mean_s(self) -> float | None:
+        """Return what a step usually takes; None where nobody knows."""
+        limit_s = self._times.limit_s(Activity.VOTED, self._world)
+        return None if limit_s is None else (limit_s - FLOOR_S) / FAILURE
+
+    def asks(self, now: float) -> bool:
+        """Tell whether it is time to ask where everybody stands."""
+        still_s, mean_s = now - self.since, self.mean_s
+        if self._entering:
+            return still_s > self._enter_s
+        return mean_s is not None and still_s > ASK * mean_s + ASK_FLOOR_S
+
+    def overdue(self, now: float) -> bool:
+        """Tell whether it takes longer than it should."""
+        return now > self.overdue_at
+
+    @property
+    def overdue_at(self) -> float:
+        """From when on it takes longer than it should."""
+        if self._entering:
+            return self.since + self._enter_s
+        return math.inf if self.mean_s is None else self.since + FAILURE * self.mean_s + ASK_FLOOR_S
+
+    @property
+    def _enter_s(self) -> float:
+        return self._times.limit_s(Activity.ENTERING, self._world) or ENTER_S

@@ -1,0 +1,288 @@
+"""A job that stands still: its coordinator asks where everybody stands, and acts on what that shows."""
+
+from __future__ import annotations
+
+import msgspec
+from machinery import Job, w
+
+from holdfast.coordination.lateness.inquiry import OBEYS_S, PATIENCE_S
+from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.messages.progress import Activity, EndHung, Late, Probe, Stand, Whereabouts
+
+STEP_S = 0.15
+NODES = ("n0", "n1", "n2", "n3")
+
+
+def trained(steps: int = 10) -> Job:
+    """Return a job of four nodes that has trained for a while, its coordinator ticking."""
+    job = Job(nodes=4).start()
+    for step in range(1, steps + 1):
+        job.tick(STEP_S / 2)
+        job.tick(STEP_S / 2)
+        job.step(step)
+    return job
+
+
+def stand(node: str, step: int = 11, **fields: object) -> Stand:
+    """Return where a worker is late at its third micro-batch."""
+    late = Stand(
+        worker=w(node),
+        generation=1,
+        step=step,
+        activity=Activity.COMPUTE,
+        for_s=0.6,
+        limit_s=0.5,
+        micro_batch=3,
+    )
+    return msgspec.structs.replace(late, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def waits(node: str) -> Stand:
+    return stand(node, activity=Activity.REDUCING, for_s=0.01, limit_s=0.3, micro_batch=None, waits=True)
+
+
+def asked(job: Job) -> Probe:
+    """Let time pass until everybody is asked."""
+    for _ in range(40):
+        job.tick(0.02)
+        if probes := job.sent(Probe):
+            assert len(probes) == 4
+            return probes[0]
+    raise AssertionError("nobody was asked")
+
+
+def answer(job: Job, probe: Probe, *stands: Stand) -> list[EndHung]:
+    """Let the nodes of these workers answer; return what agents are told to end."""
+    ended: list[EndHung] = []
+    for each in stands:
+        job.tell(msg.node_of(each.worker), Whereabouts(number=probe.number, stands=(each,)))
+        ended += job.sent(EndHung)
+    return ended
+
+
+def down(worker: str, why: str) -> msg.WorkerDown:
+    return msg.WorkerDown(worker=worker, kind=FailureKind.HANG, detail=why, exit_code=-9)
+
+
+def test_nobody_is_asked_while_steps_come() -> None:
+    job = trained()
+    assert not any(isinstance(event, ev.FailureDetected) for event in job.events)
+    job.tick(STEP_S)
+    assert job.sent(Probe) == []
+
+
+def test_who_is_late_while_others_wait_is_ended_and_told_of_with_where_it_stood() -> None:
+    job = trained()
+    job.tell("n1", Late(stand=stand("n1")))
+    (probe, *_) = job.sent(Probe)
+    (end,) = answer(job, probe, stand("n1"), waits("n0"), waits("n2"), waits("n3"))
+    assert end.worker == w("n1")
+    job.tell("n1", down(w("n1"), end.why))
+    (failed,) = job.said(ev.FailureDetected)
+    assert (failed.node, failed.kind, failed.detector, failed.severity) == ("n1", "hang", "statistics", 2)
+    assert (failed.step, failed.phase, failed.micro_batch) == (11, "compute", 3)
+    assert "micro-batch 3" in failed.detail
+    assert job.orders(msg.Stop).keys() == {w(node) for node in ("n0", "n2", "n3")}
+
+
+def test_nothing_is_done_until_all_have_answered_that_do() -> None:
+    job = trained()
+    probe = asked(job)
+    assert answer(job, probe, stand("n1"), waits("n0"), waits("n2")) == []
+    (end,) = answer(job, probe, waits("n3"))
+    assert end.worker == w("n1")
+
+
+def test_who_becomes_late_after_all_have_answered_is_found_at_once() -> None:
+    job = trained()
+    probe = asked(job)
+    assert answer(job, probe, stand("n1", for_s=0.4), waits("n0"), waits("n2"), waits("n3")) == []
+    job.tell("n1", Late(stand=stand("n1")))
+    assert [end.worker for end in job.sent(EndHung)] == [w("n1")]
+
+
+def test_an_answer_to_another_question_counts_for_nothing() -> None:
+    job = trained()
+    old = asked(job)
+    probe = asked(job)
+    assert probe.number != old.number
+    assert answer(job, old, stand("n1"), waits("n0"), waits("n2"), waits("n3")) == []
+
+
+def test_a_node_speaks_for_its_own_workers_alone() -> None:
+    job = trained()
+    job.tell("n0", Late(stand=stand("n1")))
+    assert job.sent(Probe) == []
+    probe = asked(job)
+    job.tell("n0", Whereabouts(number=probe.number, stands=(waits("n0"), stand("n1"))))
+    assert answer(job, probe, waits("n1"), waits("n2"), waits("n3")) == []
+
+
+def test_an_agent_that_does_not_obey_is_told_again() -> None:
+    job = trained()
+    others = [waits("n0"), waits("n2"), waits("n3")]
+    assert len(answer(job, asked(job), stand("n1"), *others)) == 1
+    assert answer(job, asked(job), stand("n1", for_s=0.9), *others) == []
+    until = job.now + OBEYS_S
+    ended: list[EndHung] = []
+    while job.now < until or not ended:
+        ended += answer(job, asked(job), stand("n1", for_s=3.0), *others)
+    assert len(ended) == 1
+
+
+def test_a_silent_node_that_others_wait_for_is_given_up_long_before_its_lease_runs_out() -> None:
+    job = trained()
+    begun, probe = job.now, asked(job)
+    answer(job, probe, waits("n0"), waits("n1"), waits("n2"))
+    while not job.said(ev.FailureDetected):
+        job.tick(0.05)
+        assert job.now < begun + 2.0
+        answered = job.sent(Probe)
+        if answered and not job.said(ev.FailureDetected):
+            answer(job, answered[0], waits("n0"), waits("n1"), waits("n2"))
+    (failed,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    assert (failed.node, failed.kind) == ("n3", "lease_expired")
+    assert job.now - begun <= 3 * STEP_S + 0.2 + 0.05
+
+
+def test_a_node_that_says_anything_lives() -> None:
+    job = trained()
+    probe = asked(job)
+    answer(job, probe, waits("n0"), waits("n1"), waits("n2"))
+    job.tick(PATIENCE_S / 2)
+    job.tell("n3", msg.Heartbeat())
+    for _ in range(10):
+        job.tick(0.05)
+    assert not any(isinstance(event, ev.FailureDetected) for event in job.events)
+
+
+def test_what_a_coordinator_has_not_read_in_time_speaks_against_nobody() -> None:
+    job = trained()
+    probe = asked(job)
+    answer(job, probe, waits("n0"), waits("n1"), waits("n2"))
+    job.tick(1.2)  # (a slow store: what n3 has said waits to be read)
+    assert not job.said(ev.FailureDetected)
+
+
+def test_where_all_wait_for_each_other_they_look_around_once() -> None:
+    job = trained()
+    looks = 0
+    for _ in range(4):
+        probe = asked(job)
+        answer(job, probe, *map(waits, NODES))
+        looks += len(job.orders(msg.LookAround)) > 0
+    assert looks == 1
+
+
+def test_who_cannot_be_reached_by_the_others_is_out_after_the_first_look() -> None:
+    job = trained()
+    while not job.orders(msg.LookAround):
+        answer(job, asked(job), *map(waits, NODES))
+    for node, missing in (("n0", "n2"), ("n1", "n2"), ("n2", "n0"), ("n3", "n2")):
+        job.say(msg.Complaint(worker=w(node), generation=1, detail="they wait", unreachable=(w(missing),)))
+    for node in NODES:
+        job.report(node, 10, msg.Phase.REDUCING)
+    (failed,) = job.said(ev.FailureDetected)
+    assert failed.node == "n2"
+
+
+def test_where_all_reach_each_other_the_same_try_again() -> None:
+    job = trained()
+    while not job.orders(msg.LookAround):
+        answer(job, asked(job), *map(waits, NODES))
+    for node in NODES:
+        job.say(msg.Complaint(worker=w(node), generation=1, detail="all members wait for each other"))
+    for node in NODES:
+        job.report(node, 10, msg.Phase.REDUCING)
+    (failed,) = job.said(ev.FailureDetected)
+    assert failed.severity == 3
+    assert len(job.orders(msg.Begin)) == 4
+
+
+def hang_of(job: Job, node: str, others: tuple[str, ...], **fields: object) -> list[EndHung]:
+    """Let a worker be late while others wait; return whom its agent is told to end."""
+    late = stand(node, **fields)
+    job.tell(node, Late(stand=late))
+    probes = job.sent(Probe)
+    return answer(job, probes[0], late, *map(waits, others)) if probes else []
+
+
+def test_late_at_the_same_micro_batch_on_a_second_node_it_is_the_work() -> None:
+    job = trained()
+    (end,) = hang_of(job, "n1", ("n0", "n2", "n3"))
+    job.tell("n1", down(w("n1"), end.why))
+    for node in ("n0", "n2", "n3"):
+        job.report(node, 10)
+    generation = job.machine.turn.generation
+    for node in ("n0", "n2", "n3"):
+        job.say(msg.Entered(worker=w(node), generation=generation, applied=10))
+    assert hang_of(job, "n2", ("n0", "n3"), generation=generation) == []
+    (raised,) = [event for event in job.events if isinstance(event, ev.LimitRaised)]
+    assert (raised.node, raised.step, raised.phase, raised.micro_batch) == ("n2", 11, "compute", 3)
+    assert "n1" in raised.why
+    job.tick(0.3)
+    assert hang_of(job, "n2", ("n0", "n3"), generation=generation, for_s=60.0) == []
+    assert len([event for event in job.events if isinstance(event, ev.LimitRaised)]) == 1
+
+
+def test_two_that_are_late_at_the_same_place_at_once_do_the_same() -> None:
+    job = trained()
+    script = {"activity": Activity.SCRIPT, "micro_batch": None, "for_s": 5.0}
+    both = stand("n0", **script), stand("n1", **script)
+    assert answer(job, asked(job), *both, waits("n2"), waits("n3")) == []
+    assert {event.node for event in job.events if isinstance(event, ev.LimitRaised)} == {"n0", "n1"}
+
+
+def test_where_several_are_late_at_once_they_are_given_three_times_as_long() -> None:
+    job = trained()
+    both = stand("n0", micro_batch=1), stand("n1", micro_batch=2)
+    assert answer(job, asked(job), *both, waits("n2"), waits("n3")) == []
+    far = [msgspec.structs.replace(late, for_s=1.6) for late in both]
+    assert len(answer(job, asked(job), *far, waits("n2"), waits("n3"))) == 2
+
+
+def test_a_script_that_was_ended_once_between_its_steps_has_ten_times_as_long_the_next_time() -> None:
+    job = trained()
+    script = {"activity": Activity.SCRIPT, "micro_batch": None}
+    assert len(answer(job, asked(job), stand("n1", **script), *map(waits, ("n0", "n2", "n3")))) == 1
+    for for_s, ended in ((0.6, 0), (4.9, 0), (5.1, 1)):
+        late = stand("n2", step=12, for_s=for_s, **script)
+        assert len(answer(job, asked(job), late, *map(waits, ("n0", "n1", "n3")))) == ended
+
+
+def test_a_member_whose_process_is_stopped_does_not_keep_the_others_waiting_for_its_report() -> None:
+    job = trained()
+    job.lose("n0")
+    for node in ("n1", "n2"):
+        job.report(node, 10)
+    while not (probes := job.sent(Probe)):
+        job.tick(0.05)
+        assert job.now < 200.0
+    assert len(probes) == 3
+    (end,) = answer(job, probes[0], waits("n1"), waits("n2"), stand("n3", for_s=0.1, stopped=True))
+    assert end.worker == w("n3")
+
+
+def test_a_worker_in_the_middle_of_its_optimizer_s_step_may_keep_them_waiting() -> None:
+    job = trained()
+    job.lose("n0")
+    for node in ("n1", "n2"):
+        job.report(node, 10)
+    while not (probes := job.sent(Probe)):
+        job.tick(0.05)
+    applying = stand("n3", activity=Activity.APPLYING, for_s=0.3)
+    assert answer(job, probes[0], waits("n1"), waits("n2"), applying) == []
+
+
+def test_without_its_key_nobody_is_asked() -> None:
+    job = Job(nodes=4)
+    job.spec = msgspec.structs.replace(job.spec, experiments=msgspec.structs.replace(job.spec.experiments, watch=False))
+    job.start()
+    for step in range(1, 8):
+        job.tick(STEP_S)
+        job.step(step)
+    for _ in range(20):
+        job.tick(0.1)
+        assert job.sent(Probe) == []

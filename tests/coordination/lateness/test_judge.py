@@ -1,0 +1,119 @@
+"""Whose fault it is: who computes, or does not answer, while others wait; being late is none by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from holdfast.coordination.lateness.judge import Finding, Standstill, judge, what_hangs
+from holdfast.protocol.messages.progress import Activity, Stand
+
+NODES = ("a", "b", "c", "d")
+WORKERS = tuple(f"{node}/0/0" for node in NODES)
+
+
+def stand(node: str, activity: Activity = Activity.COMPUTE, for_s: float = 1.0, limit_s: float = 0.5) -> Stand:
+    """Return where a worker of a node is late."""
+    return Stand(worker=f"{node}/0/0", generation=1, step=5, activity=activity, for_s=for_s, limit_s=limit_s)
+
+
+def waits(node: str, looked_s: float = 0.01) -> Stand:
+    return msgspec.structs.replace(stand(node, Activity.REDUCING, looked_s, 0.3), waits=True)
+
+
+def case(*stands: Stand, silent: tuple[str, ...] = (), overdue: bool = True) -> Standstill:
+    return Standstill(members=WORKERS, stands={stand.worker: stand for stand in stands}, silent=silent, overdue=overdue)
+
+
+def test_who_computes_while_the_others_wait_is_named_though_no_step_is_overdue_yet() -> None:
+    late = stand("a")
+    assert judge(case(late, *map(waits, "bcd"), overdue=False)) == Finding(hung=(late,))
+
+
+def test_who_computes_within_its_limit_is_not() -> None:
+    assert judge(case(stand("a", for_s=0.4), *map(waits, "bcd"))) == Finding()
+
+
+def test_who_computes_and_nobody_knows_for_how_long_it_may_is_not() -> None:
+    assert judge(case(stand("a", limit_s=0.0), *map(waits, "bcd"))) == Finding()
+
+
+def test_nobody_is_late_where_nobody_waits() -> None:
+    assert judge(case(*map(stand, "abcd"))) == Finding()
+
+
+def test_where_more_are_busy_than_wait_it_is_what_they_do() -> None:
+    assert judge(case(*map(stand, "abc"), waits("d"))) == Finding()
+    both = (stand("a"), stand("b"))
+    assert judge(case(*both, waits("c"), waits("d"))).hung == both
+
+
+def test_of_two_one_may_hold_the_other_up() -> None:
+    late = stand("a")
+    two = replace(case(late, waits("b")), members=WORKERS[:2])
+    assert judge(two) == Finding(hung=(late,))
+
+
+def test_where_all_wait_it_is_the_network_once_it_takes_too_long() -> None:
+    assert judge(case(*map(waits, "abcd"))) == Finding(network=True)
+    assert judge(case(*map(waits, "abcd"), overdue=False)) == Finding()
+
+
+def test_it_is_not_the_network_where_one_says_nothing_of_itself() -> None:
+    assert judge(case(*map(waits, "abc"))) == Finding()
+
+
+def test_who_waits_and_does_not_look_does_not_run() -> None:
+    asleep = waits("a", looked_s=0.6)
+    assert judge(case(asleep, *map(waits, "bcd"))) == Finding(hung=(asleep,))
+    assert judge(case(asleep, *map(waits, "bcd"), overdue=False)) == Finding()
+
+
+def test_a_stopped_process_is_named_wherever_it_stands() -> None:
+    stopped = msgspec.structs.replace(stand("a", for_s=0.1), stopped=True)
+    assert judge(case(stopped, *map(waits, "bcd"))) == Finding(hung=(stopped,))
+    assert judge(case(stopped, *map(waits, "bcd"), overdue=False)) == Finding()
+
+
+def test_a_node_that_does_not_answer_is_named_once_it_takes_too_long() -> None:
+    assert judge(case(*map(waits, "abc"), silent=("d",))) == Finding(silent=("d",))
+    assert judge(case(*map(waits, "abc"), silent=("d",), overdue=False)) == Finding()
+
+
+def test_where_more_are_silent_than_wait_it_may_be_the_coordinator_that_hears_nothing() -> None:
+    assert judge(case(waits("a"), silent=("b", "c", "d"))) == Finding()
+
+
+def test_a_node_that_is_silent_is_not_named_where_nobody_waits() -> None:
+    assert judge(case(*(stand(node, for_s=0.1) for node in "abc"), silent=("d",))) == Finding()
+
+
+def test_members_that_have_reported_wait() -> None:
+    late = stand("a", Activity.APPLYING)
+    told = replace(case(late), idle=WORKERS[1:])
+    assert judge(told) == Finding(hung=(late,))
+    assert judge(replace(told, idle=WORKERS)) == Finding()
+
+
+def test_who_does_not_come_in_where_others_are_is_named() -> None:
+    away = stand("a", Activity.ENTERING, limit_s=0.0)
+    assert judge(case(away, *map(waits, "bcd"))).hung == ()
+    assert judge(replace(case(away, *map(waits, "bcd")), outside=WORKERS[:1])) == Finding(hung=(away,))
+    all_away = case(*(stand(node, Activity.ENTERING) for node in NODES))
+    assert judge(replace(all_away, outside=WORKERS)) == Finding()
+
+
+def test_a_receiver_is_not_blamed_for_what_has_not_come() -> None:
+    receives = stand("a", Activity.RECEIVING)
+    assert judge(replace(case(receives, *map(waits, "bcd")), outside=WORKERS[:1])).hung == ()
+
+
+def test_people_are_told_where_it_stands() -> None:
+    late = msgspec.structs.replace(stand("a"), micro_batch=3)
+    assert what_hangs(late) == (
+        "it has been at 'compute' of step 5, micro-batch 3 for 1.00 s, limit 0.50 s, while others wait for it"
+    )
+    assert "is stopped" in what_hangs(msgspec.structs.replace(late, stopped=True))
+    assert "has not looked" in what_hangs(waits("a"))
+    assert "have come in" in what_hangs(stand("a", Activity.ENTERING))
