@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from machinery import Job, applied, attach, commit, hello, kept, w, written
 
+from holdfast.coordination.progress.announced import TOLD_AT_ONCE
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
@@ -199,4 +200,4 @@ def test_the_more_nodes_there_are_the_more_seldom_they_are_told_what_to_forget()
         return times[1] - times[0]
 
     assert 0.4 < told_after_s(4) < 0.7
-    assert 0.9 < told_after_s(2 * 64) < 1.2
+    assert 0.9 < told_after_s(2 * TOLD_AT_ONCE) < 1.2

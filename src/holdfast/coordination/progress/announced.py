@@ -16,7 +16,7 @@ from holdfast.protocol.state import kind_of
 #: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn
 AT_ONCE = 2048
 #: so many nodes are told within a heartbeat what they need not keep; where there are more, they are told more seldom
-TOLD_AT_ONCE = 64
+TOLD_AT_ONCE = 16
 
 
 class Progress:
