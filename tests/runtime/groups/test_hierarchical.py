@@ -192,13 +192,16 @@ ABSENT = ((5, False), (4, True), (2, True), (0, True))
 
 
 def left_when_one_is_absent(seat: Seat) -> list[bool]:
-    """Return of each case whether this rank had to leave by its halt."""
+    """Return of each case whether this rank had to leave by its halt, which comes once all who can pass have passed."""
     left: list[bool] = []
     for generation, (absent, gives) in enumerate(ABSENT, start=3):
         halt = threading.Event()
-        comm = seat.connect(generation, nodes=NODES, any_to_any=False, flat_up_to=1, fan_out=2, halt=halt, timeout_s=5)
+        comm = seat.connect(generation, nodes=NODES, any_to_any=False, flat_up_to=1, fan_out=2, halt=halt, timeout_s=60)
         seat.meet()
-        threading.Timer(0.03, halt.set).start()
+        halting = threading.Thread(target=lambda halt=halt: (seat.meet(), halt.set()))
+        stuck = seat.rank in must_leave(absent, gives=gives)
+        if stuck:
+            halting.start()
         try:
             if seat.rank == absent:
                 if gives:
@@ -210,6 +213,10 @@ def left_when_one_is_absent(seat: Seat) -> list[bool]:
         except HaltedError:
             left.append(True)
         finally:
+            if stuck:
+                halting.join()
+            else:
+                seat.meet()
             seat.meet()
             comm.retire()
             seat.meet()
