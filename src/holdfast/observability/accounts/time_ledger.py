@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.observability.accounts.attendance import Attendance
 from holdfast.observability.accounts.time_spans import Cause, Span, split
-from holdfast.observability.accounts.usual_steps import UsualSteps
+from holdfast.observability.accounts.usual_steps import LATE, UsualSteps
 from holdfast.protocol.events import (
     CheckpointSaved,
     CoordinatorRestarted,
@@ -90,11 +90,15 @@ class TimeLedger:
             self._open = Span(event.time)
             self._waiting_since = event.time  # the first generation waits for its nodes
         self._now = max(self._now, event.time)
-        self._attendance.take(event, self._now)
-        if isinstance(event, Recovered | Rebalanced):
-            self._tell_closed(event)
-        self._settle()
-        self._mark(event)
+        if isinstance(event, StepCommitted):
+            self._settle()
+            self._commit(event)
+        else:
+            self._attendance.take(event, self._now)
+            if isinstance(event, Recovered | Rebalanced):
+                self._tell_closed(event)
+            self._settle()
+            self._mark(event)
         self._position = self._position.after(event)
         self._furthest = max(self._furthest, self._position.step)
 
@@ -148,8 +152,6 @@ class TimeLedger:
         match event:
             case JobStarted() | CoordinatorRestarted():
                 self._begin(event)
-            case StepCommitted():
-                self._commit(event)
             case JournalRepaired():
                 span.lost = True
                 end = max(event.step_time, span.began)
@@ -222,8 +224,13 @@ class TimeLedger:
         if self._closed is None:
             return
         (span, end), self._closed = self._closed, None
-        if not (span.disturbed or span.again):
-            self.usual.note(span.world, end - span.began)
+        seconds, plain = end - span.began, not (span.disturbed or span.again)
+        if plain:
+            self.usual.note(span.world, seconds)
+        full = self.usual.full
+        if plain and full is not None and seconds <= LATE * full and not self._kept:
+            self._enter(span.seq, Cause.EFFECTIVE, seconds)  # (what nearly all are; `split` says the same of them)
+            return
         self._kept.append((span, end))
         if self.usual.full is not None or len(self._kept) > _MOST_HELD:
             for kept, ended in self._kept:
@@ -232,15 +239,21 @@ class TimeLedger:
 
     def _book(self, books: dict[Cause, float], span: Span, end: float) -> None:
         for cause, seconds in split(span, end, self.usual.of(span.world), self.usual.full):
-            paid = 0.0
             if books is self._booked:
-                if cause is Cause.EFFECTIVE:
-                    paid = min(seconds, self._stalled)
-                    self._stalled -= paid
-                    books[Cause.CHECKPOINT] += paid
-                if self._told is not None:
-                    self._told(span.seq, cause, seconds)
-            books[cause] += seconds - paid
+                self._enter(span.seq, cause, seconds)
+            else:
+                books[cause] += seconds
+
+    def _enter(self, seq: int, cause: Cause, seconds: float) -> None:
+        """Enter what is known for good; what checkpoints have held up is taken from what trains."""
+        paid = 0.0
+        if self._stalled and cause is Cause.EFFECTIVE:
+            paid = min(seconds, self._stalled)
+            self._stalled -= paid
+            self._booked[Cause.CHECKPOINT] += paid
+        self._booked[cause] += seconds - paid
+        if self._told is not None:
+            self._told(seq, cause, seconds)
 
     def _seconds(self, now: float) -> dict[Cause, float]:
         """Return the seconds per cause up to `now`, what is kept and open among them."""
