@@ -15,6 +15,7 @@ def test_who_is_asked_for_what() -> None:
         made("node_left", seq=4, node="n7", reason="quarantined"): ("site", "holdfast undrain n7"),
         made("rolled_back", seq=4, to_step=3, why="w"): ("operator", "holdfast explain 4"),
         made("checkpoint_rejected", seq=4, name="c", why="w"): ("operator", "holdfast explain 4"),
+        made("corruption_found", seq=4, step=6, what="samples"): ("operator", "holdfast explain 4"),
         made("job_failed", seq=4, why="w"): ("operator", "holdfast explain 4"),
     }
     for event, (who, command) in asked.items():

@@ -128,6 +128,14 @@ def test_a_roll_back_says_what_had_no_live_copy_and_which_checkpoints_were_damag
     assert found.seconds["waiting"] == pytest.approx(9.4)
 
 
+def test_what_was_refused_says_what_was_wrong_with_it() -> None:
+    found = made("corruption_found", 10.5, step=10, what="samples", detail="one counts twice")
+    again = [generation(10.6, 2, "failure", decision="redo"), step(10, 12.0), made("recovered", 12.0, action="retry")]
+    told = explain(numbered([*CALM, found, *again]), FIRST)
+    assert told.why == "the samples of step 10 were not what they must be: one counts twice"
+    assert (told.action, [rung.held for rung in told.rungs]) == ("retry", [True])
+
+
 def test_an_arrival_a_rebalance_and_a_start() -> None:
     swap = [joined("d", 10.5), generation(10.9, 2, "join", "abcd"), step(10, 11.0), step(11, 12.5, world_size=4)]
     grown = numbered([*CALM, *swap, made("recovered", 12.5, action="grow", state_source="live", moved_bytes=9)])

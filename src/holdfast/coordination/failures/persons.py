@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from holdfast.protocol.events import AnyEvent, CheckpointRejected, JobFailed, JobWaiting, NodeLeft, RolledBack, name_of
+from holdfast.protocol.events import (
+    AnyEvent,
+    CheckpointRejected,
+    CorruptionFound,
+    JobFailed,
+    JobWaiting,
+    NodeLeft,
+    RolledBack,
+    name_of,
+)
 
 #: who runs the job; who repairs its machines
 OPERATOR, SITE = "operator", "site"
@@ -24,6 +33,8 @@ def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
             asked = OPERATOR, look, f"{step - event.to_step} steps are undone: {event.why}"
         case CheckpointRejected():
             asked = OPERATOR, look, f"checkpoint {event.name} cannot be used: {event.why}"
+        case CorruptionFound():
+            asked = OPERATOR, look, f"the {event.what} of step {event.step} were not what they must be: {event.detail}"
         case JobFailed():
             asked = OPERATOR, look, event.why
         case _:

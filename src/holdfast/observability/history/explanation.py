@@ -13,6 +13,7 @@ from holdfast.observability.history.episodes import SWAPS, Episode, episodes
 from holdfast.protocol.events import (
     ActionRequested,
     CheckpointRejected,
+    CorruptionFound,
     FailureDetected,
     GenerationStarted,
     JobFailed,
@@ -111,7 +112,7 @@ def _episode(events: Sequence[ReadEvent], episode: Episode, event: ReadEvent) ->
     told = episode.recovered
     known = Explanation(
         event=event,
-        why=next((one.why for one in episode.events if isinstance(one, RolledBack | JobFailed)), ""),
+        why=_why(episode),
         failures=tuple(one for one in episode.events if isinstance(one, FailureDetected)),
         rungs=tuple(_rungs(episode)),
         over=told is not None or episode.ended < len(events),
@@ -141,6 +142,16 @@ def _episode(events: Sequence[ReadEvent], episode: Episode, event: ReadEvent) ->
             )
         case None:
             return known
+
+
+def _why(episode: Episode) -> str:
+    """Return what an episode came from, where it is no failure of a part that was detected."""
+    for event in episode.events:
+        if isinstance(event, RolledBack | JobFailed):
+            return event.why
+        if isinstance(event, CorruptionFound):
+            return f"the {event.what} of step {event.step} were not what they must be: {event.detail}"
+    return ""
 
 
 def _rungs(episode: Episode) -> Iterator[Rung]:
