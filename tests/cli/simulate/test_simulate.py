@@ -68,7 +68,8 @@ def test_a_clusters_file_is_taken_as_it_is_and_options_say_more() -> None:
     assert (model["nodes"], model["workers_per_node"], model["rack_nodes"]) == (36864, 2, 36)
     assert (model["mtbf_hours"], model["mtbf_rack_hours"], model["mttr_hours"]) == (20000.0, 10000.0, 24.0)
     assert (model["checkpoint"]["period_s"], model["restart"]["restart_s"]) == (250.0, 360.0)
-    model = json.loads(run(*words, "--set", "nodes=12", "--nodes", "100", "--mtbf", "30d", "--mttr", "90m"))["model"]
+    said = ("--set", "nodes=12", "--nodes", "100", "--mtbf", "30d", "--mttr", "90m", "--hours", "9", "--replications", "2")
+    model = json.loads(run(words[0], *said, "--json"))["model"]
     assert (model["nodes"], model["mtbf_hours"], model["mttr_hours"]) == (100, 720.0, 1.5)
 
 
@@ -92,6 +93,8 @@ def test_a_clusters_file_is_taken_as_it_is_and_options_say_more() -> None:
         (["--set", "recovery.groups=mpi"], "--set recovery.groups is 'mpi': it must be one of nccl, gloo"),
         (["--set", "job.rounds=1.5"], "--set job.rounds is 1.5: it must be a whole number"),
         (["--set", "job.step_s=0"], "--set job.step_s is 0: it must be a number of seconds"),
+        (["--scale", "--nodes", "5"], "--nodes is 5: --scale shows jobs of 4 to 16,384 nodes; leave one of them out"),
+        (["--scale", "--set", "nodes=7"], "--set nodes is 7: --scale shows jobs of 4 to 16,384 nodes"),
         (["--set", "min_nodes=2000"], "min_nodes is 2000: it must be at most nodes, 1024"),
         (["no-such.toml"], "no-such.toml: cannot be read: No such file or directory"),
     ],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from holdfast.protocol.names import worker_id
+from holdfast.protocol.names import node_of, worker_id
 from holdfast.protocol.plan import GenerationPlan, Member
-from holdfast.runtime.groups.reach import unreachable
+from holdfast.runtime.groups.reach import AT_ONCE, CONNECT_S, LONGEST_S, unreachable
 
 
 def member(node: str, port: int) -> Member:
@@ -24,6 +24,28 @@ def test_a_closed_port_is_named_and_an_open_one_is_not() -> None:
 def test_nobody_asks_its_own_node_or_a_member_without_a_port() -> None:
     plan = GenerationPlan(term=1, generation=1, members=(member("a", 1), member("b", 0)))
     assert unreachable(plan, "a/0/a", lambda host, port: False) == ()
+
+
+def test_where_thousands_are_cut_off_looking_ends_and_many_nodes_were_looked_at() -> None:
+    """A second for each, 32 at a time, would be minutes, in which nobody else hears what is known."""
+    members = tuple(
+        Member(worker=worker_id(f"n{node}", index, "a"), host="h", state_port=1)
+        for node in range(1000)
+        for index in range(8)
+    )
+    asked: list[float] = []
+
+    def connects(host: str, port: int) -> bool:
+        asked.append(1.0)
+        return False
+
+    named = unreachable(
+        GenerationPlan(term=1, generation=1, members=members), "n10/0/a", connects, lambda: sum(asked) / AT_ONCE
+    )
+    assert len(named) <= (LONGEST_S + CONNECT_S) * AT_ONCE
+    assert len({node_of(worker) for worker in named}) == len(named) > LONGEST_S * AT_ONCE / 2
+    ranks = [int(node_of(worker)[1:]) for worker in named]
+    assert ranks == sorted(ranks) and ranks[0] == 11, "those after one's own: every worker looks at others"
 
 
 def test_all_are_asked() -> None:

@@ -53,7 +53,8 @@ def simulate(
     from holdfast.reliability.monte_carlo.estimate import SimulationSettings
 
     options = {"nodes": nodes, "mtbf_hours": mtbf, "mttr_hours": mttr, "standbys": standbys}
-    case = given_case(cluster, settings or [], {key: value for key, value in options.items() if value is not None})
+    given = {key: value for key, value in options.items() if value is not None}
+    case = given_case(cluster, settings or [], given, scale=scale)
     if scale:
         show_scale(case, as_json=as_json)
     else:

@@ -10,24 +10,30 @@ from holdfast.cli.spec_options import given_settings
 from holdfast.documents import Given, build
 from holdfast.errors import BadInputError
 from holdfast.simulation.fleet.case import FleetCase, checked
+from holdfast.simulation.fleet.scale import SIZES
 
 #: what an option is called that sets a key
 OPTIONS = {"nodes": "--nodes", "mtbf_hours": "--mtbf", "mttr_hours": "--mttr", "standbys": "--standbys"}
 
 
-def given_case(path: Path | None, pairs: Sequence[str], options: Mapping[str, str]) -> FleetCase:
+def given_case(
+    path: Path | None, pairs: Sequence[str], options: Mapping[str, str], *, scale: bool = False
+) -> FleetCase:
     """Return the case.
 
     Args:
         path: of a cluster. pairs: `KEY=VALUE`. options: values by key.
+        scale: jobs of all sizes are to be shown, so that none can be asked for.
 
     Raises:
         BadInputError: something is wrong with one of them, or they do not fit together.
     """
-    given = {} if path is None else _given_hardware(path)
-    given |= given_settings(pairs, FleetCase, "recovery.lease_s=5")
-    given |= {key: Given(value, OPTIONS[key], text=True) for key, value in options.items()}
-    return checked(build(FleetCase, given))
+    said = given_settings(pairs, FleetCase, "recovery.lease_s=5")
+    said |= {key: Given(value, OPTIONS[key], text=True) for key, value in options.items()}
+    if scale and (size := said.get("nodes")):
+        sizes = f"jobs of {SIZES[0]} to {SIZES[-1]:,} nodes"
+        raise BadInputError(f"{size.name} is {size.value}: --scale shows {sizes}; leave one of them out")
+    return checked(build(FleetCase, (_given_hardware(path) if path is not None else {}) | said))
 
 
 def _given_hardware(path: Path) -> dict[str, Given]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,29 +14,52 @@ from holdfast.protocol.plan import GenerationPlan, Member
 CONNECT_S = 1.0
 #: How many are tried at a time.
 AT_ONCE = 32
+#: Nobody is tried after this: what is known by then is to be heard.
+LONGEST_S = 5.0
 
 
 def unreachable(
-    plan: GenerationPlan, worker: str, connects: Callable[[str, int], bool] | None = None
+    plan: GenerationPlan,
+    worker: str,
+    connects: Callable[[str, int], bool] | None = None,
+    now: Callable[[], float] = time.monotonic,
 ) -> tuple[str, ...]:
     """Return the members on other nodes whose state ports take no connection, in rank order.
+
+    Where they are so many that trying them takes too long, the rest is left out: first one worker of each node is
+    tried, from one's own rank on, so that each member tries others first.
 
     Args:
         worker: who asks.
         connects: tries an address; a TCP connection that is closed at once if None.
+        now: in seconds.
     """
-    own = next((member.node for member in plan.members if member.worker == worker), "")
-    others = [member for member in plan.members if member.node != own and member.state_port]
-    return _failing(others, connects or _connects)
+    rank = plan.rank(worker) or 0
+    own = plan.members[rank].node
+    seen: Counter[str] = Counter()
+    order: list[tuple[int, int, Member]] = []
+    for distance, member in enumerate((*plan.members[rank:], *plan.members[:rank])):
+        if member.node != own and member.state_port:
+            order.append((seen[member.node], distance, member))
+            seen[member.node] += 1
+    members = [member for _, _, member in sorted(order, key=lambda entry: entry[:2])]
+    failing = _failing(members, connects or _connects, now)
+    return tuple(member.worker for member in plan.members if member.worker in failing)
 
 
-def _failing(members: Sequence[Member], connects: Callable[[str, int], bool]) -> tuple[str, ...]:
+def _failing(
+    members: Sequence[Member], connects: Callable[[str, int], bool], now: Callable[[], float]
+) -> frozenset[str]:
     if not members:
-        return ()
+        return frozenset()
+    until = now() + LONGEST_S
+
+    def fails(member: Member) -> bool:
+        return now() < until and not connects(member.host, member.state_port)
+
     with ThreadPoolExecutor(min(AT_ONCE, len(members)), thread_name_prefix="holdfast-reach") as pool:
-        hosts, ports = [member.host for member in members], [member.state_port for member in members]
-        answers = list(pool.map(connects, hosts, ports))
-    return tuple(member.worker for member, answer in zip(members, answers, strict=True) if not answer)
+        answers = list(pool.map(fails, members))
+    return frozenset(member.worker for member, failed in zip(members, answers, strict=True) if failed)
 
 
 def _connects(host: str, port: int) -> bool:
