@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from machinery import commit, w
@@ -68,6 +70,14 @@ def test_the_rules(
         assert verdict.decision == FORWARD
     else:
         assert verdict.decision == Decision(kind=DecisionKind.REDO, applied=STEP - 1)
+
+
+@pytest.mark.parametrize("known", [None, Passed(step=STEP - 1, commit=commit(9.0))])
+def test_nobody_goes_forward_without_v_of_that_very_step(known: Passed | None) -> None:
+    """Somebody claims to have applied it, and gives no v: it goes on from there alone, nobody guesses."""
+    liar = msgspec.structs.replace(report(0, "applied"), passed=known)
+    verdict = decide(None, STEP - 1, [report(1, "voted"), liar], [])
+    assert verdict == Verdict(decision=Decision(kind=DecisionKind.REDO, applied=STEP), holders=(liar.worker,))
 
 
 @given(stands=DURING | AFTER, checkpoints=CHECKPOINTS, data=st.data())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind, Passed
 from holdfast.protocol.record import KnownCheckpoint
@@ -62,13 +63,13 @@ def decide(
     passed = _newest_passed(previous, reports)
     top = max(report.applied or 0 for report in carriers)
     target = max(top, passed.step) if passed else top
-    holders = [report for report in carriers if _can_reach(report, target)]
+    commit = passed.commit if passed is not None and passed.step == target else None
+    holders = [report for report in carriers if _can_reach(report, target, commit)]
     if not holders:
         return without_state(committed, checkpoints, [], anew=anew, unreadable=unreadable)
     workers = tuple(report.worker for report in holders)
     if any(report.applied != target for report in holders):
-        assert passed is not None
-        forward = Decision(kind=DecisionKind.FORWARD, applied=target, commit=passed.commit)
+        forward = Decision(kind=DecisionKind.FORWARD, applied=target, commit=commit)
         return Verdict(decision=forward, holders=workers)
     return Verdict(decision=Decision(kind=DecisionKind.REDO, applied=target), holders=workers)
 
@@ -123,7 +124,7 @@ def _newest_passed(previous: Decision | None, reports: Sequence[Report]) -> Pass
     return max(known, key=lambda passed: passed.step, default=None)
 
 
-def _can_reach(report: Report, target: int) -> bool:
-    """True where the worker has the state of `target`, or the reduced gradients that lead there."""
+def _can_reach(report: Report, target: int, commit: Commit | None) -> bool:
+    """True where the worker has the state of `target`, or the reduced gradients that lead there, and v is known."""
     holding = report.holding_of(target)
-    return holding is not None and holding.dense
+    return holding is not None and holding.dense and (report.applied == target or commit is not None)
