@@ -269,8 +269,8 @@ MUTANTS = (
     Mutant(
         name="nothing_is_filled_in",
         file=LEDGER,
-        old="        for step in range(self.committed + 1, top + 1):\n            self.expect(",
-        new="        for step in range(self.committed + 1, self.committed + 1):\n            self.expect(",
+        old="        for step in range(max(self.committed, self._whole) + 1, top + 1):\n",
+        new="        for step in range(self.committed + 1, self.committed + 1):\n",
         why="a step whose witnesses are all dead is announced all the same",
     ),
     Mutant(

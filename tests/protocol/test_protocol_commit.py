@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,3 +48,11 @@ def test_a_count_that_is_none_equals_no_count(sum_: float) -> None:
     """A rank that puts in nonsense must not end all others: they refuse v."""
     v = from_sums([1.0, 1.0, sum_, 0.0, sum_, 1.0], 1)
     assert (v.samples, v.sample_hashes) == (-1, -1)
+
+
+@pytest.mark.parametrize(("lane", "value"), [("samples", -2), ("samples", (1 << 64) - 1)])
+def test_a_message_with_numbers_that_nobody_counts_to_is_refused(lane: str, value: int) -> None:
+    """Their sum over some steps would be more than a record can hold, which ended the coordinator."""
+    said = {"type": "Commit", "grad_square": 1.0, "loss_sum": 1.0, "samples": 4, "nonfinite": 0, lane: value}
+    with pytest.raises(msgspec.ValidationError, match=lane):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=Commit)

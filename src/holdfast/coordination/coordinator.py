@@ -122,9 +122,9 @@ class Coordinator:
             self.members.renew(event.connection, self.turn.now)  # most of what is heard, and nothing comes of it
             return []
         self._take(event)
-        if isinstance(event, Received) and isinstance(event.message, msg.Heartbeat) and not self.parts.ledger.due:
-            return []  # where somebody stands leads to nothing, but where that is all
-        self._advance()
+        # (Where somebody stands leads to nothing, but where that is all.)
+        if self.parts.ledger.due or not (isinstance(event, Received) and isinstance(event.message, msg.Heartbeat)):
+            self._advance()
         if isinstance(event, Tick) and self.over is None:
             self.parts.newcomers.tell()
             self.parts.progress.tell(self.config.heartbeat_s)
@@ -211,8 +211,8 @@ class Coordinator:
                 self._AGENT_SAYS[type(kept)][self.parts.state](self, node, kept)
             elif kept.worker not in superseded:
                 self._hearing.take(node, kept)
-        if self.members.on(connection) is not node:
-            return  # expelled for what it has said
+            if self.members.on(connection) is not node:
+                return  # expelled for what it has said
         # Only now is everything known that the node has to say: until here it was awaited as absent.
         self.parts.absences.back(node)
         if self.over is None:
@@ -231,8 +231,7 @@ class Coordinator:
             self._depart(node, self.parts.ending.farewell)
 
     def _leave(self, node: Node, leave: msg.Leave) -> None:
-        workers = self._depart(node, leave.reason)
-        self.parts.failures.gone(workers, self.turn.now)
+        self.parts.failures.gone(self._depart(node, leave.reason), self.turn.now)
         if not self.members.nodes and leave.reason == "quarantined":
             self.parts.ending.failed(f"the last node, {node.name}, is quarantined: {leave.detail}")
 
@@ -267,8 +266,7 @@ class Coordinator:
         config, now = self.config, self.turn.now
         expired = [(node.name, node.seen) for node in self.members.expired(now, config.lease_s)]
         away = self.parts.absences.overdue(config.lease_s)
-        kind = FailureKind.LEASE_EXPIRED
-        self.parts.failures.take(*(node_lost(name, kind, since) for name, since in [*expired, *away]))
+        self.parts.failures.take(*(node_lost(name, FailureKind.LEASE_EXPIRED, at) for name, at in [*expired, *away]))
         if self.parts.joining.overdue:
             self.parts.failures.undo_pending(now, ())
         self.parts.inquiry.tick()
@@ -286,6 +284,8 @@ class Coordinator:
             self._hearing.expel(node, why)
 
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
+        if not self._hearing.plausible(node, down.applied):
+            return
         known, member = self.members.drop(node, down.worker), self.turn.is_member(down.worker)
         # (a member has the script and the settings that all have: it is bad input to all of them)
         if down.exit_code == EXIT_BAD_INPUT and (not self.turn.generation or (member and not down.final)):

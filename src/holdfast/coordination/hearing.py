@@ -50,8 +50,7 @@ class Hearing:
         record, ledger = self._turn.record, self._parts.ledger
         # (A report comes after the steps before it: who has many to tell is not silent.)
         self._parts.stopping.wait_anew()
-        if not ledger.plausible(page.given_up):
-            self.expel(node, f"steps up to {page.given_up} cannot have been applied")
+        if not self.plausible(node, page.given_up, *page.workers.values(), *(kept.step for kept in page.steps)):
             return
         ledger.give_up_to(page.given_up, record.global_batch)
         reached, tops = page.given_up, {worker: top for worker, top in page.workers.items() if worker in node.workers}
@@ -77,6 +76,8 @@ class Hearing:
         record, applied = self._turn.record, heartbeat.applied
         if not record.lineage <= heartbeat.generation <= record.generation:
             return  # that was before a roll-back
+        if not self.plausible(node, *applied):
+            return
         if len(applied) == 1 and applied[0]:
             self._parts.ledger.settle_all(node.workers, applied[0])
             return
@@ -104,6 +105,8 @@ class Hearing:
         record = self._turn.record
         if message.generation < record.lineage or message.generation > record.generation:
             return
+        if not self.plausible(node, message.step):
+            return
         try:
             self._parts.ledger.note(message, self._turn.now)
         except DivergedError as error:
@@ -123,6 +126,8 @@ class Hearing:
             self._promote(step)
 
     def _entered(self, node: Node, message: msg.Entered) -> None:
+        if not self.plausible(node, message.applied):
+            return
         info, pending = node.workers[message.worker], self._turn.record.pending
         if pending is not None and message.generation == pending.generation:
             self._promote(message.applied)
@@ -151,6 +156,8 @@ class Hearing:
         self._turn.members.prepare(node.workers[message.worker], message.generation)
 
     def _finished(self, node: Node, message: msg.Finished) -> None:
+        if not self.plausible(node, message.step):
+            return
         record, info = self._turn.record, node.workers[message.worker]
         if message.generation == self._turn.generation:  # (who ended its loop in an older one does so again)
             self._turn.members.finish(info)
@@ -173,9 +180,13 @@ class Hearing:
     def _complaint(self, node: Node, message: msg.Complaint) -> None:
         pending = self._turn.record.pending
         if pending is not None and message.generation == pending.generation:
+            if pending.rank(message.worker) is None:
+                return
             cut_off = (message.worker,) if message.unreachable else ()
             self._parts.failures.undo_pending(self._turn.now, (*message.unreachable, *cut_off))
-        elif message.generation == self._turn.generation or self._turn.left_behind(message):
+        elif self._turn.is_member(message.worker) and (
+            message.generation == self._turn.generation or self._turn.left_behind(message)
+        ):
             self._parts.stopping.begin(self._turn.now)
             self._parts.stopping.complain(message)
 
@@ -187,13 +198,20 @@ class Hearing:
     def _report(self, node: Node, report: msg.Report) -> None:
         if not self._parts.stopping.asked(report):
             return
-        why = unreadable(report, self._turn.record.expert_shape)
-        if not self._parts.ledger.plausible(report.applied or 0):
-            why = f"step {report.applied} cannot have been applied"
-        if why:
+        if not self.plausible(node, report.applied or 0, report.passed.step if report.passed is not None else 0):
+            return
+        if why := unreadable(report, self._turn.record.expert_shape):
             self.expel(node, f"the report of {report.worker} cannot be read: {why}")
             return
         self._parts.stopping.report(report)
+
+    def plausible(self, node: Node, *steps: int) -> bool:
+        """Expel a node that tells of a step which nobody can have come to yet; return whether it is believed."""
+        step = max(steps, default=0)
+        if self._parts.ledger.plausible(step):
+            return True
+        self.expel(node, f"step {step} cannot have been applied")
+        return False
 
     def expel(self, node: Node, why: str) -> None:
         """No decision can rest on what it says, and it would be told again and again: the node starts afresh."""

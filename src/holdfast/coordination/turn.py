@@ -94,10 +94,9 @@ class Turn:
         return f"worker {index_of(worker)} of node {node}" if rank is None else f"rank {rank} on node {node}"
 
     def left_behind(self, message: Complaint) -> bool:
-        """Tell whether a member's commit operation failed although all others passed it, and swapped."""
+        """Tell whether a member's commit operation failed, although all others passed it, and swapped."""
         info = self.members.worker(message.worker)
-        late = info is not None and info.entered <= message.generation < self.generation
-        return late and self.is_member(message.worker)
+        return info is not None and info.entered <= message.generation < self.generation
 
     def change(self, **changes: Any) -> None:
         """Replace fields of the record."""

@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
+
+from msgspec import Meta
 
 from holdfast.protocol.names import Struct
+
+#: of one step; so that those of all steps of a job are a number that a message can hold
+MAX_SAMPLES = 1 << 40
 
 
 class Flag(StrEnum):
@@ -32,7 +37,7 @@ class Commit(Struct, frozen=True, kw_only=True):
 
     grad_square: float
     loss_sum: float
-    samples: int
+    samples: Annotated[int, Meta(ge=-1, le=MAX_SAMPLES)]
     nonfinite: int
     sample_hashes: int = 0
     flags: tuple[Flag, ...] = ()

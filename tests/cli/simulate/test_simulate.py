@@ -68,8 +68,8 @@ def test_a_clusters_file_is_taken_as_it_is_and_options_say_more() -> None:
     assert (model["nodes"], model["workers_per_node"], model["rack_nodes"]) == (36864, 2, 36)
     assert (model["mtbf_hours"], model["mtbf_rack_hours"], model["mttr_hours"]) == (20000.0, 10000.0, 24.0)
     assert (model["checkpoint"]["period_s"], model["restart"]["restart_s"]) == (250.0, 360.0)
-    said = ("--set", "nodes=12", "--nodes", "100", "--mtbf", "30d", "--mttr", "90m", "--hours", "9", "--replications", "2")
-    model = json.loads(run(words[0], *said, "--json"))["model"]
+    said = ("--set", "nodes=12", "--nodes", "100", "--mtbf", "30d", "--mttr", "90m")
+    model = json.loads(run(words[0], *said, *SMALL[4:], "--json"))["model"]
     assert (model["nodes"], model["mtbf_hours"], model["mttr_hours"]) == (100, 720.0, 1.5)
 
 

@@ -26,12 +26,13 @@ from websockets.sync.client import ClientConnection
 
 from holdfast.control.coordinator import agent_channel
 from holdfast.control.coordinator.agent_channel import AgentChannel, AgentConnection
+from holdfast.control.coordinator.shell import in_parts
 from holdfast.protocol.events import FailureDetected
 from holdfast.protocol.messages.agent import FromWorker, Heartbeat, Refused, Welcome
 from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.plans import BeginNode
 from holdfast.protocol.messages.worker import Entered
-from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
 from places import CONTROL_SCRIPTS
 
 
@@ -376,6 +377,23 @@ def test_messages_leave_in_order_and_the_close_comes_last() -> None:
     websocket = _run(main())
     assert websocket.sent == [b"1", b"2", b"3"]
     assert websocket.closed == [(1000, "bye")]
+
+
+def test_the_largest_message_that_there_may_be_finds_room_and_what_is_behind_it_too() -> None:
+    """All of its parts are queued before the first can go: an agent that reads as fast as it can was given up."""
+
+    async def main() -> StuckWebSocket:
+        websocket = StuckWebSocket(room=1 << 20)
+        connection = AgentConnection(websocket)  # type: ignore[arg-type]
+        parts = in_parts(bytes(MAX_WHOLE_BYTES))
+        for part in [*parts, b"stop"]:
+            connection.send(part)
+        connection.close()
+        await connection.write()
+        assert len(websocket.sent) == len(parts) + 1
+        return websocket
+
+    assert _run(main()).sent[-1] == b"stop"
 
 
 def test_an_agent_that_does_not_read_is_given_up_and_blocks_nobody() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import msgspec
-from machinery import Job, attach, commit, hello, w
+import pytest
+from machinery import BATCH, Job, applied, attach, commit, hello, w
 
 from holdfast.coordination.progress.announced import AT_ONCE
+from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 
 STEPS = 3 * AT_ONCE
@@ -29,6 +32,90 @@ def test_a_node_that_claims_more_steps_than_can_have_been_done_is_expelled() -> 
     assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n1"]
     job.report("n2", 0)
     assert [event.members for event in job.said(ev.GenerationStarted)] == [("n2",)]
+
+
+ABSURD = (1 << 64) - 1
+KEPT = msg.KeptStep(step=ABSURD, generation=1, world=3, time=0.0, commit=msg.Lanes(**msgspec.structs.asdict(commit())))
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        msg.Heartbeat(generation=1, applied=(ABSURD,)),
+        msg.Heartbeat(generation=1, applied=(1, ABSURD)),
+        msg.AppliedSteps(workers={w("n2"): ABSURD}, steps=(msgspec.structs.replace(KEPT, step=1),)),
+        msg.AppliedSteps(workers={w("n2"): 1}, steps=(KEPT,)),
+        msg.FromWorker(message=applied(w("n2"), 1, ABSURD)),
+        msg.FromWorker(message=msg.Entered(worker=w("n2"), generation=1, applied=ABSURD)),
+        msg.FromWorker(message=msg.Finished(worker=w("n2"), generation=1, step=ABSURD)),
+        msg.WorkerDown(
+            worker=w("n2"), kind=FailureKind.PROCESS_EXIT, detail="", exit_code=0, final=True, applied=ABSURD
+        ),
+    ],
+)
+def test_a_node_that_stands_where_nobody_can_is_expelled_and_the_job_comes_to_its_end(claim: msg.AgentMessage) -> None:
+    """A standing only ever grows: the job would wait for ever for all to stand at its last step."""
+    job = Job(nodes=3).start()
+    job.tell("n2", claim)
+    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n2"]
+    for node in ("n0", "n1"):
+        job.report(node, 0)
+    for node in ("n0", "n1"):
+        job.say(msg.Entered(worker=w(node), generation=2, applied=0))
+    job.step(1, "n0", "n1", generation=2)
+    for node in ("n0", "n1"):
+        job.say(msg.Finished(worker=w(node), generation=2, step=1))
+    assert job.machine.record.outcome == "finished"
+
+
+def test_v_of_a_step_that_nobody_can_have_passed_is_believed_nobody() -> None:
+    job = Job(nodes=3).start()
+    job.lose("n2")
+    job.report("n0", 0, passed=msg.Passed(step=ABSURD, commit=commit()))
+    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
+    job.report("n1", 0)
+    assert [event.members for event in job.said(ev.GenerationStarted)] == [("n1",)]
+
+
+def test_a_node_that_is_expelled_for_its_hello_is_not_there_by_what_else_it_says() -> None:
+    job = Job(nodes=3).start()
+    absurd = msg.AppliedSteps(workers={w("n3"): 1}, given_up=ABSURD)
+    job.connect(hello("n3", (absurd, attach(w("n3")), absurd)))
+    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n3"]
+    assert job.machine.members.nodes.keys() == {"n0", "n1", "n2"}
+    assert job.machine.members.worker(w("n3")) is None
+
+
+def test_steps_given_up_and_reported_are_gone_through_once() -> None:
+    """An outage of months, told page by page and announced portion by portion: each must not cost all of it."""
+    looked_at: list[int] = []
+
+    class Counting(StepLedger):
+        def expect(self, step: int, commit: msg.Commit) -> None:
+            looked_at.append(step)
+            super().expect(step, commit)
+
+    ledger, pages = Counting(), 16
+    top = pages * msg.PAGE_STEPS
+    for page in range(pages):
+        ledger.give_up_to((page + 1) * msg.PAGE_STEPS, BATCH)
+    reports = [msg.Report(worker=w("n0"), term=1, generation=1, applied=top, step=top + 1, phase=msg.Phase.COMPUTE)]
+    ledger.follow(1, [w("n0")])
+    while ledger.committed < top:
+        ledger.hear(reports, BATCH)
+        assert len(ledger.release(AT_ONCE)) == AT_ONCE
+    assert looked_at == list(range(1, top + 1))
+
+
+def test_what_was_made_up_for_and_undone_is_made_up_for_again() -> None:
+    ledger = StepLedger()
+    ledger.give_up_to(8, BATCH)
+    ledger.undo_after(3)
+    ledger.give_up_to(6, BATCH)
+    assert [known.step for known in ledger.unannounced] == [1, 2, 3, 4, 5, 6]
+    ledger.reset(1)
+    ledger.give_up_to(4, BATCH)
+    assert [known.step for known in ledger.unannounced] == [2, 3, 4]
 
 
 def test_no_record_holds_all_the_steps_of_an_outage_in_which_a_member_died() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.instructions import Broadcast, Close
+from holdfast.coordination.telling import plans
+from holdfast.coordination.telling.plan_change import change_of
 from holdfast.coordination.telling.plans import MAX_ASKED
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol import events as ev
@@ -57,6 +60,25 @@ def test_whoever_asks_is_sent_the_whole_plan_and_once_too_often_refused() -> Non
     assert Close(job.connections["n2"]) in job.last
     assert [event.detail for event in job.said(ev.FailureDetected)] == [refused.why]
     assert job.orders(msg.Stop).keys() == {w("n0")}, "the others go on without it"
+
+
+def test_the_whole_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand nodes that all lack the plan before would each keep it busy for as long as a plan takes."""
+    job = Job().start()
+    job.lose("n1")
+    for node in ("n0", "n2"):
+        job.report(node, 0)
+    made: list[int] = []
+
+    def counted(plan: msg.GenerationPlan, base: msg.GenerationPlan | None) -> msg.PlanChange:
+        made.append(plan.generation)
+        return change_of(plan, base)
+
+    monkeypatch.setattr(plans, "change_of", counted)
+    for node in ("n0", "n2", "n0"):
+        job.tell(node, msg.AskPlan(generation=2))
+        assert job.sent(msg.BeginNode)
+    assert made == [2]
 
 
 def test_a_plan_that_is_no_more_is_not_sent_and_asking_counts_all_the_same() -> None:

@@ -45,7 +45,8 @@ def test_where_thousands_are_cut_off_looking_ends_and_many_nodes_were_looked_at(
     assert len(named) <= (LONGEST_S + CONNECT_S) * AT_ONCE
     assert len({node_of(worker) for worker in named}) == len(named) > LONGEST_S * AT_ONCE / 2
     ranks = [int(node_of(worker)[1:]) for worker in named]
-    assert ranks == sorted(ranks) and ranks[0] == 11, "those after one's own: every worker looks at others"
+    assert ranks == sorted(ranks)
+    assert ranks[0] == 11, "those after one's own: every worker looks at others"
 
 
 def test_all_are_asked() -> None:

@@ -15,10 +15,11 @@ from holdfast.control.coordinator.shell import MALFORMED, Shell
 from holdfast.coordination.inputs import Received
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages.agent import AgentMessage, AppliedSteps, Hello
-from holdfast.protocol.names import MAX_MESSAGE_BYTES
+from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
 
-#: What may wait for a slow agent before its connection is given up.
-MAX_QUEUED_BYTES = 16 * MAX_MESSAGE_BYTES
+#: What may wait for a slow agent before its connection is given up: the largest message, and what is said beside it.
+#: (It takes that much memory once, whoever waits for it: what is told to many are the same bytes.)
+MAX_QUEUED_BYTES = MAX_WHOLE_BYTES + 16 * MAX_MESSAGE_BYTES
 HELLO_TIMEOUT_S = 10.0
 
 _POLICY_VIOLATION = 1008

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -55,6 +55,8 @@ class StepLedger:
         #: the generation whose members are followed, and the step that a later one's v proves them to have applied
         self._generation = self._proven = 0
         self._steps: dict[int, _Pending] = {}
+        #: none is missing among the steps up to this one: what is sought is sought beyond it
+        self._whole = 0
         for known in passed:
             self.expect(known.step, known.commit)
 
@@ -94,8 +96,7 @@ class StepLedger:
 
     def give_up_to(self, step: int, global_batch: int) -> None:
         """Nobody on some node knows v of the steps up to this one any more; others may."""
-        for unknown in range(self.committed + 1, step + 1):
-            self.expect(unknown, _unknown(global_batch))
+        self._make_whole(step, {}, global_batch)
 
     def _learn(self, step: int, news: _Pending) -> None:
         if step <= self.committed:
@@ -153,8 +154,12 @@ class StepLedger:
                 self.settle(report.worker, report.applied)
                 top = max(top, report.applied)
         known = {report.passed.step: report.passed.commit for report in reports if report.passed is not None}
-        for step in range(self.committed + 1, top + 1):
+        self._make_whole(top, known, global_batch)
+
+    def _make_whole(self, top: int, known: Mapping[int, Commit], global_batch: int) -> None:
+        for step in range(max(self.committed, self._whole) + 1, top + 1):
             self.expect(step, known.get(step) or _unknown(global_batch))
+        self._whole = max(self._whole, top)
 
     def slowest(self, workers: Iterable[str]) -> int:
         """Return the newest step that all these workers have applied."""
@@ -173,6 +178,7 @@ class StepLedger:
     def undo_after(self, step: int) -> None:
         """A decision undoes what came after `step`: who applied it alone is expelled, its v void."""
         self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
+        self._whole = min(self._whole, step)
         self._standings.go_back(step)
 
     def reset(self, step: int) -> None:
@@ -180,6 +186,7 @@ class StepLedger:
         self.committed = step
         self._standings.reset(step)
         self._steps.clear()
+        self._whole = 0
 
     def follow(self, generation: int, members: Iterable[str]) -> None:
         """This generation is in force from now on, these are its members."""

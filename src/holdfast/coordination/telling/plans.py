@@ -57,9 +57,10 @@ class Telling:
             why = f"node {node.name} asks for the plan of generation {ask.generation} again and again"
             self._turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED))
             return why
-        tell = self._told.get(ask.generation)
-        if tell is not None:  # (else another one was told since)
-            whole = self._wholes.setdefault(ask.generation, tell(None))
+        tell, whole = self._told.get(ask.generation), self._wholes.get(ask.generation)
+        if whole is None and tell is not None:  # (else another one was told since)
+            whole = self._wholes[ask.generation] = tell(None)
+        if whole is not None:
             self._turn.send(node.connection, whole)
         return ""
 
