@@ -82,7 +82,7 @@ def test_who_is_awaited_is_named_with_where_it_stands() -> None:
         stack=("train.py:40 forward",),
     )
     standing = JobStanding(
-        job="j", state="recovering", step=6, since=0.0, stands_s=3.0, usual_step_s=1.0, why="", awaited=(awaited,)
+        job="j", state="recovering", step=6, since=1e300, stands_s=3.0, usual_step_s=1.0, why="", awaited=(awaited,)
     )
     assert list(stands(standing))[-2:] == [
         (

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from server_bench import PATIENCE_S, CoordinatorProcess, EarlyEndError, attach, hear, hello, say
@@ -290,7 +291,9 @@ def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
                 assert isinstance(welcome, Welcome)
                 assert welcome.term == 2
                 events = [(event.seq, name_of(event), event.term) for event in client.events()]
+                metrics = httpx.get(f"{second.entry.url}/metrics", trust_env=False, timeout=PATIENCE_S).text
     assert events == [(1, "job_started", 1), (2, "nodes_joined", 1), (3, "coordinator_restarted", 2)]
+    assert 'holdfast_nodes{job_name="j",state="waiting"} 1.0' in metrics, "it goes on from what the first one knew"
     lines = (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["seq"] for line in lines] == list(range(1, len(lines) + 1))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ import typer
 
 from holdfast.cli.connection import Server
 from holdfast.cli.job.look import events_of
-from holdfast.cli.job.progress import describe
+from holdfast.cli.job.progress import describe, time_of_day
 from holdfast.cli.job.show import event_json
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json, say
@@ -146,8 +145,7 @@ def _count(number: int | None) -> str:
 
 def stands(standing: JobStanding) -> Iterator[str]:
     """Yield where a job stands, line by line."""
-    since = f"{datetime.fromtimestamp(standing.since):%H:%M:%S}"
-    yield f"{standing.job} is {standing.state} since {since}, at step {standing.step}"
+    yield f"{standing.job} is {standing.state} since {time_of_day(standing.since)}, at step {standing.step}"
     if standing.why:
         yield f"why: {standing.why}"
     usual = "" if standing.usual_step_s is None else f"; a step usually takes {standing.usual_step_s:.3f} s"

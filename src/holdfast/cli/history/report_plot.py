@@ -66,6 +66,8 @@ def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
 
 def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> None:
     """Draw each step's seconds, and beside them the usual ones of its world, known at its time: once, 1.1x and 3x."""
+    from matplotlib.ticker import LogLocator
+
     ledger = TimeLedger()
     timed: list[tuple[float, float, float]] = []
     for event in events:
@@ -81,8 +83,9 @@ def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> No
     ):
         axes.plot(seconds, [factor * one for one in usual], color=colour, linewidth=1.0, label=name)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
     axes.set_ylabel("seconds per step")
     axes.legend(loc="upper right", ncols=3, fontsize=8, frameon=False)
 

@@ -122,10 +122,11 @@ def describe(event: ReadEvent) -> str:
 
 def stamped(event: ReadEvent) -> str:
     """Return an event's one line with the time of day before it, whatever texts and times a file has of it."""
-    return f"{_time_of_day(event.time)} {on_one_line(describe(event))}"
+    return f"{time_of_day(event.time)} {on_one_line(describe(event))}"
 
 
-def _time_of_day(seconds: float) -> str:
+def time_of_day(seconds: float) -> str:
+    """Return the time of day of unix seconds, whatever number a file has for them."""
     try:
         return f"{datetime.fromtimestamp(seconds):%H:%M:%S.%f}"[:-3]
     except (ValueError, OverflowError, OSError):  # no clock has ever shown it
