@@ -78,6 +78,11 @@ def _all_joined(event: ev.NodesJoined) -> str:
     )
 
 
+def _limit(event: ev.LimitRaised) -> str:
+    place = "" if event.micro_batch is None else f", micro-batch {event.micro_batch}"
+    return f"{event.phase} of step {event.step}{place} takes its time, {event.limit_s:.1f} s at most: {event.why}"
+
+
 def _line(kind: type[E], words: Callable[[E], str]) -> tuple[type[ev.Event], Callable[[Any], str]]:
     return kind, words
 
@@ -106,6 +111,8 @@ _WORDS = dict(
             ev.JournalRepaired,
             lambda e: f"the journal had lost lines {e.from_seq} to {e.to_seq}: mended, at step {e.to_step}",
         ),
+        _line(ev.LimitRaised, _limit),
+        _line(ev.CorruptionFound, lambda e: f"corrupt {e.what} of step {e.step}, refused by all: {e.detail}"),
         _line(ev.ActionRequested, lambda e: f"the {e.who} may do: {e.command}"),
         _line(ev.JobFinished, lambda e: f"done: {e.steps} steps, {e.samples} samples, loss {loss_text(e.final_loss)}"),
         _line(JobFailed, lambda e: f"failed: {e.why}"),
