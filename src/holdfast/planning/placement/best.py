@@ -23,6 +23,7 @@ from holdfast.planning.placement.mro import Mro
 from holdfast.planning.placement.racks import over_racks
 from holdfast.planning.placement.spread import Spread
 from holdfast.planning.placement.strategy import PlacementProblem
+from holdfast.planning.survival.branches import Branches
 from holdfast.planning.survival.hitting import smallest_sets
 from holdfast.planning.survival.objective import Objective, default_weights, no_worse
 from holdfast.planning.survival.pattern import Room, common_pattern, complete, group_patterns, trim
@@ -34,10 +35,13 @@ _BUDGET_SMALL, _BUDGET = 3000, 300
 _SMALL_NODES = 6
 _STARTS = 6
 _KICKS = 6
+#: Branches looked at after that. Up to so many nodes they are all there are but for large tables (8 ms on average).
+_BRUTE_UP_TO_NODES = 7
+_BRANCHES_SMALL, _BRANCHES = 3000, 300
 #: Equal shares of fatal losses may differ by this, on few nodes.
 _ROUNDING = 1e-9
 #: Weighted losses that are not worth a search.
-_NEGLIGIBLE = 2e-3
+_NEGLIGIBLE = 1e-6
 
 
 class Best:
@@ -147,6 +151,8 @@ def _best_pattern(
     if cost > 1:
         # Worse than a rival where it matters (seen with uneven slots only): worth the time of a longer search.
         masks, cost = Climber(losses, objective, room, _BUDGET_SMALL).explore(masks, cost, kicks=10 * _KICKS)
+    budget = _BRANCHES_SMALL if problem.nodes <= _BRUTE_UP_TO_NODES else _BRANCHES
+    masks, cost, _ = Branches(losses, objective, room, budget).improve(masks, cost)
     return as_pattern(masks, problem.nodes), cost
 
 

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, IntArray, take_rows
+from holdfast.planning.arrays import BoolArray, IntArray, indices, take_rows
 from holdfast.planning.survival.hitting import smallest_sets
+
+#: Ways to share out what groups lack that are looked at.
+_MOST_WAYS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +36,8 @@ def group_patterns(profile: IntArray, slots: IntArray) -> list[BoolArray]:
     """Return the patterns of disjoint node groups worth a try, `(E, N)` each.
 
     For every width c that some nodes have: the expert group that is not full may come at any place (MRO's comes
-    last), and node groups are as large as their rarest expert allows, evened out where there are too few nodes.
+    last), or several groups may lack some; node groups are as large as their rarest expert allows, evened out where
+    there are too few nodes.
     """
     return [
         disjoint_groups(profile, starts, slots)
@@ -58,16 +62,33 @@ def disjoint_groups(profile: IntArray, starts: IntArray, slots: IntArray) -> Boo
 
 
 def _group_starts(experts: int, width: int) -> list[IntArray]:
-    """Return the first ranks of the groups, once for each place the short group can take."""
+    """Return the first ranks of the groups: once for each place the short group can take, once for groups of as equal
+    sizes as can be, and for the other ways to share out what is lacking while these are few."""
     full, short = divmod(experts, width)
     if not short:
         return [np.arange(full, dtype=np.int64) * width]
-    options: list[IntArray] = []
-    for place in range(full + 1):
-        sizes = np.full(full + 1, width, dtype=np.int64)
-        sizes[place] = short
-        options.append(np.cumsum(sizes) - sizes)
-    return options
+    groups = full + 1
+    even = np.diff(indices(groups + 1) * experts // groups)
+    sizes = [np.where(indices(groups) == place, short, width) for place in range(groups)]
+    sizes += [even, even[::-1], *_shared_out(groups, width, groups * width - experts)]
+    starts = [tuple((np.cumsum(one) - one).tolist()) for one in sizes]
+    return [np.array(one, dtype=np.int64) for one in dict.fromkeys(starts)]
+
+
+def _shared_out(groups: int, width: int, lacking: int) -> list[IntArray]:
+    """Return the sizes of `groups` that lack so many experts in all, each at least one below `width`: all ways, or none
+    where there are too many."""
+    ways: list[list[int]] = [[]]
+    for place in range(groups):
+        ways = [
+            [*way, lack]
+            for way in ways
+            for lack in range(min(width - 1, lacking - sum(way)) + 1)
+            if sum(way) + lack + (groups - place - 1) * (width - 1) >= lacking
+        ]
+        if len(ways) > _MOST_WAYS:
+            return []
+    return [width - np.array(way, dtype=np.int64) for way in ways]
 
 
 def _share_nodes(wanted: IntArray, nodes: int) -> IntArray:

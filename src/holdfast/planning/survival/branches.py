@@ -1,0 +1,101 @@
+"""The best pattern of hosts of all, by branch and bound, for clusters small enough to look at every loss of nodes.
+
+Expert after expert, the rarest first, takes its hosts. What is fatal so far is fatal whatever follows, so a branch
+whose fatal losses cost more than a whole pattern does is cut off. Nodes that hold the same experts so far are alike: it
+counts only how many of them an expert takes.
+
+Axes: E experts, N nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.planning.survival.objective import Objective
+from holdfast.planning.survival.pattern import Room
+from holdfast.planning.survival.search import Masks, NodeLosses
+
+#: What a pattern must cost less.
+_BETTER = 1e-12
+
+
+class Branches:
+    """Looks for patterns within the room that cost less than a known one, until its budget of branches is spent."""
+
+    def __init__(self, losses: NodeLosses, objective: Objective, room: Room, budget: int) -> None:
+        self._losses = losses
+        self._objective = objective
+        self._order = [int(expert) for expert in room.most.argsort(kind="stable")]
+        self._most: list[int] = room.most.tolist()
+        self._threshold = room.threshold
+        self._budget = budget
+        slots: list[int] = room.slots.tolist()
+        self._slots = slots
+        self._costs: dict[int, float] = {}
+        self._best: Masks = ()
+        self._cost = 0.0
+
+    def improve(self, masks: Masks, cost: float) -> tuple[Masks, float, bool]:
+        """Return the cheapest pattern found and its cost, from one of this `cost`; and whether there is no cheaper one
+        at all."""
+        self._best, self._cost = masks, cost
+        kinds: dict[tuple[int, int], int] = {}
+        for node, slots in enumerate(self._slots):
+            kinds[0, slots] = kinds.get((0, slots), 0) | 1 << node
+        self._descend(0, kinds, 0, ())
+        return self._best, self._cost, self._budget > 0
+
+    def _descend(self, place: int, kinds: dict[tuple[int, int], int], fatal: int, chosen: Masks) -> None:
+        """Place the experts from this `place` on; `kinds`: nodes by what they hold, and how many slots are left."""
+        self._budget -= 1
+        if place == len(self._order):
+            masks = [0] * len(chosen)
+            for expert, mask in zip(self._order, chosen, strict=True):
+                masks[expert] = mask
+            self._best, self._cost = tuple(masks), self._price(fatal)
+            return
+        spare = sum(left * nodes.bit_count() for (_, left), nodes in kinds.items())
+        spare -= (len(self._order) - place - 1) * self._threshold
+        most = min(self._most[self._order[place]], spare)
+        branches: list[tuple[float, int, int, int]] = []
+        for mask in _choices(kinds, most):
+            if mask.bit_count() >= self._threshold:
+                dead = fatal | self._losses.fatal(mask)
+                price = self._price(dead)
+                if price < self._cost - _BETTER:
+                    branches.append((price, -mask.bit_count(), mask, dead))
+        for price, _, mask, dead in sorted(branches):
+            if self._budget <= 0 or price >= self._cost - _BETTER:
+                return
+            self._descend(place + 1, _taken(kinds, mask, 1 << place), dead, (*chosen, mask))
+
+    def _price(self, fatal: int) -> float:
+        known = self._costs.get(fatal)
+        if known is None:
+            known = self._costs[fatal] = self._objective.cost(self._losses.share(fatal))
+        return known
+
+
+def _choices(kinds: dict[tuple[int, int], int], most: int) -> Iterator[int]:
+    """Yield the sets of up to `most` nodes with room, one of those that have as many nodes of each kind."""
+    found = [0]
+    for (_, left), nodes in kinds.items():
+        if left:
+            firsts = [0]
+            while nodes:
+                lowest = nodes & -nodes
+                firsts.append(firsts[-1] | lowest)
+                nodes ^= lowest
+            found = [mask | first for mask in found for first in firsts if (mask | first).bit_count() <= most]
+    yield from found
+
+
+def _taken(kinds: dict[tuple[int, int], int], mask: int, expert: int) -> dict[tuple[int, int], int]:
+    """Return the kinds of nodes once those of `mask` hold one `expert` more (a bit)."""
+    after: dict[tuple[int, int], int] = {}
+    for (held, left), nodes in kinds.items():
+        if nodes & ~mask:
+            after[held, left] = nodes & ~mask
+        if nodes & mask:
+            after[held | expert, left - 1] = nodes & mask
+    return after
