@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.observability.accounts.time_ledger import TimeAccount, TimeLedger
+from holdfast.observability.history.audit import About, audit_events
 from holdfast.observability.history.episodes import episodes
 from holdfast.protocol.events import (
     JobFailed,
@@ -81,7 +82,7 @@ def make_report(events: Sequence[ReadEvent]) -> JobReport:
         ledger.take(event)
     usual = statistics.median([step.step_s for step in steps[1:]]) if len(steps) > 1 else 0.0
     outcomes = [name_of(event) for event in events if isinstance(event, JobFinished | JobFailed)]
-    numbers = [step.step for step in steps]
+    audited = audit_events(events)
     return JobReport(
         job=first.job,
         outcome=outcomes[-1].removeprefix("job_") if outcomes else "running",
@@ -96,7 +97,7 @@ def make_report(events: Sequence[ReadEvent]) -> JobReport:
         skipped=sum(step.skipped for step in steps),
         rebalances=sum(isinstance(event, Rebalanced) for event in events),
         emulated_token_s=first.emulated_token_s if isinstance(first, JobStarted) else 0.0,
-        gaps=sum(number != place for place, number in enumerate(numbers, numbers[0] if numbers else 1)),
+        gaps=sum(finding.about is About.STEP for finding in audited.findings),
         time=ledger.account(),
     )
 

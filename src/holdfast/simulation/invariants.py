@@ -13,6 +13,7 @@ from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.inputs import Input, Received
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
+from holdfast.observability.history.audit import audit_events
 from holdfast.protocol import events as ev
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages import any_side as msg
@@ -431,6 +432,9 @@ class Checker:
         """The run is over."""
         if not self._outcome and not self._world.interrupted:
             self._fail("the run is over and the journal does not say how")
+        audited = audit_events(self._world.journal.events)
+        if not audited.sound:
+            self._fail(f"the journal does not prove what was done: {audited.findings}")
 
     def stuck(self) -> NoReturn:
         """No step was committed for longer than may be, and the job has not ended."""

@@ -65,6 +65,7 @@ OPTIONS = {
     "events": {*SERVER, "--follow", "--after", "--json"},
     "explain": {*SERVER, "--json"},
     "report": {*SERVER, "--plot", "--json"},
+    "audit": {*SERVER, "--json"},
     "scale": {*SERVER, "--json"},
     "inject": {*SERVER, "--worker", "--step", "--phase", "--json"},
     "schema": set[str](),
@@ -237,7 +238,7 @@ def test_bad_input_is_one_clear_line_and_touches_nothing(
 @pytest.mark.parametrize(
     "words",
     [
-        *(["agent", "--", str(TRAINING)], ["status"], ["events"], ["explain"], ["report"]),
+        *(["agent", "--", str(TRAINING)], ["status"], ["events"], ["explain"], ["report"], ["audit"]),
         *(["scale", "+1"], ["inject", "kill", "node-0"]),
     ],
 )

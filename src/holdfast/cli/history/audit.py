@@ -1,0 +1,74 @@
+"""`holdfast audit`: whether a job's journal proves that each sample of each step counted exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from holdfast.cli.connection import Server
+from holdfast.cli.job.look import EventsFile, events_of
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, on_one_line, print_json, say
+from holdfast.errors import EXIT_FAILED, BadInputError
+from holdfast.observability.history.audit import About, AuditResult, audit_events, audit_lines
+
+#: findings that are printed; all of them are in the JSON
+MOST = 20
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command("audit", rich_help_panel="Afterwards")(grouped(audit))
+
+
+def audit(events: EventsFile = None, as_json: AsJson = False, *, server: Server) -> None:
+    """Prove from a job's events that each sample of each step counted exactly once; exit 1 where they do not."""
+    result = audit_events(events_of(None, server)) if events is None else audit_file(events)
+    if as_json:
+        print_json({"sound": result.sound, **asdict(result)})
+    else:
+        for line in told(result):
+            say(line)
+    if not result.sound:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def audit_file(path: Path) -> AuditResult:
+    """Audit an event file, line by line.
+
+    Raises:
+        BadInputError: the file cannot be read, or no line of it is an event.
+    """
+    try:
+        with path.open("rb") as file:
+            result = audit_lines(file)
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read as an event file: {error.strerror}") from None
+    if not result.events:
+        raise BadInputError(f"{path} holds no event: give the file that --events wrote")
+    return result
+
+
+def told(result: AuditResult) -> Iterator[str]:
+    """Yield the result as people read it."""
+    count = f"{result.events} events, {result.steps} steps, {result.samples} samples"
+    yield f"{on_one_line(result.job)}: {result.outcome}; {count}"
+    yield f"{result.proven} steps had each micro-batch exactly once, by the sum of hashes that each was committed with"
+    if result.unproven:
+        why = "nobody who was left knew their sums, their events are lost, or an earlier version wrote them"
+        yield f"{result.unproven} steps cannot be proven: {why}"
+    if result.lost_events:
+        yield f"{result.lost_events} events are lost; journal_repaired stands for them"
+    if result.undone:
+        yield f"{result.undone} steps were undone by roll-backs, and do not count"
+    if result.outcome == "running":
+        yield "the last event is no end of the job: it still runs, or what came after is cut off"
+    for finding in result.findings[:MOST]:
+        seq = f" (event {finding.seq})" if finding.about is not About.LINE else ""
+        yield on_one_line(f"line {finding.line}{seq}: {finding.what}")
+    if len(result.findings) > MOST:
+        yield f"and {len(result.findings) - MOST} more; --json has all of them"
+    yield "sound" if result.sound else f"NOT SOUND: {len(result.findings)} things cannot be"

@@ -1,0 +1,302 @@
+"""Whether a job's journal proves that each sample of each step counted exactly once, on one lineage.
+
+Nothing is believed that can be worked out again: numbers of events and steps follow each other, terms and generations
+grow, totals add up, and the sum of hashes that each step's commit operation gave is compared with that of its
+micro-batches (step_samples). What nobody can know any more (a step whose v died with all who had it, events for which
+`journal_repaired` stands) is counted as unproven, and is no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.observability.event_lines import NoEventError, decode_event
+from holdfast.observability.history.lineage import Lineage
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    GenerationStarted,
+    JobFailed,
+    JobFinished,
+    JobStarted,
+    JournalRepaired,
+    NodesJoined,
+    ReadEvent,
+    RolledBack,
+    StepCommitted,
+    name_of,
+)
+from holdfast.step_samples import StepSamples
+
+
+class About(StrEnum):
+    """What a finding is about."""
+
+    LINE = "line"  # it is no event
+    SEQUENCE = "sequence"  # numbers of events, the first and the last one
+    TERM = "term"
+    GENERATION = "generation"
+    STEP = "step"  # one is missing, or there twice
+    TIME = "time"
+    ROLL_BACK = "roll_back"
+    SAMPLES = "samples"
+    TOTALS = "totals"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Something that cannot be: in which line (1-based) of the journal, by the event with number `seq` (0: none)."""
+
+    line: int
+    seq: int
+    about: About
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditResult:
+    """What a journal proves.
+
+    steps: on the lineage, the newest committed one's number. proven: those of them that had each micro-batch exactly
+    once. unproven: those of which nobody knows the sum, or no event is left. undone: committed, then rolled back.
+    samples: of all steps that this journal counts. lost_events: those for which `journal_repaired` stands. outcome:
+    running (or cut right behind an event), finished or failed.
+    """
+
+    job: str
+    outcome: str
+    events: int
+    lost_events: int
+    steps: int
+    proven: int
+    unproven: int
+    undone: int
+    samples: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def sound(self) -> bool:
+        """True where nothing was found."""
+        return not self.findings
+
+
+class Audit:
+    """Takes a journal's events in, one by one."""
+
+    def __init__(self) -> None:
+        """Have seen none."""
+        self.findings: list[Finding] = []
+        self._lineage = Lineage()
+        self._line = 0
+        self._events = self._lost = 0
+        self._last: ReadEvent | None = None
+        #: the number that the next event must have
+        self._next_seq = 1
+        self._outcome = "running"
+        #: the generation in force, None where that is not known; and the highest that there was
+        self._generation: int | None = 0
+        self._highest = 0
+        #: the generation that is about to begin, by the events right before
+        self._ahead = 0
+        self._seed: int | None = None
+        self._micro_batches: int | None = None
+        self._samples: StepSamples | None = None
+
+    def take(self, event: ReadEvent) -> None:
+        """Take in the next line's event."""
+        self._line += 1
+        self._events += 1
+        self._in_order(event)
+        self._of_its_generation(event)
+        match event:
+            case StepCommitted():
+                self._step(event)
+            case RolledBack():
+                self._rolled_back(event)
+            case JournalRepaired():
+                self._repaired(event)
+            case GenerationStarted():
+                self._generation_started(event)
+            case JobFinished() | JobFailed():
+                self._ended(event)
+            case CoordinatorRestarted() if self._outcome == "failed":
+                self._outcome = "running"  # (whoever starts a failed job again takes it up)
+            case _:
+                pass
+        self._lineage.take(event)
+        self._last = event
+
+    def take_line(self, line: bytes) -> None:
+        """Take in the next line, with its end."""
+        if not line.endswith(b"\n"):
+            self._no_event("it ends in the middle")
+            return
+        try:
+            event = decode_event(line)
+        except NoEventError as error:
+            self._no_event(f"it is no event ({error})")
+            return
+        self.take(event)
+
+    def result(self) -> AuditResult:
+        """Return what was proven, and what was found."""
+        lineage = self._lineage
+        return AuditResult(
+            job=self._last.job if self._last else "",
+            outcome=self._outcome,
+            events=self._events,
+            lost_events=self._lost,
+            steps=lineage.position.step,
+            proven=lineage.proven,
+            unproven=lineage.counted - lineage.proven,
+            undone=lineage.undone,
+            samples=lineage.position.samples,
+            findings=tuple(self.findings),
+        )
+
+    # ---- inside ----
+
+    def _found(self, event: ReadEvent | None, about: About, what: str) -> None:
+        self.findings.append(Finding(line=self._line, seq=event.seq if event else 0, about=about, what=what))
+
+    def _no_event(self, what: str) -> None:
+        self._line += 1
+        self._next_seq += 1  # (one event was here)
+        self._found(None, About.LINE, what)
+
+    def _in_order(self, event: ReadEvent) -> None:
+        last, first = self._last, event.from_seq if isinstance(event, JournalRepaired) else event.seq
+        if first != self._next_seq:
+            self._found(event, About.SEQUENCE, f"event {first} comes where event {self._next_seq} must")
+        self._next_seq = event.seq + 1
+        if (last is None) != isinstance(event, JobStarted) and not isinstance(event, JournalRepaired):
+            self._found(event, About.SEQUENCE, "job_started is the first event, and no other is")
+        if last is None:
+            return
+        if event.job != last.job:
+            self._found(event, About.SEQUENCE, f"it is of job {event.job!r}, the events before it of {last.job!r}")
+        if self._outcome != "running" and isinstance(event, StepCommitted | GenerationStarted | RolledBack):
+            self._found(event, About.SEQUENCE, f"{name_of(event)} comes after the job has {self._outcome}")
+        if isinstance(event, CoordinatorRestarted) and event.term <= last.term:
+            self._found(event, About.TERM, f"a coordinator of term {event.term} follows one of term {last.term}")
+        elif not isinstance(event, CoordinatorRestarted | JournalRepaired) and event.term != last.term:
+            self._found(event, About.TERM, f"term {event.term} follows term {last.term} without coordinator_restarted")
+        elif event.term < last.term:
+            self._found(event, About.TERM, f"term {event.term} follows term {last.term}")
+
+    def _of_its_generation(self, event: ReadEvent) -> None:
+        known, here, ahead = self._generation, event.generation, self._ahead
+        self._ahead = 0
+        if ahead and here != ahead:
+            self._found(event, About.GENERATION, f"generation {ahead} was told of, and has not begun")
+        if isinstance(event, GenerationStarted | JournalRepaired):
+            return
+        steps = isinstance(event, StepCommitted)
+        if known is None:
+            wrong = here and here < self._highest
+        elif here > self._highest and isinstance(event, NodesJoined):
+            self._ahead, wrong = here, False  # (who joins with a generation is told of right before it)
+        else:
+            wrong = here not in (0, known) or (here != known and steps)
+        if wrong:
+            where = f"generation {known} is in force" if known is not None else f"generation {self._highest} was before"
+            self._found(event, About.GENERATION, f"it is of generation {here}, where {where}")
+
+    def _generation_started(self, event: GenerationStarted) -> None:
+        if event.generation < self._highest or (event.generation == self._highest and self._generation is not None):
+            what = f"generation {event.generation} begins after generation {self._highest}"
+            self._found(event, About.GENERATION, what)
+        if not 0 < len(event.members) <= event.world_size:
+            what = f"{len(event.members)} nodes cannot have {event.world_size} workers"
+            self._found(event, About.GENERATION, what)
+        self._generation, self._highest = event.generation, max(self._highest, event.generation)
+        if event.seed is None or not event.micro_batches:
+            return
+        told = (event.seed, event.micro_batches)
+        if self._seed is not None and told != (self._seed, self._micro_batches):
+            what = f"seed and micro-batches are {told}, and were {(self._seed, self._micro_batches)}"
+            self._found(event, About.SAMPLES, what)
+        self._seed, self._micro_batches = told
+
+    def _step(self, event: StepCommitted) -> None:
+        position = self._lineage.position
+        if event.step != position.step + 1:
+            self._found(event, About.STEP, f"step {event.step} follows step {position.step}")
+        if event.time < position.step_time or event.step_s < 0:
+            self._found(event, About.TIME, f"step {event.step} was committed before the one before it")
+        if position.step_samples and event.samples != position.step_samples:
+            what = f"step {event.step} has {event.samples} samples, those before have {position.step_samples}"
+            self._found(event, About.SAMPLES, what)
+        if event.sample_hashes is None:
+            return
+        wrong = self._wrong(event.step, event.samples, event.sample_hashes)
+        if wrong:
+            self._found(event, About.SAMPLES, wrong)
+        elif wrong is not None:
+            self._lineage.prove()
+
+    def _wrong(self, step: int, samples: int, hashes: int) -> str | None:
+        """Say what is wrong with a step's samples, "" where they are right, None where that is not known."""
+        seed, micro_batches = self._seed, self._micro_batches
+        if seed is None or not micro_batches:
+            return None
+        known = self._samples
+        if known is None or (known.seed, known.micro_batches) != (seed, micro_batches):
+            micro_batch = samples // micro_batches
+            known = StepSamples(seed=seed, micro_batches=micro_batches, micro_batch=micro_batch)
+            self._samples = known
+        return known.wrong(step, samples=samples, hashes=hashes)
+
+    def _rolled_back(self, event: RolledBack) -> None:
+        step = self._lineage.position.step
+        if event.to_step > step and self._lineage.begun:
+            self._found(event, About.ROLL_BACK, f"it rolls back to step {event.to_step}, from step {step}")
+        elif not self._lineage.may_go_back_to(event.to_step):
+            what = f"it rolls back to step {event.to_step}, of which no checkpoint was saved"
+            self._found(event, About.ROLL_BACK, what)
+
+    def _repaired(self, event: JournalRepaired) -> None:
+        position = self._lineage.position
+        self._lost += event.to_seq - event.from_seq + 1
+        self._generation = None
+        if event.to_seq != event.seq or event.from_seq > event.to_seq:
+            what = f"events {event.from_seq} to {event.to_seq} are not what event {event.seq} can stand for"
+            self._found(event, About.SEQUENCE, what)
+        if event.from_step != position.step:
+            what = f"the events before it end at step {position.step}, not {event.from_step}"
+            self._found(event, About.STEP, what)
+        if self._lineage.begun and event.to_step - event.from_step > event.to_seq - event.from_seq + 1:
+            what = f"{event.to_step - event.from_step} steps do not fit {event.to_seq - event.from_seq + 1} lost events"
+            self._found(event, About.STEP, what)
+        if position.step_samples and event.step_samples != position.step_samples:
+            what = f"steps have {event.step_samples} samples in it, and {position.step_samples} before"
+            self._found(event, About.SAMPLES, what)
+        from_the_start = position.samples == position.step * position.step_samples and self._lineage.begun
+        expected = event.to_step * event.step_samples
+        if event.samples > expected or (from_the_start and event.samples != expected):
+            what = f"{event.to_step} steps of {event.step_samples} samples are not {event.samples} samples"
+            self._found(event, About.TOTALS, what)
+
+    def _ended(self, event: JobFinished | JobFailed) -> None:
+        self._outcome = name_of(event).removeprefix("job_")
+        position = self._lineage.position
+        if isinstance(event, JobFinished) and (event.steps, event.samples) != (position.step, position.samples):
+            what = f"it says {event.steps} steps and {event.samples} samples"
+            self._found(event, About.TOTALS, f"{what}; the events say {position.step} and {position.samples}")
+
+
+def audit_events(events: Iterable[ReadEvent]) -> AuditResult:
+    """Audit events; each is a line."""
+    audit = Audit()
+    for event in events:
+        audit.take(event)
+    return audit.result()
+
+
+def audit_lines(lines: Iterable[bytes]) -> AuditResult:
+    """Audit a journal's lines, as they are in its file."""
+    audit = Audit()
+    for line in lines:
+        audit.take_line(line)
+    return audit.result()
