@@ -139,3 +139,9 @@ def test_torch_is_seeded_as_by_its_own_function(seed: int, step: int, micro_batc
 def test_streams_are_distinct() -> None:
     seeds = {stream_seed(seed, step, part) for seed in range(5) for step in range(1, 20) for part in range(10)}
     assert len(seeds) == 5 * 19 * 10
+
+
+def test_a_step_of_more_micro_batches_than_can_be_summed_exactly_is_bad_input() -> None:
+    assert SampleOrder(seed=0, length=4, global_batch=1 << 20, micro_batch=1).micro_batches == 1 << 20
+    with pytest.raises(BadInputError, match="a step may have up to 1048576 micro-batches"):
+        SampleOrder(seed=0, length=4, global_batch=(1 << 20) + 1, micro_batch=1)

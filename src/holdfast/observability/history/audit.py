@@ -45,7 +45,7 @@ class About(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class AuditFinding:
     """Something that cannot be: in which line (1-based) of the journal, by the event with number `seq` (0: none)."""
 
     line: int
@@ -73,7 +73,7 @@ class AuditResult:
     unproven: int
     undone: int
     samples: int
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
 
     @property
     def sound(self) -> bool:
@@ -86,7 +86,7 @@ class Audit:
 
     def __init__(self) -> None:
         """Have seen none."""
-        self.findings: list[Finding] = []
+        self.findings: list[AuditFinding] = []
         self._lineage = Lineage()
         self._line = 0
         self._events = self._lost = 0
@@ -158,7 +158,7 @@ class Audit:
     # ---- inside ----
 
     def _found(self, event: ReadEvent | None, about: About, what: str) -> None:
-        self.findings.append(Finding(line=self._line, seq=event.seq if event else 0, about=about, what=what))
+        self.findings.append(AuditFinding(line=self._line, seq=event.seq if event else 0, about=about, what=what))
 
     def _no_event(self, what: str) -> None:
         self._line += 1
