@@ -20,7 +20,7 @@ def test_adds_up_steps_and_recoveries() -> None:
     events = [
         made("job_started", job="j"),
         joined("a", 0.5),
-        made("generation_started", 0.5, reason="start"),
+        made("generation_started", 0.5, reason="start", members=("a", "b")),
         *[step(number, float(number)) for number in range(1, 5)],
         made("failure_detected", 4.25, node="b"),
         step(5, 5.5),

@@ -70,7 +70,7 @@ def test_every_event_can_be_explained_and_is_part_of_one_story(family: str) -> N
         cluster.run()
         events = cluster.world.journal.events
         parts = [event.seq for episode in episodes(events) for event in episode.events]
-        assert parts == sorted(set(parts)), f"schedule {number}"
+        assert len(parts) == len(set(parts)), f"schedule {number}"
         told = {event.seq for event in events if isinstance(event, FailureDetected | Recovered | GenerationStarted)}
         assert told <= set(parts), f"schedule {number}"
         for event in events:

@@ -165,6 +165,20 @@ def test_what_a_person_is_asked_for_is_explained_by_what_it_is_about() -> None:
     assert (found.event.seq, found.why, [failure.node for failure in found.failures]) == (FIRST + 2, "w", ["a"])
 
 
+def test_what_came_long_before_is_no_part_of_a_recovery() -> None:
+    """A coordinator's restart, a limit, a node that came and was not needed: the recovery counts from its failure."""
+    early = [made("coordinator_restarted", 9.95), made("limit_raised", 9.96), joined("x", 9.97)]
+    steps = [step(number, 1.0 + number) for number in range(10, 20)]
+    late = [msgspec.structs.replace(event, time=event.time + 10.0) for event in BROKEN[:5]]
+    told = made("recovered", 24.0, action="shrink")
+    events = numbered([*CALM, *early, *steps, *late, step(20, 24.0, world_size=2), told])
+    found = explain(events, events[-1].seq)
+    assert found.seconds is not None
+    assert sum(found.seconds.values()) == pytest.approx(4.0)
+    assert [one.what for one in found.rejected][-1] == "going back to the checkpoint of step 5"
+    assert explain(events, len(CALM) + 1).failures == ()
+
+
 def test_an_event_that_there_is_not_is_bad_input() -> None:
     with pytest.raises(BadInputError, match="there is no event 999: the events are those up to"):
         explain(STORY, 999)
