@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import isawaitable
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -227,8 +228,8 @@ class _FakeNode:
         return self._channel
 
 
-def _over(task: asyncio.Task[int]) -> None:
-    """An agent has ended, in order or not."""
+def _over(task: asyncio.Task[Any]) -> None:
+    """An agent has ended, or a command is obeyed, in order or not."""
     if not task.cancelled():
         task.result()
 
@@ -277,13 +278,17 @@ class _Herd:
         for name in names:
             self.nodes[name] = _FakeNode(self, name)
 
-    def compute(self) -> None:
-        for worker in self._workers():
-            worker.compute()
+    async def compute(self) -> None:
+        await self._each(FakeWorker.compute)
 
-    def train(self, step: int) -> None:
-        for worker in self._workers():
-            worker.train(step)
+    async def train(self, step: int) -> None:
+        await self._each(lambda worker: worker.train(step))
+
+    async def _each(self, act: Callable[[FakeWorker], None]) -> None:
+        for node in list(self.nodes.values()):
+            for worker in node.workers:
+                act(worker)
+            await asyncio.sleep(0)  # (thousands act at once: heartbeats must not wait for the last of them)
 
     def lose(self, name: str) -> float:
         return self.nodes.pop(name).lose()
@@ -325,7 +330,10 @@ async def _obey(job: FakeJob, commands: Connection) -> None:
             if not over.done():
                 over.set_result(None)
             return
-        commands.send(getattr(herd, name)(*arguments))
+        loop.create_task(answer(getattr(herd, name)(*arguments))).add_done_callback(_over)
+
+    async def answer(found: Any) -> None:
+        commands.send(await found if isawaitable(found) else found)
 
     def failed(_loop: object, context: dict[str, Any]) -> None:
         if not over.done():
