@@ -75,7 +75,7 @@ CONTRACT = {
     },
     "action_requested": {"who", "command", "why", "about", "about_seq"},
     "job_finished": {"reason", "steps", "samples", "final_loss"},
-    "job_failed": {"why"},
+    "job_failed": {"why", "traceback"},
 }
 COMMON = {"time", "job", "term", "generation", "seq"}
 

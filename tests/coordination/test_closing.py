@@ -25,7 +25,7 @@ def interrupted_job(at: int = 4, job: Job | None = None) -> Job:
     for step in range(1, at + 1):
         job.step(step)
     job.feed(CTRL_C)
-    assert job.kinds == ["Stop", "Stop", "Stop"]
+    assert job.kinds == ["persist", "Stop", "Stop", "Stop"]
     return job
 
 
@@ -258,7 +258,7 @@ def failed_job(spec: JobSpec = SHRINK) -> Job:
     for step in range(1, 5):
         job.step(step)
     job.say(script_failed("n1"))
-    assert job.kinds == ["Stop", "Stop", "Stop"]
+    assert job.kinds == ["persist", "Stop", "Stop", "Stop"]
     return job
 
 

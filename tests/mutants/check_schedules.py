@@ -18,6 +18,7 @@ SHARES = {
     "enumerated": (1, 397),
     "witnesses": (1, 1),
     "corrupt": (1, 1),
+    "raising": (1, 1),
 }
 
 

@@ -86,14 +86,14 @@ PART_MUTANTS = (
     Mutant(
         name="asking_again_gives_more_time",
         file=CLOSING,
-        old="        elif not self.under_way:\n            self.under_way, self._since",
-        new="        else:\n            self.under_way, self._since",
+        old="        if not self.under_way:\n            self.under_way, self._since",
+        new="        if True:\n            self.under_way, self._since",
         why="its launcher asks again and again: it must end all the same",
     ),
     Mutant(
         name="a_successor_forgets_the_wish",
         file=CLOSING,
-        old="        if plan is not None and plan.last:\n",
+        old="        elif not again and record.plan is not None and record.plan.last:\n",
         new="        if False:\n",
         why="the wish to end outlives the coordinator that was asked",
     ),
@@ -107,15 +107,15 @@ PART_MUTANTS = (
     Mutant(
         name="the_last_cause_stands",
         file=CLOSING,
-        old="        self._cause = self._cause or why\n",
-        new="        self._cause = why\n",
+        old="        if before is None or before.renew or not before.failed:\n",
+        new="        if True:\n",
         why="what came first explains the rest",
     ),
     Mutant(
         name="a_failed_script_ended_by_will",
         file=CLOSING,
-        old="        if self._cause:\n            self._ending.failed(self._cause)",
-        new="        if self._cause and not self.under_way:\n            self._ending.failed(self._cause)",
+        old="        if will.failed:\n",
+        new="        if will.failed and not self.under_way:\n",
         why="saved or not, it has failed",
     ),
     Mutant(

@@ -7,10 +7,11 @@ from holdfast.coordination.ending import Ending
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Shutdown
 from holdfast.coordination.turn import Turn
-from holdfast.errors import EXIT_INTERRUPTED
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
+from holdfast.protocol.record import LastWill
 
-#: what the coordinator before this one was asked for, as far as the record says
-_ASKED_BEFORE = Shutdown(EXIT_INTERRUPTED, "shut down on request", save=True)
+#: of a coordinator that ended before it had written any
+_ASKED_BEFORE = LastWill(why="shut down on request", exit_code=EXIT_INTERRUPTED)
 
 
 class Closing:
@@ -18,35 +19,51 @@ class Closing:
 
     The generation in force is left as after a failure. The next one is the last: nothing is computed in it, its
     members save what they have and finish. A failure meanwhile leads to another last one; all in all it
-    may take `save_timeout_s`.
+    may take `save_timeout_s`. What is to follow is in the record, for whichever coordinator sees the end.
     """
 
     def __init__(self, turn: Turn, config: CoordinatorConfig, stopping: Stopping, ending: Ending) -> None:
         self.under_way = False
-        self._will = _ASKED_BEFORE
-        #: why the job has failed, "" where it is only its user who wants the end
-        self._cause = ""
+        self._will: LastWill | None = None
         self._since = 0.0
         self._turn = turn
         self._config = config
         self._stopping = stopping
         self._ending = ending
 
+    @property
+    def renews(self) -> bool:
+        """True where the job is not to end: all workers are started again from what is being saved."""
+        return self.under_way and self._will is not None and self._will.renew
+
     def ask(self, request: Shutdown) -> None:
         """End the job as it is asked for; asking for a checkpoint once more gives it no more time."""
-        self._will = request
-        self._begin(save=request.save)
+        self._begin(LastWill(why=request.why, exit_code=request.exit_code), save=request.save)
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> None:
         """The script cannot go on, but the state is whole: the job ends with this cause, and fails."""
-        self._cause = self._cause or why
-        self._begin(save=True)
+        code = EXIT_BAD_INPUT if exit_code == EXIT_BAD_INPUT else EXIT_FAILED
+        self._begin(LastWill(why=why, exit_code=code, failed=True, traceback=traceback), save=True)
 
-    def taken_over(self) -> None:
-        """The coordinator before this one was asked, and died before the job had ended."""
-        plan = self._turn.record.plan
-        if plan is not None and plan.last:
-            self.under_way, self._since = True, self._turn.now
+    def renew(self, why: str) -> None:
+        """Only workers that cannot go on have the newest state: it is saved, then all are started again.
+
+        Where nothing is kept the job fails with this cause.
+        """
+        self._begin(LastWill(why=why, exit_code=EXIT_FAILED, failed=True, renew=self._turn.record.saves), save=True)
+
+    def renewed(self) -> None:
+        """The workers are being started again."""
+        self.under_way, self._will = False, None
+        self._turn.change(will=None)
+
+    def taken_over(self, *, again: bool) -> None:
+        """The coordinator before this one was asked, and died before the job had ended; or another run is to go on."""
+        record = self._turn.record
+        if again and record.will is not None:
+            self._turn.change(will=None)
+        elif not again and record.plan is not None and record.plan.last:
+            self.under_way, self._will, self._since = True, record.will, self._turn.now
 
     def tick(self) -> None:
         """Give up what takes too long."""
@@ -55,18 +72,25 @@ class Closing:
 
     def end(self) -> None:
         """All is saved that can be, or nothing can be: end the job. Unless it has failed, it can be taken up again."""
-        if self._cause:
-            self._ending.failed(self._cause)
+        will = self._will or _ASKED_BEFORE
+        if will.failed:
+            self._ending.failed(will.why, will.exit_code, will.traceback)
         else:
-            self._ending.by_will(self._will.exit_code, self._will.why)
+            self._ending.by_will(will.exit_code, will.why)
 
-    def _begin(self, *, save: bool) -> None:
-        record = self._turn.record
+    def _begin(self, will: LastWill, *, save: bool) -> None:
+        record, before = self._turn.record, self._will
         if self._ending.over is not None:
             return
+        # The first failure is the cause; but that all are started again is no end, and whoever wants one has it.
+        if before is None or before.renew or not before.failed:
+            self._will = will
         if not (save and record.saves and record.plan):
             self.end()
-        elif not self.under_way:
+            return
+        if self._will != record.will:
+            self._turn.change(will=self._will)
+        if not self.under_way:
             self.under_way, self._since = True, self._turn.now
             if not record.plan.last:
                 self._stopping.begin(self._turn.now)

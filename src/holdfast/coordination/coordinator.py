@@ -27,7 +27,7 @@ from holdfast.coordination.progress.mending import missing_events
 from holdfast.coordination.table import Row, always, row, while_it_goes_on
 from holdfast.coordination.turn import Turn
 from holdfast.coordination.waiting import Waiting
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
@@ -105,8 +105,7 @@ class Coordinator:
             turn.emit(ev.CoordinatorRestarted, url=url, coordinator_pid=pid, **told)
         self.parts.absences.expect(map(node_of, turn.planned))
         self.parts.joining.wait_anew()
-        if self.config.takeover:
-            self.parts.closing.taken_over()
+        self.parts.closing.taken_over(again=not self.config.takeover)
         if self.record.outcome:
             self.parts.ending.taken_over()
         return [*(Emit(event) for event in self._lost), *turn.flush()]
@@ -150,7 +149,9 @@ class Coordinator:
             self.parts.failures.made_good()
         self.parts.checkpoints.accept(self.parts.ledger.committed)
         if self.parts.progress.finished(plan):
-            if plan.last:
+            if self.parts.closing.renews:
+                self._deciding.renew()
+            elif plan.last:
                 self.parts.closing.end()
             else:
                 self.parts.ending.done(self.parts.progress)
@@ -297,13 +298,12 @@ class Coordinator:
                 self.members.left_loop(down.worker, down.applied)
             return
         if down.final:
-            exit_code = EXIT_BAD_INPUT if down.exit_code == EXIT_BAD_INPUT else EXIT_FAILED
-            self.parts.ending.failed(f"{self.turn.place_of(down.worker)}: {down.detail}", exit_code)
-            return
-        if down.exit_code == EXIT_BAD_INPUT:
+            self.parts.closing.fail(f"{self.turn.place_of(down.worker)}: {down.detail}", down.exit_code)
+        elif down.exit_code == EXIT_BAD_INPUT:
             self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
-        if known is not None or down.worker in self.turn.planned:
+        if self.over is None and (known is not None or down.worker in self.turn.planned):
             self.parts.failures.take(self.parts.inquiry.ended(node, down))
+        self.parts.raisers.ended(node, down)
 
     def _worker_down_at_last(self, node: Node, down: msg.WorkerDown) -> None:
         self.members.drop(node, down.worker)

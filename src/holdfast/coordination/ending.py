@@ -41,12 +41,12 @@ class Ending:
         turn.broadcast(starting, EndNode(exit_code=EXIT_DONE, why="the job is done"))
         self._end(EXIT_DONE, "done")
 
-    def failed(self, why: str, exit_code: int = EXIT_FAILED) -> None:
+    def failed(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> None:
         """The job cannot go on."""
         if self.over is not None:
             return
         self._turn.change(outcome="failed")
-        self._turn.emit(JobFailed, why=why)
+        self._turn.emit(JobFailed, why=why, traceback=traceback)
         self.by_will(exit_code, why)
 
     def by_will(self, exit_code: int, why: str) -> None:

@@ -177,6 +177,9 @@ class Hearing:
         if self._turn.is_member(message.worker):
             self._parts.closing.fail(message.why)
 
+    def _raised(self, node: Node, message: msg.Raised) -> None:
+        self._parts.raisers.raised(node, message)
+
     def _complaint(self, node: Node, message: msg.Complaint) -> None:
         pending = self._turn.record.pending
         if pending is not None and message.generation == pending.generation:
@@ -239,5 +242,6 @@ class Hearing:
         msg.CheckpointDamaged: while_it_goes_on(_checkpoint),
         msg.Loads: while_it_goes_on(_loads),
         msg.ScriptFailed: while_it_goes_on(_script_failed),
+        msg.Raised: while_it_goes_on(_raised),
         msg.Post: while_it_goes_on(ignore),  # its agent says it in a bundle: Posts
     }

@@ -11,6 +11,7 @@ from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.rebalancing import Rebalancing
 from holdfast.coordination.failures.classes import Classes
 from holdfast.coordination.failures.failures import Failures
+from holdfast.coordination.failures.raisers import Raisers
 from holdfast.coordination.generations.announcing import Newcomers
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
@@ -57,6 +58,7 @@ class JobParts:
         self.classes = Classes(config.rules)
         self.failures = Failures(turn, self.ledger, self.stopping, self.joining, self.absences, self.classes)
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
+        self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)
 
     @property
     def members(self) -> Membership:

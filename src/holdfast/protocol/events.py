@@ -302,9 +302,10 @@ class JobFinished(Event, frozen=True, kw_only=True, tag_field="event", tag="job_
 
 
 class JobFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="job_failed"):
-    """The job cannot go on; `why` says what was lost."""
+    """The job cannot go on; `why` says what was lost. `traceback`: of the script's exception, if that is the cause."""
 
     why: str
+    traceback: str = ""
 
 
 AnyEvent = (

@@ -40,6 +40,29 @@ class Refusal(Struct, frozen=True, kw_only=True):
     clean_from: int
 
 
+class RaisedBefore(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A script raised there: `place` is the exception's type with file and line, `time` unix seconds."""
+
+    worker: str
+    place: str
+    time: float
+    step: int | None = None
+    micro_batch: int | None = None
+
+
+class LastWill(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the job is to end once what it has led to is saved: with this exit code, and cause.
+
+    `failed`: for good; else it can be taken up again. `renew`: it does not end, all workers are started again.
+    """
+
+    why: str
+    exit_code: int
+    failed: bool = False
+    renew: bool = False
+    traceback: str = ""
+
+
 class Record(Struct, frozen=True, kw_only=True):
     """The coordinator's durable state.
 
@@ -50,6 +73,7 @@ class Record(Struct, frozen=True, kw_only=True):
     them: what the journal lacks of either after a crash is appended at the restart. `seed`, `micro_batches` and
     `global_batch` say which samples a step has; `refusal` is of the step in progress. `checkpoints`, oldest first, are
     those that the job can go back to; those whose names are in `superseded` may be removed from the directory.
+    `raised`: the newest exceptions of the script, oldest first. `will`: given while the last plan is in force.
     """
 
     schema: int
@@ -74,4 +98,6 @@ class Record(Struct, frozen=True, kw_only=True):
     passed: tuple[Passed, ...] = ()
     position: Position = Position()
     outbox: tuple[AnyEvent, ...] = ()
+    raised: tuple[RaisedBefore, ...] = ()
+    will: LastWill | None = None
     outcome: str = ""  # "", finished, failed

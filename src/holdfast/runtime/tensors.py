@@ -103,3 +103,14 @@ def call_with(module: torch.nn.Module, parameters: dict[str, torch.Tensor], *arg
     """Return what a module makes of its arguments with other parameters in the place of its own, by name."""
     untyped: Any = torch.func
     return untyped.functional_call(module, parameters, arguments)
+
+
+def answers(device: torch.device) -> bool:
+    """Tell whether what is in a device's memory can be read: not after an error that has ended its context."""
+    if device.type != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True

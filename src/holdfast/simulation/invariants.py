@@ -21,16 +21,11 @@ from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 from holdfast.protocol.state import CheckpointSource
-from holdfast.simulation.faults.plans import FaultKind, FaultPlan
+from holdfast.simulation.faults.ends import refused_twice, unsaved, works_fault
+from holdfast.simulation.faults.plans import Raises
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts import broken_guarantee, shape_of
 from holdfast.simulation.world import START, Peer, World
-
-
-def refused_twice(plan: FaultPlan, why: str) -> bool:
-    """Tell whether a job ends because a step was refused, and once more with nothing kept: never by one corruption."""
-    corrupt = sum(fault.kind is FaultKind.CORRUPT_SUM for fault in plan.faults)
-    return corrupt > 1 and "had kept nothing" in why
 
 
 class InvariantError(AssertionError):
@@ -272,6 +267,8 @@ class Checker:
                 self._repaired(event)
             case ev.JobFinished():
                 self._job_finished(event)
+            case ev.NodeLeft(reason="quarantined") if self._world.plan.raises is not Raises.NOTHING:
+                self._fail(f"a node is quarantined for what the work does wrong: {event}")
             case ev.JobFailed(why=why):
                 self._failed(machine, why)
             case _:
@@ -316,6 +313,8 @@ class Checker:
     def _job_finished(self, event: ev.JobFinished) -> None:
         """Every step counts once, and every sample of it."""
         plan = self._world.plan
+        if plan.raises is not Raises.NOTHING:
+            self._fail(f"finished although every script raises at {plan.raises_at}")
         if event.steps != plan.steps or self._committed != event.steps:
             self._fail(f"finished after {event.steps} steps of {plan.steps}")
         if event.samples != plan.steps * plan.micro_batches * plan.micro_batch:
@@ -406,15 +405,19 @@ class Checker:
             self._fail(f"{node} was refused for good: {refused.why}")
 
     def _failed(self, machine: Coordinator, why: str) -> None:
-        """NothingLeft, and only where nothing is left."""
+        """NothingLeft, and only where nothing is left; or what all scripts raise, or a second refusal."""
         if refused_twice(self._world.plan, why):
             return
-        if "have no live copy" not in why:
+        if works_fault(self._world.plan, why):
+            if unsaved(self._world.plan, self._committed, self._saved.values()):
+                self._fail(f"the job failed, and step {self._committed} is not saved: {self._saved}")
+            return
+        if "live copy" not in why:
             self._fail(f"the job failed: {why}")
         for info in machine.members.workers():
             process = self._world.worker(info.id)
-            if process is None or process.experts is not None:
-                continue  # its dense state alone is not enough
+            if process is None or process.experts is not None or info.raised:
+                continue  # its dense state alone is not enough; (or nobody can go on with it)
             if process.whole and (process.machine.applied or 0) >= self._committed > 0:
                 self._fail(f"the job failed although {info.id} holds step {process.machine.applied}: {why}")
         for name in self._saved:

@@ -63,8 +63,11 @@ from holdfast.protocol.messages.any_side import (
     Prepare,
     Prepared,
     PrepareNode,
+    Raised,
     Refused,
+    Replace,
     Report,
+    ScriptError,
     Stop,
     ToWorker,
     Void,
@@ -686,6 +689,35 @@ def test_a_process_that_dies_of_its_machine_is_not_started_again() -> None:
     assert told == Say(died)
     assert leave == Say(Leave(reason="quarantined", detail=f"node node-0: ecc_error: {detail}"))
     assert isinstance(end, EndAgent)
+
+
+def raised(worker: str, detail: str = "ValueError: oops") -> Raised:
+    return Raised(worker=worker, generation=1, detail=detail, error=ScriptError(place="x"), exit_code=1)
+
+
+def test_a_worker_whose_script_raised_is_told_again_until_it_is_replaced_and_its_end_is_nobodys_news() -> None:
+    bench = Bench()
+    old = bench.worker
+    bench.say(raised(old))
+    assert [type(kept) for kept in bench.kept()] == [Attach, Raised]
+    assert bench.hear(Replace(worker=old)) == [StartWorker(bench.worker)]
+    assert bench.worker != old
+    assert bench.hear(Replace(worker=old)) == [], "said twice"
+    bench.say(attach(bench.worker))
+    assert bench.hear(Replace(worker=bench.worker)) == [], "this one has not raised"
+    assert [type(kept) for kept in bench.kept()] == [Attach]
+
+
+def test_what_scripts_raise_uses_up_the_same_budget_and_may_be_the_machines() -> None:
+    bench, broken = Bench(), Bench()
+    for _ in range(MAX_RESTARTS):
+        bench.say(raised(bench.worker))
+        assert isinstance(bench.hear(Replace(worker=bench.worker))[-1], StartWorker)
+        bench.say(attach(bench.worker))
+    bench.say(raised(bench.worker))
+    assert isinstance(bench.hear(Replace(worker=bench.worker))[-1], EndAgent)
+    broken.say(raised(broken.worker, "CUDA error: uncorrectable ECC error encountered"))
+    assert isinstance(broken.hear(Replace(worker=broken.worker))[-1], EndAgent)
 
 
 def test_the_coordinator_says_how_many_restarts_there_are_and_what_is_how_bad() -> None:

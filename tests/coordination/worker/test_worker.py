@@ -21,6 +21,7 @@ from holdfast.coordination.worker.tasks import (
     Done,
     Enter,
     Entering,
+    Finish,
     Forward,
     Halt,
     Load,
@@ -609,3 +610,36 @@ def test_a_refusal_that_comes_after_stop_is_told_and_reported() -> None:
     said = machine.vote_passed(msgspec.structs.replace(commit(), samples=30))
     assert [type(i.message) for i in said if isinstance(i, Tell)] == [msg.VoteRefused, msg.Report]
     assert report_of(said).refused == 1
+
+
+def test_a_script_that_ended_leaves_its_state_and_nothing_that_is_half_done() -> None:
+    machine = computing()
+    one_step(machine)
+    machine.computing(0)
+    assert machine.keep()
+    assert machine.task == Wait(), "nothing is computed any more"
+    report = report_of(machine.order(msg.Stop(term=1, generation=1)))
+    assert (report.applied, report.phase, report.summed) == (1, Phase.COMPUTE, ())
+
+
+def test_a_script_that_ended_takes_part_in_what_saves_the_state() -> None:
+    machine = computing()
+    one_step(machine)
+    assert machine.keep()
+    machine.order(msg.Stop(term=1, generation=1))
+    last = msgspec.structs.replace(plan(2), last=True)
+    machine.order(begin(2, DecisionKind.REDO, 1, plan=last))
+    assert isinstance(machine.task, Enter)
+    machine.entered()
+    assert machine.task == Finish()
+
+
+def test_where_the_state_is_not_whole_or_about_to_change_nothing_is_kept() -> None:
+    assert not WorkerMachine(ME, micro_batches=4).keep(), "a fresh one has nothing of the job"
+    machine = voted()
+    assert not machine.keep(), "it may pass elsewhere"
+    machine.vote_passed(commit())
+    machine.begin_apply()
+    assert not machine.keep()
+    machine.applied_step()
+    assert machine.keep()

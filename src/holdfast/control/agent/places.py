@@ -95,6 +95,7 @@ class ProcessPlace:
     def obituary(self, code: int, script: str) -> WorkerDown:
         """Say how the process ended."""
         kind, detail, exit_code, final = FailureKind.PROCESS_EXIT, describe_exit(code), code, False
+        error = self.crashed.error if self.crashed is not None else None
         if code == UNKNOWN_EXIT:
             detail, exit_code = "its exit code is not known: the zygote was lost", EXIT_FAILED
         if self.hung:
@@ -107,4 +108,6 @@ class ProcessPlace:
             detail = f"{script} ended without training: call holdfast.init(), protect() and loop over job.steps()"
         elif code == 0:
             detail, final = "the script ended before its steps were done", True
-        return WorkerDown(worker=self.worker, kind=kind, detail=detail[:8000], exit_code=exit_code, final=final)
+        return WorkerDown(
+            worker=self.worker, kind=kind, detail=detail[:8000], exit_code=exit_code, final=final, error=error
+        )

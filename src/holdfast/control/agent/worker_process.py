@@ -11,12 +11,15 @@ import traceback
 from types import TracebackType
 
 from holdfast.control.link.framing import Crashed
+from holdfast.control.link.last_words import LastWords
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HoldfastError, StepUseError
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.worker import ScriptError
 
 _DETAIL_CHARACTERS = 2000
+_TRACEBACK_CHARACTERS = 6000
 _HEARD_WITHIN_S = 5.0
 
 
@@ -29,7 +32,10 @@ def run_script(script: str) -> int:
         kind = FailureKind.PROCESS_EXIT if bad_input else FailureKind.EXCEPTION
         misused = isinstance(error, StepUseError)
         detail = f"{error}{_place(error, script)}" if misused or not bad_input else str(error)
-        told = _tell(kind, detail, error.exit_code, final=misused)
+        if bad_input:
+            told = _tell(kind, detail, error.exit_code, final=misused)
+        else:
+            told = _end(kind, detail, error.exit_code, _error(error, script))
         # All workers find the same fault in a script's settings: whoever ends the job, or the node, says it once.
         if not (told and bad_input):
             print(f"holdfast: {error}", file=sys.stderr, flush=True)
@@ -38,7 +44,7 @@ def run_script(script: str) -> int:
         code = _exit_code(error)
         if code != EXIT_DONE:
             detail = f"the script called sys.exit({code}){_place(error, script)}"
-            _tell(FailureKind.PROCESS_EXIT, detail, code, final=True)
+            _end(FailureKind.PROCESS_EXIT, detail, code, _error(error, script), final=True)
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -48,7 +54,7 @@ def run_script(script: str) -> int:
         traceback.print_exception(error)
         sys.stderr.flush()
         what = "".join(traceback.format_exception_only(error)).strip()
-        _tell(FailureKind.EXCEPTION, f"{what}{_place(error, script)}", EXIT_FAILED)
+        _end(FailureKind.EXCEPTION, f"{what}{_place(error, script)}", EXIT_FAILED, _error(error, script))
         return EXIT_FAILED
     return 0
 
@@ -71,14 +77,41 @@ def _script_part(trace: TracebackType | None, script: str) -> TracebackType | No
 
 def _place(error: BaseException, script: str) -> str:
     """Return where in the user's own code an error came up, in brackets: the last frame beside the script, if any."""
-    folder = os.path.dirname(os.path.abspath(script))
+    folder = os.path.dirname(os.path.abspath(script)) if script else ""
     packages = (f"{os.sep}site-packages{os.sep}", f"{os.sep}holdfast{os.sep}")
     frames = [(os.path.abspath(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     own = [frame for frame in frames if frame[0].startswith(folder) and not any(part in frame[0] for part in packages)]
     return f" ({os.path.basename(own[-1][0])}, line {own[-1][1]})" if own else ""
 
 
-def _tell(kind: FailureKind, detail: str, exit_code: int, *, final: bool = False) -> bool:
+def _error(error: BaseException, script: str) -> ScriptError:
+    """Return what was raised as others are told it."""
+    place = _place(error, script) or _place(error, "")
+    trace = "".join(traceback.format_exception(error))
+    return ScriptError(place=f"{type(error).__name__}{place}", traceback=trace[-_TRACEBACK_CHARACTERS:])
+
+
+def _end(kind: FailureKind, detail: str, exit_code: int, error: ScriptError, *, final: bool = False) -> bool:
+    """Tell the agent, as `_tell`; where a session trains in this process, return once nobody needs what it has."""
+    session, settings = LastWords.installed(), WorkerSettings.from_environment(os.environ)
+    if session is not None and settings is not None:
+        error = session.locate(error)
+        crashed = Crashed(
+            worker=settings.worker,
+            kind=kind,
+            detail=detail[-_DETAIL_CHARACTERS:],
+            exit_code=exit_code,
+            final=final,
+            error=error,
+        )
+        if session.keep(crashed):
+            return True
+    return _tell(kind, detail, exit_code, final=final, error=error)
+
+
+def _tell(
+    kind: FailureKind, detail: str, exit_code: int, *, final: bool = False, error: ScriptError | None = None
+) -> bool:
     """Tell the agent; return whether it has heard it."""
     settings = WorkerSettings.from_environment(os.environ)
     if settings is None:
@@ -88,7 +121,10 @@ def _tell(kind: FailureKind, detail: str, exit_code: int, *, final: bool = False
         link = WorkerLink(settings.socket)
         link.start(lambda order: None, heard.set)
         detail = detail[-_DETAIL_CHARACTERS:]
-        link.send(Crashed(worker=settings.worker, kind=kind, detail=detail, exit_code=exit_code, final=final))
+        crashed = Crashed(
+            worker=settings.worker, kind=kind, detail=detail, exit_code=exit_code, final=final, error=error
+        )
+        link.send(crashed)
         heard.wait(_HEARD_WITHIN_S)  # the agent hangs up once it knows: it must not learn of our exit before
         link.close()
     return heard.is_set()

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.orders import Order
-from holdfast.protocol.messages.worker import WorkerMessage
+from holdfast.protocol.messages.worker import ScriptError, WorkerMessage
 from holdfast.protocol.names import MAX_MESSAGE_BYTES, Text, WorkerId
 
 _LENGTH = struct.Struct(">I")
@@ -30,6 +30,7 @@ class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     detail: Text
     exit_code: int
     final: bool = False
+    error: ScriptError | None = None
 
 
 #: what a worker process says to its agent, and what it hears from it

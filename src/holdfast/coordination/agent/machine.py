@@ -6,7 +6,7 @@ It holds the connection and the processes; all that is decided is decided here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -27,13 +27,14 @@ from holdfast.coordination.agent.known_plans import KnownPlans, PlanMaker
 from holdfast.coordination.agent.node_steps import NodeSteps
 from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace
 from holdfast.coordination.agent.posted_keys import PostedKeys
+from holdfast.coordination.agent.replay import envelopes, fitting
 from holdfast.coordination.agent.restarts import Restarts
 from holdfast.coordination.lateness.reading import Reading
 from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import (
     AgentMessage,
-    AppliedSteps,
     Committed,
     CoordinatorMessage,
     EndNode,
@@ -44,6 +45,7 @@ from holdfast.protocol.messages.agent import (
     Leave,
     NodeOrder,
     Refused,
+    Replace,
     ToWorker,
     Welcome,
     WorkerDown,
@@ -69,6 +71,7 @@ from holdfast.protocol.messages.worker import (
     Entered,
     KnownSteps,
     Post,
+    Raised,
     Report,
     WorkerMessage,
 )
@@ -79,9 +82,6 @@ TAIL_FAILED = 3
 #: until a coordinator has said its own
 LEASE_S = 3.0
 WATCH_S = 0.1
-
-#: of a message of a megabyte, this much is left to Hello's other fields
-_HELLO_BYTES = (1 << 20) - (1 << 14)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +195,7 @@ class AgentMachine:
             return []
         self._connected, self._welcome = True, None
         replay = self._replay()
-        kept, rest = _fitting(replay)
+        kept, rest = fitting(replay)
         node = self.node
         hello = Hello(
             protocol=PROTOCOL,
@@ -212,7 +212,7 @@ class AgentMachine:
         )
         out = self._tell(hello, now)
         if rest is not None:
-            out.append(Replay(_envelopes(chain((rest,), replay))))
+            out.append(Replay(envelopes(chain((rest,), replay))))
         return out
 
     def disconnected(self) -> None:
@@ -228,8 +228,8 @@ class AgentMachine:
                 return self._order(message)
             case Probe(number=number):
                 return [ReadProgress(number)]
-            case EndHung(worker=worker, why=why):
-                return [KillHung(worker, why)] if self._place_of(worker) is not None else []
+            case EndHung() | Replace():
+                return self._give_way(message, now)
             case BeginNode() | PrepareNode() | Posted() | Stop() | LookAround() | Arm() | Void() | JobDone():
                 return self._order_all(message, now)
             case Committed():
@@ -357,6 +357,10 @@ class AgentMachine:
             place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
             return [*self._tell_of_steps(now), *self._tell(place.down, now)]
         out = self._tell(down, now)
+        return [*out, *self._replace(place, down, now)]
+
+    def _replace(self, place: WorkerPlace, down: WorkerDown, now: float) -> list[AgentInstruction]:
+        """Put another process in a place, where that is of any use."""
         index = index_of(place.worker)
         place.refill("")
         # Only its end is replayed: what it said before would look like a worker come back, and what it applied alone
@@ -368,10 +372,21 @@ class AgentMachine:
         elif why := self._restarts.refuse(down, now):
             place.ended = True
             self._quarantined = Leave(reason="quarantined", detail=f"node {self.node.node}: {why}"[:8000])
-            out += self._leave_quarantined(now)
+            return self._leave_quarantined(now)
         else:
-            out.append(self._fill(place, index))
-        return out
+            return [self._fill(place, index)]
+        return []
+
+    def _give_way(self, message: EndHung | Replace, now: float) -> list[AgentInstruction]:
+        """End one that hangs; one whose script has raised is not needed any more, and nobody hears of its end."""
+        worker, place = message.worker, self._place_of(message.worker)
+        if place is None or isinstance(message, EndHung):
+            return [KillHung(worker, message.why)] if place is not None and isinstance(message, EndHung) else []
+        raised = place.latest.get(Raised)
+        if not isinstance(raised, Raised):
+            return []
+        kind, detail, code = FailureKind.EXCEPTION, raised.detail, raised.exit_code
+        return self._replace(place, WorkerDown(worker=worker, kind=kind, detail=detail, exit_code=code), now)
 
     def _ended_in_order(self, place: WorkerPlace, now: float, *, clean: bool) -> list[AgentInstruction]:
         place.refill("")
@@ -428,23 +443,3 @@ def _note(order: Order, place: WorkerPlace) -> None:
     elif isinstance(order, Begin):
         # From here on it is not fresh any more, whether it has come to reading this or not.
         place.keep(Begun(worker=place.worker, generation=order.plan.generation))
-
-
-def _fitting(
-    messages: Iterator[Kept],
-) -> tuple[tuple[Kept, ...], Kept | None]:
-    """Take from `messages` what fits into Hello, one page of steps at most; also return what was taken too much."""
-    kept: list[Kept] = []
-    room, pages = _HELLO_BYTES, 1
-    for message in messages:
-        pages -= isinstance(message, AppliedSteps)
-        room -= len(msgspec.msgpack.encode(message)) + 8
-        if room < 0 or pages < 0:
-            return tuple(kept), message
-        kept.append(message)
-    return tuple(kept), None
-
-
-def _envelopes(messages: Iterable[Kept]) -> Iterator[AgentMessage]:
-    for message in messages:
-        yield message if isinstance(message, AppliedSteps | WorkerDown) else FromWorker(message=message)

@@ -16,6 +16,7 @@ from holdfast.protocol.messages.worker import (
     Finished,
     Loads,
     Prepared,
+    Raised,
     Report,
     ScriptFailed,
     VoteRefused,
@@ -25,7 +26,18 @@ from holdfast.protocol.messages.worker import (
 #: Of these kinds only the latest is kept. The replay of a node: what its workers are, what they applied, where they
 #: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
 LIFE = (Attach, Begun, Entered)
-STAND = (Prepared, Report, Complaint, VoteRefused, Finished, CheckpointWritten, CheckpointKept, Loads, ScriptFailed)
+STAND = (
+    Prepared,
+    Report,
+    Complaint,
+    VoteRefused,
+    Finished,
+    CheckpointWritten,
+    CheckpointKept,
+    Loads,
+    ScriptFailed,
+    Raised,
+)
 #: what a newer generation makes worthless
 _GENERATION_BOUND = (Prepared, Report, Complaint, VoteRefused, Finished)
 

@@ -47,6 +47,11 @@ class Failures:
         gone = [worker for failure in failures for worker in self._out(self._classed(failure))]
         self.gone(gone, min(failure.since for failure in failures))
 
+    def note(self, failure: Failure) -> None:
+        """A process has failed that is still needed: tell it, and leave its generation."""
+        self._tell(self._classed(failure))
+        self._stopping.begin(failure.since)
+
     def gone(self, workers: Collection[str], since: float) -> None:
         """These workers no longer count, whether they failed or left: what they were part of cannot go on."""
         record = self._turn.record

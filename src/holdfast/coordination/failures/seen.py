@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast.coordination.inputs import Evidence, Failure
 from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.progress import Stand
-from holdfast.protocol.messages.worker import Complaint, Report
+from holdfast.protocol.messages.worker import Complaint, Raised, Report, ScriptError
 from holdfast.protocol.names import node_of
 
 
@@ -33,7 +35,14 @@ def says_nonsense(node: str, why: str, now: float) -> Failure:
 
 def process_ended(node: str, down: WorkerDown, now: float) -> Failure:
     """A worker's process has ended."""
-    return _of_process(node, down.worker, down.kind, now, Evidence(detector=down.detector, detail=down.detail))
+    evidence = _of_script(down.error) if down.error is not None else Evidence(detector=down.detector)
+    return _of_process(node, down.worker, down.kind, now, replace(evidence, detail=down.detail))
+
+
+def script_raised(node: str, raised: Raised, now: float) -> Failure:
+    """A worker's script has ended with an exception; its process keeps the state."""
+    evidence = replace(_of_script(raised.error), detail=raised.detail)
+    return _of_process(node, raised.worker, FailureKind.EXCEPTION, now, evidence)
 
 
 def hangs(node: str, stand: Stand, why: str, now: float) -> Failure:
@@ -61,6 +70,10 @@ def collective_failed(complaint: Complaint, report: Report, now: float) -> Failu
     evidence = Evidence(detector=detector, detail=complaint.detail, step=report.step, phase=report.phase)
     kind, node = FailureKind.CONNECTION_LOST, node_of(complaint.worker)
     return Failure(kind=kind, node=node, severity=Severity.RETRY, since=now, evidence=evidence)
+
+
+def _of_script(error: ScriptError) -> Evidence:
+    return Evidence(detector=Detector.EXCEPTION, step=error.step, phase=error.phase, micro_batch=error.micro_batch)
 
 
 def _of_node(node: str, kind: FailureKind, since: float, evidence: Evidence) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 
@@ -45,6 +46,7 @@ class Deciding:
         self._loads = parts.loads
         self._ending = parts.ending
         self._closing = parts.closing
+        self._raisers = parts.raisers
         self._telling = parts.telling
         self._newcomers = parts.newcomers
         self._rendezvous = parts.rendezvous
@@ -73,24 +75,75 @@ class Deciding:
             if closing:
                 self._closing.end()  # (nobody waits for the nodes that would bring room)
             return
-        reports = stopping.end()
-        if step := refused_anew(record.refusal, reports.values()):
+        self._settle(parted=parted)
+
+    def _settle(self, *, parted: bool) -> None:
+        """Carry out what follows from the reports."""
+        turn, record, stopping, closing = self._turn, self._turn.record, self._stopping, self._closing.under_way
+        raisers = [] if closing else self._raisers.among(stopping.reports)
+        if raisers and self._want_slots_without(raisers):
+            return
+        if step := refused_anew(record.refusal, stopping.reports.values()):
             turn.emit(CorruptionFound, step=step, what="samples", detail=stopping.refused)
         if self._config.spec.recovery.restarts_all and not closing:
+            stopping.end()
             self._restart()
             return
+        reports = stopping.gathered()
         arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
         if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
             # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
             # be put together in turns, for ever.
             arrivals = []
-        committed = self._ledger.committed
+        verdict = self._verdict(reports, arrivals)
+        if raisers:
+            verdict = self._without(raisers, verdict, reports, arrivals)
+            arrivals = [] if self._closing.under_way else arrivals
+        stopping.end()
+        if self._ending.over is None:
+            self._carry_out(verdict, turn.members.live([*reports, *arrivals]), reports)
+
+    def _verdict(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
+        record, committed = self._turn.record, self._ledger.committed
         known, anew, unreadable = record.checkpoints, self._anew, record.unreadable
         stands = list(reports.values())
         verdict = decide(record.decision, committed, stands, known, arrivals, anew=anew, unreadable=unreadable)
         if lost := lost_of(record, verdict, reports):
             verdict = without_state(committed, known, [], lost, anew=anew, unreadable=unreadable)
-        self._carry_out(verdict, [*reports, *arrivals], reports)
+        return verdict
+
+    def _want_slots_without(self, raisers: list[str]) -> bool:
+        """Members whose scripts have raised cannot go on; where the others are too few, wait for those that follow."""
+        turn, gone = self._turn, set(raisers)
+        others = [info.id for info in turn.members.workers() if info.id not in gone]
+        if not others or not self._config.spec.experiments.static_experts:
+            return False  # (where each expert lives on another node those have room for all)
+        if not lacks_slots(turn, self._config, others):
+            return False
+        self._raisers.release(raisers)
+        return True
+
+    def _without(
+        self,
+        raisers: list[str],
+        verdict: Verdict | NothingLeft,
+        reports: Mapping[str, Report],
+        arrivals: list[str],
+    ) -> Verdict | NothingLeft:
+        """Let go of the members whose scripts have raised, unless what they have would be lost with them."""
+        if isinstance(verdict, Verdict) and verdict.holders:
+            holders = tuple(worker for worker in verdict.holders if worker not in raisers)
+            others = replace(verdict, holders=holders)
+            if not holders or lost_of(self._turn.record, others, reports):
+                if verdict.decision.applied:
+                    step = verdict.decision.applied
+                    self._closing.renew(self._failures.explain(f"there is no other live copy of step {step}"))
+                    return verdict
+                self._raisers.release(raisers)
+                return self._verdict({}, arrivals)
+            verdict = others
+        self._raisers.release(raisers)
+        return verdict
 
     def _catches_up(self) -> bool:
         """Announce a portion of an outage's steps, where they are too many for the decision's record."""
@@ -171,6 +224,11 @@ class Deciding:
         self._checkpoints.rolled_back()
         self._turn.emit(RolledBack, to_step=verdict.decision.applied, why=why)
         return "rollback" if known else "start"
+
+    def renew(self) -> None:
+        """The newest state is saved: begin again from it, with fresh workers everywhere."""
+        self._closing.renewed()
+        self._restart()
 
     def _restart(self) -> None:
         """Stop all workers and start others, which begin from the newest checkpoint once all of them are there."""

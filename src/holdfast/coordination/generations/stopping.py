@@ -51,12 +51,14 @@ class Stopping:
         """A member's collective failed."""
         self.complaints[complaint.worker] = complaint
 
-    def end(self) -> dict[str, Report]:
-        """All have spoken: return their reports, current members first, by rank."""
+    def gathered(self) -> dict[str, Report]:
+        """Return the reports of all who have spoken, current members first, by rank."""
         reports = {worker: self.reports[worker] for worker in self._turn.planned if worker in self.reports}
-        reports.update(self.reports)
+        return {**reports, **self.reports}
+
+    def end(self) -> None:
+        """All have spoken, and their reports were read."""
         self.stop, self.reports, self.complaints = None, {}, {}
-        return reports
 
     def asked(self, report: Report) -> bool:
         """Tell whether a report answers the Stop in force; one for another is stale."""

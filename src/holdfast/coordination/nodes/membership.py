@@ -19,6 +19,8 @@ class WorkerInfo:
     entered: int = 0
     prepared: int = 0
     finished: bool = False
+    #: its script has ended with an exception, and its process keeps the state
+    raised: bool = False
     #: on its node
     index: int = field(init=False)
 

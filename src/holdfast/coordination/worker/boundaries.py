@@ -41,6 +41,9 @@ NEXT: Mapping[tuple[Place, str], Phase] = {
 #: A report from here would be no promise: the step may yet pass, or the state is about to change.
 UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD})
 
+#: Where nothing of the state is being changed, nor promised: here a script may end, and leave it whole.
+KEEPING = frozenset({Phase.ENTERING, Phase.COMPUTE, Phase.REDUCING})
+
 #: All local reductions of the step in progress have returned, and what they brought is of use.
 REDUCED = frozenset({Phase.READY, Phase.VOTED, Phase.ABANDONED, Phase.PASSED, Phase.APPLYING, Phase.FORWARD})
 

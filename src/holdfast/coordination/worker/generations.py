@@ -97,6 +97,16 @@ class KnownGenerations:
         self.term, self.stop = order.term, order
         return True
 
+    def of_pending(self, order: Prepare | Arm | Void) -> list[WorkerInstruction]:
+        """Take an order that concerns the pending generation."""
+        match order:
+            case Prepare():
+                return self.prepare(order)
+            case Arm():
+                return self.arm(order)
+            case Void():
+                return self.void(order)
+
     def prepare(self, order: Prepare) -> list[WorkerInstruction]:
         """Build the pending group beside the one in use."""
         plan = order.plan

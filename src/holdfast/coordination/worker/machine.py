@@ -13,7 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from holdfast.coordination.generations.assignment import Share, round_robin
-from holdfast.coordination.worker.boundaries import NEXT, REDUCED, UNDER_WAY, InvalidTransitionError, Place, due
+from holdfast.coordination.worker.boundaries import (
+    KEEPING,
+    NEXT,
+    REDUCED,
+    UNDER_WAY,
+    InvalidTransitionError,
+    Place,
+    due,
+)
 from holdfast.coordination.worker.complaints import Complaints
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
@@ -62,6 +70,7 @@ class WorkerMachine:
         self._moved_in = 0
         self._complaints = Complaints(worker, self.generations)
         self._share = Share()
+        self._kept = False  # for others: the script has ended
         #: the steps that came with a state, until this node's agent knows them
         self._sent: tuple[Passed, ...] = ()
 
@@ -113,7 +122,7 @@ class WorkerMachine:
             return self._due(self.plan)
         if self.phase is Phase.COMPUTE and self.plan.last:
             return Finish()
-        if self.phase is Phase.COMPUTE:
+        if self.phase is Phase.COMPUTE and not self._kept:
             return Compute(self.step, self.share, tuple(self._share.summed))
         return Wait()
 
@@ -128,6 +137,8 @@ class WorkerMachine:
 
     def order(self, order: GenerationOrder) -> list[WorkerInstruction]:
         """Take an order; one that is stale, or that this worker has promised away, changes nothing."""
+        if isinstance(order, Prepare | Arm | Void):
+            return self.generations.of_pending(order)
         return self._ORDERS[type(order)](self, order)
 
     def _begin(self, order: Begin) -> list[WorkerInstruction]:
@@ -158,15 +169,6 @@ class WorkerMachine:
             return []
         return [Halt(), *self._report()]
 
-    def _prepare(self, order: Prepare) -> list[WorkerInstruction]:
-        return self.generations.prepare(order)
-
-    def _arm(self, order: Arm) -> list[WorkerInstruction]:
-        return self.generations.arm(order)
-
-    def _void(self, order: Void) -> list[WorkerInstruction]:
-        return self.generations.void(order)
-
     def _job_done(self, order: JobDone) -> list[WorkerInstruction]:
         """Let the script end, whatever it is in."""
         self.done = True
@@ -176,9 +178,6 @@ class WorkerMachine:
     _ORDERS: ClassVar[Mapping[type, Callable[..., list[WorkerInstruction]]]] = {
         Begin: _begin,
         Stop: _stop,
-        Prepare: _prepare,
-        Arm: _arm,
-        Void: _void,
         JobDone: _job_done,
     }
 
@@ -358,6 +357,13 @@ class WorkerMachine:
         if not self._cross("finish"):
             return []
         return [Tell(Finished(worker=self.worker, generation=self.generation, step=self.applied or 0))]
+
+    def keep(self) -> bool:
+        """The script has ended: only keep the state from here on. False: none is whole, or it is being changed."""
+        if self.applied is None or self.phase not in KEEPING:
+            return False
+        self._kept, self._share.summed = True, []  # (of the micro-batch at hand, half may have been added up)
+        return True
 
     # ---- inside ----
 

@@ -14,7 +14,7 @@ from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.messages.orders import Arm, JobDone, LookAround, Posted, Stop, Void, WorkerOrder
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
 from holdfast.protocol.messages.progress import EndHung, Late, Probe, Whereabouts
-from holdfast.protocol.messages.worker import Post, WorkerMessage
+from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
 
 #: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds.
@@ -62,6 +62,7 @@ class WorkerDown(Struct, frozen=True, kw_only=True):
 
     `final`: the script itself wants no more, another process would do the same. With exit code 0 it has left its loop
     (`break`) after step `applied`: the job is done once all have; else the job ends with this cause.
+    `error`: what the script raised, where that is how it ended.
     """
 
     worker: WorkerId
@@ -70,6 +71,7 @@ class WorkerDown(Struct, frozen=True, kw_only=True):
     exit_code: int
     final: bool = False
     applied: Count = 0
+    error: ScriptError | None = None
 
     @property
     def left(self) -> bool:
@@ -179,6 +181,12 @@ class ToWorker(Struct, frozen=True, kw_only=True):
     order: WorkerOrder
 
 
+class Replace(Struct, frozen=True, kw_only=True):
+    """Put another process in the place of this worker: its script has raised, and its state is not needed any more."""
+
+    worker: WorkerId
+
+
 class NodeFault(Struct, frozen=True, kw_only=True):
     """Fault injection: the whole node dies (`kill`, `freeze`, `exit`)."""
 
@@ -202,4 +210,6 @@ class Part(Struct, frozen=True, kw_only=True):
 
 #: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
 NodeOrder = BeginNode | PrepareNode | Posted | Stop | LookAround | Arm | Void | JobDone
-CoordinatorMessage = Welcome | Refused | Committed | NodeOrder | ToWorker | Probe | EndHung | NodeFault | EndNode | Part
+CoordinatorMessage = (
+    Welcome | Refused | Committed | NodeOrder | ToWorker | Replace | Probe | EndHung | NodeFault | EndNode | Part
+)

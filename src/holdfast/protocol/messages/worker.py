@@ -148,6 +148,34 @@ class ScriptFailed(Struct, frozen=True, kw_only=True):
     why: Text
 
 
+class ScriptError(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a script raised, and where.
+
+    `step`, `micro_batch`, `phase`: at which; None: at none. `place`: the exception's type with file and line, the same
+    wherever that happens. `traceback`: its last lines.
+    """
+
+    place: Text
+    step: Count | None = None
+    micro_batch: Count | None = None
+    phase: Phase | None = None
+    traceback: Text = ""
+
+
+class Raised(Struct, frozen=True, kw_only=True):
+    """The script has ended with an exception. The state that is here is whole, and kept until the process is replaced.
+
+    No step goes on here. `final`: the script itself wants no more, another process would do the same.
+    """
+
+    worker: WorkerId
+    generation: Count
+    detail: Text
+    error: ScriptError
+    exit_code: int
+    final: bool = False
+
+
 class CheckpointWritten(Struct, frozen=True, kw_only=True):
     """A checkpoint lies complete under a temporary name; it counts only once the coordinator accepts it.
 
@@ -229,5 +257,6 @@ WorkerMessage = (
     | CheckpointDamaged
     | Loads
     | ScriptFailed
+    | Raised
     | Post
 )

@@ -121,7 +121,7 @@ class MicroBatchLoader:
                 "__getitem__, so that every sample can be counted exactly once"
             )
         self._dataset = dataset
-        self._device = device
+        self.device = device
         self._collate: Callable[[list[Any]], Any] = default_collate if collate is None else collate
         self.order = SampleOrder(seed=seed, length=len(dataset), global_batch=global_batch, micro_batch=micro_batch)
 
@@ -130,7 +130,7 @@ class MicroBatchLoader:
         indices = self.order.indices(step, micro_batch)
         fetch = getattr(self._dataset, "__getitems__", None)
         fetched: Any = fetch(indices) if callable(fetch) else [self._dataset[index] for index in indices]
-        return to_device(self._collate(list(fetched)), self._device)
+        return to_device(self._collate(list(fetched)), self.device)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -30,6 +30,8 @@ class Attempt:
     ) -> None:
         """Start the step from nothing, or go on from the micro-batches that are summed up already."""
         self.step = compute.step
+        #: the micro-batch that is being computed
+        self.at_hand: int | None = None
         #: all rounds of the step were gone through
         self.complete = False
         self._shared = shared
@@ -57,7 +59,9 @@ class Attempt:
                 return
             # From here on the coordinator may count on this micro-batch: it is finished whatever happens meanwhile.
             progress.at(Activity.COMPUTE, micro_batch)
+            self.at_hand = micro_batch
             yield micro_batch
+            self.at_hand = None
             if self._broken_off:
                 return
         progress.at(Activity.SCRIPT)

@@ -17,6 +17,7 @@ import numpy
 import torch
 
 from holdfast.clock import SystemClock
+from holdfast.control.link.last_words import LastWords
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot, ProgressWriter
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
@@ -58,6 +59,7 @@ class Job:
         self._checkpoint_dir = settings.spec.checkpoint.dir if settings else checkpoint_dir
         self._checkpoint_every = settings.spec.checkpoint.every if settings else checkpoint_every
         self._session: Session | None = None
+        self._last_words: LastWords | None = None
         self._ended = False
         self._after_apply: Callable[[Step], None] | None = None
         self._step: Step | None = None
@@ -159,6 +161,8 @@ class Job:
                 yield step
                 step.left()
         self._ended = True
+        if self._last_words is not None:
+            self._last_words.remove()
         session.close()
 
     @contextmanager
@@ -224,6 +228,9 @@ class Job:
             progress=_progress(settings),
         )
         session.attach(config)
+        if settings:
+            self._last_words = LastWords(session.locate, session.keep)
+            self._last_words.install()
         return session
 
     def _config(self, workload: Workload) -> dict[str, str]:

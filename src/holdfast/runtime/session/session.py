@@ -15,8 +15,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
+import msgspec
+
 from holdfast.clock import Clock
-from holdfast.control.link.framing import FromWorkerProcess
+from holdfast.control.link.framing import Crashed, FromWorkerProcess
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot
 from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker.machine import WorkerMachine
@@ -35,6 +37,7 @@ from holdfast.coordination.worker.tasks import (
 )
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.progress import Activity
+from holdfast.protocol.messages.worker import ScriptError
 from holdfast.protocol.names import node_of
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.faults.orders import Faults
@@ -46,6 +49,7 @@ from holdfast.runtime.session.entering import Entrance
 from holdfast.runtime.session.resources import Generations, Shared
 from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.session.state_passing import StatePassing
+from holdfast.runtime.tensors import answers
 
 CLOSE_S = 2.0
 
@@ -103,6 +107,7 @@ class Session:
         self._groups = groups
         self._faults = faults
         self._saver = saver
+        self._attempt: Attempt | None = None
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
         holding = HeldExperts(experts.shape(1)) if experts is not None else None
@@ -193,7 +198,9 @@ class Session:
 
     def attempt(self, compute: Compute, generation: int) -> Attempt:
         """Begin what `next_compute` has returned."""
-        return Attempt(self._shared, self.workload, self._faults, self._applying.apply, compute, generation)
+        apply = self._applying.apply
+        self._attempt = Attempt(self._shared, self.workload, self._faults, apply, compute, generation)
+        return self._attempt
 
     def settle(self, attempt: Attempt) -> msg.Commit | None:
         """Commit an attempt, or wait until it is decided elsewhere what becomes of its step.
@@ -223,6 +230,42 @@ class Session:
             yield
         finally:
             progress.at(activity, micro_batch)
+
+    def locate(self, error: ScriptError) -> ScriptError:
+        """Say at which step and micro-batch, and in which phase, the script has raised something."""
+        attempt = self._attempt
+        with self._changed:
+            phase = self._machine.phase
+        step, micro_batch = (attempt.step, attempt.at_hand) if attempt is not None else (None, None)
+        return msgspec.structs.replace(error, step=step, micro_batch=micro_batch, phase=phase)
+
+    def keep(self, crashed: Crashed) -> bool:
+        """The script has ended with an exception: keep its state until this process is replaced, or the job over.
+
+        Returns:
+            False, at once, where there is nothing to keep: no state is here, or the exception came while it changed.
+        """
+        machine, worker = self._machine, self._identity.worker
+        with self._changed:
+            if crashed.error is None or not answers(self.workload.loader.device) or not machine.keep():
+                return False
+            raised = msg.Raised(
+                worker=worker,
+                generation=machine.generation,
+                detail=crashed.detail,
+                error=crashed.error,
+                exit_code=crashed.exit_code,
+                final=crashed.final,
+            )
+            self._link.send(raised)
+        while True:
+            with self._changed:
+                self._shared.progress.at(Activity.AWAITING)
+                self._changed.wait_for(lambda: not isinstance(machine.task, Wait))
+                task = machine.task
+            if isinstance(task, Done):
+                return True
+            self._take_up(task)
 
     def close(self) -> None:
         """Let go of threads, sockets and groups. The link stays: its end would look like a death."""

@@ -32,6 +32,7 @@ AT_WORKERS = frozenset(
         FaultKind.SLOW_DISK,
         FaultKind.FULL_DISK,
         FaultKind.CORRUPT_SUM,
+        FaultKind.RAISE,
     }
 )
 #: a coordinator that dies before it writes this

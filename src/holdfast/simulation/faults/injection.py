@@ -250,6 +250,8 @@ class Injector:
                 world.timeline.after(fault.duration, worker.resume)
             case FaultKind.RAISE_APPLY:
                 worker.raise_next = True
+            case FaultKind.RAISE:
+                worker.raise_script = True
             case FaultKind.GLITCH:
                 worker.glitch()
             case FaultKind.CORRUPT_SUM:

@@ -37,6 +37,16 @@ class FaultKind(StrEnum):
     SLOW_STORE = "slow_store"  # what the coordinator writes takes its time, until the end of the duration at most
     CORRUPT_SUM = "corrupt_sum"  # a gradient is in a worker's sums twice, or not, or is another's, or of a step before
     INTERRUPT = "interrupt"  # the job's user wants it to end, saved
+    RAISE = "raise"  # a script raises at the next micro-batch that it computes
+
+
+class Raises(StrEnum):
+    """What every script raises at, whichever it is."""
+
+    NOTHING = "nothing"
+    SAMPLE = "sample"  # a micro-batch of a step
+    STEP = "step"  # any micro-batch of a step
+    APPLY = "apply"  # a step's optimizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +76,7 @@ class FaultPlan:
     slots: for them, per layer and node, 0 for room for all; rebalance_every: steps. leaves: all scripts leave their
     loops (`break`) after the last step, and end. fan_out: of collectives that go level by level, 0 where all meet at
     once. witnesses: how many workers tell of a step as it passes; 0: as many as in a real job.
+    raises, raises_at: at which (step, micro-batch) scripts always raise, on every node.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -91,6 +102,8 @@ class FaultPlan:
     leaves: bool = False
     fan_out: int = 0
     witnesses: int = 1
+    raises: Raises = Raises.NOTHING
+    raises_at: tuple[int, int] = (0, 0)
     handle_s: float = 0.0
     send_s: float = 0.0
 
@@ -98,6 +111,14 @@ class FaultPlan:
     def nodes_for_experts(self) -> int:
         """How many nodes have room for all experts."""
         return -(-self.experts // self.slots) if self.slots else 1
+
+    def raises_in(self, step: int, micro_batch: int | None) -> bool:
+        """Tell whether every script raises when it computes this; None: when it applies the step."""
+        if self.raises_at[0] != step or self.raises is Raises.NOTHING:
+            return False
+        if micro_batch is None or self.raises is Raises.APPLY:
+            return micro_batch is None and self.raises is Raises.APPLY
+        return self.raises is Raises.STEP or micro_batch == self.raises_at[1]
 
     def __str__(self) -> str:
         """Say everything, one fault a line."""

@@ -153,12 +153,18 @@ class SimAgent(Process):
 
     def worker_ended(self, worker: SimWorker, code: int, kind: FailureKind, final: bool = False) -> None:
         """A worker process ended."""
-        if worker not in self.workers:
-            return
-        self.workers.remove(worker)
-        self._world.trace(worker.id, "ended", kind)
-        down = msg.WorkerDown(worker=worker.id, kind=kind, detail=kind, exit_code=code, final=final)
-        self._obey(self.machine.worker_ended(down, self._now, clean=code == 0))
+        self._ended(worker, msg.WorkerDown(worker=worker.id, kind=kind, detail=kind, exit_code=code, final=final))
+
+    def worker_raised(self, worker: SimWorker, error: msg.ScriptError | None) -> None:
+        """A worker process ended with an exception of its script; None: it has not said which."""
+        kind, detail = FailureKind.EXCEPTION, f"ValueError: {error.place}" if error is not None else "exception"
+        self._ended(worker, msg.WorkerDown(worker=worker.id, kind=kind, detail=detail, exit_code=1, error=error))
+
+    def _ended(self, worker: SimWorker, down: msg.WorkerDown) -> None:
+        if worker in self.workers:
+            self.workers.remove(worker)
+            self._world.trace(worker.id, "ended", down.kind)
+            self._obey(self.machine.worker_ended(down, self._now, clean=down.exit_code == 0))
 
     # ---- the connection ----
 

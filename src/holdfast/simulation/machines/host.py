@@ -1,13 +1,15 @@
-"""What the parts of a simulated worker process ask of it: the process itself is above them."""
+"""What the parts of a simulated worker process ask of it: the process itself is above them; and who it says it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import WorkerInstruction
-from holdfast.protocol.messages.worker import WorkerMessage
+from holdfast.protocol.messages.worker import Attach, Raised, ScriptError, WorkerMessage
 from holdfast.simulation.invariants import Checker
+from holdfast.simulation.machines.experts import StoredExperts
 from holdfast.simulation.world import Peer, World
 
 
@@ -39,3 +41,27 @@ class WorkerHost(Peer, Protocol):
     def raised(self) -> None: ...
 
     def saved(self) -> None: ...
+
+
+def attachment(world: World, worker: str, pid: int, experts: StoredExperts | None) -> Attach:
+    """Return what a worker process of this job says of itself."""
+    plan = world.plan
+    return Attach(
+        worker=worker,
+        pid=pid,
+        host="10.0.0.1",
+        state_port=1,
+        config={"model": "m"},
+        global_batch=plan.micro_batches * plan.micro_batch,
+        micro_batches=plan.micro_batches,
+        seed=world.samples.seed,
+        expert_shape=experts.shape if experts else None,
+        saves=plan.checkpoint_every > 0,
+    )
+
+
+def told_of(machine: WorkerMachine, place: str, micro_batch: int | None = None) -> Raised:
+    """Return what is told of an exception that a script has raised."""
+    error = ScriptError(place=place, step=machine.step, micro_batch=micro_batch, phase=machine.phase)
+    generation, detail = machine.generation, f"ValueError: {place}"
+    return Raised(worker=machine.worker, generation=generation, detail=detail, error=error, exit_code=1)

@@ -20,6 +20,7 @@ from holdfast.simulation.machines import training
 from holdfast.simulation.machines.building import Builder
 from holdfast.simulation.machines.entering import SimEntrance
 from holdfast.simulation.machines.experts import StoredExperts, shape_of
+from holdfast.simulation.machines.host import attachment, told_of
 from holdfast.simulation.machines.moving import Mover
 from holdfast.simulation.machines.saving import Saver
 from holdfast.simulation.machines.transfer import Pusher
@@ -47,6 +48,8 @@ class HomeAgent(Protocol):
 
     def worker_ended(self, worker: SimWorker, code: int, kind: FailureKind, final: bool = False) -> None: ...
 
+    def worker_raised(self, worker: SimWorker, error: msg.ScriptError | None) -> None: ...
+
 
 class SimWorker(Process):
     """A worker process with its machine, its state and its gradients."""
@@ -73,14 +76,13 @@ class SimWorker(Process):
         self.gradients: training.SimSums = {}
         #: those that were reduced last
         self._given: training.SimSums = {}
-        #: the next micro-batch's gradient joins the sums wrongly
-        self.corrupting = False
         self.reduced: training.SimReduced | None = None
         self.operation: Underway | None = None
         self.pusher = Pusher(self)
         #: the state that has come, until the training thread takes it
         self.receipt: training.SimReceipt | None = None
-        self.raise_next = False
+        #: in apply; at the next micro-batch; its gradient joins the sums wrongly
+        self.raise_next = self.raise_script = self.corrupting = False
         #: the training thread is to hang where it comes next; it does
         self.hanging = self.hung = False
         self._troubles = self.world.troubles(agent.name)
@@ -108,21 +110,7 @@ class SimWorker(Process):
         """Come up and wait for a generation."""
         if self.boundary("attach"):
             return
-        plan = self.world.plan
-        self.tell(
-            msg.Attach(
-                worker=self.id,
-                pid=self.pid,
-                host="10.0.0.1",
-                state_port=1,
-                config={"model": "m"},
-                global_batch=plan.micro_batches * plan.micro_batch,
-                micro_batches=plan.micro_batches,
-                seed=self.world.samples.seed,
-                expert_shape=self.experts.shape if self.experts else None,
-                saves=plan.checkpoint_every > 0,
-            )
-        )
+        self.tell(attachment(self.world, self.id, self.pid, self.experts))
 
     def kill(self) -> None:
         """End without a word; the peers' collectives with it break."""
@@ -163,7 +151,6 @@ class SimWorker(Process):
 
     def hear(self, order: msg.Order) -> None:
         """Take an order from the coordinator."""
-        machine = self.machine
         match order:
             case msg.Posted():
                 self._builder.posted(order)
@@ -177,7 +164,7 @@ class SimWorker(Process):
             case msg.Inject():
                 return
             case _:
-                instructions = machine.order(order)
+                instructions = self.machine.order(order)
         if isinstance(order, msg.Begin):
             self.checker.began(self, order, bool(instructions))
         self.obey(instructions)
@@ -288,6 +275,9 @@ class SimWorker(Process):
         if self.hung:
             return
         self.busy = ""
+        if self.raise_script or self.world.plan.raises_in(self.machine.step, micro_batch):
+            self._script_raises(micro_batch)
+            return
         self.gradients[micro_batch] = (made,)
         if self.corrupting:
             self.corrupt()
@@ -298,6 +288,16 @@ class SimWorker(Process):
         self.corrupting = not self.gradients
         if self.gradients:
             training.corrupted(self.gradients, self.world.samples, self.state, self.machine.step, self.world.rng)
+
+    def _script_raises(self, micro_batch: int) -> None:
+        """The script ends with an exception; what is whole of the state is kept."""
+        machine, place = self.machine, f"Oops({self.id})" if self.raise_script else "Oops"
+        if not machine.keep():
+            self.raised()
+            return
+        self.gradients.clear()
+        self.tell(told_of(machine, place, micro_batch))
+        self.advance()
 
     def _reduce(self) -> None:
         if self.boundary("reducing"):
@@ -401,8 +401,8 @@ class SimWorker(Process):
     def _applied(self, before: int, commit: msg.Commit | None) -> None:
         if self.hung:
             return
-        if self.raise_next:
-            self.raised()
+        if self.raise_next or self.world.plan.raises_in(self.machine.step, None):
+            self.raised("" if self.raise_next else "Oops")
             return
         self.busy = ""
         reduced = self.reduced
@@ -424,16 +424,16 @@ class SimWorker(Process):
         if not self.boundary("applied"):
             self.advance()
 
-    def raised(self) -> None:
-        """The script ends with an exception."""
-        self.agent.deliver(self.agent.worker_ended, self, 1, FailureKind.EXCEPTION)
+    def raised(self, place: str = "") -> None:
+        """The script ends with an exception, and nothing of the state can be kept; where, if that is told."""
+        error = told_of(self.machine, place).error if place else None
+        self.agent.deliver(self.agent.worker_raised, self, error)
         self.kill()
 
     def _save_last(self) -> None:
         """The job ends before its last step: finish once what is here is saved."""
         plan = self.machine.plan
-        assert plan is not None
-        if self.boundary("finishing"):
+        if plan is None or self.boundary("finishing"):
             return
         self.busy = "save"
         self._saver.save(plan, self.machine.applied or 0, self.state)

@@ -22,6 +22,7 @@ from holdfast.simulation.faults.plans import (
     slow_plan,
     wide_plan,
 )
+from holdfast.simulation.faults.raising_plans import raising_plan
 from holdfast.simulation.faults.witness_plans import witness_plan
 
 RANKS = 3
@@ -48,6 +49,8 @@ FIRST_LEVEL_SEED = 9_000_000_000
 FIRST_WITNESSES_SEED = 10_000_000_000
 #: from here on, random ones with one wrong gradient in somebody's sums
 FIRST_CORRUPT_SEED = 12_000_000_000
+#: from here on, random ones whose scripts raise
+FIRST_RAISING_SEED = 11_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -96,7 +99,8 @@ FAMILIES: dict[str, range] = {
     "slow": range(FIRST_SLOW_SEED, FIRST_LARGE_SEED),
     "large": range(FIRST_LARGE_SEED, FIRST_LEVEL_SEED),
     "levels": range(FIRST_LEVEL_SEED, FIRST_WITNESSES_SEED),
-    "witnesses": range(FIRST_WITNESSES_SEED, FIRST_WITNESSES_SEED + 1_000_000_000),
+    "witnesses": range(FIRST_WITNESSES_SEED, FIRST_RAISING_SEED),
+    "raising": range(FIRST_RAISING_SEED, FIRST_CORRUPT_SEED),
     "corrupt": range(FIRST_CORRUPT_SEED, FIRST_CORRUPT_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
@@ -111,6 +115,7 @@ _RANDOM_PLANS = {
     "levels": level_plan,
     "witnesses": witness_plan,
     "corrupt": corrupt_plan,
+    "raising": raising_plan,
 }
 
 

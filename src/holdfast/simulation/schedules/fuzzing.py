@@ -28,6 +28,7 @@ SHARES = {
     "interrupted": 1,
     "slow": 2,
     "witnesses": 2,
+    "raising": 2,
     "large": 1,
     "levels": 2,
     "corrupt": 2,

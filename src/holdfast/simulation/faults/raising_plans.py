@@ -1,0 +1,43 @@
+"""Fault plans whose scripts raise: one of them, now and then, or whichever has to compute what cannot be computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from holdfast.simulation.faults.plans import (
+    OTHER_BOUNDARIES,
+    STEP_BOUNDARIES,
+    Fault,
+    FaultKind,
+    FaultPlan,
+    Raises,
+    random_plan,
+)
+
+
+def raising_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed in which scripts raise, alone or beside few other faults.
+
+    A script that cannot compute a sample, or a step, ends the job; others start again.
+    """
+    plan, rng = random_plan(seed), Random(seed * 67 + 23)
+    span = 0.15 * plan.steps + 0.3
+    once = tuple(
+        Fault(
+            kind=FaultKind.RAISE,
+            time=rng.uniform(0.0, span),
+            target=rng.randrange(64),
+            boundary=rng.choice((*STEP_BOUNDARIES, *OTHER_BOUNDARIES)) if rng.random() < 0.5 else "",
+        )
+        for _ in range(rng.choice((0, 1, 1, 2, 3)))
+    )
+    return replace(
+        plan,
+        checkpoint_every=rng.choice((0, 1, 2, 3)),
+        faults=(*plan.faults[: rng.choice((0, 0, 0, 1, 2))], *once),
+        restart=rng.random() < 0.1,
+        crashes=plan.crashes if rng.random() < 0.5 else (),
+        raises=rng.choice((Raises.NOTHING, Raises.SAMPLE, Raises.SAMPLE, Raises.STEP, Raises.APPLY)),
+        raises_at=(rng.randint(1, plan.steps), rng.randrange(plan.micro_batches)),
+    )

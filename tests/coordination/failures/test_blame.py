@@ -1,0 +1,56 @@
+"""Whose fault an exception is: the work's, where it is met wherever the work is done."""
+
+from __future__ import annotations
+
+from holdfast.coordination.failures.blame import nodes_that_agree
+from holdfast.coordination.failures.budget import WINDOW_S
+from holdfast.protocol.record import RaisedBefore
+
+PLACE = "ValueError (train.py, line 3)"
+
+
+def raised(
+    node: str, step: int | None = 7, micro_batch: int | None = 2, place: str = PLACE, time: float = 10.0
+) -> RaisedBefore:
+    return RaisedBefore(worker=f"{node}/0/ab", place=place, time=time, step=step, micro_batch=micro_batch)
+
+
+def blamed(*all_raised: RaisedBefore, nodes: int = 8, machine: bool = False) -> list[str]:
+    *before, last = all_raised
+    return nodes_that_agree(before, last, nodes, machine=machine)
+
+
+def test_the_same_at_the_same_micro_batch_on_a_second_node_is_the_works_fault() -> None:
+    assert blamed(raised("a")) == []
+    assert blamed(raised("a"), raised("b")) == ["a", "b"]
+    assert blamed(raised("a"), raised("b"), machine=True) == ["a", "b"], "a sample may well run a GPU out of memory"
+    assert blamed(raised("a", micro_batch=None), raised("b", micro_batch=None)) == ["a", "b"]
+
+
+def test_what_differs_is_each_nodes_own() -> None:
+    assert blamed(raised("a"), raised("a")) == []
+    assert blamed(raised("a"), raised("b", step=8)) == []
+    assert blamed(raised("a"), raised("b", micro_batch=3)) == []
+    assert blamed(raised("a"), raised("b", place="KeyError (train.py, line 3)")) == []
+
+
+def test_a_line_that_raises_on_three_nodes_raises_everywhere() -> None:
+    """One that only the first rank comes to, such as its logging: at each node another step's."""
+    nodes = [raised(node, step) for step, node in enumerate("abc")]
+    assert blamed(*nodes[:2]) == []
+    assert blamed(*nodes) == ["a", "b", "c"]
+    assert blamed(*nodes, machine=True) == [], "a file server that is away is met by all"
+    assert blamed(*nodes[:2], nodes=2) == ["a", "b"], "those are all there are"
+    late = [raised(node, step, time=step * WINDOW_S) for step, node in enumerate("abc")]
+    assert blamed(*late) == []
+
+
+def test_outside_of_the_loop_no_step_says_that_it_is_the_same() -> None:
+    assert blamed(raised("a", None, None), raised("b", None, None)) == []
+    assert blamed(*(raised(node, None, None) for node in "abc")) == ["a", "b", "c"]
+
+
+def test_a_node_that_is_alone_is_asked_twice() -> None:
+    assert blamed(raised("a"), nodes=1) == []
+    assert blamed(raised("a"), raised("a"), nodes=1) == ["a"]
+    assert blamed(raised("a"), raised("a", step=8), nodes=1) == []

@@ -1,0 +1,222 @@
+"""Scripts that raise: who keeps what, who is replaced, and when the job ends."""
+
+from __future__ import annotations
+
+import pytest
+from machinery import Job, applied, attach, hello, kept, w, written
+
+from holdfast.coordination.instructions import EndJob
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import DecisionKind, Phase
+
+OOPS = "ValueError: oops (train.py, line 3)"
+
+
+def error(
+    step: int | None = 3, micro_batch: int | None = 4, place: str = "ValueError (train.py, line 3)"
+) -> msg.ScriptError:
+    phase = Phase.COMPUTE if step else Phase.IDLE
+    return msg.ScriptError(place=place, step=step, micro_batch=micro_batch, phase=phase, traceback="Traceback: oops")
+
+
+def raised(
+    node: str, micro_batch: int | None = 4, generation: int = 1, *, code: int = 1, final: bool = False
+) -> msg.Raised:
+    return msg.Raised(
+        worker=w(node), generation=generation, detail=OOPS, error=error(3, micro_batch), exit_code=code, final=final
+    )
+
+
+def trained(nodes: int = 3, *, saves: bool = True) -> Job:
+    job = Job(nodes=nodes).start(saves=saves)
+    job.step(1)
+    job.step(2)
+    return job
+
+
+def replaced(job: Job) -> list[str]:
+    return [message.worker for message in job.sent(msg.Replace)]
+
+
+def test_a_script_that_raises_on_one_node_is_started_again_and_the_others_go_on() -> None:
+    job = trained()
+    job.say(raised("n1"))
+    assert job.kinds == ["persist", "FailureDetected", "Stop", "Stop", "Stop"]
+    (failure,) = job.said(ev.FailureDetected)
+    assert (failure.node, failure.kind, failure.detector, failure.severity) == ("n1", "exception", "exception", 2)
+    assert (failure.step, failure.micro_batch, failure.phase) == (3, 4, "compute")
+    job.report("n0", 2, summed=(0, 3))
+    job.report("n2", 2, summed=(2,))
+    assert not replaced(job)
+    job.report("n1", 2)
+    assert replaced(job) == [w("n1")]
+    begins = job.orders(msg.Begin)
+    assert set(begins) == {w("n0"), w("n2")}
+    begin = begins[w("n0")]
+    assert (begin.decision.kind, begin.decision.applied, begin.plan.last) == (DecisionKind.REDO, 2, False)
+    assert sorted(begin.assignment[0] + begin.assignment[1]) == list(range(6)), "all that it had is done elsewhere"
+    assert job.machine.members.worker(w("n1")) is None
+
+
+def test_what_the_one_that_raised_knows_of_a_step_counts() -> None:
+    """It has applied what the others have only passed, or not even that: they go forward, without it."""
+    job = trained()
+    job.say(raised("n1"))
+    passed = msg.Passed(step=3, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
+    job.say(applied(w("n1"), 1, 3))
+    job.report("n1", 3, passed=passed)
+    job.report("n0", 2, Phase.ABANDONED, result=msg.Holding())
+    job.report("n2", 2, Phase.ABANDONED, result=msg.Holding())
+    begin = job.orders(msg.Begin)[w("n0")]
+    assert (begin.decision.kind, begin.decision.applied) == (DecisionKind.FORWARD, 3)
+    assert replaced(job) == [w("n1")]
+
+
+def test_the_same_on_a_second_node_ends_the_job_saved() -> None:
+    job = trained()
+    job.say(raised("n1"))
+    for node in ("n0", "n1", "n2"):
+        job.report(node, 2)
+    job.say(raised("n2", generation=2))
+    job.report("n0", 2)
+    job.report("n2", 2)
+    begins = job.orders(msg.Begin)
+    assert set(begins) == {w("n0"), w("n2")}, "who has raised keeps its state, and may be the one who saves it"
+    assert all(begin.plan.last for begin in begins.values())
+    for node in ("n0", "n2"):
+        job.say(msg.Entered(worker=w(node), generation=3, applied=2))
+    job.say(written("n0", 2, "writing-2", generation=3))
+    job.say(kept("n0", 2, "step-2", generation=3))
+    for node in ("n0", "n2"):
+        job.say(msg.Finished(worker=w(node), generation=3, step=2))
+    why = f"step 3, micro-batch 4: {OOPS} (on nodes n1 and n2)"
+    assert job.machine.over == EndJob(EXIT_FAILED, why)
+    (failed,) = job.said(ev.JobFailed)
+    assert (failed.why, failed.traceback) == (why, "Traceback: oops")
+
+
+def all_raise(job: Job, *nodes: str) -> None:
+    for number, node in enumerate(nodes):
+        job.say(raised(node, micro_batch=number))
+    for node in nodes:
+        job.report(node, 2)
+
+
+def test_where_all_raise_all_keep_what_they_have_until_it_is_saved() -> None:
+    job = trained()
+    all_raise(job, "n0", "n1", "n2")
+    begins = job.orders(msg.Begin)
+    assert set(begins) == {w("n0"), w("n1"), w("n2")}
+    assert all(begin.plan.last for begin in begins.values())
+    assert not replaced(job)
+    assert job.machine.record.will is not None
+    assert job.machine.record.will.why == f"step 3, micro-batch 2: {OOPS} (on nodes n0 and n1 and n2)"
+
+
+def test_where_nothing_is_kept_the_job_ends_at_once() -> None:
+    job = trained(saves=False)
+    for node in ("n0", "n1", "n2"):
+        job.say(raised(node))
+        if job.machine.over is not None:
+            break
+    assert job.machine.over == EndJob(EXIT_FAILED, f"step 3, micro-batch 4: {OOPS} (on nodes n0 and n1)")
+
+
+def finish_last(job: Job, node: str = "n0") -> None:
+    job.say(msg.Entered(worker=w(node), generation=2, applied=2))
+    job.say(written(node, 2, "writing-2", generation=2))
+    job.say(kept(node, 2, "step-2", generation=2))
+    job.say(msg.Finished(worker=w(node), generation=2, step=2))
+
+
+def test_what_only_the_one_that_raised_has_is_saved_and_all_start_again_from_it() -> None:
+    job = trained(1)
+    all_raise(job, "n0")
+    assert job.orders(msg.Begin)[w("n0")].plan.last
+    finish_last(job)
+    assert job.machine.over is None
+    assert [refused.retry for refused in job.sent(msg.Refused)] == [True]
+    job.connect(hello("n0", session="0" * 8))
+    job.say(attach("n0/0/b"))
+    (back,) = job.said(ev.RolledBack)
+    assert back.to_step == 2
+    begin = job.orders(msg.Begin)["n0/0/b"]
+    assert (begin.decision.kind, begin.plan.last) == (DecisionKind.ROLLBACK, False)
+    assert job.machine.record.will is None
+
+
+def test_a_coordinator_that_takes_over_knows_what_is_to_follow() -> None:
+    job = trained(1)
+    all_raise(job, "n0")
+    job.boot(takeover=True)
+    entered = msg.Entered(worker=w("n0"), generation=2, applied=2)
+    job.connect(hello("n0", (attach(w("n0")), entered, raised("n0", 0))))
+    finish_last(job)
+    assert job.machine.over is None
+    assert [refused.retry for refused in job.sent(msg.Refused)] == [True]
+    assert len([event for event in job.events if isinstance(event, ev.FailureDetected)]) == 1, "it was told before"
+
+
+def test_where_the_only_one_that_has_the_state_raises_and_nothing_is_kept() -> None:
+    job = trained(1, saves=False)
+    all_raise(job, "n0")
+    assert job.machine.over is not None
+    assert job.machine.over.why.endswith("; then there is no other live copy of step 2")
+
+
+def test_before_the_first_step_there_is_nothing_to_keep() -> None:
+    job = Job(nodes=1).start(saves=True)
+    job.say(raised("n0"))
+    job.report("n0", 0)
+    assert replaced(job) == [w("n0")]
+    assert job.machine.over is None
+    assert job.machine.record.plan is None
+
+
+def test_a_newcomer_that_raises_is_replaced_at_once() -> None:
+    job = trained()
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    job.say(msg.Raised(worker=w("n3"), generation=0, detail=OOPS, error=error(None, None), exit_code=1))
+    assert replaced(job) == [w("n3")]
+    assert len(job.said(ev.FailureDetected)) == 1
+    assert job.machine.parts.stopping.stop is None
+
+
+def down(node: str, *, step: int | None = 3, phase: Phase = Phase.APPLYING) -> msg.WorkerDown:
+    place = msg.ScriptError(place="RuntimeError (train.py, line 9)", step=step, phase=phase)
+    return msg.WorkerDown(worker=w(node), kind=FailureKind.EXCEPTION, detail=OOPS, exit_code=1, error=place)
+
+
+def test_what_two_nodes_raise_while_the_state_changes_is_the_works_fault_too() -> None:
+    job = trained()
+    job.tell("n1", down("n1"))
+    (failure,) = job.said(ev.FailureDetected)
+    assert (failure.step, failure.phase) == (3, "applying")
+    job.tell("n2", down("n2"))
+    assert job.machine.record.will is not None
+    assert "on nodes n1 and n2" in job.machine.record.will.why
+
+
+def test_scripts_that_raise_before_they_have_attached() -> None:
+    job = Job(nodes=2).boot()
+    for node in ("n0", "n1"):
+        job.connect(hello(node))
+    job.tell("n0", down("n0", step=None, phase=Phase.IDLE))
+    assert job.machine.over is None
+    job.tell("n1", down("n1", step=None, phase=Phase.IDLE))
+    assert job.machine.over == EndJob(EXIT_FAILED, f"{OOPS} (on nodes n0 and n1)")
+
+
+@pytest.mark.parametrize(("code", "ends"), [(7, EXIT_FAILED), (2, EXIT_BAD_INPUT)])
+def test_a_script_that_wants_no_more_ends_the_job_saved(code: int, ends: int) -> None:
+    job = trained(1)
+    job.say(raised("n0", code=code, final=True))
+    job.report("n0", 2)
+    finish_last(job)
+    assert job.machine.over is not None
+    assert job.machine.over.exit_code == ends
+    assert job.machine.over.why == f"rank 0 on node n0: step 3, micro-batch 4: {OOPS}"
