@@ -31,7 +31,6 @@ FAILURE_MUTANTS = (
         old="        self._kept, self._share.summed = True, []",
         new="        self._kept = True",
         why="what was added up of the micro-batch at hand may be half of it",
-        quick=True,
     ),
     Mutant(
         name="raiser_keeps_what_changes",
@@ -46,7 +45,6 @@ FAILURE_MUTANTS = (
         old="    if last.step is not None and len(here) > 1:\n",
         new="    if False:\n",
         why="a sample that always raises would take one node after the other",
-        quick=True,
     ),
     Mutant(
         name="blame_is_at_once_the_works",

@@ -44,8 +44,8 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="a_refusal_is_told_to_whoever_listens",
         file=PLACE,
-        old="STAND = (Prepared, Report, Complaint, VoteRefused, Finished",
-        new="STAND = (Prepared, Report, Complaint, Finished",
+        old="    VoteRefused,\n    Finished,\n    CheckpointWritten,\n    CheckpointKept,\n",
+        new="    Finished,\n    CheckpointWritten,\n    CheckpointKept,\n",
         why="a coordinator that comes later must hear of it: nobody goes on otherwise",
     ),
     Mutant(

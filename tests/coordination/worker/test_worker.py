@@ -635,7 +635,7 @@ def test_a_script_that_ended_takes_part_in_what_saves_the_state() -> None:
 
 
 def test_where_the_state_is_not_whole_or_about_to_change_nothing_is_kept() -> None:
-    assert not WorkerMachine(ME, micro_batches=4).keep(), "a fresh one has nothing of the job"
+    assert not WorkerMachine(ME, samples=SAMPLES).keep(), "a fresh one has nothing of the job"
     machine = voted()
     assert not machine.keep(), "it may pass elsewhere"
     machine.vote_passed(commit())
