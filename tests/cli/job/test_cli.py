@@ -277,6 +277,8 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
         assert (stands["job"], stands["state"], stands["awaited"]) == ("fake_training", "running", [])
         report = json.loads(holdfast(environment, "report", "--json").stdout)
         assert report["job"] == "fake_training"
+        audited = holdfast(environment, "audit", "--json")
+        assert (audited.returncode, json.loads(audited.stdout)["sound"]) == (0, True)
         assert holdfast(environment, "events", "-j", "fake_training", str(job.events_file)).returncode == 0
         elsewhere = holdfast(environment, "status", "-j", "other")
         assert elsewhere.returncode == 3
