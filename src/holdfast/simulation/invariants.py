@@ -87,8 +87,11 @@ class Checker:
         self._keeps_promise(worker, "passed")
 
     def refuses(self, worker: Peer, reduced: training.SimReduced) -> None:
-        """A worker refuses v: only where not every micro-batch is in the reduction once."""
+        """A worker refuses v: only where not every micro-batch is in the reduction once, by somebody's corruption."""
         step = worker.machine.step
+        if not any(fault.kind is FaultKind.CORRUPT_SUM for fault in self._world.plan.faults):
+            # (a retry would make up for shares that were handed out wrong, and nobody would notice)
+            self._fail(f"{worker.id} refuses step {step}, and nobody's gradients were wrong")
         if self._right_parts(reduced.parts, worker.state, step):
             self._fail(f"{worker.id} refuses step {step}, which has each micro-batch once")
 
