@@ -165,7 +165,9 @@ class Hearing:
             self._parts.ledger.settle(info.id, message.step)
 
     def _loads(self, node: Node, message: msg.Loads) -> None:
-        if self._turn.is_member(message.worker):
+        # (the newest count: what is of no generation yet would shadow all that come)
+        known = message.generation <= self._turn.record.generation
+        if known and self._turn.is_member(message.worker) and self.plausible(node, message.step):
             self._parts.loads.take(message)
 
     def _checkpoint(self, node: Node, message: Any) -> None:

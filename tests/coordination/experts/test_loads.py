@@ -12,6 +12,7 @@ from holdfast.coordination.experts.blobs import decode
 from holdfast.coordination.experts.loads import decode_loads, encode_loads
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.planning.arrays import FloatArray
+from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import ExpertSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
 
@@ -113,6 +114,24 @@ def test_only_the_newest_report_of_a_member_counts() -> None:
     assert (book.tokens == SKEWED).all(), "a worker that is no member knows nothing of them"
     job.say(loads(SKEWED + 3, step=5, generation=2))
     assert (book.tokens == SKEWED + 3).all(), "after a roll-back steps count anew"
+
+
+@pytest.mark.parametrize("generation", [2, 1 << 63])
+def test_a_report_of_a_generation_that_is_none_yet_shadows_no_later_one(generation: int) -> None:
+    job = moe_job(3)
+    book = job.machine.parts.loads
+    job.say(loads(SKEWED + 1, generation=generation))
+    assert book.tokens is None
+    job.say(loads())
+    assert book.tokens is not None
+    assert (book.tokens == SKEWED).all()
+
+
+def test_a_report_of_a_step_that_nobody_can_have_come_to_expels_its_node() -> None:
+    job = moe_job(3)
+    job.say(loads(step=1 << 63))
+    assert job.machine.parts.loads.tokens is None
+    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
 
 
 def test_a_report_that_is_damaged_changes_nothing() -> None:
