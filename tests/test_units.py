@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.units import parse_duration, parse_per_token
+from holdfast.units import parse_duration, parse_hours, parse_per_token
 
 
 @pytest.mark.parametrize(
@@ -18,16 +18,29 @@ from holdfast.units import parse_duration, parse_per_token
         ("15m", 900.0),
         (" 4 h ", 14400.0),
         ("2d", 172800.0),
+        ("1e-9", 1e-9),
+        ("1.5e+2 ms", 0.15),
     ],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "-1", "4 weeks", "1h30m", "nan", "inf", "1e400"])
+@pytest.mark.parametrize("text", ["", "h", "-1", "4 weeks", "1h30m", "nan", "inf", "1e400", "1e400h", "1e", "e3"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="no duration"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(("text", "hours"), [("300", 300.0), ("90m", 1.5), ("1e-9", 1e-9), ("1e3 h", 1000.0)])
+def test_hours(text: str, hours: float) -> None:
+    assert parse_hours(text) == hours
+
+
+@pytest.mark.parametrize("text", ["", "1e400", "1 week", "1e400m"])
+def test_what_are_no_hours(text: str) -> None:
+    with pytest.raises(ValueError, match="no duration"):
+        parse_hours(text)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)")
+_DURATION = re.compile(r"((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([a-z]*)")
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PER_TOKEN = "/token"
 
 
 def parse_duration(text: str) -> float:
-    """Read seconds (`90`), or a number with its unit: `500ms`, `90s`, `15m`, `4h`, `2d`.
+    """Read seconds (`90`, `1e-3`), or a number with its unit: `500ms`, `90s`, `15m`, `4h`, `2d`.
 
     Returns:
         Seconds, 0 or more.
@@ -20,7 +20,7 @@ def parse_duration(text: str) -> float:
         ValueError: it is none.
     """
     found = _DURATION.fullmatch(text.strip())
-    if found is None or found[2] not in _SECONDS:
+    if found is None or found[2] not in _SECONDS or not math.isfinite(float(found[1])):
         raise ValueError(f"{text!r} is no duration")
     return float(found[1]) * _SECONDS[found[2]]
 
@@ -31,8 +31,8 @@ def parse_hours(text: str) -> float:
     Raises:
         ValueError: it is none.
     """
-    found = _DURATION.fullmatch(text.strip())
-    return float(found[1]) if found is not None and not found[2] else parse_duration(text) / _SECONDS["h"]
+    found, seconds = _DURATION.fullmatch(text.strip()), parse_duration(text)
+    return float(found[1]) if found is not None and not found[2] else seconds / _SECONDS["h"]
 
 
 def parse_per_token(text: str) -> float:
