@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -55,18 +55,20 @@ class StepLedger:
         #: the generation whose members are followed, and the step that a later one's v proves them to have applied
         self._generation = self._proven = 0
         self._steps: dict[int, _Pending] = {}
-        #: none is missing among the steps up to this one: what is sought is sought beyond it
-        self._whole = 0
+        #: up to this step, v of those that are missing is known to nobody; and the samples that each of them had
+        self._given_up = self._samples = 0
         for known in passed:
             self.expect(known.step, known.commit)
 
     @property
     def unannounced(self) -> tuple[Passed, ...]:
-        """The steps after the committed ones whose v is known, in order."""
-        return tuple(Passed(step=step, commit=self._steps[step].commit) for step in sorted(self._steps))
+        """The steps after the committed ones that have passed, in order."""
+        known = {step: pending.commit for step, pending in self._steps.items()}
+        steps = sorted(known.keys() | range(self.committed + 1, self._given_up + 1))
+        return tuple(Passed(step=step, commit=known.get(step) or _unknown(self._samples)) for step in steps)
 
     def plausible(self, step: int) -> bool:
-        """Tell whether somebody may have applied this step by now; what lies between is counted one by one."""
+        """Tell whether somebody may have applied this step by now."""
         return step <= self.committed + MAX_BEYOND
 
     def expect(self, step: int, commit: Commit) -> None:
@@ -96,7 +98,7 @@ class StepLedger:
 
     def give_up_to(self, step: int, global_batch: int) -> None:
         """Nobody on some node knows v of the steps up to this one any more; others may."""
-        self._make_whole(step, {}, global_batch)
+        self._given_up, self._samples = max(self._given_up, step), global_batch
 
     def _learn(self, step: int, news: _Pending) -> None:
         if step <= self.committed:
@@ -153,13 +155,10 @@ class StepLedger:
             if report.applied is not None:
                 self.settle(report.worker, report.applied)
                 top = max(top, report.applied)
-        known = {report.passed.step: report.passed.commit for report in reports if report.passed is not None}
-        self._make_whole(top, known, global_batch)
-
-    def _make_whole(self, top: int, known: Mapping[int, Commit], global_batch: int) -> None:
-        for step in range(max(self.committed, self._whole) + 1, top + 1):
-            self.expect(step, known.get(step) or _unknown(global_batch))
-        self._whole = max(self._whole, top)
+        for report in reports:
+            if report.passed is not None and report.passed.step <= top:
+                self.expect(report.passed.step, report.passed.commit)
+        self.give_up_to(top, global_batch)
 
     def slowest(self, workers: Iterable[str]) -> int:
         """Return the newest step that all these workers have applied."""
@@ -178,7 +177,7 @@ class StepLedger:
     def undo_after(self, step: int) -> None:
         """A decision undoes what came after `step`: who applied it alone is expelled, its v void."""
         self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
-        self._whole = min(self._whole, step)
+        self._given_up = min(self._given_up, step)
         self._standings.go_back(step)
 
     def reset(self, step: int) -> None:
@@ -186,7 +185,7 @@ class StepLedger:
         self.committed = step
         self._standings.reset(step)
         self._steps.clear()
-        self._whole = 0
+        self._given_up = 0
 
     def follow(self, generation: int, members: Iterable[str]) -> None:
         """This generation is in force from now on, these are its members."""
@@ -204,7 +203,9 @@ class StepLedger:
         while len(out) < at_most and (self._standings.all_beyond or self.committed < up_to):
             done = self._steps.pop(self.committed + 1, None)
             if done is None:
-                break
+                if self.committed >= self._given_up:
+                    break
+                done = _Pending(_unknown(self._samples), 0, 0.0, "", "")
             self.committed += 1
             self._standings.ask_next()
             out.append(CommittedStep(step=self.committed, commit=done.commit, world=done.world, time=done.time))
