@@ -88,6 +88,9 @@ class Hearing:
     def _attach(self, node: Node, attach: msg.Attach) -> None:
         if attach.worker in node.workers:
             return
+        if not node.has_place_for(attach.worker):
+            self.expel(node, f"worker {attach.worker} has none of the node's {node.expected} places")
+            return
         if differing := misfit(self._turn, node, attach):
             self._parts.misfit = differing
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,25 +152,32 @@ def test_somebody_stays_where_each_node_has_one_that_is_late() -> None:
     assert list(Suspects().name((a, b, c), standing, late, 4)) == ["n0"]
 
 
-def test_a_complaint_of_who_is_no_member_counts_for_nothing() -> None:
-    """It has no report by which it could be judged; a node may have more workers than the plan names."""
+def with_a_stranger() -> Job:
+    """n3 is in the pending plan, n4 in none yet."""
     job = Job().start()
-    stranger = msgspec.structs.replace(complaint("n2", timed_out=True)[1], worker=w("n2", "b"))
-    job.say(attach(w("n2", "b")))
+    for node in ("n3", "n4"):
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    return job
+
+
+def test_a_complaint_of_who_is_no_member_counts_for_nothing() -> None:
+    """It has no report by which it could be judged."""
+    job = with_a_stranger()
+    stranger = complaint("n4", timed_out=True)[1]
     job.say(stranger)
     assert not job.last
     job.say(complaint("n0")[1])
     job.say(stranger)
     for node in ("n0", "n1", "n2"):
         job.report(node, 0)
-    assert [event.members for event in job.said(ev.GenerationStarted)] == [("n0", "n1", "n2")]
+    job.report("n3", None)
+    ((*members,),) = [event.members for event in job.said(ev.GenerationStarted)]
+    assert members == ["n0", "n1", "n2", "n3", "n4"]
 
 
 def test_a_complaint_of_who_is_not_in_the_pending_plan_undoes_nothing() -> None:
-    job = Job().start()
-    job.connect(hello("n3"))
-    job.say(attach(w("n3")))
-    job.say(attach(w("n2", "b")))
-    job.say(msg.Complaint(worker=w("n2", "b"), generation=2, detail="x"))
+    job = with_a_stranger()
+    job.say(msg.Complaint(worker=w("n4"), generation=2, detail="x"))
     assert not job.last
     assert job.machine.record.pending is not None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machinery import attach, hello
+from machinery import Job, attach, hello
 
 from holdfast.coordination.nodes.membership import Membership
+from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.worker import Attach
 
@@ -82,3 +84,11 @@ def test_a_node_that_is_removed_says_who_was_on_it() -> None:
     members.attach(node, message)
     assert members.remove("n0") == (IDS[0],)
     assert members.worker(IDS[0]) is None
+
+
+@pytest.mark.parametrize("worker", ["n2/0/b", "n2/1/a", "n2/9999/a"])
+def test_a_node_that_runs_more_workers_than_it_said_is_expelled(worker: str) -> None:
+    job = Job().start()
+    job.say(attach(worker))
+    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n2"]
+    assert job.machine.members.worker(worker) is None

@@ -64,6 +64,11 @@ class Node:
         """True when all of the node's workers run."""
         return len(self.workers) == self.expected
 
+    def has_place_for(self, worker: str) -> bool:
+        """Tell whether the place that a worker's id names is there, and nobody's."""
+        place = index_of(worker)
+        return place < self.expected and all(info.index != place for info in self.workers.values())
+
 
 class _RollCall:
     """Which members of a plan have not come so far yet: all are looked at once for a plan, then who changes.
