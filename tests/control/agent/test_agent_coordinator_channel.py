@@ -291,6 +291,7 @@ def test_what_is_large_comes_in_parts() -> None:
     [
         ([Part(data=b"x", left=1), WELCOME], "Welcome came where 1 more parts should"),
         ([Part(data=b"x", left=2), Part(data=b"x", left=0)], "after which 0 follow, not 1"),
+        ([Part(data=b"", left=1 << 40)], "a message of 1099511627777 parts: 2048 at most are taken"),
         ([Part(data=b"x" * 60, left=9), Part(data=b"x" * 60, left=8)], "more than 100 bytes"),
         ([Part(data=msgspec.msgpack.encode(Part(data=b"", left=0)), left=0)], "a part of parts"),
     ],

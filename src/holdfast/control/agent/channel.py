@@ -19,10 +19,12 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Part
-from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
+from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_PART_BYTES, MAX_WHOLE_BYTES
 
 #: what may wait behind a replay or a slow coordinator until it counts as gone; a new connection replays what matters
 MAX_UNSENT_BYTES = 32 << 20
+#: of a message; parts are full, but for the last one
+_MAX_PARTS = 2 * MAX_WHOLE_BYTES // MAX_PART_BYTES
 #: of a replay, so much is given to the socket before it has to make room
 _SOCKET_BYTES = 1 << 20
 #: and so many messages are sent before others get their turn
@@ -71,6 +73,8 @@ class PartJoiner:
         self._bytes += len(message.data)
         if self._parts and message.left != self._left - 1:
             raise PartsError(f"a part came after which {message.left} follow, not {self._left - 1}")
+        if message.left >= _MAX_PARTS:
+            raise PartsError(f"a message of {message.left + 1} parts: {_MAX_PARTS} at most are taken")
         if self._bytes > self._max_bytes:
             raise PartsError(f"a message of more than {self._max_bytes} bytes")
         self._parts.append(message.data)
