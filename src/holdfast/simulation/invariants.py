@@ -22,7 +22,7 @@ from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 from holdfast.protocol.state import CheckpointSource
 from holdfast.simulation.faults.ends import refused_twice, unsaved, works_fault
-from holdfast.simulation.faults.plans import Raises
+from holdfast.simulation.faults.plans import FaultKind, Raises
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts import broken_guarantee, shape_of
 from holdfast.simulation.world import START, Peer, World
