@@ -297,6 +297,8 @@ def test_a_bias_moves_by_the_choices_of_the_attempt_that_passed() -> None:
     assert gate.bias.tolist() == [-0.5, 0.5, 0.5, 0.5]
     experts.choices.use_reduced()
     assert gate.bias.tolist() == [-0.5, 0.5, 0.5, 0.5], "once a step"
+    state = TrainingState(layer, torch.optim.SGD(layer.parameters(), lr=0.1), apart=expert_parameters(layer))
+    assert "gate.bias" in [tensor.name for tensor in state.capture().manifest.tensors]
 
 
 def test_workers_that_have_made_other_experts_see_it() -> None:

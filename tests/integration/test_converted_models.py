@@ -1,0 +1,56 @@
+"""A tiny DeepSeek-V3 of transformers lives through kills and joins as if nothing had been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import job_cases
+import pytest
+from job_cases import FOREVER, StartJob, goes_on, goes_on_until_interrupted
+
+from holdfast.control.agent.zygote import PRELOAD
+from holdfast.observability.event_lines import read_events
+from holdfast.observability.report import committed_steps
+from holdfast.protocol.events import FailureDetected, GenerationStarted, Recovered, RolledBack, StepCommitted
+from places import EXAMPLES
+from warm_start import zygote
+
+EXAMPLE = EXAMPLES / "deepseek_tiny.py"
+SIZES = ("--layers", "2", "--dim", "16", "--context", "16", "--global-batch", "8", "--micro-batch", "2")
+ARGUMENTS = (*SIZES, "--dtype", "float64", "--bias-rate", "0.01", "--lr", "0.003")
+OPTIONS = ("--verify-state", "1", "--expert-slots", "8")
+
+
+@pytest.fixture
+def _with_transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers are forked from a process that has imported the model: for each of them that takes four seconds."""
+    with zygote((*PRELOAD, "transformers.models.deepseek_v3.modeling_deepseek_v3")) as socket:
+        monkeypatch.setattr(job_cases, "zygote", socket)
+        yield
+
+
+@pytest.mark.usefixtures("_with_transformers")
+def test_a_converted_model_lives_through_kills_and_joins(start_job: StartJob, tmp_path: Path) -> None:
+    """Losses to 1e-9, and after each step the bits of all state on all workers, the gates' biases among it."""
+    job = start_job(*FOREVER, *ARGUMENTS, nodes=3, options=OPTIONS, script=EXAMPLE)
+    job.wait(StepCommitted, step=3)
+    for phase in ("voted", "applying"):
+        goes_on(job)
+        since = len(job.events)
+        victim = job.nodes()[1]
+        job.inject("kill", victim, phase=phase)
+        job.wait(FailureDetected, node=victim, since=since)
+        job.wait(Recovered, action="shrink", since=since)
+        with job.client() as client:
+            client.add_nodes(1)
+        job.wait(GenerationStarted, reason="join", world_size=3, since=since)
+        job.wait(Recovered, action="grow", since=since)
+    goes_on_until_interrupted(job)
+    assert not job.all(RolledBack)
+    steps = committed_steps(read_events(job.events_file))
+    calm = start_job("--steps", str(steps[-1].step), *ARGUMENTS, nodes=1, options=OPTIONS, script=EXAMPLE)
+    assert calm.wait_exit() == 0
+    wanted = [event.loss for event in calm.all(StepCommitted)]
+    assert [step.loss for step in steps] == pytest.approx(wanted, rel=1e-9)
+    assert len(steps) >= 9
