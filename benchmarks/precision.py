@@ -66,7 +66,7 @@ def cases(folder: Path) -> list[Case]:
     dense = (str(ROOT / "examples" / "dense_gpt.py"), *SIZES)
     fixed = (str(FIXED), "--routing", routing, *MOE_SIZES)
     learned = (str(ROOT / "examples" / "moe_gpt.py"), *MOE_SIZES)
-    converted = (str(ROOT / "examples" / "deepseek_tiny.py"), *CONVERTED_SIZES)
+    converted = (str(ROOT / "benchmarks" / "deepseek_float64.py"), *CONVERTED_SIZES)
     return [
         Case(name="dense", workload=dense, dtypes=("float64", "float32"), steps=200),
         Case(name="experts, fixed routing", workload=fixed, dtypes=("float64", "float32"), steps=200),

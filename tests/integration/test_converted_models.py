@@ -13,10 +13,11 @@ from holdfast.control.agent.zygote import PRELOAD
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import FailureDetected, GenerationStarted, Recovered, RolledBack, StepCommitted
-from places import EXAMPLES
+from places import BENCHMARKS
 from warm_start import zygote
 
-EXAMPLE = EXAMPLES / "deepseek_tiny.py"
+#: examples/deepseek_tiny.py, without transformers' own roundings to float32
+EXAMPLE = BENCHMARKS / "deepseek_float64.py"
 SIZES = ("--layers", "2", "--dim", "16", "--context", "16", "--global-batch", "8", "--micro-batch", "2")
 ARGUMENTS = (*SIZES, "--dtype", "float64", "--bias-rate", "0.01", "--lr", "0.003")
 OPTIONS = ("--verify-state", "1", "--expert-slots", "8")
