@@ -10,7 +10,9 @@ does not hide what is to be measured, its casts from float64 to float32 are left
 
 from __future__ import annotations
 
+import argparse
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,21 @@ def _wide(argument: Any) -> Any:
     return torch.float64 if argument is torch.float32 else argument
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Train as the example does."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait in each micro-batch, for tests")
+    own, sys.argv[1:] = parser.parse_known_args()
+    plain_loss = deepseek_tiny.loss_of
+
+    def loss_of(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        time.sleep(own.pause)
+        return plain_loss(model, batch)
+
+    deepseek_tiny.loss_of = loss_of
     with KeepFloat64():
         deepseek_tiny.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,7 @@ from warm_start import zygote
 EXAMPLE = BENCHMARKS / "deepseek_float64.py"
 SIZES = ("--layers", "2", "--dim", "16", "--context", "16", "--global-batch", "8", "--micro-batch", "2")
 ARGUMENTS = (*SIZES, "--dtype", "float64", "--bias-rate", "0.01", "--lr", "0.003")
-OPTIONS = ("--verify-state", "1", "--expert-slots", "8")
+SLOTS = ("--expert-slots", "8")
 
 
 @pytest.fixture
@@ -34,7 +34,8 @@ def _with_transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_with_transformers")
 def test_a_converted_model_lives_through_kills_and_joins(start_job: StartJob, tmp_path: Path) -> None:
     """Losses to 1e-9, and after each step the bits of all state on all workers, the gates' biases among it."""
-    job = start_job(*FOREVER, *ARGUMENTS, nodes=3, options=OPTIONS, script=EXAMPLE)
+    options = (*SLOTS, "--verify-state", "1")
+    job = start_job(*FOREVER, *ARGUMENTS, "--pause", "0.2", nodes=3, options=options, script=EXAMPLE)
     job.wait(StepCommitted, step=3)
     for phase in ("voted", "applying"):
         goes_on(job)
@@ -50,7 +51,7 @@ def test_a_converted_model_lives_through_kills_and_joins(start_job: StartJob, tm
     goes_on_until_interrupted(job)
     assert not job.all(RolledBack)
     steps = committed_steps(read_events(job.events_file))
-    calm = start_job("--steps", str(steps[-1].step), *ARGUMENTS, nodes=1, options=OPTIONS, script=EXAMPLE)
+    calm = start_job("--steps", str(steps[-1].step), *ARGUMENTS, nodes=1, options=SLOTS, script=EXAMPLE)
     assert calm.wait_exit() == 0
     wanted = [event.loss for event in calm.all(StepCommitted)]
     assert [step.loss for step in steps] == pytest.approx(wanted, rel=1e-9)
