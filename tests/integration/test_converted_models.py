@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import job_cases
 import pytest
@@ -32,7 +31,7 @@ def _with_transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_with_transformers")
-def test_a_converted_model_lives_through_kills_and_joins(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_converted_model_lives_through_kills_and_joins(start_job: StartJob) -> None:
     """Losses to 1e-9, and after each step the bits of all state on all workers, the gates' biases among it."""
     options = (*SLOTS, "--verify-state", "1")
     job = start_job(*FOREVER, *ARGUMENTS, "--pause", "0.2", nodes=3, options=options, script=EXAMPLE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import holdfast
 from holdfast.errors import BadInputError
 from holdfast.integrations.transformers import elastic_experts, plain_experts
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
+from places import EXAMPLES
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,6 +79,20 @@ def test_what_was_trained_is_saved(tmp_path: Path) -> None:
     moved = (again.get_buffer(bias) - hf_model("deepseek_v3").get_buffer(bias)) / 0.01
     assert moved.abs().max() > 0.5
     assert (moved - moved.round()).abs().max() < 1e-4, "by whole rates"
+
+
+def test_the_example_trains_and_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    sizes = ("--layers", "2", "--dim", "16", "--context", "16", "--global-batch", "8", "--micro-batch", "4")
+    monkeypatch.setattr(sys, "argv", ["deepseek_tiny.py", *sizes, "--steps", "20", "--save", str(tmp_path)])
+    importlib.import_module("deepseek_tiny").main()
+    losses = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    assert losses[1] < losses[0] < 6.0
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(saved).__name__ == "DeepseekV3ForCausalLM"
+    assert loss_of(saved, token_ids()).item() < 7.0
 
 
 class StrangeExperts(nn.Module):
