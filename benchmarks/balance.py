@@ -3,6 +3,7 @@
 1. Made loads (Zipf), and recorded ones: every strategy and EPLB on the same slots.
 2. 1,024 to 8,192 nodes: how long a plan takes, and one after the loss of two nodes, and how much moves; with the same
    loads, and with others; what is survived against MRO and spread.
+3. `holdfast.placement.rebalance_experts` beside EPLB: 256 experts on 32 GPUs, 20 layers; 200 random cases.
 
 A node is the unit of failure. EPLB gets one GPU a node, so that it balances what the others balance; it knows no f.
 Times are processor time of one core.
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.placement import rebalance_experts
 from holdfast.planning import Plan, as_slots, fewest_hosts, make_plan, recovery_curve, strategies, strategy_named
 from holdfast.planning.arrays import indices
 from holdfast.planning.balance.eplb import EplbShape, eplb
@@ -181,6 +183,51 @@ def at_scale(nodes: int, layers: int) -> dict[str, Any]:
     return row
 
 
+def beside_eplb(runs: int) -> dict[str, Any]:
+    """Print how long EPLB's question takes, and how the answers compare."""
+    results: dict[str, Any] = {"question": [], "random": {}}
+    loads = np.random.default_rng(0).pareto(1.2, (20, 256)) * 1000 + 1
+    print("20 layers of 256 experts on 32 GPUs of 4 nodes, 288 slots (576 for f = 2): the busiest GPU over the mean")
+    asked: list[tuple[str, int, int, int]] = [("hierarchical", 288, 8, 1), ("global", 288, 1, 1), ("f = 2", 576, 8, 2)]
+    for name, slots, groups, threshold in asked:
+        shape = EplbShape(replicas=slots, groups=groups, nodes=4 if groups > 1 else 1, gpus=32)
+        times: list[float] = []
+        found = eplb(loads, shape)
+        theirs = busiest_gpu(found, loads, 32)
+        for _ in range(runs):
+            began = time.process_time()
+            found = rebalance_experts(loads, slots, groups, 4, 32, fault_threshold=threshold)[0]
+            times.append(time.process_time() - began)
+        row = {"name": name, "eplb": theirs, "ours": busiest_gpu(found, loads, 32), "s": float(np.median(times))}
+        results["question"].append(row)
+        print(
+            f"  {name:13s} EPLB {theirs:.4f}, ours {row['ours']:.4f}; ours takes {row['s']:.3f} s "
+            f"({min(times):.3f} .. {max(times):.3f}, {runs} runs)"
+        )
+    rng = np.random.default_rng(1)
+    ratios: list[float] = []
+    for _ in range(200):
+        nodes, per_node, groups = int(rng.integers(1, 9)), int(rng.integers(1, 9)), int(rng.choice([1, 2, 4, 8]))
+        gpus, experts = nodes * per_node, groups * int(rng.integers(2, 17))
+        slots = -(-experts // gpus) * gpus + int(rng.integers(0, 3)) * gpus
+        tokens = rng.pareto(1.2, (3, experts)) * 1000 + 1
+        theirs = busiest_gpu(
+            eplb(tokens, EplbShape(replicas=slots, groups=groups, nodes=nodes, gpus=gpus)), tokens, gpus
+        )
+        ratios.append(busiest_gpu(rebalance_experts(tokens, slots, groups, nodes, gpus)[0], tokens, gpus) / theirs)
+    results["random"] = {"cases": 200, "worst": max(ratios), "mean": float(np.mean(ratios)), "best": min(ratios)}
+    print(
+        f"  200 random cases: ours over EPLB's {np.mean(ratios):.4f} on average, {min(ratios):.4f} at best, "
+        f"{max(ratios):.4f} at worst"
+    )
+    return results
+
+
+def busiest_gpu(slots: np.ndarray, loads: np.ndarray, gpus: int) -> float:
+    """Return the busiest GPU's load over the mean, the mean over the layers, of the expert in each slot `(L, R)`."""
+    return float(busiest_over_mean(counts_of(slots, loads.shape[1], gpus), loads).mean())
+
+
 def skewed(layers: int, experts: int, seed: int) -> np.ndarray:
     """Return token counts `(L, E)` with a few hot experts and many cold ones."""
     rng = np.random.default_rng(seed)
@@ -192,11 +239,13 @@ def main() -> None:
     parser.add_argument("--routing", type=Path, default=ROUTING, help="folder with the recordings")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--nodes", type=int, nargs="*", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--runs", type=int, default=11, help="runs of EPLB's question")
     parser.add_argument("--layers", type=int, default=58, help="layers on many nodes")
     options = parser.parse_args()
     results: dict[str, Any] = {"cases": []}
     for case in [*made_cases(), *recorded_cases(options.routing)]:
         results["cases"] += compare(case)
+    results["eplb"] = beside_eplb(options.runs)
     print("Many nodes, f = 2:")
     results["scale"] = [at_scale(nodes, options.layers) for nodes in options.nodes]
     if options.json:

@@ -20,13 +20,23 @@ BASE = {"clock", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {
     "protocol": set(),
     "planning": set(),
+    "placement": {"planning"},
     "reliability": set(),
     "coordination": {"protocol", "planning", "reliability"},
     "observability": {"protocol"},
     "control": {"protocol", "coordination", "planning", "observability"},
     "runtime": {"protocol", "planning", "coordination", "observability", "control.link"},
     "simulation": {"protocol", "planning", "coordination", "reliability", "observability"},
-    "cli": {"protocol", "planning", "reliability", "coordination", "observability", "control", "simulation"},
+    "cli": {
+        "protocol",
+        "planning",
+        "placement",
+        "reliability",
+        "coordination",
+        "observability",
+        "control",
+        "simulation",
+    },
     "integrations": set(holdfast.__all__),
     "testing": {"protocol", "planning", "coordination", "observability", "control", "runtime", "simulation"},
 }
@@ -34,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "protocol": {"msgspec"},
     "planning": {"numpy", "scipy"},
+    "placement": {"numpy"},
     "reliability": {"numpy", "scipy"},
     "coordination": {"msgspec", "numpy"},
     "observability": {"msgspec", "prometheus_client"},
@@ -47,6 +58,7 @@ WITHOUT_TORCH = (
     "simulation",
     "observability",
     "planning",
+    "placement",
     "reliability",
     "cli",
 )

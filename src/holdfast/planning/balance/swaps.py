@@ -8,16 +8,20 @@ Axes: L layers, E experts, N nodes, S distinct host sets, C experts on the busie
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_rows, indices, stable_order
 
+#: A busiest node with no more than this of the mean is even enough.
+_EVEN = 1.001
 #: Less than this share of the sum of squares is no improvement.
 _BETTER = 1e-9
 #: Counts, layers x experts x nodes, up to which replicas are swapped: among more, each weighs little.
 MOST_CELLS = 1 << 21
 #: Swaps per layer, at the most.
-_MOST_SWAPS = 64
+MOST_SWAPS = 64
 #: Pairs of experts that are looked at, layers x experts x experts on a node in each round: about 50 ns each.
 _MOST_PAIRS = 8_000_000
 
@@ -39,9 +43,10 @@ def swap_rows(
     load = base + by_set @ members
     apart = size[:, None] + size - 2.0 * (members @ members.T)
     best, best_load = mine.copy(), load.max(axis=1)
+    goal = np.maximum(goal, _EVEN * load.mean(axis=1))
     layer = indices(len(rows))
     pairs = _MOST_PAIRS
-    for _ in range(_MOST_SWAPS):
+    for _ in range(MOST_SWAPS):
         here = sets[mine, load.argmax(axis=1)[:, None]]
         on_it = _on_busiest(here, best_load > goal)
         pairs -= here.size * on_it.shape[1]
@@ -68,51 +73,77 @@ def swap_rows(
     return rows_of(best, set_of)
 
 
-def swap_replicas(counts: IntArray, needed: BoolArray, work: FloatArray, goal: FloatArray) -> IntArray:
+def swap_replicas(
+    counts: IntArray, needed: BoolArray, work: FloatArray, goal: FloatArray, most: int = MOST_SWAPS
+) -> IntArray:
     """Return `counts` `(L, E, N)` with replicas swapped between nodes, one where it is `needed` `(L, E, N)` left there.
 
     `work` `(L, E)` of a replica. Layers whose busiest node has no more than the `goal` `(L,)` stay. An expert gets no
-    second replica on a node, but for one that is a second one already. Large tables come back as they are.
+    second replica on a node, but for one that is a second one already. At `most` so many swaps are made in a layer.
+    Large tables come back as they are.
     """
     if counts.size > MOST_CELLS:
         return counts
-    counts = counts.copy()
+    best = counts.copy()
     load = np.matmul(work[:, None, :], counts.astype(np.float64))[:, 0, :]
-    best, best_load = counts.copy(), load.max(axis=1)
-    layer = indices(len(counts))
-    pairs = _MOST_PAIRS
-    for _ in range(_MOST_SWAPS):
-        busiest = load.argmax(axis=1)
-        free = counts > needed
-        here = free[layer, :, busiest]
-        on_it = _on_busiest(here, best_load > goal)
-        pairs -= here.size * on_it.shape[1]
-        if not on_it.size or pairs < 0:
+    best_load = load.max(axis=1)
+    goal = np.maximum(goal, _EVEN * load.mean(axis=1))
+    # Only layers that got better in the last round are looked at again.
+    at = np.flatnonzero(best_load > goal)
+    now, pairs = counts[at], _MOST_PAIRS
+    for _ in range(most):
+        pairs -= now.size
+        if not at.size or pairs < 0:
             break
-        # Of each expert, the replica on the node with the least load counts, where the busiest has none of it.
-        there = np.where(free & (counts[layer, :, busiest] == 0)[:, :, None], load[:, None, :], np.inf)
-        node = there.argmin(axis=2)
-        value = there.min(axis=2)
-        less = np.take_along_axis(work, on_it, axis=1)[:, :, None] - work[:, None, :]
-        drop = (load[layer, busiest][:, None] - value)[:, None, :]
-        absent = counts[layer[:, None, None], on_it[:, :, None], node[:, None, :]] == 0
-        allowed = np.take_along_axis(here, on_it, axis=1)[:, :, None] & np.isfinite(value)[:, None, :] & (less > 0)
-        allowed &= absent & (best_load > goal)[:, None, None]
-        gain = np.where(allowed, 2.0 * less * (np.where(np.isfinite(drop), drop, 0.0) - less), 0.0)
-        first, second, found = _greatest(gain, load)
-        if not found.any():
-            break
-        at, one, other = layer[found], on_it[layer, first][found], second[found]
-        source, target = busiest[found], node[layer, second][found]
+        step = _best_swap(now, needed[at], work[at], load[at])
+        found = step.found
+        now, at = now[found], at[found]
+        row = indices(at.size)
+        one, other, source, target = (each[found] for each in (step.one, step.other, step.source, step.target))
         for expert, change in ((one, 1), (other, -1)):
-            counts[at, expert, source] -= change
-            counts[at, expert, target] += change
+            now[row, expert, source] -= change
+            now[row, expert, target] += change
         shift = work[at, one] - work[at, other]
         load[at, source] -= shift
         load[at, target] += shift
-        better = load.max(axis=1) < best_load
-        best[better], best_load[better] = counts[better], load.max(axis=1)[better]
+        better = load[at].max(axis=1) < best_load[at]
+        best[at[better]], best_load[at[better]] = now[better], load[at].max(axis=1)[better]
+        going = best_load[at] > goal[at]
+        now, at = now[going], at[going]
     return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """In each layer, `one` expert on the `source` node trades places with another one on the `target`, if `found`."""
+
+    one: IntArray
+    other: IntArray
+    source: IntArray
+    target: IntArray
+    found: BoolArray
+
+
+def _best_swap(counts: IntArray, needed: BoolArray, work: FloatArray, load: FloatArray) -> _Swap:
+    """Return the swap of each layer after which the squares of the nodes' `load` `(L, N)` sum to the least."""
+    layer = indices(len(counts))
+    busiest = load.argmax(axis=1)
+    free = counts > needed
+    here, there = free[layer, :, busiest], counts[layer, :, busiest]
+    on_it = _on_busiest(here, np.ones(len(counts), dtype=np.bool_))
+    if not on_it.size:
+        return _Swap(busiest, busiest, busiest, busiest, np.zeros(len(counts), dtype=np.bool_))
+    # Of each expert, the replica on the node with the least load counts, where the busiest has none of it.
+    load_there = np.where(free, load[:, None, :], np.inf)
+    node = load_there.argmin(axis=2)
+    value = np.where(there == 0, np.take_along_axis(load_there, node[:, :, None], axis=2)[:, :, 0], np.inf)
+    less = np.take_along_axis(work, on_it, axis=1)[:, :, None] - work[:, None, :]
+    drop = (load[layer, busiest][:, None] - value)[:, None, :]
+    absent = counts[layer[:, None, None], on_it[:, :, None], node[:, None, :]] == 0
+    allowed = np.take_along_axis(here, on_it, axis=1)[:, :, None] & (less > 0) & absent & (drop > less)
+    gain = np.where(allowed, less * (np.where(np.isfinite(drop), drop, 0.0) - less), 0.0)
+    first, second, found = _greatest(gain, load)
+    return _Swap(on_it[layer, first], second, busiest, node[layer, second], found)
 
 
 def _on_busiest(here: BoolArray, open_layers: BoolArray) -> IntArray:

@@ -61,16 +61,18 @@ def options(problem: PlacementProblem) -> list[Option]:
 
     Once with the problem's replicas, and once with those of which the busiest has the least work.
     """
-    found: list[Option] = []
-    for replicas in _replicas(problem):
-        varied = replace(problem, replicas=replicas)
-        found.append(_option("survives most", varied, Best().place(varied)))
-        for number, pattern in _more_groups(varied):
-            if varied.racks is not None:
-                pattern = over_racks(pattern, varied.slots, varied.racks, varied.fault_threshold)
-            found.append(_option(f"{number} groups", varied, build(varied, pattern)))
-        if varied.racks is None:
-            found.append(_option("even", varied, _even(varied)))
+    return [option for replicas in _replicas(problem) for option in options_of(replace(problem, replicas=replicas))]
+
+
+def options_of(problem: PlacementProblem) -> list[Option]:
+    """Return these placements of the problem's own replicas."""
+    found = [_option("survives most", problem, Best().place(problem))]
+    for number, pattern in _more_groups(problem):
+        if problem.racks is not None:
+            pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
+        found.append(_option(f"{number} groups", problem, build(problem, pattern)))
+    if problem.racks is None:
+        found.append(_option("even", problem, _even(problem)))
     return found
 
 

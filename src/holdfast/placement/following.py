@@ -1,0 +1,101 @@
+"""New placements that keep what GPUs hold: who takes which part, which slots keep their expert, which layers change.
+
+Axes: L layers, E experts, G GPUs, S slots of a GPU, R slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+
+
+def parts_to_gpus(counts: IntArray, held: IntArray, blocks: list[IntArray]) -> IntArray:
+    """Return `counts` `(L, E, G)` with the GPUs of each block trading places, layer by layer, so that few copies move.
+
+    `held` `(L, E, G)` what they hold; each of the `blocks` a list of GPUs. The pair that keeps most goes first.
+    """
+    found = counts.copy()
+    for block in blocks:
+        new, old = counts[:, :, block], held[:, :, block]
+        kept = np.minimum(new, 1).transpose(0, 2, 1).astype(np.float32) @ np.minimum(old, 1).astype(np.float32)
+        # Of equals, a GPU keeps its own part.
+        kept += 0.5 * np.eye(block.size, dtype=np.float32)
+        part = _pairs(kept)
+        found[:, :, block] = np.take_along_axis(new, part[:, None, :], axis=2)
+    return found
+
+
+def _pairs(kept: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> IntArray:
+    """Return the part that each GPU takes, `(L, G)`, from what it would keep of each, `(L, parts, GPUs)`: the greatest
+    first."""
+    layers, gpus = kept.shape[0], kept.shape[2]
+    left = kept.copy()
+    layer = indices(layers)
+    part = np.empty((layers, gpus), dtype=np.int64)
+    for _ in range(gpus):
+        place = left.reshape(layers, -1).argmax(axis=1)
+        row, column = place // gpus, place % gpus
+        part[layer, column] = row
+        left[layer, row] = -1.0
+        left[layer, :, column] = -1.0
+    return part
+
+
+def slots_kept(slots: IntArray, held: IntArray, per_gpu: int) -> IntArray:
+    """Return `slots` `(L, R)` in another order on each GPU: an expert that it holds already, `held` `(L, R)`, stays in
+    its slot."""
+    new, old = slots.reshape(-1, per_gpu), held.reshape(-1, per_gpu)
+    same = _numbered(new)[:, :, None] == _numbered(old)[:, None, :]
+    stays = same.any(axis=2)
+    place = np.where(stays, same.argmax(axis=2), -1)
+    taken = same.any(axis=1)
+    # Those that come take the slots that are left, in order.
+    coming = np.argsort(stays, axis=1, kind="stable")
+    free = np.argsort(taken, axis=1, kind="stable")
+    number = (~stays).sum(axis=1)
+    first = indices(per_gpu) < number[:, None]
+    row = np.broadcast_to(indices(len(new))[:, None], new.shape)
+    place[row[first], coming[first]] = free[first]
+    found = np.empty_like(new)
+    np.put_along_axis(found, place, new, axis=1)
+    return found.reshape(slots.shape)
+
+
+def _numbered(slots: IntArray) -> IntArray:
+    """Return keys for `slots` `(rows, S)`: the second replica of an expert on a GPU differs from the first."""
+    order = np.argsort(slots, axis=1, kind="stable")
+    in_order = np.take_along_axis(slots, order, axis=1)
+    place = np.broadcast_to(indices(slots.shape[1]), slots.shape)
+    starts = np.ones(slots.shape, dtype=np.bool_)
+    starts[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
+    nth = place - np.maximum.accumulate(np.where(starts, place, 0), axis=1)
+    keys = np.empty_like(slots)
+    np.put_along_axis(keys, order, in_order * slots.shape[1] + nth, axis=1)
+    return keys
+
+
+def copies(counts: IntArray, held: IntArray) -> IntArray:
+    """Return how many copies GPUs must get, per layer `(L,)`, to hold `counts` `(L, E, G)` where they have `held`."""
+    return ((counts > 0) & (held == 0)).sum(axis=(1, 2))
+
+
+def within_budget(choices: list[IntArray], busiest: list[FloatArray], held: IntArray, budget: int) -> IntArray:
+    """Return a placement `(L, E, G)` of which each layer is one of the `choices`, the first of them at the least.
+
+    The layer whose busiest GPU, `busiest` `(L,)` of each choice, gains most per copy changes first, as long as all
+    copies from what is `held` `(L, E, G)` are no more than the `budget`; the first choice is made at any price.
+    """
+    price = np.stack([copies(choice, held) for choice in choices])
+    gain = np.stack(busiest)
+    layer = indices(price.shape[1])
+    now = np.zeros(price.shape[1], dtype=np.int64)
+    while True:
+        further = price - price[now, layer]
+        better = gain[now, layer] - gain
+        possible: BoolArray = (better > 0) & (price[now, layer].sum() + further <= budget)
+        if not possible.any():
+            return np.stack(choices)[now, layer]
+        worth = np.where(possible, better / np.maximum(further, 0.5), -np.inf)
+        choice, where = np.unravel_index(int(worth.argmax()), worth.shape)
+        now[int(where)] = int(choice)

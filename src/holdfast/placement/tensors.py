@@ -1,0 +1,101 @@
+"""Arrays from whatever callers have, checked, and results in the same form: numpy arrays, lists, or torch tensors.
+
+torch is not imported: a tensor is what has a tensor's methods.
+
+Axes: L layers, E experts, R slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import BadInputError
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray
+
+
+def as_loads(weight: Any) -> FloatArray:
+    """Return loads `(L, E)`; layers without any count as even. Raises `BadInputError` for what is none."""
+    loads = _numbers(weight, "weight").astype(np.float64)
+    if loads.ndim != 2 or not loads.size:
+        raise BadInputError(f"weight has shape {loads.shape}: give one row of loads per layer, one column per expert")
+    for wrong, what in ((~np.isfinite(loads), "not a finite number"), (loads < 0, "negative")):
+        if wrong.any():
+            layer, expert = (int(index) for index in np.argwhere(wrong)[0])
+            raise BadInputError(f"weight of layer {layer}, expert {expert} is {loads[layer, expert]:g}: {what}")
+    loads[loads.sum(axis=1) == 0] = 1.0
+    return loads
+
+
+def as_slot_map(values: Any, name: str, shape: tuple[int, int] | None, experts: int | None) -> IntArray:
+    """Return the expert in each slot `(L, R)`, -1 for none. Raises `BadInputError` for another shape, or other
+    experts."""
+    slots = _integers(values, name)
+    if slots.ndim != 2 or not slots.size or (shape is not None and slots.shape != shape):
+        wanted = "one row of slots per layer" if shape is None else f"{shape}, one row of slots per layer"
+        raise BadInputError(f"{name} has shape {slots.shape}: it must be {wanted}")
+    low, high = int(slots.min()), int(slots.max())
+    if low < -1 or (experts is not None and high >= experts):
+        wrong = low if low < -1 else high
+        raise BadInputError(f"{name} names expert {wrong}: experts are numbered from 0" + _up_to(experts))
+    return slots
+
+
+def as_flags(values: Any, name: str, number: int) -> BoolArray:
+    """Return a flag for each of `number` ranks. Raises `BadInputError` for another number of them."""
+    flags = _numbers(values, name)
+    if flags.shape != (number,):
+        raise BadInputError(f"{name} has shape {flags.shape}: give one value for each of the {number} ranks")
+    return flags != 0
+
+
+def as_numbers_of(values: Any, name: str, below: int) -> IntArray:
+    """Return a list of ranks, each once, ascending. Raises `BadInputError` for numbers that are none of `below`."""
+    ranks = _integers(values, name).reshape(-1)
+    for rank in ranks.tolist():
+        if not 0 <= rank < below:
+            raise BadInputError(f"{name} names rank {rank}: there are {below}, numbered from 0")
+    return np.unique(ranks)
+
+
+def as_racks(values: Any, nodes: int) -> IntArray:
+    """Return each node's rack `(N,)` as 0, 1, ... Raises `BadInputError` for another number of them."""
+    given = np.asarray(values)
+    if given.shape != (nodes,):
+        raise BadInputError(f"racks has shape {given.shape}: give one rack for each of the {nodes} nodes")
+    return np.unique(given, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def like(template: Any, values: IntArray) -> Any:
+    """Return integers as the `template` is: a numpy array, or a tensor of 64 bits on the CPU, as EPLB gives them."""
+    if not hasattr(template, "new_empty"):
+        return values
+    return template.new_empty(0, device="cpu").long().new_tensor(np.ascontiguousarray(values))
+
+
+def _up_to(experts: int | None) -> str:
+    return "" if experts is None else f", and there are {experts}"
+
+
+def _integers(values: Any, name: str) -> IntArray:
+    numbers = _numbers(values, name)
+    if numbers.dtype.kind == "f" and not (numbers == np.floor(numbers)).all():
+        raise BadInputError(f"{name} holds {numbers.dtype}: give whole numbers")
+    return numbers.astype(np.int64)
+
+
+def _numbers(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        # numpy has no bfloat16
+        values = (values.double() if values.is_floating_point() else values).numpy()
+    try:
+        numbers = np.asarray(values)
+    except ValueError:
+        raise BadInputError(f"{name} is no table of numbers: its rows differ in length") from None
+    if numbers.dtype.kind not in "biuf":
+        if not numbers.size:
+            return numbers.astype(np.int64)
+        raise BadInputError(f"{name} holds {numbers.dtype}: give numbers")
+    return numbers

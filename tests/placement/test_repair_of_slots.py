@@ -1,0 +1,110 @@
+"""`repair`: deterministic, few moves, whatever ranks are lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import BadInputError
+from holdfast.placement import rebalance_experts, repair
+
+PROPERTY = settings(derandomize=True, deadline=None, max_examples=25)
+
+
+def placed(experts: int = 16, slots: int = 48, threshold: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    loads = np.random.default_rng(seed).pareto(1.2, (3, experts)) * 1000 + 1
+    return loads, rebalance_experts(loads, slots, 1, 4, 8, fault_threshold=threshold)[0]
+
+
+def nodes_of(slots: np.ndarray, expert: int, layer: int) -> set[int]:
+    return set((np.flatnonzero(slots[layer] == expert) // 12).tolist())
+
+
+@PROPERTY
+@given(dead=st.sets(st.integers(0, 7), max_size=4), threshold=st.integers(1, 2), seed=st.integers(0, 20))
+def test_it_mends_by_as_few_copies_as_are_missing(dead, threshold, seed):
+    loads, before = placed(seed=seed)
+    found = repair(before, sorted(dead), num_gpus=8, num_nodes=4, weight=loads, fault_threshold=threshold)
+    after, gone = found.physical_to_logical_map, np.isin(np.arange(48) // 6, sorted(dead))
+    assert (after[:, gone] == -1).all()
+    live = np.where(gone, -1, before)
+    missing = 0
+    for layer in range(3):
+        for expert in range(16):
+            assert len(nodes_of(after, expert, layer)) >= found.fault_threshold
+            missing += max(found.fault_threshold - len(nodes_of(live, expert, layer)), 0)
+    assert len(found.moves) <= missing + 3, "now and then one has to make room for another"
+    assert (after != live).sum() == len(found.moves) or len(found.moves) < (after != live).sum()
+    for layer, expert, source, target in found.moves.tolist():
+        assert after[layer, target] == expert
+        assert not (live[layer] == expert)[target // 6 * 6 : target // 6 * 6 + 6].any()
+        assert source == -1 or live[layer, source] == expert == after[layer, source]
+    lost = {(layer, expert) for layer in range(3) for expert in range(16) if not (live[layer] == expert).any()}
+    assert (
+        set(found.lost) == lost == {(layer, expert) for layer, expert, source, _ in found.moves.tolist() if source < 0}
+    )
+
+
+def test_every_survivor_computes_the_same_whatever_form_it_has_the_placement_in():
+    torch = pytest.importorskip("torch")
+    loads, before = placed()
+    array = repair(before, [1, 6], num_gpus=8, num_nodes=4, weight=loads, fault_threshold=2)
+    tensor = repair(
+        torch.tensor(before),
+        torch.tensor([6, 1]),
+        num_gpus=8,
+        num_nodes=4,
+        weight=torch.tensor(loads),
+        fault_threshold=2,
+    )
+    np.testing.assert_array_equal(tensor.physical_to_logical_map.numpy(), array.physical_to_logical_map)
+    np.testing.assert_array_equal(tensor.moves.numpy(), array.moves)
+    assert tensor.lost == array.lost
+
+
+def test_nobody_dead_changes_nothing_and_a_second_loss_starts_from_the_first():
+    _, before = placed()
+    same = repair(before, [], num_gpus=8, num_nodes=4, fault_threshold=2)
+    np.testing.assert_array_equal(same.physical_to_logical_map, before)
+    assert not len(same.moves)
+    first = repair(before, [0], num_gpus=8, num_nodes=4, fault_threshold=2)
+    second = repair(first.physical_to_logical_map, [0, 1], num_gpus=8, num_nodes=4, fault_threshold=2)
+    assert (second.physical_to_logical_map[:, :12] == -1).all()
+    assert second.fault_threshold == 2
+    assert second.lost == ()
+
+
+def test_racks_are_spread_over():
+    loads = np.random.default_rng(0).pareto(1.2, (2, 8)) + 1
+    before = rebalance_experts(loads, 32, 1, 4, 4, fault_threshold=2, racks=[0, 0, 1, 1])[0]
+    found = repair(before, [3], num_gpus=4, racks=[0, 0, 1, 1], fault_threshold=2)
+    held = found.physical_to_logical_map.reshape(2, 4, 8)
+    for rack in (held[:, :2], held[:, 2:]):
+        assert all(set(range(8)) <= set(layer.ravel().tolist()) for layer in rack)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dead": [0, 1, 2, 3, 4]}, "dead has 5 of 8 ranks: with more dead than alive, plan anew"),
+        ({"dead": [8]}, "dead names rank 8: there are 8, numbered from 0"),
+        ({"dead": [0.5]}, "dead holds float64: give whole numbers"),
+        ({"num_gpus": 7, "num_nodes": 7}, "num_replicas is 48: it must be a multiple of num_gpus, 7"),
+        ({"physical_to_logical_map": np.zeros(4, int)}, "physical_to_logical_map has shape (4,)"),
+        ({"physical_to_logical_map": np.full((1, 8), -2)}, "physical_to_logical_map names expert -2"),
+        ({"physical_to_logical_map": np.full((1, 8), -1)}, "holds no expert at all"),
+        ({"weight": np.ones((2, 16))}, "weight has shape (2, 16): the placement has 3 layers and expert 15"),
+        ({"fault_threshold": 0}, "fault threshold is 0"),
+        ({"physical_to_logical_map": [list(range(8))], "dead": [0]}, "7 slots on 7 live ranks are left for 8 experts"),
+    ],
+)
+def test_bad_input_is_one_sentence(change, words):
+    given = {"physical_to_logical_map": placed()[1], "dead": [0], "num_gpus": 8, "num_nodes": 4} | change
+    if len(np.shape(given["physical_to_logical_map"])) == 2 and np.shape(given["physical_to_logical_map"])[1] == 8:
+        given["num_nodes"] = 8
+    with pytest.raises(BadInputError) as error:
+        repair(**given)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
