@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.control.agent.memory import OomCounter
 from holdfast.control.link.framing import Crashed, FrameDecoder, FrameError, FromWorkerProcess
 from holdfast.control.processes import ProcessHandle, describe_exit
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
@@ -68,6 +70,8 @@ class ProcessPlace:
     crashed: Crashed | None = None
     #: why it was killed: it hangs
     hung: str = ""
+    #: of the process, since it was started
+    oom: OomCounter | None = None
     #: the process has ended so; its last words are still awaited
     exit_code: int | None = None
 
@@ -81,7 +85,7 @@ class ProcessPlace:
         self.forget_process()
         self.worker = worker
         self.attached, self.hung = False, ""
-        self.crashed = self.exit_code = None
+        self.crashed = self.exit_code = self.oom = None
 
     def forget_process(self) -> None:
         """The process has ended, or is none of ours any more."""
@@ -96,6 +100,8 @@ class ProcessPlace:
         """Say how the process ended."""
         kind, detail, exit_code, final = FailureKind.PROCESS_EXIT, describe_exit(code), code, False
         error = self.crashed.error if self.crashed is not None else None
+        if code == -signal.SIGKILL and self.oom is not None and self.oom.has_struck():
+            detail = f"{detail}: out of memory (oom_kill)"
         if code == UNKNOWN_EXIT:
             detail, exit_code = "its exit code is not known: the zygote was lost", EXIT_FAILED
         if self.hung:

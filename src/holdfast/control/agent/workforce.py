@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
+from holdfast.control.agent.memory import OomCounter
 from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
@@ -225,7 +226,7 @@ class Workforce:
             if early is None:
                 self._given_up.add(pid)
             return
-        place.handle = handle
+        place.handle, place.oom = handle, OomCounter(pid)
         if early is not None:
             self._on_exit(pid, early)
 

@@ -1,0 +1,87 @@
+"""What Linux tells of memory, read from folders made like /proc and /sys/fs/cgroup."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from holdfast.control.agent.memory import OomCounter, available_bytes
+from holdfast.control.agent.places import ProcessPlace
+from holdfast.coordination.failures.classes import Classes
+
+
+@dataclass
+class Machine:
+    proc: Path
+    groups: Path
+
+    def write(self, path: str, text: str) -> None:
+        file = self.proc.parent / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def counter(self, pid: int = 7) -> OomCounter:
+        return OomCounter(pid, proc=self.proc, groups=self.groups)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path / "proc", tmp_path / "cgroup")
+    made.write("proc/vmstat", "pgfault 12\noom_kill 3\n")
+    made.write("proc/meminfo", "MemTotal: 4000 kB\nMemAvailable: 3000 kB\n")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("group", "events", "before", "after"),
+    [
+        ("0::/job/x\n", "cgroup/job/x/memory.events", "low 0\noom_kill 1\n", "low 0\noom_kill 2\n"),
+        ("0::/not/mounted\n", "cgroup/memory.events", "oom_kill 0\n", "oom_kill 1\n"),
+        ("4:memory:/job\n0::/\n", "cgroup/memory/job/memory.oom_control", "oom_kill 5\n", "oom_kill 6\n"),
+        ("3:cpu:/\n", "proc/vmstat", "oom_kill 3\n", "oom_kill 4\n"),
+    ],
+    ids=["version 2", "in a container", "version 1", "of the machine"],
+)
+def test_kills_are_counted_where_the_process_lives(
+    machine: Machine, group: str, events: str, before: str, after: str
+) -> None:
+    machine.write("proc/7/cgroup", group)
+    machine.write(events, before)
+    counter = machine.counter()
+    assert not counter.has_struck()
+    machine.write(events, after)
+    assert counter.has_struck()
+
+
+def test_where_nothing_can_be_read_nobody_is_said_to_be_killed(tmp_path: Path) -> None:
+    assert not OomCounter(7, proc=tmp_path, groups=tmp_path).has_struck()
+    assert available_bytes(proc=tmp_path, groups=tmp_path) is None
+
+
+def test_memory_that_is_left_is_the_groups_or_the_machines(machine: Machine) -> None:
+    assert available_bytes(proc=machine.proc, groups=machine.groups) == 3000 << 10
+    machine.write("proc/self/cgroup", "0::/job\n")
+    machine.write("cgroup/job/memory.max", "max\n")
+    machine.write("cgroup/job/memory.current", "1000\n")
+    assert available_bytes(proc=machine.proc, groups=machine.groups) == 3000 << 10
+    machine.write("cgroup/job/memory.max", "5000\n")
+    assert available_bytes(proc=machine.proc, groups=machine.groups) == 4000
+
+
+def test_this_machine_says_something() -> None:
+    assert (available_bytes() or 0) > 1 << 20
+    assert not OomCounter(os.getpid()).has_struck()
+
+
+def test_a_process_that_was_killed_for_want_of_memory_says_so(machine: Machine) -> None:
+    machine.write("proc/7/cgroup", "0::/\n")
+    place = ProcessPlace(index=0, worker="n/0/ab", oom=machine.counter())
+    assert place.obituary(-signal.SIGKILL, "train.py").detail == "SIGKILL"
+    machine.write("proc/vmstat", "oom_kill 4\n")
+    down = place.obituary(-signal.SIGKILL, "train.py")
+    assert Classes().of(down.kind, down.detector, down.detail).status == "out_of_memory"
+    assert place.obituary(-signal.SIGTERM, "train.py").detail == "SIGTERM"
