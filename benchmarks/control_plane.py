@@ -30,7 +30,8 @@ from typing import Self
 
 from holdfast.observability.event_lines import decode_event
 from holdfast.protocol.events import FailureDetected, GenerationStarted, ReadEvent, StepCommitted
-from holdfast.testing.fake_nodes import FakeJob, FakeNodes, Look
+from holdfast.testing.fake_look import Look
+from holdfast.testing.fake_nodes import FakeJob, FakeNodes
 from holdfast.testing.fake_worker import Rendezvous
 
 SIZES = (16, 64, 128, 256, 512, 1024)

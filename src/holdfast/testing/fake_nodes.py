@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from multiprocessing.connection import Connection
@@ -31,6 +31,7 @@ from holdfast.protocol.messages.agent import CoordinatorMessage
 from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.names import index_of
 from holdfast.simulation.shared_plans import SharedPlans
+from holdfast.testing.fake_look import Arrivals, Look
 from holdfast.testing.fake_worker import FakeModel, FakeWorker, Rendezvous
 from holdfast.testing.shared_messages import SharedMessages
 
@@ -48,65 +49,6 @@ class FakeJob:
     token: str
     workers_per_node: int
     micro_batches: int
-
-
-@dataclass(slots=True)
-class Arrivals:
-    """How many have got so far, and when the message was read that led the last one there (time.monotonic)."""
-
-    count: int = 0
-    last: float = 0.0
-
-    def note(self, at: float) -> None:
-        """One more."""
-        self.count, self.last = self.count + 1, max(self.last, at)
-
-    def __add__(self, other: Arrivals) -> Arrivals:
-        return Arrivals(self.count + other.count, max(self.last, other.last))
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What fake nodes have got from their coordinator and sent to it. Bytes of messages heard are those on the wire."""
-
-    heard: int = 0
-    heard_bytes: int = 0
-    said: int = 0
-    said_bytes: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.heard + other.heard,
-            self.heard_bytes + other.heard_bytes,
-            self.said + other.said,
-            self.said_bytes + other.said_bytes,
-        )
-
-    def __sub__(self, other: Traffic) -> Traffic:
-        return self + Traffic(-other.heard, -other.heard_bytes, -other.said, -other.said_bytes)
-
-
-@dataclass(slots=True)
-class Look:
-    """Where fake nodes stand: workers told to begin and entered, by generation; agents welcomed, by term."""
-
-    told: dict[int, Arrivals] = field(default_factory=dict[int, Arrivals])
-    entered: dict[int, Arrivals] = field(default_factory=dict[int, Arrivals])
-    welcomed: dict[int, int] = field(default_factory=dict[int, int])
-    traffic: Traffic = field(default_factory=Traffic)
-    processor_s: float = 0.0
-
-    def __add__(self, other: Look) -> Look:
-        return Look(
-            {key: self.told.get(key, Arrivals()) + other.told.get(key, Arrivals()) for key in self.told | other.told},
-            {
-                key: self.entered.get(key, Arrivals()) + other.entered.get(key, Arrivals())
-                for key in self.entered | other.entered
-            },
-            {key: self.welcomed.get(key, 0) + other.welcomed.get(key, 0) for key in self.welcomed | other.welcomed},
-            self.traffic + other.traffic,
-            self.processor_s + other.processor_s,
-        )
 
 
 # ---- in the process of the fake nodes ----
