@@ -231,7 +231,7 @@ def test_bad_recordings_are_named(tmp_path):
 def test_other_bad_options_are_named(loads, tmp_path):
     size = ("--loads", loads, "--nodes", 2, "--expert-slots", 3)
     wide = tmp_path / "wide.json"
-    wide.write_text(json.dumps([[1] * 2100] * 2))
+    wide.write_text(json.dumps([[1] * 4200] * 2))
     assert "cannot be read" in bad("--loads", tmp_path / "none.json", "--nodes", 2, "--expert-slots", 3)
     assert "must end in .npz, .csv or .json" in bad("--loads", tmp_path / "x.txt", "--nodes", 2, "--expert-slots", 3)
     assert "for .npz recordings only" in bad(*size, "--iteration", 1)
