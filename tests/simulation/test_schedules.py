@@ -16,6 +16,7 @@ from holdfast.simulation.cluster import Outcome, run_plan
 from holdfast.simulation.faults.corrupt_plans import corrupt_plan
 from holdfast.simulation.faults.large_plans import large_plan
 from holdfast.simulation.faults.plans import FaultKind, interrupted_plan, lively_plan, random_plan, slow_plan, wide_plan
+from holdfast.simulation.faults.raising_plans import raising_plan
 from holdfast.simulation.faults.witness_plans import witness_plan
 from holdfast.simulation.schedules.enumeration import (
     FIRST_BASELINE_SEED,
@@ -178,6 +179,7 @@ def test_random_plans_cover_every_kind_of_fault_and_size() -> None:
     plans = [random_plan(seed) for seed in range(300)]
     plans += [wide_plan(seed) for seed in range(300)] + [lively_plan(seed) for seed in range(10)]
     plans += [interrupted_plan(0), slow_plan(0), witness_plan(0), corrupt_plan(0)]
+    plans += [raising_plan(0)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {1, 16} <= {plan.nodes for plan in plans}
     assert any(plan.crashes for plan in plans)

@@ -149,9 +149,12 @@ def test_a_worker_whose_script_raises_is_told_and_replaced(capfd: pytest.Capture
         assert old.rsplit("/", 1)[0] == new.rsplit("/", 1)[0]
         assert old != new
         detail = "RuntimeError: out of luck (obedient.py, line 52)"
-        assert coordinator.of(WorkerDown) == [
-            WorkerDown(worker=worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1)
-        ]
+        (down,) = coordinator.of(WorkerDown)
+        assert down.error is not None
+        assert (down.error.place, down.error.step) == ("RuntimeError (obedient.py, line 52)", None)
+        assert "out of luck" in down.error.traceback
+        told = WorkerDown(worker=worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1, error=down.error)
+        assert down == told
 
     play(story)
     error = capfd.readouterr().err
@@ -172,9 +175,10 @@ def test_a_worker_whose_script_ends_itself_is_told_and_not_replaced(code: int, d
         await coordinator.order(worker, "exit", str(code).encode())
         await coordinator.until(lambda: coordinator.of(WorkerDown), "the worker's end")
         kind = FailureKind.PROCESS_EXIT
-        assert coordinator.of(WorkerDown) == [
-            WorkerDown(worker=worker, kind=kind, detail=detail, exit_code=code, final=True)
-        ]
+        (down,) = coordinator.of(WorkerDown)
+        assert (down.error is not None) == bool(code)
+        told = WorkerDown(worker=worker, kind=kind, detail=detail, exit_code=code, final=True, error=down.error)
+        assert down == told
         assert agent.machine.workers == ("",)
 
     play(story)

@@ -245,7 +245,8 @@ def test_a_script_that_fails_fails_the_job(world: World) -> None:
         assert job.wait_exit() == 1
     output = job.output_file.read_text()
     assert "RuntimeError: out of luck" in output
-    assert "again and again" in output
+    # Either both nodes have raised by then, and the work is at fault; or one of them so often that its budget is spent.
+    assert "on nodes node-0 and node-1" in output or "again and again" in output
     world.check_nothing_is_left()
 
 
