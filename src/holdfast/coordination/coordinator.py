@@ -89,6 +89,7 @@ class Coordinator:
         turn = self.turn
         turn.now = self._last_tick = now
         first = self.record.term == 0
+        self.parts.progress.begin(now, first=first)
         turn.change(term=self.record.term + 1)
         if self.record.outcome == "failed" and not self.config.takeover:
             turn.change(outcome="", plan=None, pending=None, decision=None, passed=())
@@ -96,10 +97,9 @@ class Coordinator:
             # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
             turn.change(checkpoints=tuple(checkpoints), term=term)
-        output = self.config.spec.output
+        output, emulated = self.config.spec.output, self.config.spec.experiments.emulate_compute
         told = {"flop_per_sample": output.flop_per_sample, "peak_flop_per_s": output.peak_flop_per_s}
         if first:
-            emulated = self.config.spec.experiments.emulate_compute
             turn.emit(ev.JobStarted, url=url, coordinator_pid=pid, emulated_token_s=emulated, **told)
         else:
             turn.emit(ev.CoordinatorRestarted, url=url, coordinator_pid=pid, **told)

@@ -14,6 +14,8 @@ from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
 
+#: A page that brings the news of so many steps shows that its node is not silent, but has more to tell than a report.
+MUCH_NEWS = msg.PAGE_STEPS // 2
 #: what agents say of their workers
 Heard = msg.FromWorker | msg.AppliedSteps | msg.Heartbeat | msg.Late | msg.Whereabouts
 
@@ -48,17 +50,16 @@ class Hearing:
     def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
         """Take in a page of what a node's workers applied while nobody listened, as if they had told it one by one."""
         record, ledger = self._turn.record, self._parts.ledger
-        # (A report comes after the steps before it: who has many to tell is not silent.)
-        self._parts.stopping.wait_anew()
         if not self.plausible(node, page.given_up, *page.workers.values(), *(kept.step for kept in page.steps)):
             return
         ledger.give_up_to(page.given_up, record.global_batch)
         reached, tops = page.given_up, {worker: top for worker, top in page.workers.items() if worker in node.workers}
+        learnt = further = 0
         for kept in page.steps:
             witness = next((worker for worker, top in tops.items() if top >= kept.step), None)
             if witness is None or not record.lineage <= kept.generation <= record.generation:
                 continue
-            reached = kept.step
+            reached, learnt = kept.step, learnt + (not ledger.knows(kept.step))
             try:
                 # (a clock that was set meanwhile must not bring times that are still to come)
                 time = min(self._turn.now, kept.time + node.ahead_s) if kept.time else 0.0
@@ -69,7 +70,10 @@ class Hearing:
             self._passed(kept.step, kept.generation, kept.commit)
         for worker, top in tops.items():
             if reached:
+                further = max(further, min(top, reached) - (ledger.applied_by(worker) or 0))
                 ledger.settle(worker, min(top, reached))
+        if max(learnt, further) >= MUCH_NEWS:  # (a report comes after the steps before it)
+            self._parts.stopping.wait_anew()
 
     def _stand(self, node: Node, heartbeat: msg.Heartbeat) -> None:
         """Take in where a node's workers stand."""
@@ -215,8 +219,9 @@ class Hearing:
 
     def plausible(self, node: Node, *steps: int) -> bool:
         """Expel a node that tells of a step which nobody can have come to yet; return whether it is believed."""
-        step = max(steps, default=0)
-        if self._parts.ledger.plausible(step):
+        step, stopping = max(steps, default=0), self._parts.stopping
+        until = self._turn.now if stopping.stop is None else stopping.begun
+        if self._parts.ledger.plausible(step, self._parts.progress.since_known(until)):
             return True
         self.expel(node, f"step {step} cannot have been applied")
         return False

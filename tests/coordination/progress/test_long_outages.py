@@ -36,6 +36,76 @@ def test_a_node_that_claims_more_steps_than_can_have_been_done_is_expelled() -> 
     assert [event.members for event in job.said(ev.GenerationStarted)] == [("n2",)]
 
 
+def test_a_report_of_more_steps_than_the_time_allows_is_believed_nobody() -> None:
+    """All that lies between would be written into the journal, and lost to the training."""
+    job = Job(nodes=3).start()
+    job.step(1)
+    job.tick(0.5)
+    job.lose("n2")
+    job.report("n0", 1_000_000)
+    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
+    job.report("n1", 1)
+    assert [event.members for event in job.said(ev.GenerationStarted)] == [("n1",)]
+
+
+def test_what_can_be_done_in_an_outage_is_believed_and_no_more() -> None:
+    before = Job(nodes=2).start()
+    before.step(1)
+    for top, expelled in ((100_000, []), (10_000_000, ["n0"])):
+        job = Job(nodes=2, records=before.records[:], events=before.events[:], now=before.now + 300.0)
+        job.boot(takeover=True)
+        stands = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=top))
+        job.connect(hello("n0", stands, term=1))
+        assert [failure.node for failure in job.said(ev.FailureDetected)] == expelled
+
+
+def test_where_nobody_can_say_how_long_it_was_more_is_believed() -> None:
+    """A clock was set back, v of the step before is unknown, or the job went back and some have not heard of it."""
+    before = Job(nodes=2).start()
+    before.step(1)
+    job = Job(nodes=2, records=before.records, events=before.events, now=before.now - 50.0).boot(takeover=True)
+    job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=1_000_000)), term=1))
+    assert not job.said(ev.FailureDetected)
+    ledger = StepLedger()
+    ledger.give_up_to(100_000, BATCH)
+    ledger.release(up_to=100_000)
+    ledger.reset(10)
+    assert ledger.plausible(100_001, 0.1)
+    assert not ledger.plausible(1_000_000, 0.1)
+
+
+def test_steps_after_an_outage_whose_v_is_lost_do_not_make_the_others_liars() -> None:
+    """When such a step was is not known: what was done after it may have taken most of the outage."""
+    before = Job(nodes=2).start()
+    before.step(1)
+    job = Job(nodes=2, records=before.records, events=before.events, now=before.now + 3600.0).boot(takeover=True)
+    top = 1_000_000
+    for node in ("n0", "n1"):
+        job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)), term=1))
+    for node in ("n0", "n1"):
+        job.tell(node, msg.AppliedSteps(workers={w(node): top}, given_up=3 * AT_ONCE))
+    assert job.said(ev.StepCommitted)
+    job.tell("n0", msg.AppliedSteps(workers={w("n0"): top}, given_up=top))
+    assert not job.said(ev.FailureDetected)
+
+
+@pytest.mark.parametrize(("steps", "waited_for"), [(msg.PAGE_STEPS, True), (1, False)])
+def test_who_has_much_to_tell_is_waited_for_and_not_who_says_little_again_and_again(
+    steps: int, waited_for: bool
+) -> None:
+    job = Job(nodes=2, report_timeout_s=5.0).start()
+    job.step(1)
+    job.lose("n1")
+    lanes = msg.Lanes(**msgspec.structs.asdict(commit()))
+    for page in range(5):
+        first = 2 + page * steps
+        told = range(first, first + steps)
+        kept = tuple(msg.KeptStep(step=step, generation=1, world=2, time=0.0, commit=lanes) for step in told)
+        job.tick(1.4)
+        job.tell("n0", msg.AppliedSteps(workers={w("n0"): told[-1]}, steps=kept))
+    assert ("n0" in job.machine.members.nodes) is waited_for
+
+
 ABSURD = (1 << 64) - 1
 KEPT = msg.KeptStep(step=ABSURD, generation=1, world=3, time=0.0, commit=msg.Lanes(**msgspec.structs.asdict(commit())))
 

@@ -27,6 +27,8 @@ class Stopping:
         #: those of the members who may not have spoken yet are among these
         self._silent: deque[str] = deque()
         self._since = 0.0
+        #: when the generation was broken, unix seconds: nothing passes after that
+        self.begun = 0.0
         self._turn = turn
         self._progress = progress
 
@@ -44,7 +46,7 @@ class Stopping:
         self.stop = Stop(term=turn.record.term, generation=turn.record.generation)
         self.reports, self.complaints, self.refused = {}, {}, ""
         self._silent = deque(turn.planned)
-        self._since = turn.now
+        self._since = self.begun = turn.now
         turn.order_all(turn.planned, self.stop)
 
     def complain(self, complaint: Complaint) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from holdfast.coordination.progress.costs import MeasuredCosts
@@ -30,6 +31,23 @@ class Progress:
         self.costs = MeasuredCosts()
         self._turn = turn
         self._told, self._told_at = turn.position.step, 0.0
+        #: when the newest step was committed of which that is known, unix seconds; 0 where it is of none
+        self._known_at = 0.0
+
+    def begin(self, now: float, *, first: bool) -> None:
+        """This term begins; `first`: the job does."""
+        position, decision = self._turn.position, self._turn.record.decision
+        back = decision is not None and decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
+        if first:
+            self._known_at = now
+        elif decision is None or not back or position.step > decision.applied:
+            # (the time of a step whose v is unknown is when that was found; and a clock may have been set back)
+            known = not math.isnan(position.loss) and position.step_time <= now
+            self._known_at = position.step_time if known else 0.0
+
+    def since_known(self, now: float) -> float:
+        """Return the seconds since the job was last known to be where the ledger says, infinite where nobody can."""
+        return max(0.0, now - self._known_at) if self._known_at else math.inf
 
     @property
     def samples(self) -> int:
@@ -151,6 +169,7 @@ class Progress:
         time = max(done.time or self._turn.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
         self.costs.step(seconds)
+        self._known_at = time if done.time else self._known_at
         if self.recovery is not None:
             self.recovery.swapped_at(done.step, time)
         self._turn.emit_at(

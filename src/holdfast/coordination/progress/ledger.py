@@ -17,6 +17,10 @@ from holdfast.protocol.plan import Passed
 
 #: A claim to have applied more steps than this beyond the journal's is none that training leads to: months of it.
 MAX_BEYOND = 1 << 22
+#: No step takes less time: one of a single rank that computes next to nothing takes several times as long.
+LEAST_STEP_S = 2e-4
+#: of steps beyond what is known, whatever the clocks show: those of two machines may be seconds apart
+CLOCKS_APART = 10_000
 
 
 class DivergedError(Exception):
@@ -51,6 +55,8 @@ class StepLedger:
     def __init__(self, committed: int = 0, passed: Iterable[Passed] = ()) -> None:
         """Continue after `committed`; of the steps in `passed` v is known, whoever is left to tell of them."""
         self.committed = committed
+        #: the newest step that a roll-back undid: who has not heard of that yet may still tell of it
+        self._undone = 0
         self._standings = Standings(committed)
         #: the generation whose members are followed, and the step that a later one's v proves them to have applied
         self._generation = self._proven = 0
@@ -67,9 +73,14 @@ class StepLedger:
         steps = sorted(known.keys() | range(self.committed + 1, self._given_up + 1))
         return tuple(Passed(step=step, commit=known.get(step) or _unknown(self._samples)) for step in steps)
 
-    def plausible(self, step: int) -> bool:
-        """Tell whether somebody may have applied this step by now."""
-        return step <= self.committed + MAX_BEYOND
+    def plausible(self, step: int, seconds: float) -> bool:
+        """Tell whether somebody may have applied this step, so many seconds after the one that was committed last."""
+        return step <= max(self.committed, self._undone) + min(MAX_BEYOND, CLOCKS_APART + seconds / LEAST_STEP_S)
+
+    def knows(self, step: int) -> bool:
+        """Tell whether nothing new can be told of a step."""
+        known = self._steps.get(step)
+        return step <= self.committed or (known is not None and not _is_unknown(known))
 
     def expect(self, step: int, commit: Commit) -> None:
         """A step has passed with this v, or was decided to; who applies it is still to be heard."""
@@ -182,6 +193,7 @@ class StepLedger:
 
     def reset(self, step: int) -> None:
         """Go back: what came after `step` never counted."""
+        self._undone = max(self._undone, self.committed)
         self.committed = step
         self._standings.reset(step)
         self._steps.clear()
