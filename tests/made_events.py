@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from holdfast.protocol.events import AnyEvent, JoinedNode, NodesJoined
+from holdfast.protocol.events import AnyEvent, JoinedNode, NodesJoined, SeenWorker, SharedStack
 
 #: all kinds of events by the name that they have in JSON, from the union itself
 KINDS: dict[str, type[AnyEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
@@ -18,6 +18,8 @@ _BLANK = {
     tuple[int, ...]: (),
     tuple[str, ...]: (),
     float | None: None,
+    tuple[SeenWorker, ...]: (),
+    tuple[SharedStack, ...]: (),
     tuple[JoinedNode, ...]: (JoinedNode(node="", agent_pid=0, worker_pids=()),),
 }
 

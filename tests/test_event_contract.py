@@ -42,6 +42,7 @@ CONTRACT = {
         "detail",
     },
     "limit_raised": {"node", "step", "phase", "limit_s", "why", "micro_batch"},
+    "stacks_taken": {"of_generation", "suspects", "workers", "stacks", "missing"},
     "recovered": {
         "action",
         "state_source",

@@ -10,7 +10,14 @@ import pytest
 from job_cases import FOREVER, TINY, StartJob, goes_on
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.protocol.events import FailureDetected, GenerationStarted, NodesJoined, RolledBack, StepCommitted
+from holdfast.protocol.events import (
+    FailureDetected,
+    GenerationStarted,
+    NodesJoined,
+    RolledBack,
+    StacksTaken,
+    StepCommitted,
+)
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
@@ -27,8 +34,15 @@ def test_a_thread_that_hangs_is_named_and_replaced(start_job: StartJob) -> None:
     last = job.wait(StepCommitted, step=9)
     failure = job.wait(FailureDetected)
     assert (failure.node, failure.kind) == ("node-1", FailureKind.HANG), job.story()
+    assert (failure.detector, failure.step, failure.phase) == ("statistics", 10, "compute"), job.story()
     assert "of step 10" in failure.detail
     assert "while others wait for it" in failure.detail
+    stacks = job.wait(StacksTaken)
+    (named,) = stacks.suspects
+    assert "node-1" in named
+    (where,) = [stack for stack in stacks.stacks if named in stack.workers]
+    assert any(TINY.name in line for line in where.lines), where
+    assert any(worker.waits and worker.collectives for worker in stacks.workers), stacks
     again = job.wait(StepCommitted, step=10)
     assert again.time - last.time < WITHIN_S
     goes_on(job, 10)

@@ -343,8 +343,7 @@ class Coordinator:
         msg.AskPlan: while_it_goes_on(_asks),
         msg.Posts: while_it_goes_on(_posted),
         msg.AppliedSteps: while_it_goes_on(_hear),
-        msg.Late: while_it_goes_on(_hear),
-        msg.Whereabouts: while_it_goes_on(_hear),
+        **dict.fromkeys((msg.Late, msg.Whereabouts, msg.Stacks), while_it_goes_on(_hear)),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),
     }

@@ -17,7 +17,7 @@ from holdfast.protocol.names import node_of
 #: A page that brings the news of so many steps shows that its node is not silent, but has more to tell than a report.
 MUCH_NEWS = msg.PAGE_STEPS // 2
 #: what agents say of their workers
-Heard = msg.FromWorker | msg.AppliedSteps | msg.Heartbeat | msg.Late | msg.Whereabouts
+Heard = msg.FromWorker | msg.AppliedSteps | msg.Heartbeat | msg.Seen
 
 
 class Hearing:
@@ -40,6 +40,8 @@ class Hearing:
                 self._parts.inquiry.late(node, message)
             case msg.Whereabouts():
                 self._parts.inquiry.told(node, message)
+            case msg.Stacks():
+                self._parts.inquiry.explained(node, message)
 
     def take(self, node: Node, message: msg.WorkerMessage) -> None:
         """Take in what a worker of a node says; what a stranger says through it does not count."""

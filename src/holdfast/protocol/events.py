@@ -148,6 +148,49 @@ class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="
     detail: str = ""
 
 
+class SeenWait(msgspec.Struct, frozen=True, kw_only=True):
+    """One of a worker's newest waits in a collective of `size` ranks; `took_s` None: it was not over."""
+
+    what: str
+    size: int
+    bytes: int
+    began_s: float  # ago
+    took_s: float | None
+
+
+class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a worker's training thread stood, and for how long; `waits`: for the others, in a collective."""
+
+    worker: str
+    step: int
+    phase: str
+    for_s: float
+    waits: bool
+    micro_batch: int | None
+    collectives: tuple[SeenWait, ...]
+
+
+class SharedStack(msgspec.Struct, frozen=True, kw_only=True):
+    """Threads of these workers as Python's faulthandler has them, a line each; the same for all of them."""
+
+    workers: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+class StacksTaken(Event, frozen=True, kw_only=True, tag_field="event", tag="stacks_taken"):
+    """Something hung: where every worker stood, who waited for whom, and at which line of its program each was.
+
+    `of_generation`: the generation that stood still. `suspects`: workers and nodes that held it up. `missing`: workers
+    that are left out, because they have not answered or there were too many.
+    """
+
+    of_generation: int
+    suspects: tuple[str, ...]
+    workers: tuple[SeenWorker, ...]
+    stacks: tuple[SharedStack, ...]
+    missing: int = 0
+
+
 class LimitRaised(Event, frozen=True, kw_only=True, tag_field="event", tag="limit_raised"):
     """Two nodes were late at the same place of a step: its work takes its time, and nobody is taken out for it.
 
@@ -318,6 +361,7 @@ AnyEvent = (
     | StepCommitted
     | FailureDetected
     | LimitRaised
+    | StacksTaken
     | Recovered
     | JobWaiting
     | RebalanceDecided

@@ -27,6 +27,8 @@ WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[0-9]{
 Text = Annotated[str, Meta(max_length=8192)]
 Rack = Annotated[str, Meta(pattern=RACK_PATTERN)]
 Count = Annotated[int, Meta(ge=0)]
+#: how long something has taken; no infinity, and not no number
+Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 Blob = Annotated[bytes, Meta(max_length=65536)]
 #: of a rendezvous key: the addresses at which one rank can be reached by each of the others
 MAX_KEY_BYTES = 1 << 19

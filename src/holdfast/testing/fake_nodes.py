@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
@@ -119,6 +119,9 @@ class _FakeWorkforce:
     def accounts(self) -> dict[str, ProgressAccount]:
         return {}
 
+    def stacks(self) -> Awaitable[dict[str, str]]:
+        return asyncio.sleep(0.0, dict[str, str]())
+
     def kill_hung(self, worker: str, why: str) -> None:
         pass
 
@@ -128,13 +131,11 @@ class _FakeNode:
 
     def __init__(self, herd: _Herd, name: str) -> None:
         job = herd.job
+        experiments = ExperimentSpec(watch=False)  # (there is nobody to be watched)
+        each = job.workers_per_node
+        spec = JobSpec(name=job.name, script="none.py", workers_per_node=each, experiments=experiments)
         settings = AgentSettings(
-            spec=JobSpec(
-                name=job.name,
-                script="none.py",
-                workers_per_node=job.workers_per_node,
-                experiments=ExperimentSpec(watch=False),  # (there is nobody to be watched)
-            ),
+            spec=spec,
             coordinator=job.url,
             token=job.token,
             node=name,

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.cli.history.explain import stands
+from holdfast.cli.history.explain import explained, stands
 from holdfast.errors import BadInputError
+from holdfast.observability.history.explanation import Explanation
 from holdfast.observability.history.standing import JobStanding
-from holdfast.protocol.events import AnyEvent
+from holdfast.protocol.events import AnyEvent, SeenWait, SeenWorker, SharedStack, StacksTaken
 from holdfast.protocol.position import Awaited
 from made_events import made
 
@@ -90,6 +91,32 @@ def test_who_is_awaited_is_named_with_where_it_stands() -> None:
             "rank 0 on node a wait for it"
         ),
         "  train.py:40 forward",
+    ]
+
+
+def test_it_is_shown_who_waits_for_whom_and_at_which_line() -> None:
+    wait = SeenWait(what="all_to_all", size=3, bytes=64, began_s=0.5, took_s=None)
+    hangs = SeenWorker(
+        worker="rank 1 on node b", step=7, phase="compute", for_s=0.75, waits=False, micro_batch=3, collectives=(wait,)
+    )
+    waits = SeenWorker(
+        worker="rank 0 on node a",
+        step=7,
+        phase="reducing",
+        for_s=0.01,
+        waits=True,
+        micro_batch=None,
+        collectives=(wait,),
+    )
+    stack = SharedStack(workers=("rank 1 on node b",), lines=("train.py, line 40 in load",))
+    stood = made("stacks_taken", of_generation=1, workers=(hangs, waits), stacks=(stack,), missing=2)
+    assert isinstance(stood, StacksTaken)
+    assert list(explained(Explanation(event=stood, stood=stood)))[1:] == [
+        "  rank 1 on node b is at 'compute' of step 7, micro-batch 3 for 0.750 s",
+        "  rank 0 on node a is at 'reducing' of step 7: waits in all_to_all of 3 ranks, 64 bytes, for 0.500 s",
+        "  rank 1 on node b:",
+        "    train.py, line 40 in load",
+        "  and 2 more workers",
     ]
 
 

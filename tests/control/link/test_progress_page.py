@@ -135,7 +135,7 @@ def test_a_store_that_is_under_way_reads_as_nothing(page: ProgressPage) -> None:
 
 
 @pytest.mark.parametrize("offset", [24, 56, 64])
-@pytest.mark.parametrize("nonsense", [float("nan"), float("inf")])
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), -1.0, 1e300])
 def test_times_that_are_none_read_as_nothing(page: ProgressPage, offset: int, nonsense: float) -> None:
     ProgressWriter(page.path, 0)
     with memory_of(page) as memory:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from machinery import Job, w
 
+from holdfast.coordination.instructions import Broadcast, Emit, Send
 from holdfast.coordination.lateness.inquiry import OBEYS_S, PATIENCE_S
+from holdfast.coordination.lateness.stories import MAX_WORKERS, Stories
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.messages.progress import Activity, EndHung, Late, Probe, Stand, Whereabouts
+from holdfast.protocol.messages.progress import (
+    Activity,
+    Collective,
+    EndHung,
+    Late,
+    Probe,
+    Stacks,
+    Stand,
+    TakeStacks,
+    Whereabouts,
+    WorkerStack,
+)
 
 STEP_S = 0.15
 NODES = ("n0", "n1", "n2", "n3")
@@ -286,3 +300,72 @@ def test_without_its_key_nobody_is_asked() -> None:
     for _ in range(20):
         job.tick(0.1)
         assert job.sent(Probe) == []
+
+
+def story_of(job: Job, **stacks: str) -> ev.StacksTaken:
+    """Let nodes say where their workers' threads are; return what is kept of it."""
+    ask = job.sent(TakeStacks)[0]
+    for node, text in stacks.items():
+        waiting = Collective(what="all_to_all", size=4, bytes=100, began_s=0.5)
+        told = WorkerStack(worker=w(node), stack=text, collectives=(waiting,))
+        job.tell(node, Stacks(number=ask.number, workers=(told,)))
+    (story,) = job.said(ev.StacksTaken)
+    return story
+
+
+def test_it_is_kept_where_everybody_was_when_something_hung() -> None:
+    job = trained()
+    answer(job, asked(job), stand("n1"), *map(waits, ("n0", "n2", "n3")))
+    story = story_of(job, n0="in wait\n", n1="in load\nin main\n", n2="in wait\n", n3="in wait\n")
+    assert story.of_generation == 1
+    assert story.suspects == ("rank 1 on node n1",)
+    assert [(stack.workers, stack.lines) for stack in story.stacks] == [
+        (("rank 1 on node n1",), ("in load", "in main")),
+        (tuple(f"rank {rank} on node n{rank}" for rank in (0, 2, 3)), ("in wait",)),
+    ]
+    first, *others = story.workers
+    assert (first.worker, first.phase, first.micro_batch, first.waits) == ("rank 1 on node n1", "compute", 3, False)
+    assert [one.waits for one in others] == [True, True, True]
+    assert others[0].collectives[0].what == "all_to_all"
+    assert story.missing == 0
+
+
+def test_agents_are_asked_for_stacks_before_a_worker_is_ended() -> None:
+    job = trained()
+    answer(job, asked(job), stand("n1"), *map(waits, ("n0", "n2", "n3")))
+    sent = [type(i.message) for i in job.last if isinstance(i, Send | Broadcast)]
+    assert sent.index(TakeStacks) < sent.index(EndHung)
+
+
+def test_who_does_not_say_where_it_is_does_not_keep_the_story_from_being_told() -> None:
+    job = trained()
+    answer(job, asked(job), stand("n1"), *map(waits, ("n0", "n2", "n3")))
+    job.tick(0.5)
+    assert job.said(ev.StacksTaken) == []
+    job.tick(0.6)
+    (story,) = job.said(ev.StacksTaken)
+    assert story.stacks == ()
+    assert len(story.workers) == 4
+
+
+def test_of_very_many_workers_the_suspects_and_some_more_are_asked_and_told_of() -> None:
+    turn = trained().machine.turn
+    stories, stands = Stories(turn), {w(f"m{n}"): stand(f"m{n}") for n in range(MAX_WORKERS)}
+    stands |= {w(name): stand(name) for name in NODES}
+    nodes = turn.members.nodes
+    stories.begin(list(nodes.values()), stands, [w("n1")])
+    asked = [i for i in turn.flush() if isinstance(i, Broadcast) and isinstance(i.message, TakeStacks)]
+    assert [list(one.connections) for one in asked] == [[nodes["n1"].connection]]
+    for name in ("n2", "n1"):  # (the first was not asked)
+        stories.told(nodes[name], Stacks(number=1, workers=(WorkerStack(worker=w(name), stack=f"of {name}"),)))
+    (story,) = [i.event for i in turn.flush() if isinstance(i, Emit) and isinstance(i.event, ev.StacksTaken)]
+    assert story.workers[0].worker == "rank 1 on node n1"
+    assert [stack.lines for stack in story.stacks] == [("of n1",)]
+    assert (len(story.workers), story.missing) == (MAX_WORKERS, len(NODES))
+
+
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), -1.0])
+def test_times_that_are_none_never_come_in(nonsense: float) -> None:
+    late = Late(stand=msgspec.structs.replace(stand("n1"), limit_s=nonsense))
+    with pytest.raises(msgspec.ValidationError, match="limit_s"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(late), type=Late)

@@ -20,7 +20,7 @@ from holdfast.cli.output import AsJson, on_one_line, print_json, say
 from holdfast.errors import BadInputError
 from holdfast.observability.history.explanation import Explanation, explain
 from holdfast.observability.history.standing import JobStanding, standing_of
-from holdfast.protocol.events import FailureDetected
+from holdfast.protocol.events import FailureDetected, StacksTaken
 from holdfast.protocol.position import Awaited
 
 #: who saw a failure, and what a severity means, in words
@@ -28,6 +28,7 @@ _DETECTORS = {
     "node_health": "the coordinator: an agent's connection or lease",
     "process": "an agent: its workers' processes",
     "exception": "a worker: what the script or a collective raised",
+    "statistics": "the coordinator: what usually takes a moment took far longer, while others waited",
     "timeout": "who waited in vain for a collective or a report",
 }
 _SEVERITIES = {1: "the node is out", 2: "a process is", 3: "nobody is: the same members try again"}
@@ -92,6 +93,7 @@ def _as_document(found: Explanation) -> dict[str, Any]:
         "event": msgspec.json.decode(event_json(found.event)),
         "failures": [msgspec.json.decode(event_json(failure)) for failure in found.failures],
         "rungs": [dataclasses.asdict(rung) for rung in found.rungs],
+        "stood": msgspec.json.decode(event_json(found.stood)) if found.stood is not None else None,
         "rejected": [dataclasses.asdict(rejected) for rejected in found.rejected],
     }
 
@@ -104,6 +106,8 @@ def explained(found: Explanation) -> Iterator[str]:
         yield f"why: {found.why}"
     for failure in found.failures:
         yield from _failure(failure)
+    if found.stood is not None:
+        yield from _stood(found.stood)
     for rung in found.rungs:
         end = "" if rung.held and not found.over else "; it held" if rung.held else f"; it failed: {rung.why_not}"
         yield f"tried: {rung.what} (generation {rung.generation}){end}"
@@ -137,6 +141,23 @@ def _failure(failure: FailureDetected) -> Iterator[str]:
         yield f"  it stood at {known}"
     if failure.detail:
         yield f"  {failure.detail}"
+
+
+def _stood(stood: StacksTaken) -> Iterator[str]:
+    """Yield who waited for whom, and at which line."""
+    for one in stood.workers:
+        of = "" if one.micro_batch is None else f", micro-batch {one.micro_batch}"
+        at = f"  {one.worker} is at '{one.phase}' of step {one.step}{of}"
+        last = one.collectives[-1] if one.waits and one.collectives else None
+        if last is None:
+            yield f"{at} for {one.for_s:.3f} s"
+        else:
+            yield f"{at}: waits in {last.what} of {last.size} ranks, {last.bytes} bytes, for {last.began_s:.3f} s"
+    for stack in stood.stacks:
+        yield f"  {', '.join(stack.workers)}:"
+        yield from (f"    {line}" for line in stack.lines)
+    if stood.missing:
+        yield f"  and {stood.missing} more workers"
 
 
 def _count(number: int | None) -> str:

@@ -87,6 +87,12 @@ def _line(kind: type[E], words: Callable[[E], str]) -> tuple[type[ev.Event], Cal
     return kind, words
 
 
+def _stood(event: ev.StacksTaken) -> str:
+    waiting = sum(worker.waits for worker in event.workers)
+    suspects = ", ".join(event.suspects) or "nobody in particular"
+    return f"stood still for {suspects}: {waiting} waited (holdfast explain {event.seq})"
+
+
 _WORDS = dict(
     (
         _line(ev.JobStarted, lambda e: f"job {e.job} at {e.url}{_emulated(e)}"),
@@ -100,6 +106,7 @@ _WORDS = dict(
         ),
         _line(StepCommitted, _committed),
         _line(ev.FailureDetected, _failed),
+        _line(ev.StacksTaken, _stood),
         _line(ev.Recovered, _recovered),
         _line(ev.JobWaiting, _waiting),
         _line(ev.RebalanceDecided, lambda e: f"experts {'move' if e.adopted else 'stay'}: {e.why}"),

@@ -11,21 +11,22 @@ import os
 import secrets
 import signal
 import ssl
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.agent.stacks import stacks_of
 from holdfast.control.agent.workforce import Workforce, WorkforceOwner
 from holdfast.control.processes import die_with_parent
 from holdfast.coordination.agent.instructions import (
     AgentInstruction,
+    Answer,
     EndAgent,
     KillHung,
     Pass,
-    ReadProgress,
     Reconnect,
     Replay,
     Say,
@@ -38,6 +39,7 @@ from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
 from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.messages.progress import Probe, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import WorkerMessage
 
 _log = logging.getLogger("holdfast.agent")
@@ -69,6 +71,8 @@ class NodeWorkers(Protocol):
     def readings(self) -> dict[str, Reading]: ...
 
     def accounts(self) -> dict[str, ProgressAccount]: ...
+
+    def stacks(self) -> Awaitable[dict[str, str]]: ...
 
     def kill_hung(self, worker: str, why: str) -> None: ...
 
@@ -140,8 +144,8 @@ class Agent:
                     self.workforce.replace(worker)
                 case KillHung(worker, why):
                     self.workforce.kill_hung(worker, why)
-                case ReadProgress(number):
-                    self._read_progress(number)
+                case Answer(ask):
+                    self._answer(ask)
                 case Reconnect(why, blame):
                     _log.log(logging.WARNING if blame else logging.INFO, "%s", why)
                     self._leave()
@@ -240,12 +244,23 @@ class Agent:
             readings = self.workforce.readings()
             if watch.learns(now()):
                 watch.learn(now(), readings, self.workforce.accounts())
-            self._obey(self.machine.look(now(), readings))
+            self._obey(self.machine.seen(*watch.look(now(), readings), now=now()))
 
-    def _read_progress(self, number: int) -> None:
-        """Tell the coordinator where the workers stand."""
-        force, now = self.workforce, self.clock.monotonic()
-        self._obey(self.machine.whereabouts(number, force.readings(), force.stopped(), now))
+    def _answer(self, ask: Probe | TakeStacks) -> None:
+        """Find out of the workers what the coordinator asks for."""
+        force, machine, now = self.workforce, self.machine, self.clock.monotonic()
+        if isinstance(ask, Probe):
+            stands = machine.watch.stands(now, force.readings(), force.stopped())
+            self._obey(machine.seen(Whereabouts(number=ask.number, stands=stands), now=now))
+        else:
+            accounts = force.accounts()  # (before anybody goes on)
+            self._task(self._tell_stacks(ask.number, force.stacks(), accounts, now))
+
+    async def _tell_stacks(
+        self, number: int, texts: Awaitable[dict[str, str]], accounts: dict[str, ProgressAccount], read_at: float
+    ) -> None:
+        stacks = stacks_of(number, await texts, accounts, read_at)
+        self._obey(self.machine.seen(stacks, now=self.clock.monotonic()))
 
     async def _close(self) -> None:
         channel = self._channel

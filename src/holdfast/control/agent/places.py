@@ -68,6 +68,8 @@ class ProcessPlace:
     connection: WorkerConnection | None = None
     attached: bool = False
     crashed: Crashed | None = None
+    #: the file to which the process writes its stacks when it is asked to, "" for none
+    stacks: str = ""
     #: why it was killed: it hangs
     hung: str = ""
     #: of the process, since it was started
@@ -83,7 +85,7 @@ class ProcessPlace:
     def refill(self, worker: str) -> None:
         """Make the place for another process."""
         self.forget_process()
-        self.worker = worker
+        self.worker, self.stacks = worker, ""
         self.attached, self.hung = False, ""
         self.crashed = self.exit_code = self.oom = None
 

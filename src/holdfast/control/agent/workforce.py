@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from holdfast.control.agent.memory import OomCounter
 from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection
 from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.agent.stacks import StackReader
 from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
 from holdfast.control.link.framing import Crashed, FromWorkerProcess, encode_frame
 from holdfast.control.link.progress_page import ProgressPage
@@ -58,6 +59,8 @@ class Workforce:
         self.places = [ProcessPlace(index=index) for index in range(settings.spec.workers_per_node)]
         self.socket_path = f"{settings.folder}/{settings.node}.sock"
         self._page = _page_for(settings)
+        #: done once those stacks are read that are being read
+        self._stacks_read: asyncio.Future[dict[str, str]] | None = None
         self._owner = owner
         self._start_task = start_task
         self._server: asyncio.Server | None = None
@@ -126,8 +129,17 @@ class Workforce:
         known = ((place.worker, self._page.account(place.index, place.pid)) for place in self.places if place.pid)
         return {worker: account for worker, account in known if account is not None}
 
+    def stacks(self) -> asyncio.Future[dict[str, str]]:
+        """Ask where the threads of all workers stand in their programs; what they answer comes in a moment."""
+        reader = StackReader({place.worker: (place.handle, place.stacks) for place in self.places if place.handle})
+        self._stacks_read = asyncio.ensure_future(reader.read())
+        return self._stacks_read
+
     def kill_hung(self, worker: str, why: str) -> None:
-        """SIGKILL a worker that hangs."""
+        """SIGKILL a worker that hangs, once it has said where."""
+        if self._stacks_read is not None and not self._stacks_read.done():
+            self._stacks_read.add_done_callback(lambda _: self.kill_hung(worker, why))
+            return
         place = self._place_of(worker)
         if place is not None and place.handle is not None:
             place.hung = why
@@ -226,7 +238,7 @@ class Workforce:
             if early is None:
                 self._given_up.add(pid)
             return
-        place.handle, place.oom = handle, OomCounter(pid)
+        place.handle, place.oom, place.stacks = handle, OomCounter(pid), self._stacks_path(worker)
         if early is not None:
             self._on_exit(pid, early)
 
@@ -240,7 +252,12 @@ class Workforce:
             local_rank=index_of(worker),
             script_digest=settings.digest,
             progress=self._page.path if self._page is not None else "",
+            stacks=self._stacks_path(worker),
         )
+
+    def _stacks_path(self, worker: str) -> str:
+        """Return where a worker writes its stacks; each its own, so that none is taken for another's."""
+        return f"{self.settings.folder}/{worker.replace('/', '.')}.stacks" if self._page is not None else ""
 
     def _on_exit(self, pid: int, code: int) -> None:
         if pid in self._given_up:

@@ -22,13 +22,14 @@ import mmap
 import os
 import struct
 import time
-from math import isfinite
 from typing import Protocol
 
 from holdfast.coordination.lateness.reading import CollectiveWait, ProgressAccount, Reading, Total
 from holdfast.protocol.messages.progress import ACTIVITIES, Activity
 
 SLOT_BYTES = 1024
+#: thirty years; what says more makes no sense
+_MAX_UPTIME_S = 1e9
 _WAITS = 4
 _REASON_BYTES = 64
 
@@ -225,7 +226,7 @@ class ProgressPage:
         looked, waits_since = _LOOK.unpack_from(slot, _LOOK_AT)
         if not number or number != end or writer != pid or code >= len(ACTIVITIES):
             return None
-        if not (isfinite(since) and isfinite(looked) and isfinite(waits_since)):
+        if not (_is_time(since) and _is_time(looked) and _is_time(waits_since)):
             return None
         return Reading(
             generation=generation,
@@ -266,11 +267,16 @@ def _waits(data: bytes) -> tuple[CollectiveWait, ...]:
     """Return the waits in a slot, oldest first; what makes no sense is none."""
     found: list[tuple[int, CollectiveWait]] = []
     for number, size, what, nbytes, since, until in _WAIT.iter_unpack(data):
-        if number and isfinite(since) and isfinite(until):
+        if number and _is_time(since) and _is_time(until) and (since <= until or not until):
             name = what.rstrip(b"\0").decode(errors="replace")
             found.append((number, CollectiveWait(what=name, size=size, bytes=nbytes, since=since, until=until or None)))
     return tuple(wait for _, wait in sorted(found, key=lambda entry: entry[0]))
 
 
 def _sane(total: Total) -> bool:
-    return total.count > 0 and isfinite(total.sum_s) and isfinite(total.longest_s) and total.sum_s >= 0.0
+    return total.count > 0 and _is_time(total.sum_s) and _is_time(total.longest_s)
+
+
+def _is_time(seconds: float) -> bool:
+    """Tell whether a machine can have run for so long."""
+    return 0.0 <= seconds < _MAX_UPTIME_S

@@ -16,7 +16,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     spec: the job. socket: path of the agent's Unix socket. worker: this worker's id. host: the address to bind to and
     be reached at. local_rank: index on the node. script_digest: of script and arguments. progress: path of the agent's
-    page of progress, "" for none.
+    page of progress, "" for none. stacks: file for this worker's stacks, "" for none.
     """
 
     spec: JobSpec
@@ -26,6 +26,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     local_rank: int = 0
     script_digest: str = ""
     progress: str = ""
+    stacks: str = ""
 
     def to_environment(self) -> dict[str, str]:
         """Return the variable that carries these settings."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.protocol.messages.agent import AgentMessage
 from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.messages.progress import Probe, TakeStacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,10 @@ class KillHung:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadProgress:
-    """Read where the workers stand, then call `whereabouts` with this number."""
+class Answer:
+    """Find out of the workers what the coordinator asks for, then call `seen` with the answer."""
 
-    number: int
+    ask: Probe | TakeStacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +71,4 @@ class EndAgent:
     alone: bool = False
 
 
-AgentInstruction = Say | Replay | Pass | StartWorker | KillHung | ReadProgress | Reconnect | EndAgent
+AgentInstruction = Say | Replay | Pass | StartWorker | KillHung | Answer | Reconnect | EndAgent

@@ -6,7 +6,7 @@ It holds the connection and the processes; all that is decided is decided here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,10 +14,10 @@ import msgspec
 
 from holdfast.coordination.agent.instructions import (
     AgentInstruction,
+    Answer,
     EndAgent,
     KillHung,
     Pass,
-    ReadProgress,
     Reconnect,
     Replay,
     Say,
@@ -29,7 +29,6 @@ from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace
 from holdfast.coordination.agent.posted_keys import PostedKeys
 from holdfast.coordination.agent.replay import envelopes, fitting
 from holdfast.coordination.agent.restarts import Restarts
-from holdfast.coordination.lateness.reading import Reading
 from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind
@@ -46,6 +45,7 @@ from holdfast.protocol.messages.agent import (
     NodeOrder,
     Refused,
     Replace,
+    Seen,
     ToWorker,
     Welcome,
     WorkerDown,
@@ -63,7 +63,7 @@ from holdfast.protocol.messages.orders import (
     WorkerOrder,
 )
 from holdfast.protocol.messages.plans import BeginNode, PrepareNode
-from holdfast.protocol.messages.progress import EndHung, Probe, Whereabouts
+from holdfast.protocol.messages.progress import EndHung, Probe, TakeStacks
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,
@@ -171,17 +171,9 @@ class AgentMachine:
                 out.append(KillHung(place.worker, "the process was stopped for longer than the lease"))
         return out
 
-    def look(self, now: float, readings: Mapping[str, Reading]) -> list[AgentInstruction]:
-        """The workers' progress was read."""
-        if self.over is not None:
-            return []
-        return [said for late in self.watch.look(now, readings) for said in self._tell(late, now)]
-
-    def whereabouts(
-        self, number: int, readings: Mapping[str, Reading], stopped: Collection[str], now: float
-    ) -> list[AgentInstruction]:
-        """The workers' progress was read for the coordinator; `stopped`: as for `tick`."""
-        return self._tell(Whereabouts(number=number, stands=self.watch.stands(now, readings, stopped)), now)
+    def seen(self, *messages: Seen, now: float) -> list[AgentInstruction]:
+        """Something was seen of the workers."""
+        return [said for message in messages for said in self._tell(message, now)]
 
     def end(self, exit_code: int, why: str) -> list[AgentInstruction]:
         """Somebody on this node wants its end."""
@@ -226,8 +218,8 @@ class AgentMachine:
         match message:
             case ToWorker():
                 return self._order(message)
-            case Probe(number=number):
-                return [ReadProgress(number)]
+            case Probe() | TakeStacks():
+                return [Answer(message)]
             case EndHung() | Replace():
                 return self._give_way(message, now)
             case BeginNode() | PrepareNode() | Posted() | Stop() | LookAround() | Arm() | Void() | JobDone():

@@ -17,13 +17,14 @@ from holdfast.coordination.inputs import Failure
 from holdfast.coordination.lateness.judge import Standstill, judge, what_hangs
 from holdfast.coordination.lateness.own_work import OwnWork
 from holdfast.coordination.lateness.pace import Pace
+from holdfast.coordination.lateness.stories import Stories
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.orders import LookAround
-from holdfast.protocol.messages.progress import EndHung, Late, Probe, Stand, Whereabouts
+from holdfast.protocol.messages.progress import EndHung, Late, Probe, Stacks, Stand, Whereabouts
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
@@ -82,6 +83,7 @@ class Inquiry:
         #: workers that are being ended
         self._accused: dict[str, _Accused] = {}
         self._own_work = OwnWork(turn)
+        self._stories = Stories(turn)
 
     # ---- what is heard ----
 
@@ -106,6 +108,10 @@ class Inquiry:
         question.stands.update((stand.worker, stand) for stand in answer.stands if node_of(stand.worker) == node.name)
         self._judge()
 
+    def explained(self, node: Node, stacks: Stacks) -> None:
+        """A node says where its workers' threads stand in their programs."""
+        self._stories.told(node, stacks)
+
     def ended(self, node: Node, down: WorkerDown) -> Failure:
         """A worker has ended: return what failed, which is what it was ended for, where it was."""
         accused = self._accused.pop(down.worker, None)
@@ -118,6 +124,7 @@ class Inquiry:
     def tick(self) -> None:
         """Look whether the job goes on, and ask where it does not."""
         turn, plan = self._turn, self._turn.record.plan
+        self._stories.tick()
         self._failures.take(*self._stopping.silent(self._absences.promised, self._config.report_timeout_s))
         if plan is None or not self._config.spec.experiments.watch:
             return
@@ -193,11 +200,17 @@ class Inquiry:
                 overdue=recovering or self.pace.overdue(turn.now),
             )
         )
-        self._end(self._own_work.spare(finding.hung))
+        hung = self._to_be_ended(self._own_work.spare(finding.hung))
+        looks = finding.network and not recovering and self._looked != plan.generation
+        if hung or finding.silent or looks:
+            answered = [turn.members.nodes[name] for name in question.answered if name in turn.members.nodes]
+            self._stories.begin(answered, question.stands, [stand.worker for stand in hung] or finding.silent)
+        for stand in hung:
+            self._end(stand)
         if finding.silent:
             kind, nodes = FailureKind.LEASE_EXPIRED, turn.members.nodes
             self._failures.take(*(node_lost(name, kind, nodes[name].seen) for name in finding.silent))
-        if finding.network and not recovering and self._looked != plan.generation:
+        if looks:
             self._looked = plan.generation
             turn.order_all(plan.workers, LookAround(generation=plan.generation))
 
@@ -211,11 +224,15 @@ class Inquiry:
         node, since = self._turn.members.nodes[name], self._silent_since.get(name, self._turn.now)
         return node.seen <= since and self._turn.now - since > PATIENCE_S
 
-    def _end(self, hung: Iterable[Stand]) -> None:
-        """Have workers that hang ended."""
-        turn = self._turn
-        for stand in hung:
-            accused, connection = self._accused.get(stand.worker), turn.members.connection_of(stand.worker)
-            if connection is not None and (accused is None or turn.now - accused.at > OBEYS_S):
-                self._accused[stand.worker] = _Accused(stand, turn.now)
-                turn.send(connection, EndHung(worker=stand.worker, why=what_hangs(stand)))
+    def _to_be_ended(self, hung: Iterable[Stand]) -> list[Stand]:
+        """Return those of the workers that hang which no agent was told to end, or not lately."""
+        now = self._turn.now
+        known = ((stand, self._accused.get(stand.worker)) for stand in hung)
+        return [stand for stand, accused in known if accused is None or now - accused.at > OBEYS_S]
+
+    def _end(self, stand: Stand) -> None:
+        """Have a worker that hangs ended."""
+        turn, connection = self._turn, self._turn.members.connection_of(stand.worker)
+        if connection is not None:
+            self._accused[stand.worker] = _Accused(stand, turn.now)
+            turn.send(connection, EndHung(worker=stand.worker, why=what_hangs(stand)))

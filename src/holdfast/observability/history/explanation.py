@@ -23,6 +23,7 @@ from holdfast.protocol.events import (
     RebalanceDecided,
     Recovered,
     RolledBack,
+    StacksTaken,
     StepCommitted,
 )
 from holdfast.protocol.failures import Severity
@@ -69,7 +70,8 @@ class Explanation:
 
     failures: what was detected, each with detector, delay (`after_s`), class and severity. rungs: what was tried, one
     after the other. action, state_source, moved_bytes, phases, kept, redone: of the recovery, once it is over.
-    seconds: what the time from the commit before it to its end went into. rejected: what was not done.
+    seconds: what the time from the commit before it to its end went into. rejected: what was not done. stood: where
+    everybody stood when something hung.
     """
 
     event: ReadEvent
@@ -85,6 +87,7 @@ class Explanation:
     micro_batches_redone: int | None = None
     seconds: dict[str, float] | None = None
     rejected: tuple[Rejected, ...] = ()
+    stood: StacksTaken | None = None
 
 
 def explain(events: Sequence[ReadEvent], seq: int) -> Explanation:
@@ -104,6 +107,8 @@ def explain(events: Sequence[ReadEvent], seq: int) -> Explanation:
         return replace(explain(events, event.about_seq), event=event, why=event.why)
     if isinstance(event, RebalanceDecided) and not event.adopted:
         return Explanation(event=event, why=event.why)
+    if isinstance(event, StacksTaken):
+        return Explanation(event=event, stood=event)
     found = next((episode for episode in episodes(events) if episode.has(seq)), None)
     return Explanation(event=event) if found is None else _episode(events, found, event)
 
@@ -118,6 +123,7 @@ def _episode(events: Sequence[ReadEvent], episode: Episode, event: ReadEvent) ->
         over=told is not None or episode.ended < len(events),
         seconds=_seconds(events, episode.begun, episode.ended),
         rejected=tuple(_rejected(episode)),
+        stood=_stood(events, {one.generation for one in episode.events if isinstance(one, FailureDetected)}),
     )
     match told:
         case Rebalanced():
@@ -152,6 +158,12 @@ def _why(episode: Episode) -> str:
         if isinstance(event, CorruptionFound):
             return f"the {event.what} of step {event.step} were not what they must be: {event.detail}"
     return ""
+
+
+def _stood(events: Sequence[ReadEvent], generations: set[int]) -> StacksTaken | None:
+    """Return where everybody stood in one of these generations; it may be told just before or after its end."""
+    told = (one for one in events if isinstance(one, StacksTaken) and one.of_generation in generations)
+    return next(told, None)
 
 
 def _rungs(episode: Episode) -> Iterator[Rung]:

@@ -13,7 +13,7 @@ from holdfast.protocol.failures import MAX_RULES, Detector, FailureKind, Failure
 from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.messages.orders import Arm, JobDone, LookAround, Posted, Stop, Void, WorkerOrder
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
-from holdfast.protocol.messages.progress import EndHung, Late, Probe, Whereabouts
+from holdfast.protocol.messages.progress import EndHung, Late, Probe, Stacks, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
 from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
 
@@ -137,7 +137,8 @@ class Leave(Struct, frozen=True, kw_only=True):
     detail: Text = ""
 
 
-AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Late | Whereabouts | Leave
+Seen = Late | Whereabouts | Stacks
+AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Seen | Leave
 
 
 # ---- coordinator -> agent ----
@@ -210,6 +211,5 @@ class Part(Struct, frozen=True, kw_only=True):
 
 #: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
 NodeOrder = BeginNode | PrepareNode | Posted | Stop | LookAround | Arm | Void | JobDone
-CoordinatorMessage = (
-    Welcome | Refused | Committed | NodeOrder | ToWorker | Replace | Probe | EndHung | NodeFault | EndNode | Part
-)
+Ask = Probe | TakeStacks | EndHung
+CoordinatorMessage = Welcome | Refused | Committed | NodeOrder | ToWorker | Replace | Ask | NodeFault | EndNode | Part

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.names import Count, Struct, Text, WorkerId
+from holdfast.protocol.names import Count, Seconds, Struct, Text, WorkerId
 
 
 class Activity(IntEnum):
@@ -48,8 +48,8 @@ class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation: Count
     step: Count
     activity: Activity
-    for_s: float
-    limit_s: float = 0.0
+    for_s: Seconds
+    limit_s: Seconds = 0.0
     micro_batch: Count | None = None
     waits: bool = False
     stopped: bool = False
@@ -84,3 +84,34 @@ class EndHung(Struct, frozen=True, kw_only=True):
 
     worker: WorkerId
     why: Text
+
+
+class TakeStacks(Struct, frozen=True, kw_only=True):
+    """Something hangs: the agent is to tell where its workers' threads stand in their programs, before they go on."""
+
+    number: Count
+
+
+class Collective(Struct, frozen=True, kw_only=True):
+    """One of a worker's newest waits in a collective of `size` ranks, its bytes here; `took_s` None: not over."""
+
+    what: Text
+    size: Count
+    bytes: Count
+    began_s: Seconds  # ago
+    took_s: Seconds | None = None
+
+
+class WorkerStack(Struct, frozen=True, kw_only=True):
+    """A worker's threads, as Python's faulthandler has them ("": it has not answered), and its newest collectives."""
+
+    worker: WorkerId
+    stack: Text = ""
+    collectives: Annotated[tuple[Collective, ...], Meta(max_length=16)] = ()
+
+
+class Stacks(Struct, frozen=True, kw_only=True):
+    """The answer to TakeStacks."""
+
+    number: Count
+    workers: Annotated[tuple[WorkerStack, ...], Meta(max_length=64)] = ()

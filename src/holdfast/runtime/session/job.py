@@ -19,6 +19,7 @@ import torch
 from holdfast.clock import SystemClock
 from holdfast.control.link.last_words import LastWords
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot, ProgressWriter
+from holdfast.control.link.stacks import answer_with_stacks
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.environment import log_level
@@ -266,6 +267,7 @@ def _progress(settings: WorkerSettings | None) -> ProgressSlot:
     if settings is None or not settings.progress:
         return NoProgress()
     try:
+        answer_with_stacks(settings.stacks)
         return ProgressWriter(settings.progress, settings.local_rank)
     except OSError as error:
         logging.getLogger(__name__).warning("the agent's page of progress cannot be opened: %s", error)

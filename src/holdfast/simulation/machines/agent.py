@@ -85,8 +85,16 @@ class SimAgent(Process):
         watch, readings = self.machine.watch, self._readings()
         if watch.learns(self._now):
             watch.learn(self._now, readings, {worker.id: worker.page.account for worker in self.workers})
-        self._obey(self.machine.look(self._now, readings))
+        self._obey(self.machine.seen(*watch.look(self._now, readings), now=self._now))
         self._world.timeline.after(watch.look_s, self.deliver, self._look)
+
+    def _answer(self, question: msg.Probe | msg.TakeStacks) -> None:
+        if isinstance(question, msg.Probe):
+            stands = self.machine.watch.stands(self._now, self._readings(), self._stopped())
+            self._obey(self.machine.seen(msg.Whereabouts(number=question.number, stands=stands), now=self._now))
+        else:
+            stacks = tuple(msg.WorkerStack(worker=worker.id, stack=worker.at) for worker in self.workers)
+            self._obey(self.machine.seen(msg.Stacks(number=question.number, workers=stacks), now=self._now))
 
     def _readings(self) -> dict[str, Reading]:
         return {
@@ -111,8 +119,8 @@ class SimAgent(Process):
                     self._replace(name)
                 case ask.KillHung(name):
                     self._kill_hung(name)
-                case ask.ReadProgress(number):
-                    self._obey(self.machine.whereabouts(number, self._readings(), self._stopped(), self._now))
+                case ask.Answer(question):
+                    self._answer(question)
                 case ask.Reconnect():
                     self.reconnect_to_new()
                 case ask.EndAgent(exit_code):

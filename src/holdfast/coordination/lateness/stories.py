@@ -1,0 +1,126 @@
+"""What is kept of a job that stood still: where everybody stood, who waited for whom, and at which line each was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.events import SeenWait, SeenWorker, SharedStack, StacksTaken
+from holdfast.protocol.messages.progress import Stacks, Stand, TakeStacks, WorkerStack
+from holdfast.protocol.names import node_of
+
+#: an agent waits a tenth of a second for its workers
+ANSWER_S = 1.0
+#: of so many workers an event tells, and their nodes alone are asked; of their stacks so many characters, as most stand
+#: at the same line
+MAX_WORKERS = 64
+MAX_CHARACTERS = 1 << 16
+
+
+@dataclass(slots=True)
+class _Story:
+    number: int
+    at: float
+    generation: int
+    #: workers or nodes, as people call them
+    suspects: tuple[str, ...]
+    #: where those workers stand of which is told
+    stands: Mapping[str, Stand]
+    missing: int
+    #: what people call the workers, as long as the generation lasts
+    names: Mapping[str, str]
+    open: set[str]
+    stacks: dict[str, WorkerStack] = field(default_factory=dict[str, WorkerStack])
+
+
+class Stories:
+    """Asks for stacks where somebody is accused, and puts what comes into one event."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._number = 0
+        self._story: _Story | None = None
+
+    def begin(self, nodes: Sequence[Node], stands: Mapping[str, Stand], suspects: Iterable[str]) -> None:
+        """Have nodes of these take their workers' stacks; one story is told after the other."""
+        if self._story is not None:
+            return
+        self._number += 1
+        turn, suspects = self._turn, tuple(suspects)
+        told = list(dict.fromkeys((*(one for one in suspects if one in stands), *stands)))[:MAX_WORKERS]
+        hosts = {node_of(worker) for worker in told}
+        asked = [node for node in nodes if node.name in hosts]
+        self._story = _Story(
+            number=self._number,
+            at=turn.now,
+            generation=turn.generation,
+            suspects=tuple(turn.place_of(one) if one in stands else one for one in suspects)[:MAX_WORKERS],
+            stands={worker: stands[worker] for worker in told},
+            missing=len(stands) - len(told),
+            names={worker: turn.place_of(worker) for worker in told},
+            open={node.name for node in asked},
+        )
+        turn.broadcast((node.connection for node in asked), TakeStacks(number=self._number))
+
+    def told(self, node: Node, answer: Stacks) -> None:
+        """A node has taken them."""
+        story = self._story
+        if story is None or answer.number != story.number or node.name not in story.open:
+            return
+        story.open.discard(node.name)
+        mine = (told for told in answer.workers if node_of(told.worker) == node.name and told.worker in story.stands)
+        story.stacks.update((told.worker, told) for told in mine)
+        if not story.open:
+            self._tell(story)
+
+    def tick(self) -> None:
+        """Tell what is known, once the others have had time to answer."""
+        story = self._story
+        if story is not None and self._turn.now - story.at > ANSWER_S:
+            self._tell(story)
+
+    def _tell(self, story: _Story) -> None:
+        self._story = None
+        self._turn.emit(
+            StacksTaken,
+            of_generation=story.generation,
+            suspects=story.suspects,
+            workers=tuple(_seen(story, worker) for worker in story.stands),
+            stacks=_shared(story),
+            missing=story.missing,
+        )
+
+
+def _seen(story: _Story, worker: str) -> SeenWorker:
+    stand, stack = story.stands[worker], story.stacks.get(worker)
+    collectives = tuple(
+        SeenWait(what=one.what, size=one.size, bytes=one.bytes, began_s=one.began_s, took_s=one.took_s)
+        for one in (stack.collectives if stack is not None else ())
+    )
+    return SeenWorker(
+        worker=story.names[worker],
+        step=stand.step,
+        phase=str(stand.activity),
+        for_s=stand.for_s,
+        waits=stand.waits,
+        micro_batch=stand.micro_batch,
+        collectives=collectives,
+    )
+
+
+def _shared(story: _Story) -> tuple[SharedStack, ...]:
+    """Put those together that stand at the same lines."""
+    alike: dict[str, list[str]] = {}
+    for worker in story.stands:
+        stack = story.stacks.get(worker)
+        if stack is not None and stack.stack:
+            alike.setdefault(stack.stack, []).append(story.names[worker])
+    room, shared = MAX_CHARACTERS, list[SharedStack]()
+    for text, named in alike.items():
+        room -= len(text)
+        if room < 0:
+            break
+        shared.append(SharedStack(workers=tuple(named), lines=tuple(text.splitlines())))
+    return tuple(shared)
