@@ -13,7 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo lint types bench-recovery bench-peers bench-precision bench-outage bench-step bench-abandon \
 	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
-	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane fuzz every-write mutants
+	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane figures-lazarus \
+	fuzz every-write mutants
 
 install: $(STAMP)
 
@@ -135,3 +136,8 @@ bench-strangers: install
 # what the control plane costs, and how fast it reacts, from 16 to 1,024 nodes x 8 workers: fake nodes, no training
 bench-control-plane: install
 	$(BIN)/python benchmarks/control_plane.py
+
+# the figures of the Lazarus paper beside ours (docs/lazarus.md), pictures in out/lazarus; DATA: the folder of recordings
+FIGURES := figure_2 figures_4_5 figure_8 table_2
+figures-lazarus: install
+	$(foreach figure,$(FIGURES),$(BIN)/python benchmarks/lazarus/$(figure).py $(if $(DATA),--data $(DATA)) &&) true

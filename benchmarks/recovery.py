@@ -168,7 +168,7 @@ class Bench:
         with self.job.client() as client:
             experts = client.status()["experts"]
         layers: list[Any] = experts["layers"] if experts else []
-        return self.rng.choice([pair for pair in pairs if all(_leaves_all(layer, pair) for layer in layers)])
+        return self.rng.choice([pair for pair in pairs if all(leaves_all(layer, pair) for layer in layers)])
 
     # ---- measuring ----
 
@@ -257,7 +257,7 @@ class Bench:
         return wrong
 
 
-def _leaves_all(layer: dict[str, list[int]], lost: list[str]) -> bool:
+def leaves_all(layer: dict[str, list[int]], lost: list[str]) -> bool:
     """Say whether every expert of a layer has a copy on a node that is not lost."""
     everywhere = {expert for held in layer.values() for expert in held}
     return everywhere == {expert for node, held in layer.items() if node not in lost for expert in held}

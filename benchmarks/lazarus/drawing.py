@@ -1,0 +1,81 @@
+"""How the figures are drawn. matplotlib is imported when one is, not before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import BadInputError
+
+OURS, PAPERS, GREY = "#1f5fa8", "#c0392b", "#999999"
+#: one colour for each strategy or policy, whatever figure it is in
+COLOURS = {
+    "holdfast": OURS,
+    "best": OURS,
+    "Lazarus": "#27803b",
+    "mro": "#27803b",
+    "mro, each layer its own nodes": "#7fbf7f",
+    "spread": "#d68910",
+    "spread, by expert number": "#f3c67a",
+    "compact": GREY,
+    "DS(FT)": "#d68910",
+    "DS": PAPERS,
+    "Tutel(FT)": "#8e44ad",
+    "Tutel": "#c39bd3",
+}
+
+
+def sheet(columns: int, rows: int = 1, width: float = 5.2, height: float = 3.8) -> tuple[Any, list[Any]]:
+    """Return a figure with so many panels, and the panels row by row."""
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    panels: Any = figure.subplots(rows, columns, squeeze=False)
+    for axes in panels.flat:
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, list(panels.flat)
+
+
+def many_colours(number: int) -> list[Any]:
+    """Return so many colours, of which neighbours differ."""
+    from matplotlib import colormaps
+
+    palette = colormaps["tab20"]
+    return [palette(place % palette.N) for place in range(number)]
+
+
+def curves(axes: Any, by: Sequence[float], values: Mapping[str, Sequence[float]], *, marker: str = "o") -> None:
+    """Draw one line for each name, in its colour; lines that coincide differ in width."""
+    for place, (name, line) in enumerate(values.items()):
+        size = max(7.5 - 1.2 * place, 3.0)
+        axes.plot(by, line, marker=marker, markersize=size, linewidth=1.6, color=COLOURS.get(name), label=name)
+
+
+def bars(axes: Any, groups: Sequence[str], values: Mapping[str, Sequence[float]], *, form: str = "{:.0f}") -> None:
+    """Draw one bar for each group and name, with its number above it."""
+    width = 0.8 / len(values)
+    for place, (name, heights) in enumerate(values.items()):
+        at = [group - 0.4 + width * (place + 0.5) for group in range(len(groups))]
+        drawn = axes.bar(at, heights, width, color=COLOURS.get(name), label=name)
+        axes.bar_label(drawn, [form.format(height) for height in heights], fontsize=7, padding=1)
+    axes.set_xticks(range(len(groups)), groups)
+
+
+def papers(axes: Any, x: float, y: float, text: str) -> None:
+    """Mark a number of the paper's."""
+    axes.plot([x], [y], marker="x", markersize=9, markeredgewidth=2.2, color=PAPERS, linestyle="none", zorder=5)
+    axes.annotate(text, (x, y), xytext=(7, 5), textcoords="offset points", color=PAPERS, fontsize=8)
+
+
+def save(figure: Any, folder: Path, name: str) -> None:
+    """Write a picture and say where; raises `BadInputError` where it cannot be written."""
+    path = folder / f"{name}.png"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise BadInputError(f"--out {folder}: cannot be written ({error.strerror})") from None
+    print(f"picture: {path}")

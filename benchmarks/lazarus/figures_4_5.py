@@ -1,0 +1,121 @@
+"""Lazarus, Figures 4 and 5: placements of 4 experts on 5 nodes, and which losses of 3 nodes they survive. Exact.
+
+Figure 4 (4 slots a node): the paper's plan A survives 5 of 10 losses, plan B 7. It prints which pairs of nodes recover
+under plan A; the one here has these very pairs. Figure 5 (2 slots, replicas 2, 2, 3, 3): case I survives all but 4 of
+10 losses, case II all but 7; case III (two experts of different groups swapped) has no number in the paper, only
+"more". Beside them what `best` places, and the best of all placements there are (brute force).
+
+    python benchmarks/lazarus/figures_4_5.py [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from drawing import PAPERS, save, sheet
+from setting import finish, parser_of
+
+from holdfast.planning import PlacementProblem, from_node_lists, node_lists, recovery_curve, strategy_named
+from holdfast.planning.arrays import IntArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from brute_force import all_patterns
+
+LOST, NODES, EXPERTS = 3, 5, 4
+NAMES = "ABCD"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One placement of a figure: each node's experts, and how many of the 10 losses the paper says it survives."""
+
+    figure: int
+    name: str
+    nodes: tuple[str, ...]
+    paper: int | None
+
+    @property
+    def counts(self) -> IntArray:
+        """Replicas `(E, N)`."""
+        return from_node_lists([[NAMES.index(expert) for expert in held] for held in self.nodes], EXPERTS)
+
+
+PRINTED = (
+    Case(figure=4, name="plan A", nodes=("ACDD", "ABDD", "BDDD", "BCDD", "CDDD"), paper=5),
+    Case(figure=4, name="plan B", nodes=("ABCD", "ABCD", "BCDD", "DDDD", "DDDD"), paper=7),
+    Case(figure=5, name="case I", nodes=("AB", "AB", "CD", "CD", "CD"), paper=6),
+    Case(figure=5, name="case II", nodes=("AB", "AD", "BC", "CD", "CD"), paper=3),
+    Case(figure=5, name="case III", nodes=("AC", "AC", "BD", "BD", "CD"), paper=None),
+)
+
+
+def survived(counts: IntArray) -> list[tuple[int, ...]]:
+    """Return the sets of nodes, from 1, that are enough where they alone are left, of `counts` `(E, N)`."""
+    return [
+        tuple(node + 1 for node in alive)
+        for alive in combinations(range(NODES), NODES - LOST)
+        if counts[:, alive].any(axis=1).all()
+    ]
+
+
+def by_best(case: Case) -> Case:
+    """Return what `best` makes of a case's replicas."""
+    replicas, slots = case.counts.sum(axis=1), case.counts.sum(axis=0)
+    problem = PlacementProblem(replicas=replicas[None], slots=slots, fault_threshold=int(replicas.min()))
+    lists = node_lists(strategy_named("best").place(problem)[0])
+    nodes = tuple("".join(NAMES[expert] for expert in held) for held in lists)
+    return Case(figure=case.figure, name="holdfast", nodes=nodes, paper=None)
+
+
+def best_of_all(case: Case) -> int:
+    """Return how many losses the best of all placements of a case's replicas survives."""
+    patterns = all_patterns(NODES, int(case.counts.sum(axis=0)[0]), EXPERTS)
+    return round(10 * float(patterns.curves(case.counts.sum(axis=1), 1)[:, LOST].max()))
+
+
+def make(options: argparse.Namespace) -> None:
+    """Print what each placement survives, and draw them."""
+    cases = [*PRINTED[:2], by_best(PRINTED[0]), *PRINTED[2:], by_best(PRINTED[2])]
+    print(f"Figures 4 and 5: survived losses of {LOST} of {NODES} nodes, of 10")
+    for case in cases:
+        pairs = survived(case.counts)
+        assert len(pairs) == round(10 * recovery_curve(case.counts).probability[LOST])
+        paper = "-" if case.paper is None else case.paper
+        shown = " ".join(f"{a}{b}" for a, b in pairs)
+        print(
+            f"  Figure {case.figure} {case.name:9} {' '.join(case.nodes):26} ours {len(pairs):2}  paper {paper!s:>2}  "
+            f"best of all {best_of_all(case)}  enough: {shown}"
+        )
+    figure, panels = sheet(4, 2, width=3.2, height=3.0)
+    places = [0, 1, 2, 4, 5, 6, 7]
+    for place, case in zip(places, cases, strict=True):
+        axes = panels[place]
+        axes.imshow(np.minimum(case.counts, 2), cmap="Blues", vmin=0, vmax=3, aspect="auto")
+        axes.grid(visible=False)
+        axes.set_xticks(range(NODES), range(1, NODES + 1))
+        axes.set_yticks(range(EXPERTS), NAMES)
+        axes.set_xlabel("node")
+        for expert, node in np.argwhere(case.counts > 0):
+            axes.text(node, expert, int(case.counts[expert, node]), ha="center", va="center", fontsize=9)
+        said = "" if case.paper is None else f" (paper {case.paper})"
+        axes.set_title(
+            f"Figure {case.figure}, {case.name}:\nsurvives {len(survived(case.counts))}/10{said}", fontsize=9
+        )
+    panels[3].axis("off")
+    panels[3].text(0, 0.5, f"{LOST} of {NODES} nodes lost;\nnumbers: replicas", color=PAPERS, fontsize=10)
+    save(figure, options.out, "figures_4_5")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run."""
+    return finish(make, parser_of(__doc__).parse_args(words))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What all of Lazarus' figures share: the paper's cluster and models, the recorded loads, and a script's options."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.errors import BadInputError
+from holdfast.planning import Plan, as_slots, make_plan, strategy_named
+from holdfast.planning.arrays import IntArray
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data"
+#: the testbed of 6.1: GPUs, each a node of its own, expert slots on each, and f
+NODES, SLOTS, THRESHOLD = 10, 6, 2
+#: iterations of the recording lie this far apart, the first is number 1
+RECORDED_EVERY = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """One of the models of Table 1, the recording that stands for its routing, and an expert's state (6.3)."""
+
+    name: str
+    recording: str
+    layers: int
+    experts: int
+    dim: int
+    parameters: float
+    expert_bytes: float
+
+
+MODELS = {
+    "S": Model(
+        name="GPT-S",
+        recording="lazarus_gpt_S_12L8E.npz",
+        layers=12,
+        experts=8,
+        dim=768,
+        parameters=521e6,
+        expert_bytes=63e6,
+    ),
+    "M": Model(
+        name="GPT-M",
+        recording="lazarus_gpt_M_12L12E.npz",
+        layers=12,
+        experts=12,
+        dim=1024,
+        parameters=1.3e9,
+        expert_bytes=112e6,
+    ),
+    "L": Model(
+        name="GPT-L",
+        recording="lazarus_gpt_L_12L16E.npz",
+        layers=12,
+        experts=16,
+        dim=1024,
+        parameters=1.7e9,
+        expert_bytes=112e6,
+    ),
+}
+
+
+class Recording:
+    """Loads of one model as they were recorded."""
+
+    def __init__(self, data: Path, model: Model) -> None:
+        """Read it; raises `BadInputError` where it is not there."""
+        with np.load(needed(data, Path("routing") / model.recording)) as archive:
+            #: `(T,)` and `(T, L, E)`
+            self.iterations: IntArray = archive["iterations"].astype(np.int64)
+            self.tokens: IntArray = archive["tokens"].astype(np.int64)
+
+    def at(self, step: float) -> IntArray:
+        """Return tokens `(L, E)` of the recorded iteration that is nearest to a step."""
+        return self.tokens[int(np.abs(self.iterations - 1 - step).argmin())]
+
+
+def needed(data: Path, part: Path) -> Path:
+    """Return a file of the recorded data; raises `BadInputError` where it is not there."""
+    path = data / part
+    if not path.is_file():
+        raise BadInputError(f"there is no {path}: give --data DIR, the folder with routing/, spot/ and perfmodel/")
+    return path
+
+
+def planned(loads: IntArray, nodes: int, strategy: str, held: IntArray | None = None) -> Plan:
+    """Return a plan for so many nodes of the testbed."""
+    slots = as_slots(SLOTS, nodes)
+    plan = make_plan(loads, slots, fault_threshold=THRESHOLD, strategy=strategy_named(strategy), held=held)
+    if not isinstance(plan, Plan):
+        raise BadInputError(str(plan))
+    return plan
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with what every figure takes."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "lazarus", help="folder for the pictures")
+    return parser
+
+
+def finish(make: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
+    """Make a figure; 2 where something is not there."""
+    try:
+        make(options)
+    except BadInputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def row(name: str, values: Sequence[float | None], width: int = 7, digits: int = 3) -> str:
+    """Return one line of a table; what is None is left out."""
+    cells = ("" if value is None else f"{value:.{digits}f}" for value in values)
+    return f"  {name:44}" + "".join(f"{cell:>{width}}" for cell in cells)
