@@ -18,7 +18,7 @@ class CoordinatorConfig:
     spec: the job, with its name; of it the nodes to begin with, the experts, recovery and the experiments count here.
     rules: the site's own classes of failures, as `spec.recovery.failure_classes` has them.
     join_retry_s: nobody is taken in before this long after a failed attempt.
-    witnesses: how many workers tell of a step as it passes; 0: `witnesses.LEAST`, or one more than the fault threshold.
+    witnesses: how many workers tell of a step as it passes; 0: as `witnesses_wanted` says.
     save_timeout_s: how long a job that is to end may take to save what it has led to.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machinery import Job
 
-from holdfast.coordination.generations.witnesses import LEAST, choose_witnesses
+from holdfast.coordination.generations.witnesses import FEW, SMALL, choose_witnesses, witnesses_wanted
 
 PLACES = st.lists(
     st.tuples(st.sampled_from([f"n{index}" for index in range(8)]), st.sampled_from(["", "a", "b"])), max_size=24
@@ -32,4 +32,5 @@ def test_in_a_small_job_all_are_witnesses_and_in_a_large_one_few() -> None:
         assert plan is not None
         return len(plan.witnesses)
 
-    assert (witnesses(4), witnesses(LEAST), witnesses(40)) == (4, LEAST, LEAST)
+    assert (witnesses(4), witnesses(SMALL), witnesses(SMALL + 1), witnesses(40)) == (4, SMALL, FEW, FEW)
+    assert (witnesses_wanted(SMALL, 9), witnesses_wanted(40, 9)) == (SMALL, 10)

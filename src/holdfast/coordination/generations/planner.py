@@ -15,7 +15,7 @@ from holdfast.coordination.experts.static_experts import ep_size_of, place_stati
 from holdfast.coordination.generations.assignment import keep_summed, round_robin
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.generations.roles import assign_roles
-from holdfast.coordination.generations.witnesses import LEAST, choose_witnesses
+from holdfast.coordination.generations.witnesses import choose_witnesses, witnesses_wanted
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
@@ -99,7 +99,7 @@ def plan_with(
 
 def _witnesses(members: Membership, workers: Sequence[str], config: CoordinatorConfig) -> tuple[int, ...]:
     nodes = [node_of(worker) for worker in workers]
-    wanted = config.witnesses or max(LEAST, config.spec.recovery.fault_threshold + 1)
+    wanted = config.witnesses or witnesses_wanted(len(nodes), config.spec.recovery.fault_threshold)
     return choose_witnesses([(node, members.nodes[node].rack) for node in nodes], wanted)
 
 

@@ -9,8 +9,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import count
 
-#: so many workers at least: a small job's steps are told by all, and announced as soon as the last has applied them
-LEAST = 16
+#: in a job of so many workers all are: its steps are announced as soon as the last has applied them
+SMALL = 16
+#: of more workers, so many at least. Each of them is heard of every step, which is most of what steps cost; where none
+#: is left, a step is announced a heartbeat later
+FEW = 4
+
+
+def witnesses_wanted(workers: int, fault_threshold: int) -> int:
+    """Return how many of a job's workers are to tell of steps: one more than the nodes that may be lost at once."""
+    return workers if workers <= SMALL else max(FEW, fault_threshold + 1)
 
 
 def choose_witnesses(places: Sequence[tuple[str, str]], wanted: int) -> tuple[int, ...]:

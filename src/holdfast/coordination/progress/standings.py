@@ -48,21 +48,24 @@ class Standings:
     def note(self, workers: Iterable[str], step: int) -> None:
         """These workers hold the state of `step`, or of a later one that was noted before."""
         of, members = self._of, self._members  # (all workers of a job come by here at every step)
+        before, count = None, 0  # (a node's workers mostly come from one step: they are counted at once)
         for worker in workers:
             known = of.get(worker)
             if known is not None and known >= step:
                 continue
             of[worker] = step
             if worker in members:
-                self._take_off(known)
-                self._at[step] += 1
-                self._behind += step <= self._step
+                if known != before:
+                    self._move(before, step, count)
+                    before, count = known, 0
+                count += 1
+        self._move(before, step, count)
 
     def forget(self, worker: str) -> None:
         """A worker is gone."""
         known = self._of.pop(worker, None)
         if known is not None and worker in self._members:
-            self._take_off(known)
+            self._take_off(known, 1)
             self._behind += 1
 
     def ask_next(self) -> None:
@@ -81,10 +84,17 @@ class Standings:
         self._of.clear()
         self._count()
 
-    def _take_off(self, known: int | None) -> None:
-        self._behind -= known is None or known <= self._step
+    def _move(self, known: int | None, step: int, count: int) -> None:
+        """So many members have gone from one step to a later one."""
+        if count:
+            self._take_off(known, count)
+            self._at[step] += count
+            self._behind += count * (step <= self._step)
+
+    def _take_off(self, known: int | None, count: int) -> None:
+        self._behind -= count * (known is None or known <= self._step)
         if known is not None:
-            self._at[known] -= 1
+            self._at[known] -= count
             if not self._at[known]:
                 del self._at[known]
 
