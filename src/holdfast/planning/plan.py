@@ -19,6 +19,7 @@ from holdfast.planning.placement.front import Option, options, weighed
 from holdfast.planning.placement.mro import Mro
 from holdfast.planning.placement.spread import Compact, Spread
 from holdfast.planning.placement.strategy import PlacementProblem, Strategy, fewest_hosts
+from holdfast.planning.survival.odds import as_rates
 
 #: The balance weight where the fault threshold asked for does not fit.
 PAYS_OFF = 1.0
@@ -69,6 +70,7 @@ def make_plan(
     racks: IntArray | None = None,
     failure_weights: FloatArray | None = None,
     balance_weight: float | None = None,
+    failure_rates: FloatArray | None = None,
 ) -> Plan | Shortage:
     """Plan all layers from `loads` `(L, E)` for nodes with `slots` `(N,)`.
 
@@ -79,7 +81,10 @@ def make_plan(
     mean node's work less; 0: survival first, balance only among equals. None: 0 while each expert lives on as many
     nodes as asked; `PAYS_OFF` where that does not fit: then what is left of survival must be worth its price.
 
-    Raises `BadInputError` for bad loads or weights; returns a `Shortage` for more experts than slots.
+    `failure_rates` `(N,)`, for the strategy `best`: how often each node fails, in any unit. What few nodes hold then
+    goes to those that fail least, and leaves a node whose rate rises.
+
+    Raises `BadInputError` for bad loads, weights or rates; returns a `Shortage` for more experts than slots.
     """
     _check_weight(balance_weight)
     allocation = allocate(loads, slots, fault_threshold=fault_threshold)
@@ -94,6 +99,7 @@ def make_plan(
         previous=held,
         failure_weights=failure_weights,
         loads=allocation.tokens.astype(np.float64),
+        failure_rates=as_rates(failure_rates, slots.size),
     )
     if balance_weight is None:
         balance_weight = PAYS_OFF if threshold.given < threshold.asked else 0.0
@@ -102,10 +108,7 @@ def make_plan(
         counts, passed_over = _weighed(problem, balance_weight)
     else:
         counts = strategy.place(problem)
-    # On many nodes a second look at the roles costs more than it saves.
-    mapped = isinstance(strategy, Best) and slots.size > OPTIMAL_UP_TO_NODES
-    kinds = node_kinds(slots, racks)
-    migration = None if held is None else plan_migration(held, counts, kinds=kinds, mapped=mapped)
+    migration = None if held is None else _migration(problem, held, counts, strategy)
     return Plan(
         counts=counts if migration is None else migration.counts,
         slots=slots,
@@ -115,6 +118,14 @@ def make_plan(
         migration=migration,
         passed_over=passed_over,
     )
+
+
+def _migration(problem: PlacementProblem, held: IntArray, counts: IntArray, strategy: Strategy) -> Migration:
+    """Return how to get from the replicas `held` `(L, E, N)` to these `counts`."""
+    # On many nodes a second look at the roles costs more than it saves; where rates tell nodes apart it would mix them.
+    many = problem.nodes > OPTIMAL_UP_TO_NODES
+    mapped = isinstance(strategy, Best) and (many or problem.failure_rates is not None)
+    return plan_migration(held, counts, kinds=node_kinds(problem.slots, problem.racks), mapped=mapped)
 
 
 def _check_weight(balance_weight: float | None) -> None:

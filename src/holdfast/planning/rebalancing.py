@@ -100,6 +100,7 @@ def decide_rebalance(
     model: CostModel,
     mended: bool = False,
     racks: IntArray | None = None,
+    rates: FloatArray | None = None,
 ) -> RebalanceDecision:
     """Decide on a new placement for the next `steps` steps.
 
@@ -107,7 +108,7 @@ def decide_rebalance(
     `threshold` the distinct nodes each expert should have. A placement that has lost its guarantee is replaced at
     any price; one that needs an expert nobody holds is refused. One that was `mended`, so that nobody has looked at
     what it survives, is replaced at any price, too, where the new one survives clearly more (losses of whole `racks`
-    `(N,)`, where nodes share some).
+    `(N,)`, where nodes share some; of nodes that fail at these `rates` `(N,)`, where they are not alike).
     """
     saved = model.token_s * (busiest_tokens(current, loads) - busiest_tokens(migration.counts, loads)).sum()
     gain, cost = float(saved) * steps, migration_seconds(migration, model)
@@ -120,7 +121,7 @@ def decide_rebalance(
     if now < threshold and then > now:
         return _decided(True, gain, cost, f"the rarest expert has {now} nodes instead of {threshold}; it gets {then}")
     if mended and gain <= cost:
-        now, then = _fatal_losses(current, racks), _fatal_losses(migration.counts, racks)
+        now, then = (_fatal_losses(counts, racks, rates) for counts in (current, migration.counts))
         if then.most < now.least - _WORTH_A_SWITCH:
             why = f"{now.least:.2%} of losses would be fatal to the mended placement, {then.most:.2%} to this one"
             return _decided(True, gain, cost, why)
@@ -134,13 +135,13 @@ class _Between:
     most: float
 
 
-def _fatal_losses(counts: IntArray, racks: IntArray | None) -> _Between:
+def _fatal_losses(counts: IntArray, racks: IntArray | None, rates: FloatArray | None) -> _Between:
     """Return the share of losses of nodes (or racks) that a placement `(L, E, N)` does not survive, as likely as they
     are by default, between two bounds."""
     hosts = counts > 0
-    if racks is not None:
+    if racks is not None and rates is None:
         hosts = np.stack([hosts[:, :, racks == rack].any(axis=2) for rack in range(int(racks.max()) + 1)], axis=2)
-    share, weights = fatal_share(hosts), default_weights(hosts.shape[2])
+    share, weights = fatal_share(hosts, rates), default_weights(hosts.shape[2])
     return _Between(float(share.least @ weights), float(share.most @ weights))
 
 

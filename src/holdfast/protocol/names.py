@@ -26,6 +26,9 @@ RACK_PATTERN = r"^[A-Za-z0-9._-]{0,64}$"
 WorkerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[0-9]{1,4}/[0-9a-f]{1,32}$")]
 Text = Annotated[str, Meta(max_length=8192)]
 Rack = Annotated[str, Meta(pattern=RACK_PATTERN)]
+#: how often a node fails, the usual one being 1: the least and the greatest that may be said
+FAILURE_RATES = (1e-3, 1e3)
+FailureRate = Annotated[float, Meta(ge=FAILURE_RATES[0], le=FAILURE_RATES[1])]
 Count = Annotated[int, Meta(ge=0)]
 #: how long something has taken; no infinity, and not no number
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]

@@ -233,7 +233,9 @@ def test_other_bad_options_are_named(loads, tmp_path):
     wide = tmp_path / "wide.json"
     wide.write_text(json.dumps([[1] * 4200] * 2))
     assert "cannot be read" in bad("--loads", tmp_path / "none.json", "--nodes", 2, "--expert-slots", 3)
-    assert "must end in .npz, .csv or .json" in bad("--loads", tmp_path / "x.txt", "--nodes", 2, "--expert-slots", 3)
+    assert "must end in .npz, .csv, .json, .pt, .pth, .safetensors, .npy" in bad(
+        "--loads", tmp_path / "x.txt", "--nodes", 2, "--expert-slots", 3
+    )
     assert "for .npz recordings only" in bad(*size, "--iteration", 1)
     assert "choose one of best, mro" in bad(*size, "--expert-placement", "magic")
     assert "fault threshold is 0" in bad(*size, "--fault-threshold", 0)
@@ -327,3 +329,25 @@ def test_survival_against_balance_is_shown_and_chosen(tmp_path):
     assert "even work counts for more" in place(*size, "--balance-weight", 100)
     assert "balance weight is -1" in bad(*size, "--balance-weight", -1)
     assert "balance weight is nan" in bad(*size, "--balance-weight", "nan")
+
+
+def test_nodes_may_fail_at_rates_of_their_own(loads, tmp_path):
+    rates, listed = tmp_path / "rates.txt", tmp_path / "rates.json"
+    rates.write_text("5\n1\n1\n1\n5\n")
+    listed.write_text("[5, 1, 1, 1, 5]")
+    size = ("--loads", loads, "--nodes", 5, "--expert-slots", 3)
+    plan = json.loads(place(*size, "--failure-rates", rates, "--json"))
+    assert plan == json.loads(place(*size, "--failure-rates", listed, "--json"))
+    assert plan["recovery"]["model"]["1"] == 1.0
+    assert "which fail at their rates" in place(*size, "--failure-rates", rates)
+    for text, words in (
+        ("1\n2\n", "gives 2 rates for 5 nodes"),
+        ("a\n" * 5, "list of numbers"),
+        ("", "list of numbers"),
+    ):
+        rates.write_text(text)
+        assert words in bad(*size, "--failure-rates", rates)
+    rates.write_text("1\n" * 4 + "-1\n")
+    assert "node 4 is -1" in bad(*size, "--failure-rates", rates)
+    listed.write_text("{}")
+    assert "list of numbers" in bad(*size, "--failure-rates", listed)

@@ -59,7 +59,7 @@ OPTIONS = {
         "--checkpoint-dir",
     },
     "agent": SERVER
-    | {"--node-name", "--advertise", "--rack", "--workers-per-node"}
+    | {"--node-name", "--advertise", "--rack", "--failure-rate", "--workers-per-node"}
     | {"--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state"},
     "status": {*SERVER, "--json"},
     "events": {*SERVER, "--follow", "--after", "--json"},
@@ -215,6 +215,8 @@ def busy_port() -> Iterator[int]:
         (["run", "TMP/\x1b[2J\n.py"], "\\x1b[2J .py: give the path"),
         (["coordinator", "--listen", "127.0.0.1:" + "9" * 5000], "it must be HOST:PORT"),
         (["agent", "--rack", "r\n", "--", "SCRIPT"], "--rack is 'r\\n'"),
+        (["agent", "--failure-rate", "0", "--", "SCRIPT"], "--failure-rate is 0: give a number from 0.001 to 1000"),
+        (["agent", "--failure-rate", "nan", "--", "SCRIPT"], "--failure-rate is nan"),
         (["events", "TMP"], "cannot be read as an event file"),
         (["schema", "pool"], "there is no schema 'pool': choose one of job, events"),
     ],

@@ -12,6 +12,8 @@ from machinery import Job, attach, hello, w
 from holdfast.coordination.experts.blobs import decode, encode, experts_by_layer, lost_experts
 from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
 from holdfast.planning import Shortage
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.plan import ExpertPlan, ExpertShape
 
 SHAPE = ExpertShape(layers=3, experts=8, slots=6)
@@ -91,6 +93,34 @@ def test_nodes_say_their_racks(racks: tuple[str, ...]) -> None:
             if rack_of[member.node] != lost
         ]
         assert lost_experts(SHAPE, left) == []
+
+
+def test_risky_nodes_hold_nothing_that_only_risky_nodes_hold() -> None:
+    workers = [f"n{number}/0/a" for number in range(4)]
+    for rates in ((9.0, 9.0, 1.0, 1.0), (1.0, 9.0, 9.0, 1.0)):
+        question = msgspec.structs.replace(asked(workers, {}, slots=4), strategy="best", failure_rates=rates)
+        plan = place(question)
+        assert isinstance(plan, ExpertPlan)
+        safe = [blob for rate, blob in zip(rates, plan.placement, strict=True) if rate == 1.0]
+        assert lost_experts(SHAPE, safe) == []
+
+
+def test_nodes_say_how_often_they_fail_and_what_fails_counts_once_more() -> None:
+    job = Job(nodes=4).boot()
+    for number, rate in enumerate((1.0, 1.0, 1.0, 10.0)):
+        job.connect(msgspec.structs.replace(hello(f"n{number}"), failure_rate=rate))
+        job.say(attach(w(f"n{number}"), experts=SHAPE))
+
+    def rate_of(node: str) -> float:
+        return job.machine.members.failure_rate(node)
+
+    assert [rate_of(f"n{number}") for number in range(4)] == [1.0, 1.0, 1.0, 10.0]
+    job.tell("n1", WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="Xid: 94", exit_code=1))
+    job.tell("n0", WorkerDown(worker=w("n0"), kind=FailureKind.EXCEPTION, detail="ValueError: x", exit_code=1))
+    assert [rate_of(node) for node in ("n0", "n1")] == [1.0, 2.0]
+    job.lose("n3")
+    job.connect(msgspec.structs.replace(hello("n3"), failure_rate=10.0))
+    assert rate_of("n3") == 20.0
 
 
 def test_a_lost_node_leaves_a_copy_of_everything_and_only_the_missing_moves() -> None:

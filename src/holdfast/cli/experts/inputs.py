@@ -9,26 +9,64 @@ from typing import Any, cast
 
 import numpy as np
 
-from holdfast.cli.experts.recording import read_recording
+from holdfast.cli.experts.dumps import SUFFIXES, read_dump
+from holdfast.cli.experts.recording import read_all, read_recording
 from holdfast.errors import BadInputError
 from holdfast.planning import as_slots
+from holdfast.planning.arrays import FloatArray
+from holdfast.planning.loads import as_token_counts
+from holdfast.planning.survival.odds import as_rates
 
 #: Characters of a bad cell that are shown.
 _MOST_SHOWN = 40
 
 
 def read_loads(path: Path, iteration: int | None) -> Any:
-    """Read tokens per layer and expert from .npz (with `iteration`), .csv or .json; planning checks the values."""
+    """Read tokens per layer and expert from .npz (with `iteration`), .csv, .json, or what an engine wrote, its windows
+    added up; planning checks the values."""
     readers = {
         ".npz": lambda: read_recording(path, iteration),
         ".csv": lambda: _read_csv(path),
-        ".json": lambda: _json("--loads", path),
+        ".json": lambda: _in_windows(_json("--loads", path), added_up=True),
+        **dict.fromkeys(SUFFIXES, lambda: read_dump(path).sum(axis=0)),
     }
     if path.suffix not in readers:
-        raise BadInputError(f"--loads {path}: the name must end in .npz, .csv or .json")
+        raise BadInputError(f"--loads {path}: the name must end in .npz, .csv, .json, {', '.join(SUFFIXES)}")
     if iteration is not None and path.suffix != ".npz":
         raise BadInputError(f"--iteration {iteration} is for .npz recordings only: leave it out for {path.name}")
     return readers[path.suffix]()
+
+
+def read_windows(path: Path, iteration: int | None) -> FloatArray:
+    """Read loads `(windows, L, E)`: all that a recording has, the one of this `iteration`, or the table of a file."""
+    if iteration is not None or path.suffix in (".csv",):
+        found = read_loads(path, iteration)
+    elif path.suffix == ".npz":
+        found = read_all(path)
+    elif path.suffix == ".json":
+        found = _in_windows(_json("--loads", path), added_up=False)
+    else:
+        found = read_dump(path) if path.suffix in SUFFIXES else read_loads(path, None)
+    try:
+        table = np.asarray(found, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadInputError(f"--loads {path}: not a table of numbers with one row per layer ({error})") from None
+    windows = table if table.ndim == 3 else table[None]
+    return np.stack([as_token_counts(window).astype(np.float64) for window in windows])
+
+
+def _in_windows(document: Any, *, added_up: bool) -> Any:
+    """Return the loads in a document; SGLang's may hold a window for each step, by this name."""
+    if not isinstance(document, dict):
+        return document
+    found = cast(dict[str, Any], document).get("logical_count", document)
+    if not added_up or not isinstance(found, list):
+        return found
+    try:
+        table = np.asarray(found, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return cast(Any, found)  # planning says what is wrong with it
+    return table.sum(axis=0) if table.ndim == 3 else table
 
 
 def _read_csv(path: Path) -> list[list[float]]:
@@ -112,6 +150,21 @@ def read_racks(path: Path, nodes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         raise BadInputError(f"--racks {path}: names {len(names)} racks for {nodes} nodes; give one per node, in order")
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names])
+
+
+def read_rates(path: Path, nodes: int) -> FloatArray | None:
+    """Read how often each node fails, in node order: a JSON list of numbers, or one per line; None: all alike."""
+    document = _json("--failure-rates", path) if path.suffix == ".json" else None
+    given = document if document is not None else _text("--failure-rates", path).split()
+    listed = cast(list[object], given) if isinstance(given, list) else []
+    numbers = [_number(str(value)) for value in listed]
+    if None in numbers or not numbers:
+        raise BadInputError(f"--failure-rates {path}: must hold a list of numbers, one per node")
+    if len(numbers) != nodes:
+        raise BadInputError(
+            f"--failure-rates {path}: gives {len(numbers)} rates for {nodes} nodes; give one per node, in order"
+        )
+    return as_rates(np.array(numbers, dtype=np.float64), nodes)
 
 
 def parse_slots(text: str, nodes: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -24,7 +24,10 @@ def experts() -> None:
 
 @group.command()
 def plan(
-    loads: Annotated[Path, typer.Option(help="Tokens per layer and expert: .npz (with --iteration), .csv or .json.")],
+    loads: Annotated[
+        Path,
+        typer.Option(help="Tokens per layer and expert: .npz (with --iteration), .csv, .json, or an engine's dump."),
+    ],
     expert_slots: Annotated[str, typer.Option(help="Expert slots per node: one number, or one per node (6,6,4,8).")],
     nodes: Annotated[
         int | None, typer.Option(help="Number of nodes; optional where --expert-slots lists them.")
@@ -36,6 +39,9 @@ def plan(
     failure_weights: Annotated[
         str | None, typer.Option(help="How likely each number of lost nodes is, summing to one: 1:0.7,2:0.2,4:0.1.")
     ] = None,
+    failure_rates: Annotated[
+        Path | None, typer.Option(help="How often each node fails, in any unit: one number per line, or a .json list.")
+    ] = None,
     balance_weight: Annotated[
         float | None,
         typer.Option(
@@ -45,6 +51,11 @@ def plan(
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Also show the placements between the safest and the most even one.")
     ] = False,
+    compare: Annotated[
+        str | None, typer.Option(help="eplb: what EPLB and holdfast.placement make of a recording; plans nothing.")
+    ] = None,
+    gpus_per_node: Annotated[int, typer.Option(help="With --compare: GPUs that share a node's slots.")] = 1,
+    groups: Annotated[int, typer.Option(help="With --compare: groups of experts that EPLB keeps on nodes.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of placement and recovery curves (.png).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -62,8 +73,12 @@ def plan(
             strategy=expert_placement,
             racks=racks,
             failure_weights=failure_weights,
+            failure_rates=failure_rates,
             balance_weight=balance_weight,
             pareto=pareto,
+            compare=compare,
+            gpus_per_node=gpus_per_node,
+            groups=groups,
             plot=plot,
             as_json=as_json,
         )

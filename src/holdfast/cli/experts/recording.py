@@ -40,6 +40,16 @@ def read_recording(path: Path, iteration: int | None) -> _Table:
     return tokens[known.index(iteration)]
 
 
+def read_all(path: Path) -> _Table:
+    """Return the tokens `[iteration, layer, expert]` of all iterations."""
+    tokens = _read(path).get("tokens", np.zeros(0))
+    if tokens.dtype.kind not in "iuf" or tokens.ndim not in (2, 3) or not tokens.size:
+        raise BadInputError(
+            f"--loads {path}: tokens have shape {tokens.shape} of {tokens.dtype}: save [iteration, layer, expert]"
+        )
+    return tokens if tokens.ndim == 3 else tokens[None]
+
+
 def _read(path: Path) -> dict[str, _Table]:
     """Return the arrays that matter, by name; whatever a file may hold instead is said in one line."""
     try:

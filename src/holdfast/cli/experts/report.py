@@ -26,6 +26,8 @@ class Figures:
     tokens: FloatArray
     #: `(N,)`; None: not given.
     racks: IntArray | None
+    #: `(N,)` how often each node fails; None: all alike.
+    rates: FloatArray | None
     #: What else could be chosen, the most even first; None: not asked for.
     front: list[Option] | None
     #: `(N + 1,)` how likely each number of lost nodes is.
@@ -40,8 +42,8 @@ def as_json(figures: Figures) -> dict[str, Any]:
     """Return the plan as JSON: layers, recovery, fault_threshold, busiest_node; and, where they apply, what else there
     is to say."""
     plan, racks = figures.plan, figures.racks
-    curves = [recovery_curve(counts) for counts in plan.counts]
-    model = recovery_curve(plan.counts)
+    curves = [recovery_curve(counts, rates=figures.rates) for counts in plan.counts]
+    model = recovery_curve(plan.counts, rates=figures.rates)
     recovery: dict[str, Any] = {"model": _by_lost(model), "layers": [_by_lost(curve) for curve in curves]}
     if not model.exact:
         recovery["model_95_percent"] = {
@@ -103,7 +105,8 @@ def as_text(figures: Figures, counts: dict[str, IntArray], curves: dict[str, Rec
         lines.append(f"  {_said_of(plan.passed_over, figures)}")
     if plan.uniform_layers:
         lines.append(f"  without load, planned as uniform: layers {', '.join(map(str, plan.uniform_layers))}")
-    lines += ["", "probability that the whole model survives, by number of lost nodes:", *_table(curves)]
+    by_rate = "" if figures.rates is None else ", which fail at their rates"
+    lines += ["", f"probability that the whole model survives, by number of lost nodes{by_rate}:", *_table(curves)]
     if racks is not None:
         lines += ["", "the same, by number of lost racks:", *_table({figures.name: rack_curve(plan.counts, racks)})]
     lines += ["", "the busiest node's work over the mean node's (worst layer):"]

@@ -33,7 +33,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.documents import Given, shown
 from holdfast.environment import for_workers
 from holdfast.errors import EXIT_FAILED, BadInputError, UnreachableError
-from holdfast.protocol.names import RACK_PATTERN
+from holdfast.protocol.names import FAILURE_RATES, RACK_PATTERN
 
 #: between two looks for a coordinator that is not up yet
 _PAUSE_S = 0.5
@@ -124,6 +124,14 @@ class NodeOptions:
             rich_help_panel=RECOVERY,
         ),
     ] = ""
+    failure_rate: Annotated[
+        float,
+        typer.Option(
+            metavar="R",
+            help="How often this node fails, the usual one being 1: spot, 10. Experts with few replicas avoid it.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = 1.0
 
     def check(self) -> None:
         """Refuse names that cannot be sent.
@@ -135,6 +143,9 @@ class NodeOptions:
             check_name("--node-name", self.node_name)
         if not re.fullmatch(RACK_PATTERN, self.rack):
             raise BadInputError(f"--rack is {self.rack!r}: use letters, digits, dots, dashes, at most 64")
+        least, most = FAILURE_RATES
+        if not least <= self.failure_rate <= most:
+            raise BadInputError(f"--failure-rate is {self.failure_rate:g}: give a number from {least:g} to {most:g}")
 
 
 def register(app: typer.Typer) -> None:
@@ -227,6 +238,7 @@ def agent(
             cwd=os.getcwd(),
             environment=for_workers(os.environ),
             rack=node.rack,
+            failure_rate=node.failure_rate,
             tls_ca=entry.tls_ca,
         )
         code = run_agent(settings, warn)

@@ -105,6 +105,7 @@ class Agent:
             digest=settings.digest,
             agent_pid=os.getpid(),
             rack=settings.rack,
+            failure_rate=settings.failure_rate,
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -73,4 +73,11 @@ def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
         for info in node.workers.values()
     ]
     seen = max(0.0, now - node.seen)
-    return {"node": node.name, "rack": node.rack, "agent_pid": node.agent_pid, "seen_s_ago": seen, "workers": workers}
+    return {
+        "node": node.name,
+        "rack": node.rack,
+        "failure_rate": coordinator.members.failure_rate(node.name),
+        "agent_pid": node.agent_pid,
+        "seen_s_ago": seen,
+        "workers": workers,
+    }

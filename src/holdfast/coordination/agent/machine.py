@@ -94,6 +94,7 @@ class NodeIdentity:
     digest: str
     agent_pid: int
     rack: str = ""
+    failure_rate: float = 1.0
 
 
 class AgentMachine:
@@ -199,6 +200,7 @@ class AgentMachine:
             workers=node.workers,
             digest=node.digest,
             rack=node.rack,
+            failure_rate=node.failure_rate,
             kept=kept,
             clock=now,
         )

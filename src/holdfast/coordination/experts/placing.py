@@ -32,9 +32,10 @@ class PlacementQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """All that a placement depends on. It shares nothing with the job: it can be answered anywhere, and at any time.
 
     `workers`: in rank order; `held`: what each holds now. `slots`: room per layer on each node, in the order of the
-    nodes' first workers; `racks`: of each node, as 0, 1, ..., None where no two share one, or all do. `loads`: of
-    `loads_blob`. `fault_threshold`: f, on how many distinct nodes each expert is wanted. `window`: over about so many
-    steps the workers are to take the loads from now on.
+    nodes' first workers; `racks`: of each node, as 0, 1, ..., None where no two share one, or all do.
+    `failure_rates`: of each node, None where all are alike. `loads`: of `loads_blob`. `fault_threshold`: f, on how many
+    distinct nodes each expert is wanted. `window`: over about so many steps the workers are to take the loads from now
+    on.
     """
 
     shape: ExpertShape
@@ -45,6 +46,7 @@ class PlacementQuestion(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     loads: bytes = b""
     racks: tuple[int, ...] | None = None
+    failure_rates: tuple[float, ...] | None = None
     window: int = LOADS_WINDOW
 
     @property
@@ -68,6 +70,11 @@ class PlacementQuestion(msgspec.Struct, frozen=True, kw_only=True):
     def rack(self) -> IntArray | None:
         """Each node's rack `(N,)`."""
         return None if self.racks is None else np.array(self.racks, dtype=np.int64)
+
+    @property
+    def rates(self) -> FloatArray | None:
+        """How often each node fails `(N,)`."""
+        return None if self.failure_rates is None else np.array(self.failure_rates, dtype=np.float64)
 
 
 def loads_blob(tokens: FloatArray | None) -> bytes:
@@ -147,6 +154,7 @@ def place(question: PlacementQuestion) -> ExpertPlan | Shortage:
         strategy=strategy_named(question.strategy),
         held=_by_node(held, home, shape) if len(held) else None,
         racks=question.rack,
+        failure_rates=question.rates,
     )
     if isinstance(plan, Shortage):
         return plan

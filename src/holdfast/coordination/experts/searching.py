@@ -66,6 +66,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             ),
             mended=self.repaired,
             racks=question.rack,
+            rates=question.rates,
         )
         return Found(
             experts=experts,

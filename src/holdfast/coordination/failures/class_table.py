@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from holdfast.protocol.failures import Detector, FailureRule, Severity
 
+#: classes that say something of the machine, however severe; what takes a node out does so, too
+OF_THE_MACHINE = frozenset(("ecc_error", "nvlink_error", "gpu_lost", "gpu_driver_error", "xid", "disk_error"))
+
 _NODE, _PROCESS, _RETRY = Severity.NODE, Severity.PROCESS, Severity.RETRY
 
 

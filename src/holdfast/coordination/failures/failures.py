@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from holdfast.coordination.failures.class_table import OF_THE_MACHINE
 from holdfast.coordination.failures.classes import Classes
 from holdfast.coordination.failures.seen import collective_failed
 from holdfast.coordination.generations.stopping import Stopping
@@ -15,7 +16,7 @@ from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.events import FailureDetected, NodeLeft
-from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.failures import FailureKind, Severity
 from holdfast.protocol.messages.agent import Refused
 from holdfast.protocol.messages.worker import Complaint, Report
 
@@ -87,6 +88,8 @@ class Failures:
     def _tell(self, failure: Failure) -> None:
         """Announce a failure, and keep the one that explains the others."""
         turn, evidence = self._turn, failure.evidence
+        if failure.severity is Severity.NODE or evidence.category in OF_THE_MACHINE:
+            turn.members.failed(failure.node)
         turn.emit(
             FailureDetected,
             node=failure.node,

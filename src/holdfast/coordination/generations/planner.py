@@ -125,6 +125,7 @@ def placement_question(
         fault_threshold=config.spec.recovery.fault_threshold,
         strategy=config.spec.experts.placement,
         racks=tuple(racks) if racks is not None else None,
+        failure_rates=_rates_by_node(members, workers),
         window=config.spec.experts.rebalance_every or LOADS_WINDOW,
     )
 
@@ -159,6 +160,12 @@ def _racks_by_node(members: Membership, workers: Sequence[str]) -> list[int] | N
     names = [members.nodes[node].rack or f"/{node}" for node in nodes]
     known = list(dict.fromkeys(names))
     return [known.index(name) for name in names] if 1 < len(known) < len(names) else None
+
+
+def _rates_by_node(members: Membership, workers: Sequence[str]) -> tuple[float, ...] | None:
+    """Return how often the nodes fail, in the order of their first workers; None where they are alike."""
+    rates = [members.failure_rate(node) for node in dict.fromkeys(node_of(worker) for worker in workers)]
+    return tuple(rates) if len(set(rates)) > 1 else None
 
 
 def _slots_by_node(members: Membership, workers: Sequence[str], shape: ExpertShape) -> dict[str, int]:

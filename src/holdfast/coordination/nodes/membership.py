@@ -10,6 +10,9 @@ from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.plan import GenerationPlan
 
+#: of a node's failures, so many count
+_MOST_FAILURES = 100
+
 
 @dataclass(slots=True)
 class WorkerInfo:
@@ -46,6 +49,7 @@ class Node:
     workers: dict[str, WorkerInfo] = field(default_factory=dict[str, WorkerInfo])
     announced: tuple[int, ...] = ()
     rack: str = ""
+    failure_rate: float = 1.0
     #: how many nodes had come before it
     place: int = 0
     #: the coordinator's clock less the node's, in seconds
@@ -115,6 +119,8 @@ class Membership:
         self._by_connection: dict[int, Node] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._came = 0
+        #: how often the machine of a node has failed, since this coordinator's start
+        self._failed: dict[str, int] = {}
         self._entered = _RollCall(lambda _, info, plan: info is not None and info.entered >= plan.generation)
         self._prepared = _RollCall(lambda _, info, plan: info is not None and info.prepared >= plan.generation)
         self._finished = _RollCall(lambda id, info, _: id in self.left or (info is not None and info.finished))
@@ -130,6 +136,7 @@ class Membership:
             agent_pid=hello.agent_pid,
             expected=hello.workers,
             rack=hello.rack,
+            failure_rate=hello.failure_rate,
             ahead_s=now - hello.clock,
             seen=now,
             place=self._came,
@@ -138,6 +145,14 @@ class Membership:
         self.nodes[node.name] = node
         self._by_connection[connection] = node
         return node
+
+    def failed(self, name: str) -> None:
+        """The machine of a node has failed: what has, may again, also where it stays or comes back."""
+        self._failed[name] = min(self._failed.get(name, 0) + 1, _MOST_FAILURES)
+
+    def failure_rate(self, name: str) -> float:
+        """Return how often a node fails: as it has said, and as much again for each failure that was seen."""
+        return self.nodes[name].failure_rate * (1 + self._failed.get(name, 0))
 
     def remove(self, name: str) -> tuple[str, ...]:
         """Forget a node and its workers; return these."""

@@ -64,8 +64,8 @@ class Best:
         if problem.racks is not None:
             pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
         own = build(problem, _evened(problem, trim(pattern, problem.fault_threshold)))
-        if problem.racks is not None:
-            # Racks come before nodes, and the rivals know none.
+        if problem.racks is not None or problem.failure_rates is not None:
+            # The rivals know neither racks nor rates.
             return own
         if losses is None and not _no_worse_than(rivals, objective, cost):
             # Its replicas beyond the pattern may make up for what the pattern lacks.

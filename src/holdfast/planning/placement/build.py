@@ -5,9 +5,11 @@ Axes: L layers, E experts, N nodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, IntArray, indices, put_rows
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, put_rows
 from holdfast.planning.balance.rows import rows_by_work
 from holdfast.planning.balance.swaps import MOST_CELLS, swap_replicas, swap_rows
 from holdfast.planning.balance.work import node_work
@@ -16,7 +18,15 @@ from holdfast.planning.keeping.rows import deal_keeping, rows_for_experts
 from holdfast.planning.moving.migration import assign_roles, node_kinds
 from holdfast.planning.placement.fill import deal_by_work
 from holdfast.planning.placement.strategy import PlacementProblem
+from holdfast.planning.survival.objective import default_weights
+from holdfast.planning.survival.recovery_probability import fatal_share
+from holdfast.planning.survival.risk import columns_by_risk, safer_columns
+from holdfast.planning.survival.search import SEARCH_UP_TO_NODES, NodeLosses
 
+#: So much of what the safest columns cost in fatal losses may those cost that follow what is held.
+_SAFE_ENOUGH = 1.1
+#: A trade of two columns moves all that two nodes hold: it must save this share of the fatal losses.
+_WORTH_A_TRADE = 0.05
 #: The busiest node may have this much of what it would have if nothing had to stay; less is not worth a move.
 _ENOUGH = 1.05
 
@@ -28,9 +38,15 @@ def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     experts, that have to move the fewest.
     """
     held = problem.previous_hosts
+    if problem.failure_rates is not None:
+        pattern = _by_risk(problem, pattern, problem.failure_rates)
     if held is None or problem.previous is None:
         return _build_anew(problem, pattern)
+    wanted = pattern
     pattern, rows = _follow(problem, pattern, held)
+    if problem.failure_rates is not None:
+        pattern = _as_safe(problem, pattern, wanted, problem.failure_rates)
+        rows = rows_for_experts(pattern, problem.replicas, held)
     counts = deal_keeping(pattern, rows, problem.replicas, problem.slots, problem.previous, problem.work)
     if counts.size > MOST_CELLS:
         return counts
@@ -39,6 +55,31 @@ def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     rows = swap_rows(pattern, rows, problem.replicas, problem.work, base, goal)
     counts = deal_keeping(pattern, rows, problem.replicas, problem.slots, problem.previous, problem.work)
     return swap_replicas(counts, pattern[rows], problem.work, goal)
+
+
+def _by_risk(problem: PlacementProblem, pattern: BoolArray, rates: FloatArray) -> BoolArray:
+    """Return the `pattern` `(E, N)` with its columns given to nodes that fail at these `rates` `(N,)`."""
+    kinds = node_kinds(problem.slots, problem.racks)
+    pattern = columns_by_risk(pattern, rates, kinds)
+    if problem.nodes > SEARCH_UP_TO_NODES:
+        return pattern
+    return safer_columns(pattern, rates, kinds, _cost_of(problem, rates))
+
+
+def _as_safe(problem: PlacementProblem, pattern: BoolArray, wanted: BoolArray, rates: FloatArray) -> BoolArray:
+    """Return a pattern `(E, N)` that follows what is held with some columns traded, until it is about as safe as the
+    one `wanted` for nodes that fail at these `rates` `(N,)`."""
+    cost, kinds = _cost_of(problem, rates), node_kinds(problem.slots, problem.racks)
+    return safer_columns(pattern, rates, kinds, cost, goal=_SAFE_ENOUGH * cost(wanted), least=_WORTH_A_TRADE)
+
+
+def _cost_of(problem: PlacementProblem, rates: FloatArray) -> Callable[[BoolArray], float]:
+    """Return how to tell the fatal losses of a pattern `(E, N)`, weighted, where nodes fail at these `rates` `(N,)`."""
+    weights = default_weights(problem.nodes) if problem.failure_weights is None else problem.failure_weights
+    if problem.nodes <= SEARCH_UP_TO_NODES:
+        losses = NodeLosses(problem.nodes, rates)
+        return lambda pattern: float(losses.share_of(pattern) @ weights)
+    return lambda pattern: float(fatal_share(pattern, rates).most @ weights)
 
 
 def _follow(problem: PlacementProblem, pattern: BoolArray, held: BoolArray) -> tuple[BoolArray, IntArray]:

@@ -76,9 +76,9 @@ def options_of(problem: PlacementProblem) -> list[Option]:
     return found
 
 
-def rated(name: str, counts: IntArray, loads: FloatArray) -> Option:
-    """Return a placement `(L, E, N)` with its figures for `loads` `(L, E)`."""
-    fatal = fatal_share(counts > 0).most
+def rated(name: str, counts: IntArray, loads: FloatArray, rates: FloatArray | None = None) -> Option:
+    """Return a placement `(L, E, N)` with its figures for `loads` `(L, E)`, on nodes that fail at these `rates`."""
+    fatal = fatal_share(counts > 0, rates).most
     return Option(name=name, counts=counts, fatal=fatal, busiest=float(busiest_over_mean(counts, loads).mean()))
 
 
@@ -134,7 +134,7 @@ def _replicas(problem: PlacementProblem) -> list[IntArray]:
 
 
 def _option(name: str, problem: PlacementProblem, counts: IntArray) -> Option:
-    return rated(name, counts, problem.work * problem.replicas)
+    return rated(name, counts, problem.work * problem.replicas, problem.failure_rates)
 
 
 def _more_groups(problem: PlacementProblem) -> list[tuple[int, BoolArray]]:

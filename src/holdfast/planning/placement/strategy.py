@@ -35,6 +35,8 @@ class PlacementProblem:
     previous: IntArray | None = None
     #: `(N + 1,)` how much each number of lost nodes matters; None for the strategy's own.
     failure_weights: FloatArray | None = None
+    #: `(N,)` how often each node fails, over their mean; None: nodes are alike.
+    failure_rates: FloatArray | None = None
     #: `(L, E)` tokens that the experts get, each layer's sum above 0; None where only the replicas are known.
     loads: FloatArray | None = None
 

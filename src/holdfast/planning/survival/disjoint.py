@@ -5,9 +5,12 @@ Axes: N nodes, S sets of nodes, K lost nodes at the most.
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+from holdfast.planning.survival.odds import swept_shares
 from holdfast.planning.survival.sweep import LossShares
 
 
@@ -37,37 +40,28 @@ def never_worse(sizes: IntArray, others: IntArray) -> bool:
     return few.size <= many.size and bool((few >= many[: few.size]).all())
 
 
-def losses_of_disjoint(sizes: IntArray, nodes: int, most_lost: int) -> LossShares:
-    """Return what losses of 0, 1, ..., `most_lost` of `nodes` random nodes do where sets of `sizes` `(S,)` share none.
+def losses_of_disjoint(sizes: IntArray, nodes: int, most_lost: int, rates: FloatArray | None = None) -> LossShares:
+    """Return what losses of 0, 1, ..., `most_lost` of `nodes` nodes do where sets of `sizes` `(S,)` share none.
 
+    `rates` `(N,)`: of the nodes of the first set, then of the second, ..., then of those in none; None: all alike.
     Node after node stays or is lost; the odds are those of: all sets so far have a survivor, and the present one too
     (`alive`); the present one has none so far (`gone`); one has died (`fatal`).
     """
-    lost: FloatArray = indices(most_lost + 1).astype(np.float64)
-    alive: FloatArray = np.where(lost == 0, 1.0, 0.0)
+    alive: FloatArray = np.where(indices(most_lost + 1) == 0, 1.0, 0.0)
     fatal: FloatArray = np.zeros(most_lost + 1)
-    swept = 0
+    shares = swept_shares(rates, indices(nodes), most_lost)
     for size in sizes.tolist():
         gone, alive = alive, np.zeros(most_lost + 1)
-        for _ in range(size):
-            swept += 1
-            stays, share = _odds(lost, swept)
+        for share in islice(shares, size):
+            stays = 1.0 - share
             fatal = _next(fatal, stays, share)
             alive = _next(alive, stays, share) + gone * stays
             gone = _shifted(gone) * share
         fatal = fatal + gone
-    for last in range(swept + 1, nodes + 1):
-        stays, share = _odds(lost, last)
-        fatal, alive = _next(fatal, stays, share), _next(alive, stays, share)
+    for share in shares:
+        fatal, alive = _next(fatal, 1.0 - share, share), _next(alive, 1.0 - share, share)
     whole = fatal + alive
     return LossShares(fatal=fatal / whole, survived=alive / whole)
-
-
-def _odds(lost: FloatArray, swept: int) -> tuple[FloatArray, FloatArray]:
-    """Return how likely the last of the nodes `swept` stays and is lost: of k nodes lost it is one in k / swept of the
-    cases."""
-    share = np.minimum(lost / swept, 1.0)
-    return 1.0 - share, share
 
 
 def _next(odds: FloatArray, stays: FloatArray, share: FloatArray) -> FloatArray:

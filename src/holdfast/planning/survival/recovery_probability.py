@@ -50,18 +50,21 @@ class FatalShare:
     most: FloatArray
 
 
-def recovery_curve(counts: IntArray, *, samples: int = 20_000, seed: int = 0) -> RecoveryCurve:
+def recovery_curve(
+    counts: IntArray, *, rates: FloatArray | None = None, samples: int = 20_000, seed: int = 0
+) -> RecoveryCurve:
     """Return the recovery curve of a placement: all its layers and experts must survive at once.
 
     `counts` `(L, E, N)` (or `(E, N)` for one layer) replicas per node. Exact where a sweep over the nodes can be (up to
     20 nodes, and for all host sets that are disjoint or runs of nodes, on any number of nodes), and for few lost nodes;
-    otherwise from `samples` random orders of loss, with confidence intervals.
+    otherwise from `samples` random orders of loss, with confidence intervals. `rates` `(N,)`: how often each node
+    fails, in any unit (see `odds.py`); None: all alike.
     """
     sets = smallest_sets(counts > 0)
-    outcome = _outcome(sets, _THOROUGH)
+    outcome = _outcome(sets, _THOROUGH, rates)
     if outcome.survived.size > counts.shape[-1]:
         return RecoveryCurve(probability=outcome.survived, low=outcome.survived, high=outcome.survived)
-    return _sampled(sets, outcome.survived, samples, np.random.default_rng(seed))
+    return _sampled(sets, outcome.survived, samples, np.random.default_rng(seed), rates)
 
 
 def rack_curve(counts: IntArray, racks: IntArray, *, samples: int = 20_000, seed: int = 0) -> RecoveryCurve:
@@ -71,20 +74,22 @@ def rack_curve(counts: IntArray, racks: IntArray, *, samples: int = 20_000, seed
     return recovery_curve(by_rack, samples=samples, seed=seed)
 
 
-def fatal_share(hosts: BoolArray) -> FatalShare:
+def fatal_share(hosts: BoolArray, rates: FloatArray | None = None) -> FatalShare:
     """Return the share of fatal losses where `hosts` `(..., N)` are the experts' nodes: never sampled.
+
+    `rates` `(N,)` as for `recovery_curve`.
 
     Exact as far as a quick sweep reaches. Beyond, no smaller than for fewer lost nodes, and no larger than the sum
     over the host sets.
     """
     sets = smallest_sets(hosts)
-    exact = _outcome(sets, _QUICK).fatal
-    least, most = _at_least(sets, exact), _sum_over_sets(sets)
+    exact = _outcome(sets, _QUICK, rates).fatal
+    least, most = _at_least(sets, exact, rates), _at_most(sets, rates)
     least[: exact.size] = most[: exact.size] = exact
     return FatalShare(least=least, most=np.maximum(most, least))
 
 
-def _outcome(sets: BoolArray, effort: int) -> LossShares:
+def _outcome(sets: BoolArray, effort: int, rates: FloatArray | None) -> LossShares:
     """Return exact shares `(K + 1,)` for as many lost nodes as the `effort` allows, at best K = N."""
     nodes: int = sets.shape[1]
     if not sets.any(axis=1).all():
@@ -92,24 +97,38 @@ def _outcome(sets: BoolArray, effort: int) -> LossShares:
         return LossShares(fatal=1.0 - none, survived=none)
     sizes = disjoint_sizes(sets)
     if sizes is not None:
-        return losses_of_disjoint(sizes, nodes, nodes)
+        return losses_of_disjoint(sizes, nodes, nodes, None if rates is None else rates[_set_by_set(sets)])
     for most_lost in (nodes, *(fewer for fewer in _FEWER if fewer < nodes)):
-        outcome = sweep(sets, most_lost, effort if most_lost == nodes else effort // 4)
+        outcome = sweep(sets, most_lost, effort if most_lost == nodes else effort // 4, rates)
         if outcome is not None:
             return outcome
     return LossShares(fatal=np.zeros(1), survived=np.ones(1))
 
 
-def _at_least(sets: BoolArray, exact: FloatArray) -> FloatArray:
+def _set_by_set(sets: BoolArray) -> IntArray:
+    """Return the nodes `(N,)` of disjoint `sets` `(S, N)`, smaller ones first, then those in none."""
+    order = np.argsort(sets.sum(axis=1), kind="stable")
+    return np.concatenate([*(np.flatnonzero(sets[place]) for place in order), np.flatnonzero(~sets.any(axis=0))])
+
+
+def _at_least(sets: BoolArray, exact: FloatArray, rates: FloatArray | None) -> FloatArray:
     """Return a share of fatal losses `(N + 1,)` that is no greater than the true one, of which the first are `exact`.
 
     It is no smaller than for fewer lost nodes, nor than if only some of the `sets` mattered that share no node.
     """
     nodes: int = sets.shape[1]
-    least = np.full(nodes + 1, exact[-1])
-    if exact.size <= nodes:
+    least: FloatArray = np.full(nodes + 1, exact[-1])
+    if exact.size <= nodes and rates is None:
         least = np.maximum(least, losses_of_disjoint(some_disjoint_sizes(sets), nodes, nodes).fatal)
     return least
+
+
+def _at_most(sets: BoolArray, rates: FloatArray | None) -> FloatArray:
+    """Return a share of fatal losses `(N + 1,)` that is no smaller than the true one; with `rates`, just ones."""
+    if rates is None:
+        return _sum_over_sets(sets)
+    nodes: int = sets.shape[1]
+    return np.ones(nodes + 1)
 
 
 def _sum_over_sets(sets: BoolArray) -> FloatArray:
@@ -126,8 +145,12 @@ def _sum_over_sets(sets: BoolArray) -> FloatArray:
     return np.minimum(share @ number, 1.0)
 
 
-def _sampled(sets: BoolArray, known: FloatArray, samples: int, rng: np.random.Generator) -> RecoveryCurve:
+def _sampled(
+    sets: BoolArray, known: FloatArray, samples: int, rng: np.random.Generator, rates: FloatArray | None = None
+) -> RecoveryCurve:
     """Lose the nodes in random orders; an order shows at once which numbers of lost nodes it survives.
+
+    With `rates` `(N,)` they fail one after another, each at its rate: for few lost nodes that is as in `odds.py`.
 
     A set dies with its last node, the model with its first set. One order serves all numbers of lost nodes, so the
     curve never rises. The first few are `known`.
@@ -138,7 +161,10 @@ def _sampled(sets: BoolArray, known: FloatArray, samples: int, rng: np.random.Ge
     at_once = max(_MOST_PLACES // nodes, 1)
     for begun in range(0, samples, at_once):
         orders = min(at_once, samples - begun)
-        place = rng.permuted(np.broadcast_to(indices(nodes), (orders, nodes)), axis=1)
+        if rates is None:
+            place = rng.permuted(np.broadcast_to(indices(nodes), (orders, nodes)), axis=1)
+        else:
+            place = (rng.exponential(size=(orders, nodes)) / rates).argsort(axis=1).argsort(axis=1)
         death = np.full(orders, nodes)
         for members in sets:
             np.minimum(death, place[:, members].max(axis=1), out=death)

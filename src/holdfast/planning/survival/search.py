@@ -29,7 +29,8 @@ Masks = tuple[int, ...]
 class NodeLosses:
     """All 2**N losses of nodes as bits of integers; computes each host set's fatal losses once."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, rates: FloatArray | None = None) -> None:
+        """Begin with nodes that are alike, or fail at these `rates` `(N,)` (see `odds.py`)."""
         self._nodes = nodes
         masks = indices(1 << nodes)
         lost = np.bitwise_count(masks)
@@ -38,6 +39,12 @@ class NodeLosses:
         self._of_size = [_as_bits(lost == size) for size in range(nodes + 1)]
         self._number = [bits.bit_count() for bits in self._of_size]
         self._fatal: dict[int, int] = {}
+        self._lost = lost.astype(np.int64)
+        #: How likely each loss is, of those of as many nodes; None: all alike.
+        self._odds: FloatArray | None = None
+        if rates is not None:
+            odds = np.exp(((masks[:, None] >> indices(nodes)) & 1) @ np.log(rates))
+            self._odds = odds / np.bincount(self._lost, weights=odds)[self._lost]
 
     def fatal(self, hosts: int) -> int:
         """Return the losses that take all `hosts` (a bit mask of nodes)."""
@@ -60,8 +67,15 @@ class NodeLosses:
 
     def share(self, fatal: int) -> FloatArray:
         """Return the share that these `fatal` losses have of all, by number of lost nodes, `(N + 1,)`."""
+        if self._odds is not None:
+            return self._weighted_share(fatal, self._odds)
         dead = [(fatal & bits).bit_count() for bits in self._of_size]
         return np.array([number / of for number, of in zip(dead, self._number, strict=True)])
+
+    def _weighted_share(self, fatal: int, odds: FloatArray) -> FloatArray:
+        flags = np.frombuffer(fatal.to_bytes(max((1 << self._nodes) // 8, 1), "little"), dtype=np.uint8)
+        dead = np.unpackbits(flags, bitorder="little")[: odds.size].astype(np.bool_)
+        return np.bincount(self._lost[dead], weights=odds[dead], minlength=self._nodes + 1).astype(np.float64)
 
     def share_of(self, hosts: BoolArray) -> FloatArray:
         """Return the share of fatal losses `(N + 1,)` where `hosts` `(E, N)` are the experts' nodes."""

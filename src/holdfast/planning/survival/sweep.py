@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+from holdfast.planning.survival.odds import swept_shares
 
 #: For each host set that lost all nodes so far, those still ahead (node number p in the sweep is bit p). None contains
 #: another one.
@@ -33,10 +34,10 @@ class LossShares:
     survived: FloatArray
 
 
-def sweep(sets: BoolArray, most_lost: int, effort: int) -> LossShares | None:
+def sweep(sets: BoolArray, most_lost: int, effort: int, rates: FloatArray | None = None) -> LossShares | None:
     """Return what losses of up to `most_lost` nodes do where the live nodes must meet every one of the `sets` `(S, N)`.
 
-    None where that takes more than `effort` (about that many microseconds).
+    `rates` `(N,)` as for `swept_shares`. None where that takes more than `effort` (about that many microseconds).
     """
     within_reach = sets[sets.sum(axis=1) <= most_lost]
     order = _order(within_reach)
@@ -44,11 +45,13 @@ def sweep(sets: BoolArray, most_lost: int, effort: int) -> LossShares | None:
     lost = indices(most_lost + 1)
     fatal = np.zeros(most_lost + 1)
     fronts: dict[Front, FloatArray] = {(): np.where(lost == 0, 1.0, 0.0)}
-    for swept in range(1, sets.shape[1] + 1):
-        # Of k nodes lost among those swept, the last is one in k / swept of the cases.
-        share = np.minimum(lost / swept, 1.0)
+    others = np.setdiff1d(indices(sets.shape[1]), order)
+    kept: FloatArray | None = None
+    for swept, share in enumerate(swept_shares(rates, np.concatenate((order, others)), most_lost), start=1):
         fatal = fatal * (1.0 - share) + _shifted(fatal) * share
         if swept > order.size:
+            kept = fronts[()] if kept is None else kept
+            kept = kept * (1.0 - share) + _shifted(kept) * share
             continue
         ahead: dict[Front, FloatArray] = {}
         for front, odds in fronts.items():
@@ -65,18 +68,9 @@ def sweep(sets: BoolArray, most_lost: int, effort: int) -> LossShares | None:
         if effort < 0:
             return None
         fronts = ahead
-    survived = _kept(fronts[()], order.size, sets.shape[1])
+    survived = fronts[()] if kept is None else kept
     whole = fatal + survived
     return LossShares(fatal=fatal / whole, survived=survived / whole)
-
-
-def _kept(survived: FloatArray, swept: int, nodes: int) -> FloatArray:
-    """Return shares of losses among the first `swept` nodes as shares of losses among all `nodes`, `(K + 1,)`."""
-    lost = indices(survived.size)
-    for number in range(swept + 1, nodes + 1):
-        share = np.minimum(lost / number, 1.0)
-        survived = survived * (1.0 - share) + _shifted(survived) * share
-    return survived
 
 
 def _order(sets: BoolArray) -> IntArray:

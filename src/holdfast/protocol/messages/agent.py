@@ -15,7 +15,7 @@ from holdfast.protocol.messages.orders import Arm, JobDone, LookAround, Posted, 
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
 from holdfast.protocol.messages.progress import EndHung, Late, Probe, Stacks, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
-from holdfast.protocol.names import Count, Name, Rack, Struct, Text, WorkerId
+from holdfast.protocol.names import Count, FailureRate, Name, Rack, Struct, Text, WorkerId
 
 #: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds.
 PAGE_STEPS = 512
@@ -104,6 +104,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     digest: Text  # of script and arguments
     clock: float = 0.0
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
+    failure_rate: FailureRate = 1.0  # how often the node fails, the usual one being 1
     kept: tuple[Kept, ...] = ()
 
 

@@ -1,0 +1,100 @@
+"""Nodes that are not alike: which column of a pattern of hosts each node takes, by how often it fails.
+
+Experts with few replicas are to live where they last: a host set is in danger as the product of its nodes' rates, so
+risky nodes go into large sets, or into none, and the risky one of a small set has a safe one beside it.
+
+Axes: E experts, N nodes, S sets of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
+from holdfast.planning.survival.hitting import smallest_sets
+
+#: How likely the average node fails in the time that is looked at, for a first choice; later, exact odds decide.
+_TYPICAL = 0.05
+#: Trades of two columns that are looked at, and the most nodes for which all pairs are.
+_MOST_TRADES = 24
+_ALL_PAIRS_UP_TO = 24
+#: Differences that are none.
+_ROUNDING = 1e-9
+
+
+def columns_by_risk(pattern: BoolArray, rates: FloatArray, kinds: IntArray) -> BoolArray:
+    """Return the `pattern` `(E, N)` with its columns given to the nodes so that host sets are in the least danger.
+
+    The riskiest node chooses first, the column whose sets are in the least danger so far. `rates` `(N,)` over their
+    mean; a column may only go to a node of the same kind, `kinds` `(N,)`, as that at its index.
+    """
+    sets = smallest_sets(pattern).astype(np.float64)
+    logs = np.log(rates * _TYPICAL)
+    left = sets.sum(axis=1)
+    danger: FloatArray = np.zeros(len(sets))
+    free = np.ones(rates.size, dtype=np.bool_)
+    column = np.empty(rates.size, dtype=np.int64)
+    waiting = logs.sum()
+    for taken, node in enumerate(np.argsort(-rates, kind="stable").tolist()):
+        typical = waiting / (rates.size - taken)
+        of_columns = np.exp(danger + left * typical) @ sets
+        open_to_it = free & (kinds == kinds[node])
+        chosen = int(np.where(open_to_it, of_columns, np.inf).argmin())
+        column[node], free[chosen] = chosen, False
+        danger += sets[:, chosen] * logs[node]
+        left -= sets[:, chosen]
+        waiting -= logs[node]
+    return pattern[:, column]
+
+
+def safer_columns(
+    pattern: BoolArray,
+    rates: FloatArray,
+    kinds: IntArray,
+    cost: Callable[[BoolArray], float],
+    *,
+    goal: float = 0.0,
+    least: float = 0.0,
+) -> BoolArray:
+    """Return the `pattern` `(E, N)` with as few columns traded as it takes to `cost` no more than the `goal`.
+
+    A trade must save the share `least` of the cost; `rates` and `kinds` as for `columns_by_risk`.
+    """
+    now = cost(pattern)
+    for _ in range(_MOST_TRADES):
+        if now <= goal:
+            break
+        best, found = now * (1 - max(least, _ROUNDING)), None
+        for first, second in _pairs(pattern, rates, kinds):
+            traded = pattern.copy()
+            traded[:, [first, second]] = traded[:, [second, first]]
+            price = cost(traded)
+            if price < best:
+                best, found = price, traded
+        if found is None:
+            break
+        pattern, now = found, best
+    return pattern
+
+
+def _pairs(pattern: BoolArray, rates: FloatArray, kinds: IntArray) -> list[tuple[int, int]]:
+    """Return pairs of nodes whose columns may be traded: all, or of many nodes the riskiest of small sets with the
+    safest of others."""
+    nodes = indices(rates.size)
+    if rates.size > _ALL_PAIRS_UP_TO:
+        sets = smallest_sets(pattern)
+        danger = np.exp(sets @ np.log(rates * _TYPICAL)) @ sets
+        risky = np.argsort(-danger * rates, kind="stable")[:4]
+        safe = np.argsort(danger + rates * danger.mean(), kind="stable")[:8]
+    else:
+        risky = safe = nodes
+    return [
+        (first, second)
+        for first in risky.tolist()
+        for second in safe.tolist()
+        if kinds[first] == kinds[second]
+        and rates[first] > rates[second]
+        and (pattern[:, first] != pattern[:, second]).any()
+    ]
