@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import holdfast
 from holdfast.errors import BadInputError
 from holdfast.integrations.transformers import elastic_experts, plain_experts
+from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from places import EXAMPLES
 
@@ -156,6 +157,34 @@ def test_a_model_that_cannot_be_converted_is_refused_and_left_alone(model: objec
 def test_a_bias_that_is_not_there_is_not_moved() -> None:
     with pytest.raises(BadInputError, match="no buffer 'e_score_correction_bias'"):
         elastic_experts(hf_model("mixtral"), bias_rate=0.1)
+
+
+@pytest.mark.parametrize("order", [[1, 0, 3, 2], [2, 0, 3, 1]])
+def test_experts_that_have_changed_rows_are_put_in_order(order: list[int]) -> None:
+    model, wanted = elastic_experts(hf_model("mixtral")), hf_model("mixtral").state_dict()
+    for layer in moe_layers(model):
+        layer.experts.row_experts = tuple(order)
+        for weight in layer.experts.weights().values():
+            weight.data = weight.data[order]
+    plain = plain_experts(model).state_dict()
+    assert all(torch.equal(plain[name], tensor) for name, tensor in wanted.items())
+
+
+def test_rows_that_no_expert_lives_in_are_left_out() -> None:
+    model, wanted = elastic_experts(hf_model("mixtral")), hf_model("mixtral").state_dict()
+    shards = ExpertShards(moe_layers(model))
+    for layer in range(2):
+        shards.rearrange(layer, range(4), rows=6)
+    plain = plain_experts(model).state_dict()
+    assert all(torch.equal(plain[name], tensor) for name, tensor in wanted.items())
+
+
+def test_a_model_whose_experts_are_not_all_here_cannot_be_made_plain() -> None:
+    model = elastic_experts(hf_model("mixtral"))
+    ExpertShards(moe_layers(model)).rearrange(1, [0, 3], rows=2)
+    with pytest.raises(BadInputError, match=r"layers.1.mlp.experts: experts \[1, 2\] of 4 live on other workers"):
+        plain_experts(model)
+    assert len(moe_layers(model)) == 2, "no layer is changed"
 
 
 def test_a_plain_model_cannot_be_made_plain() -> None:

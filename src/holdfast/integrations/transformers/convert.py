@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from holdfast import BadInputError, BalancingBias, ElasticExperts, MoE
@@ -30,24 +29,26 @@ class _Converted(ElasticExperts):
         #: (in a tuple: its parameters are not registered a second time)
         self._original = (original,)
 
-    def restored(self, name: str) -> nn.Module:
-        """Return that module with the weights as they are now.
+    def check_whole(self, name: str) -> None:
+        """Make sure that all experts are here.
 
         Raises:
-            BadInputError: some experts live elsewhere.
+            BadInputError: some live elsewhere.
         """
-        stack, (original,) = self.experts, self._original
-        missing = sorted(set(range(stack.experts)) - set(stack.hosted))
+        missing = sorted(set(range(self.experts.experts)) - set(self.experts.hosted))
         if missing:
             raise BadInputError(
-                f"{name}: experts {missing} of {stack.experts} live on other workers: let one process alone resume "
-                "from the job's checkpoint, and make that model plain"
+                f"{name}: experts {missing} of {self.experts.experts} live on other workers: let one process alone "
+                "resume from the job's checkpoint, and make that model plain"
             )
+
+    def restored(self) -> nn.Module:
+        """Return that module with the weights as they are now; this one is of no use any more."""
+        stack, (original,) = self.experts, self._original
         rows = [stack.row(expert) for expert in range(stack.experts)]
-        if list(stack.row_experts) != rows:
-            with torch.no_grad():
-                for weight in stack.weights().values():
-                    weight.data = weight.data[rows]
+        if rows != list(range(stack.rows)):
+            for weight in stack.weights().values():
+                weight.data = weight.data[rows]
         return original
 
 
@@ -98,8 +99,10 @@ def plain_experts(model: Model) -> Model:
     found = [(name, module) for name, module in _modules(model) if isinstance(module, _Converted)]
     if not found:
         raise BadInputError(f"{type(model).__name__} has no elastic experts: call elastic_experts(model) first")
-    for name, original in [(name, layer.restored(name)) for name, layer in found]:
-        model.set_submodule(name, original)
+    for name, layer in found:
+        layer.check_whole(name)
+    for name, layer in found:
+        model.set_submodule(name, layer.restored())
     return model
 
 
