@@ -277,9 +277,6 @@ class Coordinator:
     def _hear(self, node: Node, message: Heard) -> None:
         self._hearing.hear(node, message)
 
-    def _posted(self, node: Node, message: msg.Posts) -> None:
-        self.parts.rendezvous.take(node.name, message.posts)
-
     def _asks(self, node: Node, ask: msg.AskPlan) -> None:
         if why := self.parts.telling.asked(node, ask):
             self._hearing.expel(node, why)
@@ -341,7 +338,7 @@ class Coordinator:
         msg.Heartbeat: while_it_goes_on(_hear),
         msg.FromWorker: always(_hear),
         msg.AskPlan: while_it_goes_on(_asks),
-        msg.Posts: while_it_goes_on(_posted),
+        msg.Posts: while_it_goes_on(_hear),
         msg.AppliedSteps: while_it_goes_on(_hear),
         **dict.fromkeys((msg.Late, msg.Whereabouts, msg.Stacks), while_it_goes_on(_hear)),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),

@@ -17,7 +17,7 @@ from holdfast.protocol.names import node_of
 #: A page that brings the news of so many steps shows that its node is not silent, but has more to tell than a report.
 MUCH_NEWS = msg.PAGE_STEPS // 2
 #: what agents say of their workers
-Heard = msg.FromWorker | msg.AppliedSteps | msg.Heartbeat | msg.Seen
+Heard = msg.FromWorker | msg.Posts | msg.AppliedSteps | msg.Heartbeat | msg.Seen
 
 
 class Hearing:
@@ -32,6 +32,9 @@ class Hearing:
         match message:
             case msg.FromWorker():
                 self.take(node, message.message)
+            case msg.Posts():
+                if why := self._parts.rendezvous.take(node.name, message.posts):
+                    self.expel(node, why)
             case msg.AppliedSteps():
                 self._replayed(node, message)
             case msg.Heartbeat():

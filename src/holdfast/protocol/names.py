@@ -7,6 +7,7 @@ Steps count from 1; `applied == 0` is the initial state. Times are unix seconds,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -36,6 +37,11 @@ Blob = Annotated[bytes, Meta(max_length=65536)]
 #: of a rendezvous key: the addresses at which one rank can be reached by each of the others
 MAX_KEY_BYTES = 1 << 19
 KeyValue = Annotated[bytes, Meta(max_length=MAX_KEY_BYTES)]
+KeyName = Annotated[str, Meta(max_length=1024)]
+#: of what one worker posts for a generation, and of a bundle of what several have posted (`posted_bytes`)
+MAX_POSTED_BYTES = MAX_KEY_BYTES + (1 << 16)
+#: of a key, or of what a worker has posted, beside its text and its value
+_AROUND_BYTES = 64
 
 
 def worker_id(node: str, index: int, nonce: str) -> str:
@@ -51,6 +57,22 @@ def node_of(worker: str) -> str:
 def index_of(worker: str) -> int:
     """Return the index on its node that a worker id names."""
     return int(worker.split("/")[1])
+
+
+def key_of(rank: int, name: str) -> str:
+    """Return the rendezvous key that a rank posts under a name: no other rank may."""
+    return f"{rank}:{name}"
+
+
+def is_key_of(rank: int, key: str) -> bool:
+    """Tell whether a rendezvous key is a rank's own."""
+    return key.startswith(f"{rank}:")
+
+
+def posted_bytes(keys: Mapping[str, bytes]) -> int:
+    """Return how much of a message these rendezvous keys of a worker take at the most."""
+    each = (len(key.encode()) + len(value) + _AROUND_BYTES for key, value in keys.items())
+    return sum(each) + 4 * _AROUND_BYTES  # (the worker's id)
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, tag=True):

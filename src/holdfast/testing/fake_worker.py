@@ -21,7 +21,7 @@ from holdfast.coordination.worker.tasks import (
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Inject, LookAround, Order, Posted, PruneCheckpoints
 from holdfast.protocol.messages.worker import Attach, Post, WorkerMessage
-from holdfast.protocol.names import index_of
+from holdfast.protocol.names import index_of, key_of
 from holdfast.protocol.plan import GenerationPlan, Phase
 from holdfast.step_samples import StepSamples
 
@@ -161,7 +161,7 @@ class FakeWorker:
         rank = plan.rank(self._worker)
         assert rank is not None, f"{self._worker} is to build the group of generation {generation} without it"
         value = self.rendezvous.key_of(rank, len(plan.members))
-        own = {str(rank): value} if value is not None else {}
+        own = {key_of(rank, "address"): value} if value is not None else {}
         self._keys.setdefault(generation, set()).update(own)
         self._say(Post(worker=self._worker, generation=generation, keys=own))
         self._build(generation)

@@ -325,6 +325,17 @@ def test_a_bundle_that_is_larger_than_a_message_is_split() -> None:
     assert all(len(msgspec.msgpack.encode(bundle)) < MAX_MESSAGE_BYTES for bundle in bundles)
 
 
+def test_a_worker_that_posts_more_than_it_may_is_ended() -> None:
+    bench = Bench()
+    (worker,) = bench.workers
+    bench.hear(begin_node(1, 1, worker))
+    large = post(worker, 1, "k", value=bytes(MAX_KEY_BYTES))
+    assert posted(bench, large) == [Posts(posts=(large,))]
+    (killed,) = bench.machine.worker_said(post(worker, 1, "l", value=bytes(MAX_KEY_BYTES)), bench.now)
+    assert isinstance(killed, KillHung)
+    assert "bytes of keys" in killed.why
+
+
 def test_what_all_have_posted_is_handed_to_the_members_of_its_generation() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers

@@ -12,6 +12,7 @@ from holdfast.coordination.inputs import Disconnected, Received
 from holdfast.coordination.instructions import Broadcast, Instruction, Send
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.names import key_of
 from holdfast.protocol.position import Position
 
 WORKERS = 8
@@ -79,7 +80,10 @@ class World:
     def enter(self, *away: int) -> None:
         for node in [node for node in range(self.nodes) if node not in away]:
             workers, generation = self.workers(node), self.machine.turn.generation
-            posts = [msg.Post(worker=w, generation=generation, keys={w: b""}) for w in workers]
+            plan = self.machine.record.plan
+            assert plan is not None
+            keys = {worker: key_of(plan.workers.index(worker), "") for worker in workers}
+            posts = [msg.Post(worker=w, generation=generation, keys={keys[w]: b""}) for w in workers]
             self.take(node, msg.Posts(posts=tuple(posts)))
             for worker in workers:
                 self.say(node, msg.Entered(worker=worker, generation=generation, applied=0))

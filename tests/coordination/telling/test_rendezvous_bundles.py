@@ -6,13 +6,18 @@ import msgspec
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.instructions import Broadcast
-from holdfast.coordination.telling.rendezvous import MAX_BUNDLE_BYTES
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.names import MAX_POSTED_BYTES, key_of
 
 
 def post(node: str, generation: int = 1, *, key: str = "", value: bytes = b"v") -> msg.Post:
-    return msg.Post(worker=w(node), generation=generation, keys={key or node: value})
+    return msg.Post(worker=w(node), generation=generation, keys={own(node, key or node): value})
+
+
+def own(node: str, name: str) -> str:
+    """Return a key of the worker of n0, n1, ... under a name."""
+    return key_of(int(node[1:]), name)
 
 
 def nothing(node: str) -> msg.Post:
@@ -22,7 +27,8 @@ def nothing(node: str) -> msg.Post:
 def bundles(job: Job) -> list[tuple[tuple[int, ...], dict[str, bytes]]]:
     """Return to which connections the last input's bundles go, and what is in them."""
     found = [i for i in job.last if isinstance(i, Broadcast) and isinstance(i.message, msg.Posted)]
-    return [(i.connections, dict(i.message.keys)) for i in found if isinstance(i.message, msg.Posted)]
+    sent = [(i.connections, i.message.keys) for i in found if isinstance(i.message, msg.Posted)]
+    return [(to, {key.partition(":")[2]: value for key, value in keys.items()}) for to, keys in sent]
 
 
 def test_all_get_one_bundle_once_every_member_has_posted() -> None:
@@ -76,14 +82,29 @@ def test_keys_of_a_generation_that_is_over_are_dropped() -> None:
     assert not job.last
 
 
-def test_a_worker_that_posts_for_ever_fills_no_memory() -> None:
+def expelled(job: Job) -> list[tuple[str | None, str]]:
+    return [(event.node, event.detail) for event in job.said(ev.FailureDetected)]
+
+
+def test_a_node_whose_worker_posts_more_than_it_may_is_expelled_and_told_why() -> None:
+    """What is dropped without a word is waited for: by all, until their time is up, again and again."""
     job = Job().start()
-    for number in range(20):
-        job.tell("n0", msg.Posts(posts=(post("n0", key=str(number), value=bytes(MAX_BUNDLE_BYTES // 8)),)))
-    for node in ("n1", "n2"):
-        job.tell(node, msg.Posts(posts=(post(node),)))
-    ((_, keys),) = bundles(job)
-    assert keys.keys() == {*map(str, range(7)), "n1", "n2"}
+    for number in range(7):
+        job.tell("n0", msg.Posts(posts=(post("n0", key=str(number), value=bytes(MAX_POSTED_BYTES // 8)),)))
+        assert not job.last
+    job.tell("n0", msg.Posts(posts=(post("n0", key="7", value=bytes(MAX_POSTED_BYTES // 8)),)))
+    ((node, why),) = expelled(job)
+    assert node == "n0"
+    assert f"bytes of keys: {MAX_POSTED_BYTES} at most" in why
+
+
+def test_a_member_posts_under_its_own_rank_alone() -> None:
+    """Else it could have the others connect to itself in another one's place, or to nobody."""
+    job = Job().start()
+    forged = msg.Post(worker=w("n1"), generation=1, keys={own("n1", "a"): b"v", own("n2", "a"): b"v"})
+    job.tell("n1", msg.Posts(posts=(forged,)))
+    assert expelled(job) == [("n1", "n1/0/a has posted a key '2:a', which is not that of rank 1")]
+    assert not bundles(job)
 
 
 def test_a_bundle_that_is_larger_than_a_message_is_split() -> None:

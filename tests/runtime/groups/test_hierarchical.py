@@ -308,7 +308,7 @@ class Made(Communicator):
 def test_where_one_group_cannot_be_built_the_others_are_given_up_now_or_as_they_come():
     late, failed, made = threading.Event(), threading.Event(), list[Made]()
 
-    def build(name: str, rank: int, size: int) -> Communicator:
+    def build(name: str, members: Sequence[int]) -> Communicator:
         if name.startswith("1-"):
             assert failed.wait(30)
             raise PeerLostError("a peer is gone")

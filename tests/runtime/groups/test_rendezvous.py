@@ -7,14 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.runtime.groups import rendezvous
 from holdfast.runtime.groups.communicator import HaltedError
-from holdfast.runtime.groups.rendezvous import MAX_KEYS, MAX_VALUE_BYTES, Board, BoardStore
+from holdfast.runtime.groups.rendezvous import MAX_VALUE_BYTES, Board, BoardStore
 
 DEADLINE_S = 60.0
 
 
 def silent(generation: int = 1, **options) -> Board:
     return Board(generation, lambda keys: None, **options)
+
+
+def store_of(board: Board, *, timeout_s: float = 0.0, rank: int = 0, owner: int = 0, name: str = "") -> BoardStore:
+    """Return a board's store whose keys all come from one rank."""
+    return BoardStore(board, timeout_s=timeout_s, rank=rank, owner=lambda _key: owner, name=name)
 
 
 def in_thread(call) -> tuple[threading.Thread, list[object]]:
@@ -61,11 +67,11 @@ def test_who_posts_nothing_says_so():
 
 def test_waiting_ends_when_the_last_key_arrives():
     board = silent()
-    store = BoardStore(board, timeout_s=DEADLINE_S)
+    store = store_of(board, timeout_s=DEADLINE_S)
     thread, outcome = in_thread(lambda: store.multi_get(["a", "b"]))
-    board.put({"b": b"2"})
+    board.put({"0:b": b"2"})
     assert thread.is_alive()
-    board.put({"a": b"1"})
+    board.put({"0:a": b"1"})
     thread.join(DEADLINE_S)
     assert outcome == [[b"1", b"2"]]
 
@@ -84,29 +90,49 @@ def test_waiting_is_broken_off(how: str):
 
 
 def test_waiting_times_out():
-    with pytest.raises(TimeoutError, match="generation 2: 'never' did not come"):
-        BoardStore(silent(2), timeout_s=0.001).wait(["never"], timedelta(seconds=1e6))
+    with pytest.raises(TimeoutError, match="generation 2: '0:never' did not come"):
+        store_of(silent(2), timeout_s=0.001).wait(["never"], timedelta(seconds=1e6))
     with pytest.raises(TimeoutError):
-        BoardStore(silent(2), timeout_s=0.001).get("never")
+        store_of(silent(2), timeout_s=0.001).get("never")
 
 
 def test_what_is_there_counts_even_when_halted():
     board = silent(halt=lambda: True)
-    board.put({"a": b"1"})
-    assert BoardStore(board, timeout_s=0.0).get("a") == b"1"
+    board.put({"0:a": b"1"})
+    assert store_of(board, timeout_s=0.0).get("a") == b"1"
 
 
-def test_bounds():
+def test_bounds(monkeypatch: pytest.MonkeyPatch):
     board = silent()
     with pytest.raises(ValueError, match="too large"):
         board.put({"k": b"x" * (MAX_VALUE_BYTES + 1)})
     with pytest.raises(ValueError, match="too large"):
         board.post("k" * 2000, b"")
-    board.put({str(number): b"" for number in range(MAX_KEYS)})
+    monkeypatch.setattr(rendezvous, "MAX_KEYS", 3)
+    board.put({str(number): b"" for number in range(3)})
     board.put({"0": b"again"})
     with pytest.raises(ValueError, match="more than"):
         board.put({"one too many": b""})
-    assert len(board.values()) == MAX_KEYS
+    assert len(board.values()) == 3
+
+
+def test_who_has_more_to_post_than_can_be_sent_on_says_so_and_what_to_do():
+    sent = []
+    board = Board(4, sent.append)
+    board.expect(2)
+    board.post("a", bytes(MAX_VALUE_BYTES))
+    with pytest.raises(ValueError, match=r"for generation 4 come to \d+ bytes, and 589824 at most .* fewer workers"):
+        board.post("b", bytes(MAX_VALUE_BYTES))
+    assert sent == []
+
+
+def test_a_key_counts_only_from_the_rank_that_it_is_to_come_from():
+    board = silent()
+    board.put({"2:g/a": b"forged", "1:h/a": b"of another group"})
+    store = store_of(board, owner=1, name="g/")
+    assert not store.check(["a"])
+    board.put({"1:g/a": b"true"})
+    assert store.get("a") == b"true"
 
 
 def test_a_refused_post_is_not_sent():
@@ -119,7 +145,7 @@ def test_a_refused_post_is_not_sent():
 
 @given(st.dictionaries(st.text(max_size=20), st.binary(max_size=100), max_size=20))
 def test_the_store_is_a_dictionary(entries: dict[str, bytes]):
-    store = BoardStore(silent(), timeout_s=0.0)
+    store = store_of(silent(), timeout_s=0.0)
     store.multi_set(list(entries), list(entries.values()))
     assert store.num_keys() == len(entries)
     assert store.multi_get(list(entries)) == list(entries.values())
@@ -131,7 +157,7 @@ def test_the_store_is_a_dictionary(entries: dict[str, bytes]):
 
 
 def test_atomic_operations_are_refused():
-    store = BoardStore(silent(), timeout_s=0.0)
+    store = store_of(silent(), timeout_s=0.0)
     with pytest.raises(NotImplementedError):
         store.add("k", 1)
     with pytest.raises(NotImplementedError):

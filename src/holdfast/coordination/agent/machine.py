@@ -30,6 +30,7 @@ from holdfast.coordination.agent.posted_keys import PostedKeys
 from holdfast.coordination.agent.replay import envelopes, fitting
 from holdfast.coordination.agent.restarts import Restarts
 from holdfast.coordination.lateness.watch import LateWatch
+from holdfast.coordination.telling.rendezvous import PostedTooMuchError
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import (
@@ -318,7 +319,10 @@ class AgentMachine:
                 told = self._steps.applied(place, message, now)
                 return self._tell(FromWorker(message=told), now) if told is not None else []
             case Post():
-                bundles = self._keys.take(message, self._plans.members_of(message.generation))
+                try:
+                    bundles = self._keys.take(message, self._plans.members_of(message.generation))
+                except PostedTooMuchError as error:
+                    return [KillHung(place.worker, str(error))]
                 return [said for bundle in bundles for said in self._tell(bundle, now)]
             case Entered():
                 self._steps.begin_with(message.applied, message.generation)

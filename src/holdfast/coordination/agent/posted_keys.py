@@ -23,6 +23,9 @@ class PostedKeys:
 
         Args:
             members: those of the node's workers that the plan of its generation names.
+
+        Raises:
+            PostedTooMuchError: it has posted more than it may.
         """
         collected = self._collected.get(post.generation)
         if collected is None:

@@ -12,30 +12,23 @@ from dataclasses import dataclass, field
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.messages.orders import Posted
 from holdfast.protocol.messages.worker import Post
-from holdfast.protocol.names import MAX_KEY_BYTES, node_of
+from holdfast.protocol.names import MAX_POSTED_BYTES, is_key_of, node_of, posted_bytes
 from holdfast.protocol.plan import GenerationPlan
 
-#: of what one worker posts for a generation, and of a bundle of what several have posted
-MAX_BUNDLE_BYTES = MAX_KEY_BYTES + (1 << 16)
-#: of a key or what a worker has posted, beside its text and its value
-_AROUND_BYTES = 64
 
-
-def size_of(post: Post) -> int:
-    """Return how much of a message this takes at the most, in bytes."""
-    keys = sum(len(key.encode()) + len(value) + _AROUND_BYTES for key, value in post.keys.items())
-    return keys + len(post.worker) + _AROUND_BYTES
+class PostedTooMuchError(Exception):
+    """A worker has posted more for a generation than it may."""
 
 
 def split(posts: Iterable[Post]) -> Iterator[tuple[Post, ...]]:
     """Cut what is posted into bundles that fit into a message each."""
     bundle: list[Post] = []
-    room = MAX_BUNDLE_BYTES
+    room = MAX_POSTED_BYTES
     for post in posts:
-        room -= size_of(post)
+        room -= posted_bytes(post.keys)
         if bundle and room < 0:
             yield tuple(bundle)
-            bundle, room = [], MAX_BUNDLE_BYTES - size_of(post)
+            bundle, room = [], MAX_POSTED_BYTES - posted_bytes(post.keys)
         bundle.append(post)
     if bundle:
         yield tuple(bundle)
@@ -57,12 +50,19 @@ class Collected:
         return len(self.bytes) == len(self.members)
 
     def take(self, posts: Iterable[Post]) -> Sequence[Post]:
-        """Take keys; return those that are to go on now. Those of strangers, and too many of one, are dropped."""
+        """Take keys; return those that are to go on now. Those of strangers are dropped.
+
+        Raises:
+            PostedTooMuchError: one has posted more than it may.
+        """
         for post in posts:
-            posted = self.bytes.get(post.worker, 0) + size_of(post)
-            if post.worker in self.members and posted <= MAX_BUNDLE_BYTES:
-                self.bytes[post.worker] = posted
-                self.waiting.append(post)
+            if post.worker not in self.members:
+                continue
+            posted = self.bytes.get(post.worker, 0) + posted_bytes(post.keys)
+            if posted > MAX_POSTED_BYTES:
+                raise PostedTooMuchError(f"{post.worker} has posted {posted} bytes of keys: {MAX_POSTED_BYTES} at most")
+            self.bytes[post.worker] = posted
+            self.waiting.append(post)
         if not self.complete:
             return ()
         waiting, self.waiting = self.waiting, []
@@ -76,8 +76,12 @@ class KeyBundles:
         self._turn = turn
         self._collected: dict[int, Collected] = {}
 
-    def take(self, node: str, posts: Sequence[Post]) -> None:
-        """Take a node's bundle, and send on what is complete by it. Keys of other nodes' workers do not count."""
+    def take(self, node: str, posts: Sequence[Post]) -> str:
+        """Take a node's bundle, and send on what is complete by it. Keys of other nodes' workers do not count.
+
+        Returns:
+            what is wrong with it, "" where nothing is.
+        """
         turn = self._turn
         plans = {plan.generation: plan for plan in (turn.record.plan, turn.record.pending) if plan is not None}
         self._collected = {number: known for number, known in self._collected.items() if number in plans}
@@ -86,11 +90,18 @@ class KeyBundles:
             collected = self._collected.get(generation)
             if collected is None:
                 collected = self._collected[generation] = Collected(frozenset(plan.workers))
-            own = (post for post in posts if post.generation == generation and node_of(post.worker) == node)
-            for bundle in split(collected.take(own)):
+            own = [post for post in posts if post.generation == generation and node_of(post.worker) == node]
+            if why := next(filter(None, (_under_another_name(post, plan) for post in own)), ""):
+                return why
+            try:
+                complete = collected.take(own)
+            except PostedTooMuchError as error:
+                return str(error)
+            for bundle in split(complete):
                 keys = {key: value for post in bundle for key, value in post.keys.items()}
                 if keys:
                     turn.order_all(plan.workers, Posted(generation=generation, keys=keys))
+        return ""
 
     def owing(self, plan: GenerationPlan) -> list[str]:
         """Return the members for whose keys all others wait; none where nobody has posted, for that says nothing."""
@@ -98,3 +109,9 @@ class KeyBundles:
         if collected is None or collected.complete:
             return []
         return [worker for worker in plan.workers if worker not in collected.bytes]
+
+
+def _under_another_name(post: Post, plan: GenerationPlan) -> str:
+    rank = plan.rank(post.worker)
+    key = next((key for key in post.keys if rank is not None and not is_key_of(rank, key)), None)
+    return f"{post.worker} has posted a key {key[:64]!r}, which is not that of rank {rank}" if key is not None else ""

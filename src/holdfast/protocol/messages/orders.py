@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.names import Count, KeyValue, Struct, Text
+from holdfast.protocol.names import Count, KeyName, KeyValue, Struct, Text
 from holdfast.protocol.plan import Decision, GenerationPlan
 
 #: checkpoints that one order has removed
@@ -58,7 +58,7 @@ class Posted(Struct, frozen=True, kw_only=True):
     """Rendezvous: the keys that the members of `generation` have posted, or some of them."""
 
     generation: Count
-    keys: Annotated[dict[Text, KeyValue], Meta(max_length=1 << 16)]
+    keys: Annotated[dict[KeyName, KeyValue], Meta(max_length=1 << 16)]
 
 
 class AcceptCheckpoint(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.names import Count, KeyValue, Struct, Text, WorkerId
+from holdfast.protocol.names import Count, KeyName, KeyValue, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding
 from holdfast.step_samples import MAX_MICRO_BATCHES
@@ -233,12 +233,13 @@ class Loads(Struct, frozen=True, kw_only=True):
 class Post(Struct, frozen=True, kw_only=True):
     """Rendezvous: all keys that this worker posts for the group of `generation`, for all its members; {} for none.
 
-    What it posts nevertheless goes in another one. Its agent sends it on in one bundle with those of its other workers.
+    Each begins with the worker's rank (`key_of`). What it posts nevertheless goes in another one. Its
+    agent sends it on in one bundle with those of its other workers.
     """
 
     worker: WorkerId
     generation: Count
-    keys: Annotated[dict[Text, KeyValue], Meta(max_length=1024)]
+    keys: Annotated[dict[KeyName, KeyValue], Meta(max_length=1024)]
 
 
 WorkerMessage = (

@@ -41,14 +41,13 @@ def build_communicator(
         any_to_any: tokens, or experts, are to go from any rank to any other.
         flat_up_to, fan_out: see planning.levels.
     """
-    size = len(nodes)
-    if size == 1:
+    if len(nodes) == 1:
         return LocalCommunicator(generation=generation, halt=halt)
     if device.type == "cuda":
         return build_nccl(
             board,
             rank,
-            size,
+            len(nodes),
             generation=generation,
             device=device,
             graveyard=graveyard,
@@ -58,14 +57,15 @@ def build_communicator(
             nodes=len(set(nodes)),
         )
 
-    def build(name: str, rank: int, size: int) -> Communicator:
+    def build(name: str, members: Sequence[int]) -> Communicator:
         return build_gloo(
             board,
-            rank,
-            size,
+            members.index(rank),
+            len(members),
             generation=generation,
             graveyard=graveyard,
             name=name,
+            members=members,
             host=host,
             timeout_s=timeout_s,
             build_timeout_s=build_timeout_s,
@@ -74,5 +74,5 @@ def build_communicator(
 
     levels = levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out)
     if len(levels.owners) == 1:
-        return build("", rank, size)
-    return build_hierarchical(build, board, levels, rank, size, any_to_any=any_to_any, halt=halt)
+        return build("", levels.groups[0])
+    return build_hierarchical(build, board, levels, rank, len(nodes), any_to_any=any_to_any, halt=halt)

@@ -16,8 +16,8 @@ from holdfast.planning.levels import Levels
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Pending
 from holdfast.runtime.groups.rendezvous import Board
 
-#: Builds the group of that name among those of a generation: name, rank in it, size.
-BuildGroup = Callable[[str, int, int], Communicator]
+#: Builds the group of that name among those of a generation, of these ranks.
+BuildGroup = Callable[[str, Sequence[int]], Communicator]
 
 
 class HierarchicalCommunicator(Communicator):
@@ -107,9 +107,11 @@ def build_hierarchical(
         build: makes one group; blocks. What it raises, this raises: what the other threads still make is retired.
         any_to_any: a group of all ranks is needed, too.
     """
-    wanted = [(f"{level}-{group[0]}/", group.index(rank), len(group)) for level, group in enumerate(levels.groups)]
+    wanted: list[tuple[str, Sequence[int]]] = [
+        (f"{level}-{group[0]}/", group) for level, group in enumerate(levels.groups)
+    ]
     if any_to_any:
-        wanted.append(("all/", rank, size))
+        wanted.append(("all/", range(size)))
     board.expect(len(wanted))
     built = _AtOnce(build, wanted).results()
     return HierarchicalCommunicator(
@@ -126,12 +128,12 @@ def build_hierarchical(
 class _AtOnce:
     """Builds several groups at once: their addresses go out together, and nobody waits for one before the next."""
 
-    def __init__(self, build: BuildGroup, wanted: Sequence[tuple[str, int, int]]) -> None:
+    def __init__(self, build: BuildGroup, wanted: Sequence[tuple[str, Sequence[int]]]) -> None:
         self._changed = threading.Condition()
         self._built: list[Communicator | None] = [None] * len(wanted)
         self._failure: BaseException | None = None
-        for number, (name, rank, size) in enumerate(wanted):
-            arguments = (number, build, name, rank, size)
+        for number, (name, members) in enumerate(wanted):
+            arguments = (number, build, name, members)
             threading.Thread(target=self._run, args=arguments, name=f"holdfast-group-{name}", daemon=True).start()
 
     def results(self) -> list[Communicator]:
@@ -145,9 +147,9 @@ class _AtOnce:
             group.retire()
         raise self._failure
 
-    def _run(self, number: int, build: BuildGroup, name: str, rank: int, size: int) -> None:
+    def _run(self, number: int, build: BuildGroup, name: str, members: Sequence[int]) -> None:
         try:
-            group = build(name, rank, size)
+            group = build(name, members)
         except BaseException as error:  # noqa: BLE001 (whoever waits for the results raises it)
             with self._changed:
                 self._failure = self._failure or error

@@ -14,12 +14,12 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from holdfast.protocol.names import MAX_KEY_BYTES
+from holdfast.protocol.names import MAX_KEY_BYTES, MAX_POSTED_BYTES, key_of, posted_bytes
 from holdfast.runtime.groups.communicator import HaltCheck, HaltedError, halt_check
 
 MAX_VALUE_BYTES = MAX_KEY_BYTES
 MAX_KEY_CHARS = 1024
-MAX_KEYS = 1 << 16
+MAX_KEYS = 1 << 20
 
 #: How often a waiting thread looks at the halt check, which has no way to wake it.
 LOOK_S = 0.02
@@ -51,6 +51,8 @@ class Board:
         #: this worker's keys that are not sent yet, and how many are still to come before they are
         self._unsent: dict[str, bytes] = {}
         self._to_come = 0
+        #: of what this worker has posted
+        self._posted_bytes = 0
 
     def expect(self, keys: int) -> None:
         """This worker will post so many keys: they are sent together, and nobody waits for any where there is none."""
@@ -63,10 +65,16 @@ class Board:
         """Publish a key of this worker, here and at the other members.
 
         Raises:
-            ValueError: key or value is larger than a message may be.
+            ValueError: key or value is larger than a message may be, or all that this worker has posted is.
         """
         self.put({key: value})
         with self._changed:
+            self._posted_bytes += posted_bytes({key: value})
+            if self._posted_bytes > MAX_POSTED_BYTES:
+                raise ValueError(
+                    f"this worker's addresses for generation {self.generation} come to {self._posted_bytes} bytes, "
+                    f"and {MAX_POSTED_BYTES} at most can be exchanged: the group is too large; begin with fewer workers"
+                )
             self._unsent[key] = value
             self._to_come -= 1
             if self._to_come > 0:
@@ -140,34 +148,41 @@ class BoardStore(Store):
     Waits end by the store's own timeout, whatever the process group asks for: gloo would ask for its connect timeout.
     """
 
-    def __init__(self, board: Board, *, timeout_s: float, name: str = "") -> None:
+    def __init__(
+        self, board: Board, *, timeout_s: float, rank: int, owner: Callable[[str], int], name: str = ""
+    ) -> None:
         """Show a board's keys, or those of one of its groups.
 
         Args:
+            rank: this worker's in the generation.
+            owner: returns the rank in the generation that a key is to come from; nobody else's counts.
             name: of the group among those of the generation that this worker is in; members of it say the same.
         """
         super().__init__()
         self._board = board
         self._timeout_s = timeout_s
+        self._rank = rank
+        self._owner = owner
         self._name = name
 
     def values(self) -> dict[str, bytes]:
         """Return what has arrived of this group."""
-        everything = self._board.values().items()
-        return {key[len(self._name) :]: value for key, value in everything if key.startswith(self._name)}
+        named = ((wire.partition(":")[2], value) for wire, value in self._board.values().items())
+        return {key.removeprefix(self._name): value for key, value in named if key.startswith(self._name)}
 
     def set(self, key: str, value: bytes | str) -> None:
-        self._board.post(self._name + key, value.encode() if isinstance(value, str) else bytes(value))
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._board.post(key_of(self._rank, self._name + key), data)
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        return self._board.value(self._name + key)
+        return self._board.value(self._key(key))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._board.wait([self._name + key for key in keys], self._timeout_s)
+        self._board.wait([self._key(key) for key in keys], self._timeout_s)
 
     def check(self, keys: list[str]) -> bool:
-        return set(keys) <= self.values().keys()
+        return {self._key(key) for key in keys} <= self._board.values().keys()
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
@@ -177,7 +192,7 @@ class BoardStore(Store):
             self.set(key, value)
 
     def delete_key(self, key: str) -> bool:
-        return self._board.remove(self._name + key)
+        return self._board.remove(self._key(key))
 
     def num_keys(self) -> int:
         return len(self.values())
@@ -190,3 +205,6 @@ class BoardStore(Store):
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         raise NotImplementedError(f"compare_set({key!r}): a pushed rendezvous has no atomic operations")
+
+    def _key(self, key: str) -> str:
+        return key_of(self._owner(key), self._name + key)

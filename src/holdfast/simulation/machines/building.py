@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.names import node_of
+from holdfast.protocol.names import key_of, node_of
 from holdfast.simulation.collectives import Group
 from holdfast.simulation.machines.host import WorkerHost
 
@@ -64,9 +64,12 @@ class Builder:
         worker, world = self._worker, self._worker.world
         for generation in [generation for generation in self._builds if generation < worker.machine.generation]:
             del self._builds[generation]
-        got = {worker.id} | self._early_posts.pop(plan.generation, set())
+        rank = plan.rank(worker.id)
+        assert rank is not None, f"{worker.id} is to build a group that it is no member of"
+        own = key_of(rank, "address")
+        got = {own} | self._early_posts.pop(plan.generation, set())
         building = self._builds[plan.generation] = Building(plan, world.group(plan), pending, got)
-        worker.tell(msg.Post(worker=worker.id, generation=plan.generation, keys={worker.id: b"address"}))
+        worker.tell(msg.Post(worker=worker.id, generation=plan.generation, keys={own: b"address"}))
         world.timeline.after(world.timing.build_timeout_s, worker.deliver, self._late, building)
         self._connect(building)
 

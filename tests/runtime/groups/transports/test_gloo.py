@@ -187,7 +187,7 @@ def test_a_build_whose_peer_never_comes_is_broken_off_by_the_halt():
 def test_a_build_whose_peer_never_comes_ends_by_its_timeout():
     outcome = run_world(2, lonely_body, "timeout")[0]
     assert outcome.startswith(
-        "PeerLostError: the group of generation 1 could not be built: rendezvous of generation 1: '0/1' did"
+        "PeerLostError: the group of generation 1 could not be built: rendezvous of generation 1: '1:0/1' did"
     )
 
 

@@ -149,6 +149,7 @@ def build_gloo(
     generation: int,
     graveyard: Graveyard,
     name: str = "",
+    members: Sequence[int] | None = None,
     host: str = "127.0.0.1",
     timeout_s: float = 120.0,
     build_timeout_s: float = 10.0,
@@ -159,6 +160,7 @@ def build_gloo(
     Args:
         board: the generation's rendezvous.
         name: what its keys begin with there, where the generation has several groups.
+        members: the members' ranks in the generation, None where all of it are members.
         host: the address to bind to and be reached at.
         timeout_s: after which an operation ends by itself; the backstop that empties the graveyard.
         build_timeout_s: how long to wait for a member in rendezvous, then to connect, then in the first operations.
@@ -169,7 +171,12 @@ def build_gloo(
         PeerLostError: some member did not join in, or went away again.
     """
     before, began = socket_inodes(), time.monotonic()
-    store = BoardStore(board, timeout_s=build_timeout_s, name=name)
+    ranks = range(size) if members is None else members
+
+    def owner(key: str) -> int:
+        return ranks[int(key.rpartition("/")[2])]  # (gloo's keys end with the rank of whoever sets them)
+
+    store = BoardStore(board, timeout_s=build_timeout_s, rank=ranks[rank], owner=owner, name=name)
     group = _make_group(store, rank, size, host, build_timeout_s)
     if isinstance(group, str):
         late = is_late(time.monotonic() - began, build_timeout_s)

@@ -132,7 +132,8 @@ def build_nccl(
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     try:
-        group = ProcessGroupNCCL(BoardStore(board, timeout_s=build_timeout_s), rank, size, options)
+        store = BoardStore(board, timeout_s=build_timeout_s, rank=rank, owner=lambda _key: 0)
+        group = ProcessGroupNCCL(store, rank, size, options)
         group.eager_connect_single_device(device)
     except (RuntimeError, TimeoutError) as error:
         raise PeerLostError(f"the group of generation {generation} could not be built: {error}") from None
