@@ -290,6 +290,27 @@ def test_a_worker_in_the_middle_of_its_optimizer_s_step_may_keep_them_waiting() 
     assert answer(job, probes[0], waits("n1"), waits("n2"), applying) == []
 
 
+def test_who_stands_still_in_the_first_step_is_ended_and_the_next_one_is_given_more_time() -> None:
+    job = trained(0)
+    for name, at_s, ended in (("n1", 31.0, True), ("n2", 31.0, False), ("n2", 301.0, True)):
+        late = stand(name, step=1, for_s=at_s, limit_s=0.0, micro_batch=int(name[1:]))
+        job.tick(1.0)
+        job.tell(name, Late(stand=late))
+        probe = job.sent(Probe)[0]
+        others = [msgspec.structs.replace(waits(node), waits_s=at_s - 1.0) for node in NODES if node != name]
+        assert bool(answer(job, probe, late, *others)) == ended
+
+
+def test_a_first_step_in_which_all_wait_is_not_taken_for_the_network() -> None:
+    job = trained(0)
+    for _ in range(50):
+        job.tick(1.0)
+        job.tell("n1", Late(stand=waits("n1")))
+        for probe in job.sent(Probe)[:1]:
+            answer(job, probe, *map(waits, NODES))
+            assert job.orders(msg.LookAround) == {}
+
+
 def test_without_its_key_nobody_is_asked() -> None:
     job = Job(nodes=4)
     job.spec = msgspec.structs.replace(job.spec, experiments=msgspec.structs.replace(job.spec.experiments, watch=False))

@@ -39,6 +39,28 @@ def test_who_computes_and_nobody_knows_for_how_long_it_may_is_not() -> None:
     assert judge(case(stand("a", limit_s=0.0), *map(waits, "bcd"))) == Finding()
 
 
+def test_where_nobody_knows_how_long_it_takes_who_is_far_longer_at_it_than_the_others_is_named() -> None:
+    def first(took_s: float, lasts_s: float, activity: Activity = Activity.COMPUTE) -> Finding:
+        """Return what is found once all others have waited since they took so long."""
+        late = stand("a", activity, for_s=lasts_s, limit_s=0.0)
+        others = (msgspec.structs.replace(waits(node), waits_s=lasts_s - took_s) for node in "bcd")
+        return judge(case(late, *others, overdue=False))
+
+    assert [stand.worker for stand in first(1.0, 30.5).hung] == ["a/0/0"]
+    assert first(1.0, 29.5) == Finding()
+    assert first(20.0, 59.0) == Finding()
+    assert first(20.0, 61.0).hung
+    assert first(1.0, 90.0, Activity.PAUSED) == Finding()
+
+
+def test_of_the_others_who_took_longest_counts_where_nobody_knows_how_long_it_takes() -> None:
+    late = stand("a", for_s=60.0, limit_s=0.0)
+    early, other = (msgspec.structs.replace(waits(node), waits_s=59.0) for node in "bc")
+    newest = msgspec.structs.replace(waits("d"), waits_s=20.0)
+    assert judge(case(late, early, other, newest)) == Finding()
+    assert judge(case(late, early, other)).hung == (late,)
+
+
 def test_nobody_is_late_where_nobody_waits() -> None:
     assert judge(case(*map(stand, "abcd"))) == Finding()
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
+
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
+from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S
 from holdfast.coordination.lateness.watch import AGAIN, LEARN_S, STALLED_S, LateWatch
 from holdfast.protocol.messages.progress import Activity, Late
 
@@ -33,8 +36,15 @@ def look_until(watch: LateWatch, reading: Reading, start: float, end: float) -> 
     return told
 
 
-def test_nobody_is_late_while_nothing_is_known() -> None:
-    assert look_until(LateWatch(), COMPUTING, 100.0, 200.0) == []
+def test_while_nothing_is_known_who_takes_very_long_is_told_without_a_limit() -> None:
+    (at, late), *_ = look_until(LateWatch(), COMPUTING, 100.0, 200.0)
+    assert 0.0 < at - 100.0 - UNKNOWN_S < 0.2
+    assert late.stand.limit_s == 0.0
+
+
+@pytest.mark.parametrize("activity", sorted(ENDLESS))
+def test_who_waits_for_others_is_never_late(activity: Activity) -> None:
+    assert look_until(LateWatch(), replace(COMPUTING, activity=activity), 100.0, 200.0) == []
 
 
 def test_who_is_late_is_told_within_a_look() -> None:
@@ -83,8 +93,7 @@ def test_who_waits_and_does_not_look_has_stalled() -> None:
 
 def test_a_page_that_says_nonsense_harms_nobody() -> None:
     watch = made()
-    for reading in (replace(COMPUTING, since=1e300), replace(COMPUTING, since=-1e300, activity=Activity.MOVING)):
-        assert watch.look(100.0, {ME: reading}) == []
+    assert watch.look(100.0, {ME: replace(COMPUTING, since=1e300)}) == []
     watch.learn(2.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(5, -1.0, 0.1)})})
     watch.learn(3.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(1, 1e300, 0.1)})})
     assert abs((watch.times.limit_s(Activity.COMPUTE, 4) or 0.0) - LIMIT_S) < 0.2

@@ -15,9 +15,10 @@ from holdfast.coordination.failures.seen import hangs, node_lost, process_ended
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.lateness.judge import Standstill, judge, what_hangs
-from holdfast.coordination.lateness.own_work import OwnWork
+from holdfast.coordination.lateness.own_work import AGAIN_LONGER, OwnWork
 from holdfast.coordination.lateness.pace import Pace
 from holdfast.coordination.lateness.stories import Stories
+from holdfast.coordination.lateness.times import UNKNOWN_S
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
@@ -83,6 +84,7 @@ class Inquiry:
         #: workers that are being ended
         self._accused: dict[str, _Accused] = {}
         self._own_work = OwnWork(turn)
+        self._unknown_s = UNKNOWN_S
         self._stories = Stories(turn)
 
     # ---- what is heard ----
@@ -198,10 +200,11 @@ class Inquiry:
                 idle=stopping.reports.keys() if recovering else (),
                 outside=self._outside(plan) if not recovering else (),
                 overdue=recovering or self.pace.overdue(turn.now),
+                unknown_s=self._unknown_s,
             )
         )
         hung = self._to_be_ended(self._own_work.spare(finding.hung))
-        looks = finding.network and not recovering and self._looked != plan.generation
+        looks = finding.network and not recovering and self.pace.known and self._looked != plan.generation
         if hung or finding.silent or looks:
             answered = [turn.members.nodes[name] for name in question.answered if name in turn.members.nodes]
             self._stories.begin(answered, question.stands, [stand.worker for stand in hung] or finding.silent)
@@ -234,5 +237,7 @@ class Inquiry:
         """Have a worker that hangs ended."""
         turn, connection = self._turn, self._turn.members.connection_of(stand.worker)
         if connection is not None:
+            if not (stand.limit_s or stand.stopped):  # (it may have been wrong: compiling may take one far longer)
+                self._unknown_s *= AGAIN_LONGER
             self._accused[stand.worker] = _Accused(stand, turn.now)
             turn.send(connection, EndHung(worker=stand.worker, why=what_hangs(stand)))

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.coordination.lateness.times import FAILURE, FLOOR_S, UNKNOWN_S
 from holdfast.protocol.messages.progress import Activity, Stand
 from holdfast.protocol.names import node_of
 
 #: Whoever is in these waits for others, though in no collective.
 WAITING = frozenset({Activity.AWAITING, Activity.ENTERING, Activity.RECEIVING, Activity.FINISHED})
+#: How long these take for one says nothing of others.
+NOBODYS = frozenset({Activity.STARTING, Activity.PAUSED})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +24,7 @@ class Standstill:
 
     members: its workers by rank. stands: where those stand whose agents have answered. silent: nodes that have not
     answered. idle: workers that are known to wait. outside: those that have not come into the generation yet. overdue:
-    it has taken longer than any step should.
+    it has taken longer than any step should. unknown_s: nobody is late before at what nobody knows how long it takes.
     """
 
     members: Sequence[str]
@@ -30,6 +33,7 @@ class Standstill:
     idle: Collection[str] = ()
     outside: Collection[str] = ()
     overdue: bool = False
+    unknown_s: float = UNKNOWN_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +48,9 @@ class Finding:
 def judge(still: Standstill) -> Finding:
     """Find who holds the others up. Nobody does where nobody waits, or where more are busy than wait for them."""
     stands = [still.stands[worker] for worker in still.members if worker in still.stands]
-    hung = tuple(stand for stand in stands if stand.worker not in still.idle and _hangs(stand, overdue=still.overdue))
+    lasts_s = min((_waits_s(stand) for stand in stands if _waits(stand)), default=0.0)
+    at_work = (stand for stand in stands if stand.worker not in still.idle)
+    hung = tuple(one for one in at_work if _hangs(one, overdue=still.overdue) or _lags(one, lasts_s, still.unknown_s))
     if still.overdue and any(stand.waits for stand in stands):
         # They could not wait there if somebody else's group did not stand.
         hung += tuple(stand for stand in stands if stand.worker in still.outside and _stays_away(stand))
@@ -75,6 +81,18 @@ def _hangs(stand: Stand, *, overdue: bool) -> bool:
     return stand.late and stand.activity not in WAITING
 
 
+def _waits_s(stand: Stand) -> float:
+    return stand.waits_s if stand.waits else stand.for_s
+
+
+def _lags(stand: Stand, others_wait_s: float, unknown_s: float) -> bool:
+    """Tell whether a worker is far longer about something than the others, where nobody has learnt what that takes."""
+    if stand.limit_s or stand.waits or stand.activity in WAITING or stand.activity in NOBODYS:
+        return False
+    others_s = max(0.0, stand.for_s - others_wait_s)
+    return stand.for_s > max(unknown_s, FAILURE * others_s + FLOOR_S)
+
+
 def _stays_away(stand: Stand) -> bool:
     """Tell whether a worker does not come into a generation, and not because something is still on its way."""
     return stand.activity is Activity.ENTERING and not stand.waits
@@ -86,8 +104,9 @@ def what_hangs(stand: Stand) -> str:
         return f"its process is stopped, at '{stand.activity}' of step {stand.step}"
     if stand.waits:
         return f"its process does not run: for {stand.for_s:.2f} s it has not looked whether its collective has ended"
-    if not stand.limit_s or stand.activity in WAITING:
+    if stand.activity in WAITING:
         return f"it has been at '{stand.activity}' for {stand.for_s:.2f} s, while others have come in and wait for it"
     of = "" if stand.micro_batch is None else f", micro-batch {stand.micro_batch}"
     place = f"'{stand.activity}' of step {stand.step}{of}"
-    return f"it has been at {place} for {stand.for_s:.2f} s, limit {stand.limit_s:.2f} s, while others wait for it"
+    limit = f"limit {stand.limit_s:.2f} s" if stand.limit_s else f"more than {FAILURE:.0f} times as long as the others"
+    return f"it has been at {place} for {stand.for_s:.2f} s, {limit}, while others wait for it"

@@ -13,9 +13,9 @@ from holdfast.protocol.names import node_of
 OWN_WORK = frozenset({Activity.SCRIPT, Activity.COMPUTE, Activity.PAUSED, Activity.APPLYING, Activity.SAVING})
 #: Where several are late at once, it is more likely that they all do the same: they have so many times their limits.
 SEVERAL = 3.0
-#: What a script does between steps is its own, and may take any time: each worker that was ended there makes the limit
-#: so many times longer.
-SCRIPT_AGAIN = 10.0
+#: What a script does between steps is its own, and what nobody has learnt yet, may take any time: each worker that was
+#: ended there makes the limit so many times longer.
+AGAIN_LONGER = 10.0
 
 Place = tuple[int, Activity, int | None]
 
@@ -47,7 +47,7 @@ class OwnWork:
                 self._raise(place, stand)
             else:
                 if stand.activity is Activity.SCRIPT:
-                    self._script_factor *= SCRIPT_AGAIN
+                    self._script_factor *= AGAIN_LONGER
                 left.append(stand)
         return left
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from holdfast.coordination.lateness.reading import Total
-from holdfast.coordination.lateness.times import FAILURE, FLOOR_S, Times
+from holdfast.coordination.lateness.times import FAILURE, FLOOR_S, UNKNOWN_S, Times
 from holdfast.protocol.messages.progress import Activity
 
 #: A step that takes longer than so many usual ones is worth asking after: that costs a message to each node and harms
@@ -13,8 +11,6 @@ from holdfast.protocol.messages.progress import Activity
 ASK = 1.5
 #: of the floor below which nothing counts as late, this much before anybody is asked
 ASK_FLOOR_S = 0.05
-#: until it is known what entering a generation takes: longer than any group takes to be built (`build_gloo`)
-ENTER_S = 30.0
 
 
 class Pace:
@@ -67,6 +63,11 @@ class Pace:
             return still_s > self._enter_s
         return mean_s is not None and still_s > ASK * mean_s + ASK_FLOOR_S
 
+    @property
+    def known(self) -> bool:
+        """True where what is waited for has been seen often enough, or takes the same in every job."""
+        return self._entering or self.mean_s is not None
+
     def overdue(self, now: float) -> bool:
         """Tell whether it takes longer than it should."""
         return now > self.overdue_at
@@ -76,8 +77,8 @@ class Pace:
         """From when on it takes longer than it should."""
         if self._entering:
             return self.since + self._enter_s
-        return math.inf if self.mean_s is None else self.since + FAILURE * self.mean_s + ASK_FLOOR_S
+        return self.since + (UNKNOWN_S if self.mean_s is None else FAILURE * self.mean_s + ASK_FLOOR_S)
 
     @property
     def _enter_s(self) -> float:
-        return self._times.limit_s(Activity.ENTERING, self._world) or ENTER_S
+        return self._times.limit_s(Activity.ENTERING, self._world) or UNKNOWN_S

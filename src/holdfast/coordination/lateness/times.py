@@ -18,6 +18,9 @@ WARNING = 1.1
 FLOOR_S = 0.2
 #: so many must have ended before anybody is judged by them: the first ones compile, allocate and connect
 WARM_UP = 3
+#: Until then somebody may be late all the same who takes far longer than others at it, but not before so many seconds:
+#: longer than any group takes to be built (`build_gloo`).
+UNKNOWN_S = 30.0
 #: a mean is that of about so many of the newest
 MEMORY = 50
 #: What is short most of the time and long now and then (a script's evaluation, a checkpoint): that it has ended once by

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
-from holdfast.coordination.lateness.times import Times
+from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S, Times
 from holdfast.protocol.messages.progress import Activity, Late, Stand
 
 #: an agent looks no more often than this, and ten times a second where a limit is not due sooner
@@ -85,16 +85,17 @@ class LateWatch:
         late: list[Late] = []
         due, shortest = [LONGEST_LOOK_S], [USUAL_LOOK_S / LOOK_PART]
         for worker, reading in readings.items():
-            limit_s = self._limit_s(reading)
-            if limit_s is None:
+            if reading.waits_since is None and reading.activity in ENDLESS:
                 continue
+            known_s = self._limit_s(reading)
+            limit_s = known_s or UNKNOWN_S
             for_s = self._lasts(now, reading)
             seen = self._seen_of(worker, reading)
             if for_s > seen.next_at * limit_s:
                 seen.next_at = AGAIN * for_s / limit_s
                 late.append(Late(stand=self._stand(now, worker, reading)))
             due.append(seen.next_at * limit_s - for_s)
-            shortest.append(limit_s)
+            shortest += [limit_s] if known_s else []
         usual = max(USUAL_LOOK_S, LOOK_PART * min(shortest[1:], default=0.0))
         self.look_s = max(LEAST_LOOK_S, min(usual, *due))
         return late
@@ -133,5 +134,6 @@ class LateWatch:
             limit_s=self._limit_s(reading) or 0.0,
             micro_batch=reading.micro_batch,
             waits=reading.waits_since is not None,
+            waits_s=max(0.0, now - reading.waits_since) if reading.waits_since is not None else 0.0,
             stopped=stopped,
         )

@@ -41,7 +41,8 @@ class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a worker's training thread stands: for `for_s` seconds it has been about `activity`.
 
     `limit_s`: for how long it may, learnt from what it took before; 0: nobody can say. `waits`: it waits in a
-    collective; then `for_s` is since it last looked whether that has ended. `stopped`: its process is (SIGSTOP).
+    collective, since `waits_s` seconds; then `for_s` is since it last looked whether that has ended. `stopped`: its
+    process is (SIGSTOP).
     """
 
     worker: WorkerId
@@ -52,6 +53,7 @@ class Stand(Struct, frozen=True, kw_only=True, omit_defaults=True):
     limit_s: Seconds = 0.0
     micro_batch: Count | None = None
     waits: bool = False
+    waits_s: Seconds = 0.0
     stopped: bool = False
 
     @property
