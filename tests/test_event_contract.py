@@ -17,7 +17,8 @@ CONTRACT = {
     "coordinator_restarted": {"url", "coordinator_pid", "flop_per_sample", "peak_flop_per_s"},
     "nodes_joined": {"nodes"},
     "workers_changed": {"node", "worker_pids"},
-    "node_left": {"node", "reason"},
+    "node_left": {"node", "reason", "detail"},
+    "node_repaired": {"node", "repair", "repair_s"},
     "generation_started": {
         "members",
         "world_size",
@@ -40,6 +41,7 @@ CONTRACT = {
         "phase",
         "micro_batch",
         "detail",
+        "tries",
     },
     "limit_raised": {"node", "step", "phase", "limit_s", "why", "micro_batch"},
     "stacks_taken": {"of_generation", "suspects", "workers", "stacks", "missing"},

@@ -277,7 +277,7 @@ def test_a_node_that_is_back_before_the_decision_is_asked_like_the_others() -> N
     job = Job().start()
     job.lose("n2")
     job.connect(hello("n2", (attach(w("n2")), msg.Begun(worker=w("n2"), generation=1)), term=1))
-    assert job.kinds == ["Welcome", "Stop"]
+    assert job.kinds == ["NodeRepaired", "Welcome", "Stop"]
     job.report("n0", 0)
     job.report("n1", 0)
     assert not job.orders(msg.Begin)

@@ -19,6 +19,7 @@ SHARES = {
     "witnesses": (1, 1),
     "corrupt": (1, 1),
     "raising": (1, 1),
+    "ladder": (1, 1),
 }
 
 

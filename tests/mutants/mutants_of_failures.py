@@ -8,13 +8,17 @@ BLAME = "coordination/failures/blame.py"
 DECIDING = "coordination/generations/deciding.py"
 MACHINE = "coordination/worker/machine.py"
 CLOSING = "coordination/closing.py"
+LADDER = "coordination/failures/ladder.py"
+KEPT_RANKS = "coordination/failures/kept_ranks.py"
+ADMISSION = "coordination/nodes/admission.py"
+PLANNER = "coordination/generations/planner.py"
 
 FAILURE_MUTANTS = (
     Mutant(
         name="raisers_are_let_go_at_once",
         file=DECIDING,
-        old="            if not holders or lost_of(self._turn.record, others, reports):\n",
-        new="            if False:\n",
+        old="        return None if not holders or lost_of(self._turn.record, others, reports) else others\n",
+        new="        return others\n",
         why="where all scripts raise, what they have is nowhere else",
     ),
     Mutant(
@@ -81,5 +85,56 @@ FAILURE_MUTANTS = (
         old="        if self._will != record.will:\n",
         new="        if False:\n",
         why="a coordinator that takes over must end the job as it was to end",
+    ),
+    Mutant(
+        name="a_rung_never_ends",
+        file=LADDER,
+        old="        return tries > (MAX_RETRIES if severity is Severity.RETRY else self._max_restarts)\n",
+        new="        return False\n",
+        why="a node that fails again and again is taken out",
+    ),
+    Mutant(
+        name="a_rung_counts_for_all_agents",
+        file=LADDER,
+        old="        agent = node.agent_pid if node is not None else 0\n",
+        new="        agent = 0\n",
+        why="a machine that was replaced begins anew",
+    ),
+    Mutant(
+        name="the_quarantined_come_again",
+        file=ADMISSION,
+        old="        if barred is not None:\n",
+        new="        if False:\n",
+        why="nobody has repaired them",
+        quick=True,
+    ),
+    Mutant(
+        name="a_quarantine_bars_all_on_the_host",
+        file=LADDER,
+        old='        entry = Quarantined(node=node, host="" if shared else host,',
+        new="        entry = Quarantined(node=node, host=host,",
+        why="others on the same host are as good as before",
+    ),
+    Mutant(
+        name="ranks_are_kept_for_ever",
+        file=KEPT_RANKS,
+        old="        return any(until > now and node_of(seat) in nodes",
+        new="        return any(node_of(seat) in nodes",
+        why="a process that does not come must not hold up the job",
+        quick=True,
+    ),
+    Mutant(
+        name="ranks_are_kept_for_lost_nodes",
+        file=KEPT_RANKS,
+        old="        return any(until > now and node_of(seat) in nodes",
+        new="        return any(until > now",
+        why="a node that is gone brings no process",
+    ),
+    Mutant(
+        name="others_take_the_seats",
+        file=PLANNER,
+        old="    return sorted(workers, key=lambda worker: seats[seat_of(worker)])\n",
+        new="    return workers\n",
+        why="who fills a place has its rank",
     ),
 )

@@ -37,3 +37,9 @@ class NodesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Body of POST /nodes."""
 
     count: Annotated[int, Meta(ge=1, le=1024)] = 1
+
+
+class UndrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /undrain."""
+
+    node: Annotated[str, Meta(max_length=64)]

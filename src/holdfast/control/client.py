@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.control.api_types import END_HEADER, InjectRequest, NodesRequest, ShutdownRequest
+from holdfast.control.api_types import END_HEADER, InjectRequest, NodesRequest, ShutdownRequest, UndrainRequest
 from holdfast.control.registry import JobEntry
 from holdfast.errors import BadInputError, HoldfastError, RefusedError, UnreachableError
 from holdfast.observability.event_lines import decode_event
@@ -36,6 +36,10 @@ class _Numbered(msgspec.Struct):
     """A line of the journal, as far as its place in it."""
 
     seq: int
+
+
+class _Started(msgspec.Struct):
+    started: bool = False
 
 
 class _Wish(msgspec.Struct):
@@ -108,6 +112,10 @@ class CoordinatorClient:
         """Ask the launcher for more nodes; return the request's number."""
         answer = self._ask("POST", "/nodes", NodesRequest(count=count))
         return self._read(answer.content, _Wish).id
+
+    def undrain(self, node: str) -> bool:
+        """Let a quarantined node come back; return whether its agent is started again."""
+        return self._read(self._ask("POST", "/undrain", UndrainRequest(node=node)).content, _Started).started
 
     def node_requests(self, after: int, wait_s: float = _POLL_S) -> list[tuple[int, int]]:
         """Return (number, count) of the requests for nodes above `after`, for the launcher; wait for one."""

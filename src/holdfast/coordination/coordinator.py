@@ -17,11 +17,11 @@ from holdfast.coordination.failures.seen import node_lost
 from holdfast.coordination.generations.deciding import Deciding
 from holdfast.coordination.generations.finishing import Finishing
 from holdfast.coordination.hearing import Heard, Hearing
-from holdfast.coordination.inputs import Disconnected, Failure, InjectFault, Input, Planned, Received, Shutdown, Tick
+from holdfast.coordination.inputs import REQUESTS, Disconnected, Failure, Input, Received, Request, Tick
 from holdfast.coordination.instructions import Emit, EndJob, Instruction
 from holdfast.coordination.nodes.admission import Admission
-from holdfast.coordination.nodes.injection import injection
 from holdfast.coordination.nodes.membership import Membership, Node
+from holdfast.coordination.nodes.requests import grant
 from holdfast.coordination.parts import JobParts, JobState
 from holdfast.coordination.progress.mending import missing_events
 from holdfast.coordination.table import Row, always, row, while_it_goes_on
@@ -232,17 +232,19 @@ class Coordinator:
             self._depart(node, self.parts.ending.farewell)
 
     def _leave(self, node: Node, leave: msg.Leave) -> None:
-        self.parts.failures.gone(self._depart(node, leave.reason), self.turn.now)
-        if not self.members.nodes and leave.reason == "quarantined":
-            self.parts.ending.failed(f"the last node, {node.name}, is quarantined: {leave.detail}")
+        self.parts.failures.gone(self._depart(node, leave.reason, leave.detail), self.turn.now)
+        if leave.reason == "quarantined":
+            self.parts.ladder.quarantine(node.name, node.host, leave.detail)
+            if not self.members.nodes:
+                self.parts.ending.failed(f"the last node, {node.name}, is quarantined: {leave.detail}")
 
     def _leave_at_last(self, node: Node, leave: msg.Leave) -> None:
         self._depart(node, leave.reason)
 
-    def _depart(self, node: Node, reason: str) -> tuple[str, ...]:
+    def _depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
         workers = self.members.remove(node.name)
         self.parts.absences.lost(node.name)
-        self.turn.emit(ev.NodeLeft, node=node.name, reason=reason)
+        self.turn.emit(ev.NodeLeft, node=node.name, reason=reason, detail=detail)
         return workers
 
     # ---- time ----
@@ -299,6 +301,7 @@ class Coordinator:
         elif down.exit_code == EXIT_BAD_INPUT:
             self.turn.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=down.detail, alone=True))
         if self.over is None and (known is not None or down.worker in self.turn.planned):
+            self.parts.kept_ranks.lost([down.worker])
             self.parts.failures.take(self.parts.inquiry.ended(node, down))
         self.parts.raisers.ended(node, down)
 
@@ -312,14 +315,8 @@ class Coordinator:
         if failure.node in self.members.nodes:
             self.parts.failures.take(failure)
 
-    def _inject(self, request: InjectFault) -> None:
-        self.turn.send(*injection(self.config, self.members, request))
-
-    def _shut_down(self, request: Shutdown) -> None:
-        self.parts.closing.ask(request)
-
-    def _planned(self, planned: Planned) -> None:
-        self.parts.rebalancing.came(planned)
+    def _asked(self, request: Request) -> None:
+        grant(self.parts, request)
 
     # ---- the tables ----
 
@@ -328,9 +325,7 @@ class Coordinator:
         Disconnected: row(_disconnected, _disconnected, _disconnected, _disconnected_at_last),
         Tick: row(_tick, _tick, _tick, _tick_at_last),
         Failure: while_it_goes_on(_failed),
-        InjectFault: always(_inject),
-        Shutdown: always(_shut_down),
-        Planned: always(_planned),
+        **dict.fromkeys(REQUESTS, always(_asked)),
     }
 
     #: the same of what agents say

@@ -109,6 +109,9 @@ class Hearing:
             self._turn.order(attach.worker, msg.JobDone())
             return
         self._parts.newcomers.attached(node, is_new=attach.worker not in self._turn.planned_on(node.name))
+        self._parts.kept_ranks.came(attach.worker, node.came)
+        if node.complete:
+            self._parts.ladder.back(node)
         if not self._parts.absences.attached(node):
             self._parts.newcomers.came(node)
             self._parts.joining.arrived()

@@ -74,6 +74,13 @@ class InjectFault:
 
 
 @dataclass(frozen=True, slots=True)
+class Undrain:
+    """A user lets a node come back that is quarantined."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """The user ends the job (Ctrl-C); `save`: with a checkpoint of what it has led to, where it keeps any."""
 
@@ -90,4 +97,7 @@ class Planned:
     found: Found | None
 
 
-Input = Received | Disconnected | Tick | Failure | InjectFault | Shutdown | Planned
+#: what users and the shell ask for
+Request = InjectFault | Undrain | Shutdown | Planned
+REQUESTS = (InjectFault, Undrain, Shutdown, Planned)
+Input = Received | Disconnected | Tick | Failure | Request

@@ -11,6 +11,8 @@ from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.rebalancing import Rebalancing
 from holdfast.coordination.failures.classes import Classes
 from holdfast.coordination.failures.failures import Failures
+from holdfast.coordination.failures.kept_ranks import KeptRanks
+from holdfast.coordination.failures.ladder import Ladder
 from holdfast.coordination.failures.raisers import Raisers
 from holdfast.coordination.generations.announcing import Newcomers
 from holdfast.coordination.generations.stopping import Stopping
@@ -56,7 +58,11 @@ class JobParts:
         #: why a node was turned away last
         self.misfit = ""
         self.classes = Classes(config.rules)
-        self.failures = Failures(turn, self.ledger, self.stopping, self.joining, self.absences, self.classes)
+        self.ladder = Ladder(turn, config)
+        self.kept_ranks = KeptRanks(turn, config)
+        self.failures = Failures(
+            turn, self.ledger, self.stopping, self.joining, self.absences, self.classes, self.ladder
+        )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)
 

@@ -48,11 +48,15 @@ class CoordinatorRestarted(Event, frozen=True, kw_only=True, tag_field="event", 
 
 
 class JoinedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that has joined, and its processes; `worker_pids` by index on the node."""
+    """A node that has joined, and its processes; `worker_pids` by index on the node.
+
+    `clock_off_s`: how much further its clock was than the coordinator's. Nothing is decided by it.
+    """
 
     node: str
     agent_pid: int
     worker_pids: tuple[int, ...]
+    clock_off_s: float = 0.0
 
 
 class NodesJoined(Event, frozen=True, kw_only=True, tag_field="event", tag="nodes_joined"):
@@ -74,10 +78,22 @@ class WorkersChanged(Event, frozen=True, kw_only=True, tag_field="event", tag="w
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, tag_field="event", tag="node_left"):
-    """`reason`: failed, drained, quarantined, finished."""
+    """`reason`: failed, drained, quarantined, finished. `detail`: why it is quarantined, else empty."""
 
     node: str
     reason: str
+    detail: str = ""
+
+
+class NodeRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="node_repaired"):
+    """A node that had failed trains again, after `repair_s`.
+
+    `repair`: automatic (it came back by itself), or ticket (it was quarantined, and somebody has let it come back).
+    """
+
+    node: str
+    repair: str
+    repair_s: float
 
 
 class FaultThreshold(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +150,7 @@ class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="
     `severity`: 1, the node is out; 2, a process starts again; 3, the same members try again.
     `category`: its class (docs/failures.md), `unknown` where no rule fits; None: not classified.
     `step`, `phase`, `micro_batch`: where the one that failed stood; None: not known.
+    `tries`: how often that makes on this node, of this severity, within five minutes.
     """
 
     node: str
@@ -146,6 +163,7 @@ class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="
     phase: str | None = None
     micro_batch: int | None = None
     detail: str = ""
+    tries: int = 1
 
 
 class SeenWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -357,6 +375,7 @@ AnyEvent = (
     | NodesJoined
     | WorkersChanged
     | NodeLeft
+    | NodeRepaired
     | GenerationStarted
     | StepCommitted
     | FailureDetected

@@ -50,6 +50,13 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Literal["shrink", "restart-all"],
         Meta(description="Go on with the others, or restart all workers from the newest checkpoint (at arrivals too)."),
     ] = "shrink"
+    on_process_failure: Annotated[
+        Literal["auto", "shrink", "hold"],
+        Meta(
+            description="When a process is gone: go on without it until another has joined, or hold its rank for it; "
+            "auto: shrink."
+        ),
+    ] = "auto"
     fault_threshold: Annotated[
         int, Meta(ge=1, description="On how many distinct nodes each expert is to live, where there is room.")
     ] = 2
@@ -65,6 +72,9 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_restarts: Annotated[
         int, Meta(ge=0, description="Restarts of a node's processes within five minutes before the node is taken out.")
     ] = MAX_RESTARTS
+    preflight: Annotated[
+        str, Meta(description="A program that looks whether a node is fit, before it joins; else than 0: it is not.")
+    ] = ""
     failure_classes: Annotated[
         str, Meta(description="Classes of failures of this site, looked at before our own.", extra=PATH)
     ] = ""
@@ -73,6 +83,11 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def restarts_all(self) -> bool:
         """Whether all workers start anew at every change."""
         return self.on_node_failure == RESTART_ALL
+
+    @property
+    def holds_ranks(self) -> bool:
+        """Whether the others wait for a process that is started again."""
+        return self.on_process_failure == "hold"
 
 
 class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -54,6 +54,11 @@ def node_of(worker: str) -> str:
     return worker.split("/", 1)[0]
 
 
+def seat_of(worker: str) -> str:
+    """Return the place that a worker fills: its node and its index there, whichever process that is."""
+    return worker.rpartition("/")[0]
+
+
 def index_of(worker: str) -> int:
     """Return the index on its node that a worker id names."""
     return int(worker.split("/")[1])

@@ -50,6 +50,15 @@ class RaisedBefore(Struct, frozen=True, kw_only=True, omit_defaults=True):
     micro_batch: int | None = None
 
 
+class Quarantined(Struct, frozen=True, kw_only=True):
+    """A node that may not come back, nor another on its `host` ("": others are there, too). `since`: unix seconds."""
+
+    node: str
+    host: str
+    why: str
+    since: float
+
+
 class LastWill(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the job is to end once what it has led to is saved: with this exit code, and cause.
 
@@ -100,4 +109,5 @@ class Record(Struct, frozen=True, kw_only=True):
     outbox: tuple[AnyEvent, ...] = ()
     raised: tuple[RaisedBefore, ...] = ()
     will: LastWill | None = None
+    quarantined: tuple[Quarantined, ...] = ()
     outcome: str = ""  # "", finished, failed

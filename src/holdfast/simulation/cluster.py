@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.coordination.inputs import Shutdown
+from holdfast.coordination.inputs import Shutdown, Undrain
 from holdfast.errors import EXIT_INTERRUPTED
 from holdfast.simulation.faults.injection import Injector
 from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultPlan
@@ -123,6 +123,17 @@ class SimCluster:
             shell.deliver(shell.feed, Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True))
         if not self.over:
             self.world.timeline.after(0.5, self.interrupt)
+
+    def undrain(self) -> None:
+        """Let a quarantined node come back, and start its agent again."""
+        if self.coordinator is not None:
+            self.coordinator.deliver(self._let_back, self.coordinator)
+
+    def _let_back(self, shell: CoordinatorShell) -> None:
+        barred = shell.machine.record.quarantined
+        if barred:
+            shell.feed(Undrain(barred[0].node))
+            self.world.after("reconnect", shell, self.add_node, barred[0].node)
 
     def supersede(self) -> None:
         """Start another coordinator beside the one that is paused."""

@@ -21,7 +21,7 @@ from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 from holdfast.protocol.state import CheckpointSource
-from holdfast.simulation.faults.ends import refused_twice, unsaved, works_fault
+from holdfast.simulation.faults.ends import barred, may_fail, unsaved, wronged
 from holdfast.simulation.faults.plans import FaultKind, Raises
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts import broken_guarantee, shape_of
@@ -251,6 +251,8 @@ class Checker:
         """An event is in the journal."""
         self._without_effect(event)
         self._in_order(event)
+        if wrong := wronged(self._world.plan, self._record, event):
+            self._fail(wrong)
         if isinstance(event, ev.StepCommitted | ev.JobFinished | ev.JobFailed):
             self.progress_at = self._world.timeline.now
         match event:
@@ -267,8 +269,6 @@ class Checker:
                 self._repaired(event)
             case ev.JobFinished():
                 self._job_finished(event)
-            case ev.NodeLeft(reason="quarantined") if self._world.plan.raises is not Raises.NOTHING:
-                self._fail(f"a node is quarantined for what the work does wrong: {event}")
             case ev.JobFailed(why=why):
                 self._failed(machine, why)
             case _:
@@ -400,17 +400,15 @@ class Checker:
     # ---- how it ends ----
 
     def refused_for_good(self, node: str, refused: msg.Refused) -> None:
-        """A node was turned away: it has done nothing wrong."""
-        if not self._outcome:
+        """A node was turned away: it has done nothing wrong, unless it is quarantined."""
+        if not self._outcome and node not in barred(self._record):
             self._fail(f"{node} was refused for good: {refused.why}")
 
     def _failed(self, machine: Coordinator, why: str) -> None:
         """NothingLeft, and only where nothing is left; or what all scripts raise, or a second refusal."""
-        if refused_twice(self._world.plan, why):
-            return
-        if works_fault(self._world.plan, why):
-            if unsaved(self._world.plan, self._committed, self._saved.values()):
-                self._fail(f"the job failed, and step {self._committed} is not saved: {self._saved}")
+        if unsaved(self._world.plan, why, self._committed, self._saved.values()):
+            self._fail(f"the job failed, and step {self._committed} is not saved: {self._saved}")
+        if may_fail(self._world.plan, why):
             return
         if "live copy" not in why:
             self._fail(f"the job failed: {why}")

@@ -230,6 +230,10 @@ def _spec(plan: FaultPlan) -> JobSpec:
         name="sim",
         max_nodes=plan.start_nodes,
         experts=ExpertSpec(placement="mro", rebalance_every=plan.rebalance_every),
-        recovery=RecoverySpec(on_node_failure="restart-all" if plan.restart else "shrink"),
+        recovery=RecoverySpec(
+            on_node_failure="restart-all" if plan.restart else "shrink",
+            on_process_failure="hold" if plan.hold else "auto",
+            max_restarts=plan.max_restarts,
+        ),
         experiments=ExperimentSpec(allow_faults=True, static_experts=plan.ep_size > 0, ep_size=plan.ep_size),
     )

@@ -141,6 +141,7 @@ class _FakeNode:
             node=name,
             folder="/nonexistent",
             digest="none",
+            preflight=False,
         )
         self._herd = herd
         self._channel: _CountedChannel | None = None

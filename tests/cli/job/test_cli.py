@@ -49,6 +49,7 @@ OPTIONS = {
         "--alert",
         "--flop-per-sample",
         "--peak-flop-per-s",
+        "--on-process-failure",
         "--fault-threshold",
         "--expert-placement",
         "--rebalance-every",
@@ -60,13 +61,14 @@ OPTIONS = {
     },
     "agent": SERVER
     | {"--node-name", "--advertise", "--rack", "--failure-rate", "--workers-per-node"}
-    | {"--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state"},
+    | {"--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state", "--preflight"},
     "status": {*SERVER, "--json"},
     "events": {*SERVER, "--follow", "--after", "--json"},
     "explain": {*SERVER, "--json"},
     "report": {*SERVER, "--plot", "--json"},
     "audit": {*SERVER, "--json"},
     "scale": {*SERVER, "--json"},
+    "undrain": {*SERVER, "--json"},
     "inject": {*SERVER, "--worker", "--step", "--phase", "--json"},
     "schema": set[str](),
     "simulate": {"--nodes", "--mtbf", "--mttr", "--standbys", "--hours", "--replications", "--seed", "--scale"}

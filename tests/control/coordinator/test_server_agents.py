@@ -114,15 +114,16 @@ def test_without_the_token_nobody_gets_in(shared: CoordinatorProcess, token: str
     ids=["empty", "invalid", "deep", "huge-array", "text", "heartbeat", "no-fields", "bad-name", "bad-utf8"],
 )
 def test_what_is_malformed_closes_only_its_connection(shared: CoordinatorProcess, data: bytes | str, why: str) -> None:
+    name = f"bystander-{os.urandom(4).hex()}"
     with shared.agent() as bystander, shared.agent() as agent:
-        say(bystander, hello("bystander"))
+        say(bystander, hello(name))
         assert isinstance(hear(bystander), Welcome)
         agent.send(data)
         code, reason = _closed_for(agent)
         assert (code, why in reason) == (1008, True), reason
         say(bystander, Heartbeat())
         with shared.client() as client:
-            assert "bystander" in [node["node"] for node in client.status()["nodes"]]
+            assert name in [node["node"] for node in client.status()["nodes"]]
     assert _lives(shared)
 
 

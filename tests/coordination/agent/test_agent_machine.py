@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.agent.instructions import (
     AgentInstruction,
     EndAgent,
@@ -20,7 +21,7 @@ from holdfast.coordination.agent.instructions import (
     Say,
     StartWorker,
 )
-from holdfast.coordination.agent.machine import TAIL_FAILED, AgentMachine, NodeIdentity
+from holdfast.coordination.agent.machine import TAIL_FAILED, AgentMachine
 from holdfast.coordination.telling.plan_change import change_of
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind, FailureRule, Severity

@@ -6,8 +6,9 @@ import itertools
 
 from machinery import attach, commit
 
+from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.agent.instructions import AgentInstruction, Replay, Say
-from holdfast.coordination.agent.machine import AgentMachine, NodeIdentity
+from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 

@@ -1,4 +1,4 @@
-"""Commands that act on a job that runs: `scale`, `inject`."""
+"""Commands that act on a job that runs: `scale`, `undrain`, `inject`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from holdfast.errors import BadInputError, RefusedError
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     app.command("scale", rich_help_panel="Act")(grouped(scale))
+    app.command("undrain", rich_help_panel="Act")(grouped(undrain))
     app.command("inject", rich_help_panel="Test")(grouped(inject))
 
 
@@ -45,6 +46,22 @@ def _missing(client: CoordinatorClient, size: int) -> int:
     if size < here:
         raise RefusedError(f"the job has {here} nodes: stopping nodes is not supported, so {size} is too few")
     return size - here
+
+
+def undrain(
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names, as `holdfast status` shows them.")],
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Let quarantined nodes come back: repaired, they are looked at once more, and join."""
+    with server.client() as client:
+        started = {node: client.undrain(node) for node in nodes}
+    if as_json:
+        print_json({"nodes": started})
+        return
+    for node, is_started in started.items():
+        say(f"{node} may come back: {'it is being started' if is_started else 'start `holdfast agent` there again'}")
 
 
 def inject(

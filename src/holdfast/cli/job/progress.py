@@ -99,7 +99,8 @@ _WORDS = dict(
         _line(ev.CoordinatorRestarted, lambda e: f"coordinator restarted at {e.url}, term {e.term}"),
         _line(ev.NodesJoined, _all_joined),
         _line(ev.WorkersChanged, lambda e: f"{e.node} has new workers {', '.join(map(str, e.worker_pids))}"),
-        _line(ev.NodeLeft, lambda e: f"{e.node} left: {e.reason}"),
+        _line(ev.NodeLeft, lambda e: f"{e.node} left: {e.reason}{f', {e.detail}' if e.detail else ''}"),
+        _line(ev.NodeRepaired, lambda e: f"{e.node} trains again after {e.repair_s:.1f} s ({e.repair} repair)"),
         _line(
             ev.GenerationStarted,
             lambda e: f"generation {e.generation}: {e.world_size} workers on {_nodes(e.members)} ({e.reason})",

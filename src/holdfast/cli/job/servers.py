@@ -27,6 +27,7 @@ from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
 from holdfast.control.launch.settings import check_places, check_script, script_digest
+from holdfast.control.programs import check_program
 from holdfast.control.registry import JobEntry, check_name, registry_directory
 from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.coordination.config import CoordinatorConfig
@@ -44,6 +45,7 @@ _OF_COORDINATORS = SpecGroup(
         "--name",
         "--nodes",
         "--checkpoint-dir",
+        "--on-process-failure",
         "--fault-threshold",
         "--join-window",
         "--max-restarts",
@@ -59,7 +61,7 @@ _OF_COORDINATORS = SpecGroup(
     defaults={NODES: 1},
 )
 _OF_AGENTS = SpecGroup(
-    ("--workers-per-node", "--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state")
+    ("--workers-per-node", "--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state", "--preflight")
 )
 
 
@@ -220,6 +222,8 @@ def agent(
     check_script(script)
     given = {**spec, "script": Given(script, "SCRIPT"), "args": Given(tuple(args or ()), "ARGS")}
     check_places(job_spec(given))
+    if preflight := job_spec(given).recovery.preflight:
+        check_program("--preflight", preflight)
     node.check()
     entry = server.entry()
     name = job_at(entry, warn)

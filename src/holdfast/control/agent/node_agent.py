@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
@@ -17,10 +18,12 @@ from typing import Any, Protocol
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
+from holdfast.control.agent.preflight import Preflight
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.stacks import stacks_of
 from holdfast.control.agent.workforce import Workforce, WorkforceOwner
 from holdfast.control.processes import die_with_parent
+from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.agent.instructions import (
     AgentInstruction,
     Answer,
@@ -33,7 +36,7 @@ from holdfast.coordination.agent.instructions import (
     StartWorker,
 )
 from holdfast.coordination.agent.known_plans import PlanMaker
-from holdfast.coordination.agent.machine import AgentMachine, NodeIdentity
+from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
@@ -106,8 +109,15 @@ class Agent:
             agent_pid=os.getpid(),
             rack=settings.rack,
             failure_rate=settings.failure_rate,
+            host=socket.gethostname()[:256],
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)
+        self._preflight = Preflight(
+            workers=node.workers,
+            folder=settings.folder,
+            host=settings.advertise,
+            program=settings.spec.recovery.preflight,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self.workforce = workers(settings, self, self._task)
         self._make_channel = channel
@@ -174,10 +184,12 @@ class Agent:
     async def _stay_connected(self) -> None:
         """Connect again for ever: a coordinator that is away is waited for while training goes on."""
         settings, machine = self.settings, self.machine
-        backoff = _FIRST_BACKOFF_S
+        backoff, looked_at, unfit = _FIRST_BACKOFF_S, "", ""
         secure = settings.coordinator.startswith("https:")
         tls = ssl.create_default_context(cafile=settings.tls_ca or None) if secure else None
         while not self._exit.done():
+            if machine.session != looked_at:  # (at the begin, and with fresh workers after having been expelled)
+                unfit, looked_at = await self._preflight.unfit() if settings.preflight else "", machine.session
             try:
                 channel = await open_channel(
                     settings.coordinator, settings.token, self._on_message, tls=tls, make=self._make_channel
@@ -188,7 +200,7 @@ class Agent:
                 _log.debug("no coordinator: %s", error)
             else:
                 self._channel = channel
-                self._obey(machine.connected(self.clock.monotonic()))
+                self._obey(machine.connected(self.clock.monotonic(), wall=self.clock.time(), unfit=unfit))
                 await channel.wait_closed()
                 if machine.welcomed:
                     backoff = _FIRST_BACKOFF_S

@@ -18,7 +18,8 @@ class AgentSettings:
     one of its own. environment: the whole environment of a zygote of its own. log_folder: for the workers' output, ""
     to inherit. tls_ca: certificates to trust, "" for the system's. parent: pid of the process to end with, 0 for none.
     quiet: another process tells the user why the job ended. rack: nodes that may fail together have the same; "" for
-    one of its own. failure_rate: how often the node fails, the usual one being 1.
+    one of its own. failure_rate: how often the node fails, the usual one being 1. preflight: look whether the node is
+    fit to train, before it joins.
     """
 
     spec: JobSpec
@@ -38,3 +39,4 @@ class AgentSettings:
     quiet: bool = False
     rack: str = ""
     failure_rate: float = 1.0
+    preflight: bool = True

@@ -8,17 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import shlex
-import shutil
-import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
 from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.environment import for_workers
+from holdfast.control.programs import ProgramError, check_program, run_program
 from holdfast.errors import BadInputError
 from holdfast.protocol.events import ActionRequested
 
@@ -26,8 +21,6 @@ from holdfast.protocol.events import ActionRequested
 LONGEST_S = 30.0
 #: that wait for their turn; of more, the oldest go
 MOST_WAITING = 64
-#: of what a program complains, so much is logged
-_MOST_SAID = 500
 
 _log = logging.getLogger("holdfast.coordinator")
 
@@ -54,13 +47,7 @@ def check_alert(option: str, alert: str) -> None:
             if urlsplit(alert).hostname and (urlsplit(alert).port or 1):
                 return
         raise BadInputError(f"{option} is {alert!r}: it is no URL; write https://HOST/PATH, or a program")
-    try:
-        words = shlex.split(alert)
-    except ValueError as error:
-        raise BadInputError(f"{option} is {alert!r}: {error}; write a program and its arguments") from None
-    if not words or "\0" in alert or shutil.which(words[0]) is None:
-        name = words[0] if words else ""
-        raise BadInputError(f"{option} is {alert!r}: there is no program {name!r}; give its path, or a URL")
+    check_program(option, alert, instead=", or a URL")
 
 
 class Alerts:
@@ -98,29 +85,18 @@ class Alerts:
             event = self._waiting.popleft()
             try:
                 async with asyncio.timeout(self._longest_s):
-                    await (self._post(event) if is_webhook(self._alert) else self._run(event))
+                    await self._hand(event)
             except TimeoutError:
                 _log.warning("the alert about event %d took longer than %g s", event.about_seq, self._longest_s)
-            except (AlertError, OSError) as error:
+            except (AlertError, ProgramError, OSError) as error:
                 _log.warning("the alert about event %d failed: %s", event.about_seq, error)
         self._work = None
 
-    async def _run(self, event: ActionRequested) -> None:
-        words = shlex.split(self._alert)
-        # In a session of its own, so that all that it may start ends with it.
-        process = await asyncio.create_subprocess_exec(
-            *words, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, env=for_workers(os.environ), start_new_session=True
-        )
-        try:
-            _, said = await asyncio.gather(_write(process, msgspec.json.encode(event) + b"\n"), _read(process))
-            code = await process.wait()
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            raise
-        if code:
-            raise AlertError(f"{words[0]} ended with {code}: {said or 'it said nothing'}")
+    async def _hand(self, event: ActionRequested) -> None:
+        if is_webhook(self._alert):
+            await self._post(event)
+        else:
+            await run_program(self._alert, msgspec.json.encode(event) + b"\n")
 
     async def _post(self, event: ActionRequested) -> None:
         import httpx  # a tenth of a second that few coordinators need
@@ -134,21 +110,3 @@ class Alerts:
             raise AlertError(f"{host}: {type(error).__name__}") from None
         if answer.is_error:
             raise AlertError(f"{host} answers {answer.status_code}")
-
-
-async def _write(process: Process, data: bytes) -> None:
-    """Write what a program may or may not read."""
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(data)
-        await process.stdin.drain()
-    process.stdin.close()
-
-
-async def _read(process: Process) -> str:
-    """Read all that a program complains; return the end of it, on one line."""
-    assert process.stderr is not None
-    said = b""
-    while chunk := await process.stderr.read(4096):
-        said = (said + chunk)[-_MOST_SAID:]
-    return " ".join(said.decode(errors="replace").split())

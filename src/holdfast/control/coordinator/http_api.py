@@ -24,11 +24,12 @@ from holdfast.control.api_types import (
     InjectRequest,
     NodesRequest,
     ShutdownRequest,
+    UndrainRequest,
 )
 from holdfast.control.coordinator.agent_channel import AgentChannel
 from holdfast.control.coordinator.doorkeeper import Address
 from holdfast.control.coordinator.shell import MALFORMED, Shell
-from holdfast.coordination.inputs import InjectFault, Shutdown
+from holdfast.coordination.inputs import InjectFault, Shutdown, Undrain
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.observability.metrics import CONTENT_TYPE
@@ -47,19 +48,19 @@ class NodeRequests:
     def __init__(self, *, launched: bool) -> None:
         """Begin without wishes. `launched`: a launcher is known to be there; else one is as soon as it asks."""
         self.launcher_seen = launched
-        self._requests: list[tuple[int, int]] = []
+        self._requests: list[dict[str, int | str]] = []
         self._last = 0
         self._new = asyncio.Event()
         self._closed = False
 
-    def add(self, count: int) -> int:
-        """Add a wish for `count` nodes; return its number."""
+    def add(self, count: int, node: str = "") -> int:
+        """Add a wish for `count` nodes, or for one of this name; return its number."""
         self._last = max(self._last + 1, time.time_ns() // 1000)
-        self._requests.append((self._last, count))
+        self._requests.append({"id": self._last, "count": count, "node": node})
         self._new.set()
         return self._last
 
-    async def after(self, number: int, wait_s: float) -> list[dict[str, int]]:
+    async def after(self, number: int, wait_s: float) -> list[dict[str, int | str]]:
         """Return the wishes above `number`; wait up to `wait_s` for one."""
         self.launcher_seen = True
         found = self._above(number)
@@ -76,8 +77,8 @@ class NodeRequests:
         self._closed = True
         self._new.set()
 
-    def _above(self, number: int) -> list[dict[str, int]]:
-        return [{"id": known, "count": count} for known, count in self._requests if known > number]
+    def _above(self, number: int) -> list[dict[str, int | str]]:
+        return [request for request in self._requests if int(request["id"]) > number]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +155,7 @@ class HttpApi:
             Route("/events", self.events, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/inject", self.inject, methods=["POST"]),
+            Route("/undrain", self.undrain, methods=["POST"]),
             Route("/shutdown", self.shutdown, methods=["POST"]),
             Route("/nodes", self.add_nodes, methods=["POST"]),
             Route("/node-requests", self.node_requests, methods=["GET"]),
@@ -206,12 +208,21 @@ class HttpApi:
         fault = InjectFault(fault=body.fault, node=body.node, worker=body.worker, step=body.step, phase=body.phase)
         return await self._fed(fault)
 
+    async def undrain(self, request: Request) -> Response:
+        """Let a quarantined node come back; whoever has started the job starts its agent again."""
+        body = await _body(request, UndrainRequest, self._body_s)
+        answer = await self._fed(Undrain(node=body.node))
+        if answer.status_code == 200 and self._requests.launcher_seen:
+            self._requests.add(1, body.node)
+            return _json({"started": True})
+        return answer
+
     async def shutdown(self, request: Request) -> Response:
         """End the job."""
         body = await _body(request, ShutdownRequest, self._body_s)
         return await self._fed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
 
-    async def _fed(self, event: InjectFault | Shutdown) -> Response:
+    async def _fed(self, event: InjectFault | Undrain | Shutdown) -> Response:
         if not await self._shell.feed(event):
             return _error(503, "this coordinator does not lead the job any more: ask again")
         return _json({"ok": True})

@@ -6,6 +6,8 @@ import dataclasses
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.experts.blobs import experts_by_layer
 from holdfast.coordination.nodes.membership import Node
@@ -37,6 +39,7 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
         "loss": progress.loss if step else None,
         "waiting_for": f"{need.nodes} nodes, {need.expert_slots} expert slots ({need.why})" if need is not None else "",
         "nodes": [_node(coordinator, node, now) for node in coordinator.members.nodes.values()],
+        "quarantined": [msgspec.to_builtins(one) for one in record.quarantined],
         "experts": _experts(record),
         "checkpoints": [{"step": known.step, "name": known.name} for known in record.checkpoints],
         "time": dataclasses.asdict(ledger.account(now)),

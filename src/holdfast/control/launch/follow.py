@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 
@@ -50,17 +51,17 @@ class Follower:
             except (httpx.TransportError, httpx.HTTPStatusError):
                 await asyncio.sleep(_PAUSE_S)  # it is being (re)started
 
-    async def node_requests(self) -> AsyncIterator[int]:
-        """Yield how many nodes users ask for."""
+    async def node_requests(self) -> AsyncIterator[tuple[int, str]]:
+        """Yield how many nodes users ask for, or the name of one that is to come back."""
         after = 0
         loop = asyncio.get_running_loop()
         while True:
             asked_at = loop.time()
             answer = await self._get(f"/node-requests?after={after}&wait={_WAIT_S}")
-            requests: list[dict[str, int]] = answer.json()["requests"] if answer is not None else []
+            requests: list[dict[str, Any]] = answer.json()["requests"] if answer is not None else []
             for request in requests:
                 after = request["id"]
-                yield request["count"]
+                yield request["count"], request["node"]
             if not requests and loop.time() - asked_at < _WAIT_S / 2:
                 await asyncio.sleep(_ENDING_S)  # nothing, and before its time: the coordinator wants to end
 

@@ -300,9 +300,9 @@ class Launcher:
             self._on_event(event)
 
     async def _serve_requests(self) -> None:
-        async for count in self._follower.node_requests():
+        async for count, name in self._follower.node_requests():
             for _ in range(count):
-                await self.start_node(self._free_name())
+                await self.start_node(name or self._free_name())
 
     def _free_name(self) -> str:
         taken = self._agents.keys() | (self._director.names if self._director is not None else frozenset[str]())

@@ -12,6 +12,7 @@ from pathlib import Path
 from holdfast.control.agent.zygote import PRELOAD
 from holdfast.control.coordinator.alerts import check_alert
 from holdfast.control.failure_classes import read_rules
+from holdfast.control.programs import check_program
 from holdfast.control.store.choose import check_store
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import RESTART_ALL, JobSpec
@@ -66,6 +67,8 @@ class LaunchSettings:
         if self.store:
             check_store(self.store)
         check_places(spec, names)
+        if spec.recovery.preflight:
+            check_program(names.get("recovery.preflight", "--preflight"), spec.recovery.preflight)
         read_rules(spec.recovery.failure_classes)
         if self.job_dir is not None:
             check_creatable_folder("--job-dir", self.job_dir)

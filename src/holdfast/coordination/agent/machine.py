@@ -7,11 +7,11 @@ It holds the connection and the processes; all that is decided is decided here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from itertools import chain
 
 import msgspec
 
+from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.agent.instructions import (
     AgentInstruction,
     Answer,
@@ -40,7 +40,6 @@ from holdfast.protocol.messages.agent import (
     EndNode,
     FromWorker,
     Heartbeat,
-    Hello,
     Kept,
     Leave,
     NodeOrder,
@@ -76,26 +75,13 @@ from holdfast.protocol.messages.worker import (
     Report,
     WorkerMessage,
 )
-from holdfast.protocol.names import PROTOCOL, index_of, worker_id
+from holdfast.protocol.names import index_of, worker_id
 
 #: how a node ends where the job is done but a script failed after it
 TAIL_FAILED = 3
 #: until a coordinator has said its own
 LEASE_S = 3.0
 WATCH_S = 0.1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeIdentity:
-    """What an agent says of its node in every Hello."""
-
-    job: str
-    node: str
-    workers: int
-    digest: str
-    agent_pid: int
-    rack: str = ""
-    failure_rate: float = 1.0
 
 
 class AgentMachine:
@@ -183,28 +169,18 @@ class AgentMachine:
 
     # ---- the connection ----
 
-    def connected(self, now: float) -> list[AgentInstruction]:
-        """A connection to a coordinator stands: say who is here, and what a coordinator must know of it."""
+    def connected(self, now: float, *, wall: float = 0.0, unfit: str = "") -> list[AgentInstruction]:
+        """A connection to a coordinator stands: say who is here, and what a coordinator must know of it.
+
+        Args:
+            wall: what the node's own wall clock shows, 0 for nothing. unfit: why it should not train.
+        """
         if self.over is not None:
             return []
         self._connected, self._welcome = True, None
         replay = self._replay()
         kept, rest = fitting(replay)
-        node = self.node
-        hello = Hello(
-            protocol=PROTOCOL,
-            job=node.job,
-            node=node.node,
-            session=self.session,
-            term=self.term,
-            agent_pid=node.agent_pid,
-            workers=node.workers,
-            digest=node.digest,
-            rack=node.rack,
-            failure_rate=node.failure_rate,
-            kept=kept,
-            clock=now,
-        )
+        hello = self.node.hello(self.session, self.term, kept, now, wall, unfit)
         out = self._tell(hello, now)
         if rest is not None:
             out.append(Replay(envelopes(chain((rest,), replay))))

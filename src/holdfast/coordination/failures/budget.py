@@ -30,3 +30,13 @@ class Budget:
             self._together.clear()
         self._together.add(place)
         return len(self._tries)
+
+    def undo(self, at: float) -> None:
+        """The last try does not count, if it was made then."""
+        if self._tries and self._tries[-1] == at:
+            self._tries.pop()
+
+    @property
+    def tries(self) -> int:
+        """How many there were within the window, at the last one."""
+        return len(self._tries)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.coordination.failures.class_table import OF_THE_MACHINE
 from holdfast.coordination.failures.classes import Classes
+from holdfast.coordination.failures.ladder import Ladder
 from holdfast.coordination.failures.seen import collective_failed
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
@@ -16,9 +18,10 @@ from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.events import FailureDetected, NodeLeft
-from holdfast.protocol.failures import FailureKind, Severity
-from holdfast.protocol.messages.agent import Refused
+from holdfast.protocol.failures import Detector, FailureKind, Severity
+from holdfast.protocol.messages.agent import EndNode, Refused
 from holdfast.protocol.messages.worker import Complaint, Report
+from holdfast.protocol.names import node_of
 
 
 class Failures:
@@ -32,8 +35,10 @@ class Failures:
         joining: Joining,
         absences: Absences,
         classes: Classes,
+        ladder: Ladder,
     ) -> None:
         self._classes = classes
+        self._ladder = ladder
         self._cause, self._raised = "", False
         self._turn = turn
         self._ledger = ledger
@@ -73,9 +78,16 @@ class Failures:
         else:
             self._joining.void(suspects)
 
-    def retried(self, complaint: Complaint, report: Report) -> None:
-        """Collectives failed, and nothing says whose fault it was: the same members try again."""
-        self._tell(self._classed(collective_failed(complaint, report, self._turn.now)))
+    def retried(self, complaint: Complaint, report: Report) -> bool:
+        """Collectives failed, and nothing says whose fault it was: the same members try again, unless too often."""
+        tries = self._tell(self._classed(collective_failed(complaint, report, self._turn.now)))
+        return not self._ladder.exhausted(Severity.RETRY, tries)
+
+    def accused(self, complaints: Iterable[Complaint]) -> dict[str, str]:
+        """Return the nodes whose own complaints say that what failed was theirs, with what they say."""
+        kind, detector = FailureKind.CONNECTION_LOST, Detector.EXCEPTION
+        own = (one for one in complaints if self._classes.of(kind, detector, one.detail).severity < Severity.RETRY)
+        return {node_of(complaint.worker): complaint.detail for complaint in own}
 
     def _classed(self, failure: Failure) -> Failure:
         """Say what class a failure is of, and that a process has died of what its machine has."""
@@ -85,9 +97,9 @@ class Failures:
         severity = min(failure.severity, found.severity) if failure.worker else failure.severity
         return replace(failure, severity=severity, evidence=replace(evidence, category=found.status))
 
-    def _tell(self, failure: Failure) -> None:
-        """Announce a failure, and keep the one that explains the others."""
-        turn, evidence = self._turn, failure.evidence
+    def _tell(self, failure: Failure) -> int:
+        """Announce a failure, and keep the one that explains the others; return how often its rung was tried now."""
+        turn, evidence, tries = self._turn, failure.evidence, self._ladder.tries(failure)
         if failure.severity is Severity.NODE or evidence.category in OF_THE_MACHINE:
             turn.members.failed(failure.node)
         turn.emit(
@@ -102,12 +114,14 @@ class Failures:
             phase=evidence.phase,
             micro_batch=evidence.micro_batch,
             detail=evidence.detail,
+            tries=tries,
         )
         # What users' code raises explains the losses around it, and is explained by none of them.
         raised = failure.kind is FailureKind.EXCEPTION
         if not self._cause or (raised and not self._raised):
             place = turn.place_of(failure.worker) if failure.worker else f"node {failure.node}"
             self._cause, self._raised = f"{place}: {evidence.detail or failure.kind}", raised
+        return tries
 
     def made_good(self) -> None:
         """A step is committed: whatever had failed explains nothing of what comes."""
@@ -117,20 +131,35 @@ class Failures:
         """Return why the job ends: the first cause, then what it led to."""
         return f"{self._cause}; then {consequence}" if self._cause else consequence
 
+    def _is_the_machines(self, failure: Failure) -> bool:
+        """Tell whether no other process would fare better there."""
+        evidence = failure.evidence
+        found = self._classes.of(failure.kind, evidence.detector, evidence.detail)
+        return found.severity is Severity.NODE and evidence.detector is not Detector.NODE_HEALTH
+
     def _out(self, failure: Failure) -> list[str]:
         """Expel what failed; return the workers that are gone with it."""
-        turn = self._turn
-        self._tell(failure)
+        turn, tries = self._turn, self._tell(failure)
         if failure.worker:
             return [failure.worker]
         self._absences.lost(failure.node)
-        node = turn.members.nodes.get(failure.node)
-        if node is not None:
-            if failure.kind is FailureKind.HANG:
-                # Its agent lives: it replaces the processes and comes again.
-                turn.send(node.connection, Refused(why=failure.evidence.detail, exit_code=EXIT_FAILED, retry=True))
-            if failure.kind is not FailureKind.CONNECTION_LOST:
-                turn.close(node.connection)
+        node, why = turn.members.nodes.get(failure.node), failure.evidence.detail
+        beyond = node is not None and (self._is_the_machines(failure) or self._ladder.exhausted(Severity.NODE, tries))
+        if node is not None and beyond:
+            often = f"it has failed {tries} times in {WINDOW_S:.0f} s, at last: "
+            why = f"{'' if self._is_the_machines(failure) else often}{why or failure.kind}"
+            turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=why, alone=True))
+        elif node is not None and failure.kind is FailureKind.HANG:
+            # Its agent lives: it replaces the processes and comes again.
+            turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
+        if node is not None and failure.kind is not FailureKind.CONNECTION_LOST:
+            turn.close(node.connection)
         workers = turn.members.remove(node.name) if node is not None else turn.planned_on(failure.node)
-        turn.emit(NodeLeft, node=failure.node, reason="failed")
+        if node is not None and beyond:
+            self._ladder.quarantine(node.name, node.host, why)
+        else:
+            self._ladder.gone(failure.node)
+        turn.emit(
+            NodeLeft, node=failure.node, reason="quarantined" if beyond else "failed", detail=why if beyond else ""
+        )
         return list(workers)

@@ -61,7 +61,7 @@ class Suspects:
             return {}
         return (
             _laggards(workers, reports, complaints)
-            or _some_stay(workers, dict.fromkeys(map(node_of, owing), "its address has not come, for which all waited"))
+            or some_stay(workers, dict.fromkeys(map(node_of, owing), "its address has not come, for which all waited"))
             or _unreachable(workers, complaints)
             or _last_resort(workers, complaints)
         )
@@ -87,7 +87,7 @@ def _laggards(
     behind = [worker for worker in workers if places[worker] < min(timed_out)]
     why = "its training thread stands still: it is at '{}' of step {} while the others waited for it in vain"
     named = {node_of(w): why.format(reports[w].phase, reports[w].step) for w in behind}
-    return _some_stay(workers, named)
+    return some_stay(workers, named)
 
 
 def _unreachable(workers: Sequence[str], complaints: Mapping[str, Complaint]) -> dict[str, str]:
@@ -105,15 +105,15 @@ def _unreachable(workers: Sequence[str], complaints: Mapping[str, Complaint]) ->
         peers = sorted(node for pair in cut if worst in pair for node in pair - {worst})
         named[worst] = f"no connection between it and {', '.join(peers)}"
         cut = {pair for pair in cut if worst not in pair}
-    return _some_stay(workers, named)
+    return some_stay(workers, named)
 
 
 def _last_resort(workers: Sequence[str], complaints: Mapping[str, Complaint]) -> dict[str, str]:
     """Name who complained first: without other evidence another set of members must do."""
     first = next(iter(complaints.values()))
-    return _some_stay(workers, {node_of(first.worker): f"the same members have failed before: {first.detail}"})
+    return some_stay(workers, {node_of(first.worker): f"the same members have failed before: {first.detail}"})
 
 
-def _some_stay(workers: Sequence[str], named: dict[str, str]) -> dict[str, str]:
+def some_stay(workers: Sequence[str], named: dict[str, str]) -> dict[str, str]:
     """Return the named nodes unless that is all of them, or none."""
     return named if any(node_of(worker) not in named for worker in workers) else {}

@@ -97,5 +97,9 @@ class Newcomers:
         self._waiting.clear()
         if came:
             self._told_at = turn.now
-            nodes = [JoinedNode(node=n.name, agent_pid=n.agent_pid, worker_pids=n.announced) for n in came]
-            turn.emit(NodesJoined, nodes=tuple(nodes))
+            turn.emit(NodesJoined, nodes=tuple(map(_joined, came)))
+
+
+def _joined(node: Node) -> JoinedNode:
+    off = round(node.clock_off_s, 3)
+    return JoinedNode(node=node.name, agent_pid=node.agent_pid, worker_pids=node.announced, clock_off_s=off)

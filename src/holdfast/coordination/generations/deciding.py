@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from holdfast.coordination.failures.seen import hung
-from holdfast.coordination.failures.suspects import Suspects, last_on
+from holdfast.coordination.failures.suspects import Suspects, last_on, some_stay
 from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
 from holdfast.coordination.generations.finishing import left_alone
@@ -47,6 +47,7 @@ class Deciding:
         self._ending = parts.ending
         self._closing = parts.closing
         self._raisers = parts.raisers
+        self._kept_ranks = parts.kept_ranks
         self._telling = parts.telling
         self._newcomers = parts.newcomers
         self._rendezvous = parts.rendezvous
@@ -79,13 +80,15 @@ class Deciding:
 
     def _settle(self, *, parted: bool) -> None:
         """Carry out what follows from the reports."""
-        turn, record, stopping, closing = self._turn, self._turn.record, self._stopping, self._closing.under_way
+        turn, stopping, closing = self._turn, self._stopping, self._closing.under_way
         raisers = [] if closing else self._raisers.among(stopping.reports)
         if raisers and self._want_slots_without(raisers):
             return
-        if step := refused_anew(record.refusal, stopping.reports.values()):
-            turn.emit(CorruptionFound, step=step, what="samples", detail=stopping.refused)
+        if self._kept_ranks.waits and not closing:
+            return  # (for those that are to have the same ranks)
+        self._kept_ranks.over()
         if self._config.spec.recovery.restarts_all and not closing:
+            self._tell_of_corruption()
             stopping.end()
             self._restart()
             return
@@ -97,11 +100,26 @@ class Deciding:
             arrivals = []
         verdict = self._verdict(reports, arrivals)
         if raisers:
-            verdict = self._without(raisers, verdict, reports, arrivals)
-            arrivals = [] if self._closing.under_way else arrivals
+            without = self._without(raisers, verdict, reports)
+            if without is None and isinstance(verdict, Verdict) and verdict.decision.applied:
+                why = f"there is no other live copy of step {verdict.decision.applied}"
+                self._closing.renew(self._failures.explain(why))
+                arrivals = []
+            else:
+                self._kept_ranks.lost(raisers)
+                self._raisers.release(raisers)
+                if self._kept_ranks.waits:
+                    return
+                verdict = without or self._verdict({}, arrivals)
+        self._tell_of_corruption()
         stopping.end()
         if self._ending.over is None:
             self._carry_out(verdict, turn.members.live([*reports, *arrivals]), reports)
+
+    def _tell_of_corruption(self) -> None:
+        stopping = self._stopping
+        if step := refused_anew(self._turn.record.refusal, stopping.reports.values()):
+            self._turn.emit(CorruptionFound, step=step, what="samples", detail=stopping.refused)
 
     def _verdict(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
         record, committed = self._turn.record, self._ledger.committed
@@ -124,26 +142,14 @@ class Deciding:
         return True
 
     def _without(
-        self,
-        raisers: list[str],
-        verdict: Verdict | NothingLeft,
-        reports: Mapping[str, Report],
-        arrivals: list[str],
-    ) -> Verdict | NothingLeft:
-        """Let go of the members whose scripts have raised, unless what they have would be lost with them."""
-        if isinstance(verdict, Verdict) and verdict.holders:
-            holders = tuple(worker for worker in verdict.holders if worker not in raisers)
-            others = replace(verdict, holders=holders)
-            if not holders or lost_of(self._turn.record, others, reports):
-                if verdict.decision.applied:
-                    step = verdict.decision.applied
-                    self._closing.renew(self._failures.explain(f"there is no other live copy of step {step}"))
-                    return verdict
-                self._raisers.release(raisers)
-                return self._verdict({}, arrivals)
-            verdict = others
-        self._raisers.release(raisers)
-        return verdict
+        self, raisers: list[str], verdict: Verdict | NothingLeft, reports: Mapping[str, Report]
+    ) -> Verdict | NothingLeft | None:
+        """Return what is decided without members whose scripts have raised; None: what they have would be lost."""
+        if not isinstance(verdict, Verdict) or not verdict.holders:
+            return verdict
+        holders = tuple(worker for worker in verdict.holders if worker not in raisers)
+        others = replace(verdict, holders=holders)
+        return None if not holders or lost_of(self._turn.record, others, reports) else others
 
     def _catches_up(self) -> bool:
         """Announce a portion of an outage's steps, where they are too many for the decision's record."""
@@ -177,8 +183,8 @@ class Deciding:
         """Collectives failed: where nobody is gone whose fault that was, look for whose it is; True if it is found."""
         reports, complaints = self._stopping.reports, dict(self._stopping.complaints)
         self._stopping.complaints.clear()
-        if not complaints or not set(members) <= set(reports):
-            return False
+        if not complaints or not set(members) <= set(reports) or self._raisers.among(members):
+            return False  # (somebody is gone, or has raised: that is why)
         if any(report.refused for report in reports.values()):
             return False  # all had put in their parts: who did not get v was left by those who refused it
         if self._closing.under_way and not any(complaint.timed_out for complaint in complaints.values()):
@@ -186,9 +192,11 @@ class Deciding:
         now, first = self._turn.now, next(iter(complaints.values()))
         plan = self._turn.record.plan
         owing = self._rendezvous.owing(plan) if plan is not None else []
-        named = self._suspects.name(members, reports, complaints, self._ledger.committed, owing)
-        if not named:
-            self._failures.retried(first, reports[first.worker])
+        accused = some_stay(members, self._failures.accused(complaints.values()))
+        named = accused or self._suspects.name(members, reports, complaints, self._ledger.committed, owing)
+        if not named and not self._failures.retried(first, reports[first.worker]):
+            node = node_of(first.worker)
+            named = some_stay(members, {node: f"its collectives fail again and again, at last: {first.detail}"})
         self._failures.take(*(hung(last_on(node, reports.values()), why, now) for node, why in named.items()))
         return bool(named)
 

@@ -21,7 +21,7 @@ from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.names import node_of
+from holdfast.protocol.names import node_of, seat_of
 from holdfast.protocol.plan import (
     LOADS_WINDOW,
     Decision,
@@ -57,6 +57,7 @@ def plan_generation(
     """
     having = set(holders)
     ordered = [w for w in workers if w in having] + [w for w in workers if w not in having]
+    ordered = _in_their_seats(record.plan, ordered)
     if config.spec.experiments.static_experts:
         placed = _place_statically(record, ordered, held_experts, config)
         if isinstance(placed, Shortage):
@@ -71,6 +72,14 @@ def plan_generation(
     if isinstance(experts, Shortage):
         return experts
     return plan_with(record, members, assign_roles(ordered), holders, experts, config)
+
+
+def _in_their_seats(before: GenerationPlan | None, workers: list[str]) -> list[str]:
+    """Return workers in rank order: where they fill the same places of the same nodes as before, as these were."""
+    seats = {seat_of(worker): rank for rank, worker in enumerate(before.workers)} if before is not None else {}
+    if seats.keys() != {seat_of(worker) for worker in workers}:
+        return workers
+    return sorted(workers, key=lambda worker: seats[seat_of(worker)])
 
 
 def plan_with(
@@ -224,11 +233,11 @@ def first_assignment(
     if decision.kind is not DecisionKind.REDO:
         return ()
     before = record.plan.workers if record.plan is not None else ()
-    rank_of = {worker: rank for rank, worker in enumerate(before)}
+    rank_of = {seat_of(worker): rank for rank, worker in enumerate(before)}
     summed: list[tuple[int, ...]] = []
     usual: list[tuple[int, ...]] = []
     for worker in plan.workers:
-        report, rank = reports.get(worker), rank_of.get(worker)
+        report, rank = reports.get(worker), rank_of.get(seat_of(worker))
         summed.append(report.summed if report is not None and report.applied == decision.applied else ())
         usual.append(round_robin(record.micro_batches, len(before), rank) if rank is not None else ())
     return keep_summed(record.micro_batches, summed, usual) if any(summed) else ()

@@ -10,7 +10,7 @@ from holdfast.coordination.failures.seen import ended_unheard
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.turn import Turn
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
 from holdfast.protocol.events import NodeLeft
 from holdfast.protocol.messages.agent import EndNode, Hello, Refused, Welcome, WorkerDown
 from holdfast.protocol.messages.worker import Attach, Begun, Entered, Prepared, Report
@@ -36,6 +36,7 @@ class Admission:
         self._stopping = parts.stopping
         self._failures = parts.failures
         self._absences = parts.absences
+        self._ladder = parts.ladder
         self._namesakes: dict[str, _Namesake] = {}
 
     def let_in(self, connection: int, hello: Hello) -> Node | None:
@@ -94,6 +95,17 @@ class Admission:
         why = _misfit(record, hello)
         if why is not None:
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+        barred = self._ladder.quarantined(hello.node, hello.host)
+        if barred is not None:
+            what = (
+                f"node {hello.node}" if barred.node == hello.node else f"{hello.host}, the host of node {barred.node},"
+            )
+            why = f"{what} is quarantined: {barred.why}; `holdfast undrain {barred.node}` lets it come back"
+            return Refused(why=why, exit_code=EXIT_REFUSED)
+        if hello.unfit:
+            self._ladder.quarantine(hello.node, hello.host, hello.unfit)
+            self._turn.emit(NodeLeft, node=hello.node, reason="quarantined", detail=hello.unfit)
+            return Refused(why=f"node {hello.node} is not fit: {hello.unfit}", exit_code=EXIT_REFUSED)
         known = self._turn.members.nodes.get(hello.node)
         if record.outcome == "failed" or (record.outcome and known is not None):
             exit_code = EXIT_FAILED if record.outcome == "failed" else EXIT_DONE

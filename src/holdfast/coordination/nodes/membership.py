@@ -50,10 +50,15 @@ class Node:
     announced: tuple[int, ...] = ()
     rack: str = ""
     failure_rate: float = 1.0
+    host: str = ""
+    #: when it said Hello
+    came: float = 0.0
     #: how many nodes had come before it
     place: int = 0
     #: the coordinator's clock less the node's, in seconds
     ahead_s: float = 0.0
+    #: how much further its wall clock is than the coordinator's, in seconds
+    clock_off_s: float = 0.0
     #: known from before this coordinator's start
     returning: bool = False
 
@@ -137,7 +142,10 @@ class Membership:
             expected=hello.workers,
             rack=hello.rack,
             failure_rate=hello.failure_rate,
+            host=hello.host,
+            came=now,
             ahead_s=now - hello.clock,
+            clock_off_s=hello.wall - now if hello.wall else 0.0,
             seen=now,
             place=self._came,
         )

@@ -11,6 +11,7 @@ from holdfast.coordination.progress.recovery_cost import RecoveryCost
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import Rebalanced, Recovered, StepCommitted
 from holdfast.protocol.messages.agent import Committed
+from holdfast.protocol.names import seat_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.state import kind_of
 
@@ -151,7 +152,7 @@ class Progress:
         elif set(plan.workers) == set(workers):
             recovery.action = "retry"
         else:
-            recovery.action = "shrink"
+            recovery.action = _replaced(plan.workers, workers)
 
     def _follow(self, plan: GenerationPlan) -> None:
         self.ledger.follow(plan.generation, plan.workers)
@@ -195,3 +196,10 @@ class Progress:
             self._turn.emit(Rebalanced, step=done.step, **told)
         else:
             self._turn.emit(Recovered, **costs)
+
+
+def _replaced(workers: Sequence[str], before: Sequence[str]) -> str:
+    """Return what became of a plan of other members: other processes, other nodes, or fewer."""
+    if set(map(seat_of, workers)) == set(map(seat_of, before)):
+        return "restart"
+    return "replace" if len(workers) == len(before) else "shrink"

@@ -103,6 +103,9 @@ class Hello(Struct, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(ge=1, le=1024)]  # workers per node
     digest: Text  # of script and arguments
     clock: float = 0.0
+    host: Annotated[str, Meta(max_length=256)] = ""  # the machine's name
+    wall: float = 0.0  # what its clock shows, unix seconds: nothing is decided by it
+    unfit: Text = ""  # why this node should not train, as it finds itself
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
     failure_rate: FailureRate = 1.0  # how often the node fails, the usual one being 1
     kept: tuple[Kept, ...] = ()

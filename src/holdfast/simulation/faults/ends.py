@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from holdfast.protocol.events import AnyEvent, GenerationStarted, NodeLeft
+from holdfast.protocol.record import Record
 from holdfast.simulation.faults.plans import FaultKind, FaultPlan, Raises
 
 
@@ -18,7 +20,32 @@ def works_fault(plan: FaultPlan, why: str) -> bool:
     return plan.raises is not Raises.NOTHING and f"step {plan.raises_at[0]}" in why and "Oops" in why
 
 
-def unsaved(plan: FaultPlan, committed: int, saved: Collection[int]) -> bool:
-    """Tell whether what such a job has led to is not saved, although nothing else has gone wrong."""
-    calm = not plan.faults and not plan.crashes and plan.raises is not Raises.APPLY
+def may_fail(plan: FaultPlan, why: str) -> bool:
+    """Tell whether a job ends for what its plan does to it, although a worker lives that has its state."""
+    return refused_twice(plan, why) or works_fault(plan, why) or last_quarantined(plan, why)
+
+
+def unsaved(plan: FaultPlan, why: str, committed: int, saved: Collection[int]) -> bool:
+    """Tell whether what a job with such a script has led to is not saved, although nothing else has gone wrong."""
+    calm = works_fault(plan, why) and not plan.faults and not plan.crashes and plan.raises is not Raises.APPLY
     return calm and plan.checkpoint_every > 0 and committed > 0 and committed not in saved
+
+
+def last_quarantined(plan: FaultPlan, why: str) -> bool:
+    """Tell whether a job ends because its last node has failed too often."""
+    return plan.max_restarts < FaultPlan(seed=0).max_restarts and "is quarantined" in why
+
+
+def barred(record: Record | None) -> set[str]:
+    """Return the nodes that may not come."""
+    return {one.node for one in record.quarantined} if record is not None else set()
+
+
+def wronged(plan: FaultPlan, record: Record | None, event: AnyEvent) -> str:
+    """Return what an event says that must not become of a node, "" for nothing."""
+    blameless = plan.raises is not Raises.NOTHING and plan.max_restarts >= FaultPlan(seed=0).max_restarts
+    if blameless and isinstance(event, NodeLeft) and event.reason == "quarantined":
+        return f"a node is quarantined for what the work does wrong: {event}"
+    if isinstance(event, GenerationStarted) and barred(record) & set(event.members):
+        return f"a quarantined node is a member: {event}"
+    return ""

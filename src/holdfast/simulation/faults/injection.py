@@ -35,6 +35,8 @@ class StruckCluster(Protocol):
 
     def interrupt(self) -> None: ...
 
+    def undrain(self) -> None: ...
+
     def supersede(self) -> None: ...
 
     def power_cut(self) -> None: ...
@@ -121,11 +123,8 @@ class Injector:
         )
         self._note(fault, worker)
         kind = fault.kind
-        if kind is FaultKind.JOIN:
-            cluster.add_node(f"n{self._next_node}")
-            self._next_node += 1
-        elif kind is FaultKind.RETURN:
-            self._return_one(fault.target)
+        if kind in (FaultKind.JOIN, FaultKind.RETURN, FaultKind.UNDRAIN):
+            self._bring(fault)
         elif kind is FaultKind.DAMAGE:
             self._world.checkpoints.damage_newest()
         elif kind is FaultKind.SLOW_STORE:
@@ -146,6 +145,16 @@ class Injector:
             self._strike_node(fault, agent)
             if worker is not None:
                 self._strike_worker(fault, worker)
+
+    def _bring(self, fault: Fault) -> None:
+        """Let a node come: a new one, one that is gone, or one that was not allowed to."""
+        if fault.kind is FaultKind.JOIN:
+            self._cluster.add_node(f"n{self._next_node}")
+            self._next_node += 1
+        elif fault.kind is FaultKind.RETURN:
+            self._return_one(fault.target)
+        else:
+            self._cluster.undrain()
 
     def _return_one(self, target: int) -> None:
         """Let a node that is gone come back."""

@@ -37,6 +37,7 @@ class FaultKind(StrEnum):
     SLOW_STORE = "slow_store"  # what the coordinator writes takes its time, until the end of the duration at most
     CORRUPT_SUM = "corrupt_sum"  # a gradient is in a worker's sums twice, or not, or is another's, or of a step before
     INTERRUPT = "interrupt"  # the job's user wants it to end, saved
+    UNDRAIN = "undrain"  # somebody lets a quarantined node come back, and starts its agent again
     RAISE = "raise"  # a script raises at the next micro-batch that it computes
 
 
@@ -76,6 +77,7 @@ class FaultPlan:
     slots: for them, per layer and node, 0 for room for all; rebalance_every: steps. leaves: all scripts leave their
     loops (`break`) after the last step, and end. fan_out: of collectives that go level by level, 0 where all meet at
     once. witnesses: how many workers tell of a step as it passes; 0: as many as in a real job.
+    hold: the ranks of processes that end are kept for those that follow. max_restarts: of a node, within a window.
     raises, raises_at: at which (step, micro-batch) scripts always raise, on every node.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
@@ -102,6 +104,8 @@ class FaultPlan:
     leaves: bool = False
     fan_out: int = 0
     witnesses: int = 1
+    hold: bool = False
+    max_restarts: int = 100
     raises: Raises = Raises.NOTHING
     raises_at: tuple[int, int] = (0, 0)
     handle_s: float = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from holdfast.coordination.agent import instructions as ask
-from holdfast.coordination.agent.machine import NodeIdentity
+from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.lateness.reading import Reading
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from holdfast.simulation.faults.corrupt_plans import corrupt_plan
+from holdfast.simulation.faults.ladder_plans import ladder_plan
 from holdfast.simulation.faults.large_plans import large_plan
 from holdfast.simulation.faults.level_plans import level_plan
 from holdfast.simulation.faults.plans import (
@@ -47,6 +48,8 @@ FIRST_LARGE_SEED = 8_000_000_000
 FIRST_LEVEL_SEED = 9_000_000_000
 #: from here on, random ones whose witnesses die
 FIRST_WITNESSES_SEED = 10_000_000_000
+#: from here on, random ones whose nodes fail too often
+FIRST_LADDER_SEED = 13_000_000_000
 #: from here on, random ones with one wrong gradient in somebody's sums
 FIRST_CORRUPT_SEED = 12_000_000_000
 #: from here on, random ones whose scripts raise
@@ -101,7 +104,8 @@ FAMILIES: dict[str, range] = {
     "levels": range(FIRST_LEVEL_SEED, FIRST_WITNESSES_SEED),
     "witnesses": range(FIRST_WITNESSES_SEED, FIRST_RAISING_SEED),
     "raising": range(FIRST_RAISING_SEED, FIRST_CORRUPT_SEED),
-    "corrupt": range(FIRST_CORRUPT_SEED, FIRST_CORRUPT_SEED + 1_000_000_000),
+    "corrupt": range(FIRST_CORRUPT_SEED, FIRST_LADDER_SEED),
+    "ladder": range(FIRST_LADDER_SEED, FIRST_LADDER_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -115,6 +119,7 @@ _RANDOM_PLANS = {
     "levels": level_plan,
     "witnesses": witness_plan,
     "corrupt": corrupt_plan,
+    "ladder": ladder_plan,
     "raising": raising_plan,
 }
 

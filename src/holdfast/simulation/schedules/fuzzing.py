@@ -29,6 +29,7 @@ SHARES = {
     "slow": 2,
     "witnesses": 2,
     "raising": 2,
+    "ladder": 2,
     "large": 1,
     "levels": 2,
     "corrupt": 2,

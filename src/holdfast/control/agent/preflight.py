@@ -1,0 +1,112 @@
+"""Whether a node is fit to join: looked at before its agent says Hello, while its workers start.
+
+What is looked at takes a few milliseconds, of which workers need a hundred times as many; only the site's own program
+may take longer, and then the node comes later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import shutil
+from asyncio import StreamReader, StreamWriter
+from dataclasses import dataclass
+
+from holdfast.control.agent.memory import available_bytes
+from holdfast.control.programs import ProgramError, run_program
+
+#: with less than this for each worker, not even a forked one can come up
+WORKER_BYTES = 64 << 20
+#: for sockets and logs
+DISK_BYTES = 16 << 20
+#: a megabyte goes through a loopback in a millisecond; a machine that is busy may take some hundred
+NETWORK_S = 5.0
+#: a site's checks of its hardware take seconds; what takes longer than a model takes to load is not waited for
+PROGRAM_S = 60.0
+_SENT = bytes(range(256)) * 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preflight:
+    """What a node is looked at for. folder: of its sockets. host: where the others reach it. program: the site's."""
+
+    workers: int
+    folder: str
+    host: str
+    program: str = ""
+    program_s: float = PROGRAM_S
+
+    async def unfit(self) -> str:
+        """Return why the node cannot join, "" where it can: one line."""
+        found = await asyncio.gather(self._network(), self._program())
+        return "; ".join(why for why in (_memory(self.workers), _disk(self.folder), *found) if why)
+
+    async def _network(self) -> str:
+        """Let two ends exchange a megabyte over the address at which the other nodes reach this one."""
+        try:
+            async with asyncio.timeout(NETWORK_S):
+                return (
+                    "" if await _echoed(self.host) else f"network: {self.host} gives back other data than it was sent"
+                )
+        except TimeoutError:
+            return f"network: a megabyte over {self.host} takes longer than {NETWORK_S:g} s"
+        except OSError as error:
+            return f"network: {self.host} cannot be reached from itself: {error.strerror or error}"
+
+    async def _program(self) -> str:
+        if not self.program:
+            return ""
+        try:
+            async with asyncio.timeout(self.program_s):
+                await run_program(self.program)
+        except TimeoutError:
+            return f"{self.program}: it took longer than {self.program_s:g} s"
+        except (ProgramError, OSError) as error:
+            return f"{self.program}: {error}"
+        return ""
+
+
+def _memory(workers: int) -> str:
+    left = available_bytes()
+    if left is None or left >= workers * WORKER_BYTES:
+        return ""
+    return f"memory: {left >> 20} MiB are left for {workers} workers, each needs {WORKER_BYTES >> 20} at the least"
+
+
+def _disk(folder: str) -> str:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"disk: {folder}: {error.strerror}"
+    return "" if free >= DISK_BYTES else f"disk: {free >> 20} MiB are left in {folder}, {DISK_BYTES >> 20} are needed"
+
+
+async def _echoed(host: str) -> bool:
+    """Send bytes to ourselves and read them back; True where they are the same."""
+
+    async def echo(reader: StreamReader, writer: StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(echo, host, 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        try:
+            sending = asyncio.ensure_future(_send(writer))
+            digest = hashlib.blake2b()
+            while data := await reader.read(1 << 16):
+                digest.update(data)
+            await sending
+        finally:
+            writer.close()
+    return digest.digest() == hashlib.blake2b(_SENT).digest()
+
+
+async def _send(writer: StreamWriter) -> None:
+    writer.write(_SENT)
+    await writer.drain()
+    writer.write_eof()

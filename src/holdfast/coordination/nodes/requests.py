@@ -1,0 +1,24 @@
+"""What users and the shell ask of a job, whatever state it is in."""
+
+from __future__ import annotations
+
+from holdfast.coordination.inputs import InjectFault, Planned, Request, Shutdown, Undrain
+from holdfast.coordination.nodes.injection import injection
+from holdfast.coordination.parts import JobParts
+
+
+def grant(parts: JobParts, request: Request) -> None:
+    """Do what is asked for.
+
+    Raises:
+        BadInputError, UnreachableError: it is refused; the message says why.
+    """
+    match request:
+        case InjectFault():
+            parts.turn.send(*injection(parts.config, parts.members, request))
+        case Undrain():
+            parts.ladder.undrain(request.node)
+        case Shutdown():
+            parts.closing.ask(request)
+        case Planned():
+            parts.rebalancing.came(request)

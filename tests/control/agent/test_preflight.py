@@ -1,0 +1,65 @@
+"""Whether a node is fit: what is looked at, how soon, and what is said of one that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.control.agent import preflight
+from holdfast.control.agent.preflight import Preflight
+
+
+def unfit(own_folder: Path, **changes: Any) -> str:
+    settings: dict[str, Any] = {"workers": 2, "folder": str(own_folder), "host": "127.0.0.1", **changes}
+    return asyncio.run(Preflight(**settings).unfit())
+
+
+def test_this_machine_is_fit(tmp_path: Path) -> None:
+    assert unfit(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"workers": 1 << 20}, f"memory: .* MiB are left for {1 << 20} workers, each needs 64 at the least"),
+        ({"folder": "/nonexistent"}, "disk: /nonexistent: No such file or directory"),
+        ({"host": "192.0.2.1"}, r"network: 192\.0\.2\.1 cannot be reached from itself: "),
+        ({"program": "sh -c 'echo fan 3 stands >&2; exit 5'"}, "sh -c .*: sh ended with 5: fan 3 stands$"),
+        ({"program": "/nonexistent/check"}, "/nonexistent/check: .*No such file"),
+        ({"program": "sleep 60", "program_s": 0.05}, r"sleep 60: it took longer than 0\.05 s"),
+    ],
+    ids=["memory", "disk", "network", "fails", "is not there", "hangs"],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    found = unfit(tmp_path, **changes)
+    assert "\n" not in found
+    assert re.match(why, found), found
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    found = unfit(tmp_path, workers=1 << 20, program="false")
+    assert found.startswith("memory: ")
+    assert found.endswith("; false: false ended with 1: it said nothing")
+
+
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage._replace(free=3 << 20))
+    assert unfit(tmp_path) == f"disk: 3 MiB are left in {tmp_path}, 16 are needed"
+
+
+def test_a_program_that_hangs_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+    number = tmp_path / "pid"
+    program = f"sh -c 'sleep 600 & echo $! > {number}; wait'"
+    assert "took longer" in unfit(tmp_path, program=program, program_s=1.0)
+    pid = int(number.read_text())
+    until = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.01)  # (whoever has adopted it reaps it)
+    assert not Path(f"/proc/{pid}/exe").exists()

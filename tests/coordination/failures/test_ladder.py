@@ -1,0 +1,227 @@
+"""The ladder: what is tried how often, who is quarantined, who comes back; and ranks that are kept for processes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.failures.budget import WINDOW_S
+from holdfast.coordination.failures.kept_ranks import KeptRanks
+from holdfast.coordination.failures.ladder import MAX_RETRIES
+from holdfast.coordination.inputs import Undrain
+from holdfast.errors import EXIT_REFUSED, UnreachableError
+from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.job_spec import JobSpec, RecoverySpec
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import Phase
+
+STRICT = JobSpec(recovery=RecoverySpec(max_restarts=1))
+HOLD = JobSpec(recovery=RecoverySpec(on_process_failure="hold"))
+
+
+def coming(node: str, worker: str, *, host: str = "", session: str = "0" * 8, agent: int = 1) -> msg.Hello:
+    return msgspec.structs.replace(hello(node, session=session), host=host, agent_pid=agent, kept=(attach(worker),))
+
+
+def settle(job: Job) -> None:
+    """n0 and n1 say where they stand, if they are asked."""
+    for node in ("n0", "n1"):
+        if job.machine.parts.stopping.stop is not None:
+            job.report(node, 0)
+
+
+def down(node: str, detail: str = "SIGKILL", kind: FailureKind = FailureKind.PROCESS_EXIT) -> msg.WorkerDown:
+    return msg.WorkerDown(worker=w(node), kind=kind, detail=detail, exit_code=-9)
+
+
+def test_a_failure_says_how_often_that_makes() -> None:
+    job = Job().start()
+    tries: list[int] = []
+    for number in range(3):
+        job.now += 10.0
+        job.lose("n2")
+        tries += [failure.tries for failure in job.said(ev.FailureDetected)]
+        settle(job)
+        job.connect(coming("n2", f"n2/0/{number}"))
+    assert tries == [1, 2, 3]
+    job.now += 2 * WINDOW_S
+    job.lose("n2")
+    assert job.said(ev.FailureDetected)[0].tries == 1
+
+
+def test_a_node_that_fails_too_often_is_quarantined_until_somebody_lets_it_back() -> None:
+    job = Job(spec=STRICT).start()
+    for number in range(2):
+        job.now += 10.0
+        job.lose("n2")
+        settle(job)
+        job.connect(coming("n2", f"n2/0/{number}", host="rack7"))
+    (left,) = [event for event in job.events if isinstance(event, ev.NodeLeft) and event.reason == "quarantined"]
+    assert left.detail == "it has failed 2 times in 300 s, at last: connection_lost"
+    (refused,) = job.sent(msg.Refused)
+    assert (refused.exit_code, refused.retry) == (EXIT_REFUSED, False)
+    assert "node n2 is quarantined: it has failed 2 times" in refused.why
+    job.boot(takeover=True)
+    job.connect(coming("n2", "n2/0/9"))
+    assert job.sent(msg.Refused)[0].exit_code == EXIT_REFUSED, "whoever coordinates"
+    with pytest.raises(UnreachableError, match="no node 'n7' is quarantined: those that are: n2"):
+        job.feed(Undrain("n7"))
+    job.now += 50.0
+    job.feed(Undrain("n2"))
+    assert job.machine.record.quarantined == ()
+    job.connect(coming("n2", "n2/0/9"))
+    (repaired,) = [event for event in job.events if isinstance(event, ev.NodeRepaired) and event.repair == "ticket"]
+    assert (repaired.node, repaired.repair_s) == ("n2", pytest.approx(50.0))
+
+
+def test_nodes_that_are_lost_together_have_not_failed() -> None:
+    job = Job(nodes=4, spec=STRICT).start()
+    for number in range(4):
+        job.now += 10.0
+        for node in ("n2", "n3"):
+            job.lose(node)
+        settle(job)
+        for node in ("n2", "n3"):
+            job.connect(coming(node, f"{node}/0/{number}"))
+    assert job.machine.record.quarantined == ()
+    assert [e.tries for e in job.events if isinstance(e, ev.FailureDetected)] == [1, 0] * 4
+
+
+def test_a_machine_that_was_replaced_begins_anew() -> None:
+    job = Job(spec=STRICT).start()
+    for number in range(4):
+        job.now += 10.0
+        job.lose("n2")
+        settle(job)
+        job.connect(coming("n2", f"n2/0/{number}", agent=100 + number))
+    assert job.machine.record.quarantined == ()
+
+
+def test_a_host_is_quarantined_with_its_node_unless_others_are_on_it() -> None:
+    job = Job(nodes=2).boot()
+    job.connect(coming("n0", w("n0"), host="shared"))
+    job.connect(coming("n1", w("n1"), host="shared"))
+    job.connect(coming("n2", w("n2"), host="alone"))
+    for node in ("n1", "n2"):
+        job.tell(node, msg.Leave(reason="quarantined", detail="ecc_error: x"))
+    assert [(one.node, one.host) for one in job.machine.record.quarantined] == [("n1", ""), ("n2", "alone")]
+    job.connect(coming("n3", w("n3"), host="shared"))
+    assert not job.sent(msg.Refused)
+    job.connect(coming("n4", w("n4"), host="alone"))
+    assert "alone, the host of node n2, is quarantined" in job.sent(msg.Refused)[0].why
+
+
+def test_a_node_that_finds_itself_unfit_does_not_join() -> None:
+    job = Job().start()
+    job.connect(msgspec.structs.replace(hello("n3"), unfit="disk: 3 MiB are left"))
+    (left,) = job.said(ev.NodeLeft)
+    assert (left.node, left.reason, left.detail) == ("n3", "quarantined", "disk: 3 MiB are left")
+    assert job.sent(msg.Refused)[0].exit_code == EXIT_REFUSED
+    assert "n3" not in job.machine.members.nodes
+
+
+def test_a_node_that_comes_back_by_itself_says_after_how_long() -> None:
+    job = Job().start()
+    job.lose("n2")
+    settle(job)
+    job.now += 7.0
+    job.connect(coming("n2", "n2/0/b"))
+    (repaired,) = [event for event in job.events if isinstance(event, ev.NodeRepaired)]
+    assert (repaired.node, repaired.repair, repaired.repair_s) == ("n2", "automatic", pytest.approx(7.0))
+
+
+def broken(job: Job, step: int, detail: str = "reset by peer") -> None:
+    """A collective fails at n1 in the present generation, and all say where they stand."""
+    generation = job.machine.record.generation
+    job.say(msg.Complaint(worker=w("n1"), generation=generation, detail=detail))
+    for node in ("n0", "n1", "n2"):
+        job.report(node, step, Phase.REDUCING)
+
+
+def test_links_that_break_again_and_again_are_left_out_although_steps_pass_between() -> None:
+    job = Job().start()
+    for step in range(1, MAX_RETRIES + 2):
+        job.step(step, "n0", "n1", "n2", generation=step)
+        broken(job, step)
+        for node in ("n0", "n1", "n2"):
+            if job.machine.members.worker(w(node)) is not None:
+                job.say(msg.Entered(worker=w(node), generation=step + 1, applied=step))
+    failures = [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    assert [failure.severity for failure in failures] == [3] * (MAX_RETRIES + 1) + [1]
+    assert [failure.tries for failure in failures[:-1]] == list(range(1, MAX_RETRIES + 2))
+    assert failures[-1].node == "n1"
+    assert "n1" not in job.machine.members.nodes
+
+
+def test_a_member_whose_complaint_says_that_its_own_machine_is_broken_is_out() -> None:
+    job = Job().start()
+    job.step(1)
+    broken(job, 1, "NCCL error: uncorrectable NVLink error detected during the execution")
+    (failure,) = job.said(ev.FailureDetected)
+    assert (failure.node, failure.category, failure.severity) == ("n1", "nvlink_error", 1)
+    assert [one.node for one in job.machine.record.quarantined] == ["n1"]
+    (end,) = job.sent(msg.EndNode)
+    assert end.alone
+
+
+# ---- ranks that are kept ----
+
+
+def held(job: Job, node: str = "n1") -> None:
+    """A worker dies, the others say where they stand, and wait."""
+    job.tell(node, down(node))
+    for other in {"n0", "n1", "n2"} - {node}:
+        job.report(other, 1, summed=(0,) if other == "n0" else ())
+    assert not job.orders(msg.Begin)
+    assert job.machine.parts.stopping.stop is not None
+
+
+def test_a_rank_is_kept_for_the_process_that_follows() -> None:
+    job = Job(spec=HOLD).start()
+    job.step(1)
+    held(job)
+    job.say(attach("n1/0/b"), 0.2)
+    begins = job.orders(msg.Begin)
+    assert begins[w("n0")].plan.workers == (w("n0"), "n1/0/b", w("n2"))
+    assert begins[w("n0")].plan.sources.keys() == {"n1/0/b"}
+    assert begins[w("n0")].assignment == ((0, 3), (1, 4), (2, 5))
+
+
+def test_who_does_not_come_in_time_is_not_waited_for() -> None:
+    job = Job(spec=HOLD).start()
+    job.step(1)
+    held(job)
+    job.tick(0.9)
+    assert not job.orders(msg.Begin)
+    job.tick(0.2)
+    assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
+
+
+def test_a_node_that_is_lost_meanwhile_is_not_waited_for() -> None:
+    job = Job(spec=HOLD).start()
+    job.step(1)
+    held(job)
+    job.lose("n1")
+    assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
+
+
+def test_by_default_nobody_waits() -> None:
+    job = Job().start()
+    job.step(1)
+    job.tell("n1", down("n1"))
+    for other in ("n0", "n2"):
+        job.report(other, 1)
+    assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
+
+
+def test_it_is_waited_for_as_long_as_processes_of_this_job_take() -> None:
+    job = Job(spec=HOLD).start()
+    kept = KeptRanks(job.machine.turn, job.machine.config)
+    kept.came("n0/0/b", job.now - 4.0)
+    kept.lost([w("n1")])
+    job.machine.turn.now += 11.9
+    assert kept.waits
+    job.machine.turn.now += 0.2
+    assert not kept.waits

@@ -1,0 +1,61 @@
+"""A process that dies again and again: its rank is kept, its node is quarantined, and somebody lets it come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from job_cases import FOREVER, StartJob, goes_on_until_interrupted
+
+from holdfast.errors import RefusedError, UnreachableError
+from holdfast.protocol.events import (
+    FailureDetected,
+    GenerationStarted,
+    NodeLeft,
+    NodeRepaired,
+    Recovered,
+    StepCommitted,
+)
+from holdfast.testing.local_job import LocalJob
+
+SLOWLY = (*FOREVER, "--step-seconds", "0.06")
+HOLD = ("--on-process-failure", "hold", "--max-restarts", "1")
+
+
+def kill_process(job: LocalJob, node: str) -> int:
+    """Kill a node's newest worker; return the place in the journal from which to read on."""
+    since = len(job.events)
+    os.kill(job.pids(node)[1][0], signal.SIGKILL)
+    return since
+
+
+def test_a_process_that_dies_too_often_has_its_node_repaired(start_job: StartJob) -> None:
+    job = start_job(*SLOWLY, options=HOLD)
+    job.wait(StepCommitted, step=3)
+    ranks = job.nodes()
+    since = kill_process(job, "node-1")
+    recovered = job.wait(Recovered, since=since)
+    assert (recovered.action, recovered.state_source) == ("restart", "live"), job.story()
+    assert job.nodes() == ranks, "the process has the rank of the one before"
+    since = kill_process(job, "node-1")
+    left = job.wait(NodeLeft, since=since)
+    assert (left.node, left.reason) == ("node-1", "quarantined"), job.story()
+    assert "its workers fail again and again, 2 times in 300 s: " in left.detail
+    assert [failure.tries for failure in job.all(FailureDetected)] == [1, 2]
+    assert job.wait(Recovered, since=since).action == "shrink"
+    with job.client() as client:
+        with pytest.raises((RefusedError, UnreachableError), match=r"no node 'node-7' is quarantined: .*: node-1"):
+            client.undrain("node-7")
+        assert client.undrain("node-1"), "whoever has started the job starts its agent"
+    assert job.wait(NodeRepaired, since=since).repair == "ticket"
+    job.wait(GenerationStarted, reason="join", world_size=3, since=since)
+    goes_on_until_interrupted(job)
+
+
+def test_a_node_that_is_not_fit_does_not_join(start_job: StartJob) -> None:
+    job = start_job(*SLOWLY, nodes=1, options=("--preflight", "sh -c 'echo fan 3 stands >&2; exit 5'"))
+    assert job.wait_exit(60) == 1, job.story()
+    (left,) = job.all(NodeLeft)
+    assert (left.node, left.reason) == ("node-0", "quarantined")
+    assert left.detail.endswith("sh ended with 5: fan 3 stands")
