@@ -101,12 +101,12 @@ def test_racks_come_in_place_of_nodes():
 
 @pytest.mark.parametrize("threshold", [1, 2])
 def test_a_budget_bounds_the_copies_and_buys_balance(threshold):
-    loads = loads_of(6, 32)
+    loads = loads_of(3, 32)
     old = rebalance_experts(loads, 96, 1, 4, 16, fault_threshold=threshold)[0]
     drifted = loads * np.random.default_rng(1).uniform(0.4, 1.6, loads.shape)
     before, held = busiest(old, drifted, 16).mean(), hosts(old, 32, 16)
     reached = []
-    for budget in (0, 10, 40, 10_000):
+    for budget in (0, 10, 10_000):
         new = rebalance_experts(drifted, 96, 1, 4, 16, fault_threshold=threshold, old_indices=old, move_budget=budget)[
             0
         ]

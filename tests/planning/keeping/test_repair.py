@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_cases import tables
 
 from holdfast.planning import Allocation, allocate
 from holdfast.planning.keeping.repair import Repair, Replicas, WorkerRoom, repair, room_of
@@ -59,26 +60,21 @@ def cases(draw: st.DrawFn) -> Case:
     or all experts at once, or nothing."""
     layers, experts = draw(st.integers(1, 3)), draw(st.integers(1, 8))
     nodes, per_node = draw(st.integers(1, 7)), draw(st.integers(1, 3))
-    slots = np.array(draw(st.lists(st.integers(1, 6), min_size=nodes, max_size=nodes)))
+    slots = 1 + draw(tables(1, nodes, 5))[0]
     slots[0] += max(0, experts - slots.sum())
     node = np.repeat(np.arange(nodes), per_node)
-    draw(st.randoms(use_true_random=False)).shuffle(order := list(range(node.size)))
-    node = node[order]
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 16)))
+    node = rng.permutation(node)
     room = room_of(slots, node).slots
-    loads = np.array(
-        draw(
-            st.lists(st.lists(st.integers(0, 99), min_size=experts, max_size=experts), min_size=layers, max_size=layers)
-        )
-    )
+    loads = draw(tables(layers, experts, 99))
     allocation = allocate(loads, slots, fault_threshold=draw(st.integers(1, 4)))
     assert isinstance(allocation, Allocation)
     counts = np.zeros((layers, experts, node.size), dtype=np.int64)
     for worker, size in enumerate(room):
-        kind = draw(st.sampled_from(("full", "full", "partly", "all", "nothing")))
+        kind = rng.choice(("full", "full", "partly", "all", "nothing"))
         for layer in range(layers if kind in ("full", "partly") else 0):
-            number = int(size) if kind == "full" else draw(st.integers(0, int(size)))
-            for expert in draw(st.lists(st.integers(0, experts - 1), min_size=number, max_size=number)):
-                counts[layer, expert, worker] += 1
+            number = int(size) if kind == "full" else rng.integers(0, int(size), endpoint=True)
+            np.add.at(counts[layer, :, worker], rng.integers(0, experts, number), 1)
         if kind == "all":
             counts[:, :, worker] = 1
     return Case(counts, slots, node, allocation)

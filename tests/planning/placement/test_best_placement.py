@@ -48,7 +48,7 @@ def test_never_below_mro_or_spread_where_it_matters(problem):
 
 @pytest.mark.parametrize(
     ("nodes", "experts", "slots", "seed"),
-    [(1536, 256, 32, 2), (1200, 64, 6, 1), (1100, 160, 5, 2), (300, 61, 7, 3)],
+    [(1536, 128, 16, 2), (1200, 64, 6, 1), (300, 61, 7, 3)],
 )
 def test_on_many_nodes_never_below_mro_or_spread_whatever_is_lost(nodes, experts, slots, seed):
     # Of 1,536 nodes so few small losses are fatal that samples of them see no difference between MRO and spread.
@@ -174,7 +174,7 @@ def test_drifting_loads_move_few_experts_and_lose_no_recovery():
     assert np.mean(moved) <= 0.10
 
 
-@settings(PROPERTY, max_examples=60)
+@settings(PROPERTY, max_examples=40)
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 8), st.integers(0, 99))
 def test_replicas_spread_over_even_racks_before_nodes(racks, per_rack, experts, seed):
     nodes = racks * per_rack
