@@ -106,7 +106,6 @@ FAILURE_MUTANTS = (
         old="        if barred is not None:\n",
         new="        if False:\n",
         why="nobody has repaired them",
-        quick=True,
     ),
     Mutant(
         name="a_quarantine_bars_all_on_the_host",
@@ -121,7 +120,6 @@ FAILURE_MUTANTS = (
         old="        return any(until > now and node_of(seat) in nodes",
         new="        return any(node_of(seat) in nodes",
         why="a process that does not come must not hold up the job",
-        quick=True,
     ),
     Mutant(
         name="ranks_are_kept_for_lost_nodes",

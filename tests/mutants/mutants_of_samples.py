@@ -66,8 +66,8 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="a_refusal_is_forgotten_at_the_next_decision",
         file=REFUSALS,
-        old="        return before\n",
-        new="        pass\n",
+        old="    return before if before is not None and before.step > decision.applied else None\n",
+        new="    return None\n",
         why="whoever has not begun anew yet still holds what was refused",
     ),
     Mutant(
@@ -79,9 +79,9 @@ SAMPLE_MUTANTS = (
     ),
     Mutant(
         name="clean_from_the_generation_that_was_refused",
-        file=REFUSALS,
-        old="Refusal(step=step, clean_from=generation) if",
-        new="Refusal(step=step, clean_from=generation - 1) if",
+        file=DECIDING,
+        old="clean_from=turn.record.generation + 1)",
+        new="clean_from=turn.record.generation)",
         why="the attempt that was refused did not begin clean",
     ),
     Mutant(
@@ -92,11 +92,18 @@ SAMPLE_MUTANTS = (
         why="what goes wrong with nothing held goes wrong every time: the job must end and say so",
     ),
     Mutant(
-        name="a_refusal_outlives_a_roll_back",
+        name="a_refusal_outlives_its_step",
         file=REFUSALS,
-        old="        return None  # all that was held is gone\n",
-        new="        pass\n",
-        why="after a roll-back everything begins anew: the next refusal is the first",
+        old="before is not None and before.step > decision.applied else",
+        new="before is not None else",
+        why="once the step is applied gradients may be kept again",
+    ),
+    Mutant(
+        name="restarted_for_ever",
+        file=DECIDING,
+        old="            if tries <= MAX_RETRIES:\n",
+        new="            if True:\n",
+        why="a job that is started again for one refused step after the other gets nowhere",
     ),
     Mutant(
         name="who_left_a_refused_operation_is_suspect",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from machinery import Job, attach, hello, kept, w, written
+from machinery import Job, applied, attach, hello, kept, w, written
 
+from holdfast.coordination.failures.ladder import MAX_RETRIES
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol import events as ev
@@ -140,12 +141,64 @@ def test_what_the_job_has_led_to_is_saved_before_it_ends() -> None:
     assert "had kept nothing" in failed.why
 
 
-def test_where_all_workers_are_restarted_the_refusal_is_told_too() -> None:
-    job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure="restart-all"))).start()
-    refuses(job, "n0", "n1", "n2")
-    report_refusal(job, "n0", "n1", "n2")
-    assert len([event for event in job.events if isinstance(event, ev.CorruptionFound)]) == 1
+RESTARTS = JobSpec(recovery=RecoverySpec(on_node_failure="restart-all"))
+
+
+def refused_and_restarted(job: Job, nonce: str, *, step: int = 1) -> None:
+    """All refuse a step, computed by the workers of this nonce, in the newest generation; all start anew."""
+    generation = job.machine.record.generation
+    for node in ("n0", "n1", "n2"):
+        job.say(msg.VoteRefused(worker=w(node, nonce), generation=generation, step=step, why=WHY))
+    stop = job.machine.parts.stopping.stop
+    assert stop is not None
+    for node in ("n0", "n1", "n2"):
+        job.say(
+            msg.Report(
+                worker=w(node, nonce),
+                term=stop.term,
+                generation=generation,
+                applied=step - 1,
+                step=step,
+                phase=msg.Phase.REFUSED,
+                refused=generation,
+            )
+        )
+
+
+def fresh(job: Job, nonce: str) -> None:
+    """All nodes are there with fresh workers."""
+    for node in ("n0", "n1", "n2"):
+        job.connect(hello(node, (attach(w(node, nonce)),), session=f"{ord(nonce):08x}"))
+    for node in ("n0", "n1", "n2"):
+        job.say(msg.Entered(worker=w(node, nonce), generation=job.machine.record.generation, applied=0))
+
+
+def test_where_all_workers_are_restarted_a_step_that_is_refused_again_ends_the_job() -> None:
+    job = Job(spec=RESTARTS).start()
+    refused_and_restarted(job, "a")
+    assert len(job.said(ev.CorruptionFound)) == 1
     assert len(job.sent(msg.Refused)) == 3
+    fresh(job, "b")
+    assert job.records[-1].refusal == Refusal(step=1, clean_from=2)
+    refused_and_restarted(job, "b")
+    (failed,) = job.said(ev.JobFailed)
+    assert "had kept nothing" in failed.why
+
+
+def test_where_all_workers_are_restarted_again_and_again_for_steps_that_are_refused_the_job_ends() -> None:
+    job = Job(spec=RESTARTS).start()
+    for number in range(MAX_RETRIES + 1):
+        nonce, step = "abcdefgh"[number], 1 + number % 2
+        if number:
+            fresh(job, nonce)
+        for before in range(1, step):
+            for node in ("n0", "n1", "n2"):
+                job.say(applied(w(node, nonce), job.machine.record.generation, before))
+        assert job.machine.over is None
+        refused_and_restarted(job, nonce, step=step)
+        job.now += 5.0
+    (failed,) = job.said(ev.JobFailed)
+    assert failed.why == f"{WHY}; {MAX_RETRIES + 1} times in 300 s steps were refused"
 
 
 def test_a_stranger_s_or_a_stale_refusal_stops_nobody() -> None:
@@ -166,22 +219,18 @@ BEFORE = Refusal(step=5, clean_from=7)
 
 
 @pytest.mark.parametrize(
-    ("before", "decision", "refused", "after"),
+    ("before", "decision", "after"),
     [
-        (None, REDO, (0, 0), None),
-        (None, REDO, (0, 6), Refusal(step=5, clean_from=10)),
-        (BEFORE, REDO, (0, 0), BEFORE),
-        (BEFORE, REDO, (6, 0), BEFORE),
-        (BEFORE, FORWARD, (0, 0), BEFORE),
-        (BEFORE, Decision(kind=DecisionKind.REDO, applied=5), (0, 0), None),
-        (BEFORE, Decision(kind=DecisionKind.ROLLBACK, applied=4), (6, 6), None),
-        (BEFORE, Decision(kind=DecisionKind.START, applied=0), (0, 0), None),
+        (None, REDO, None),
+        (BEFORE, REDO, BEFORE),
+        (BEFORE, FORWARD, BEFORE),
+        (BEFORE, Decision(kind=DecisionKind.REDO, applied=5), None),
+        (BEFORE, Decision(kind=DecisionKind.ROLLBACK, applied=2), BEFORE),
+        (BEFORE, Decision(kind=DecisionKind.START, applied=0), BEFORE),
     ],
 )
-def test_what_is_in_force_after_a_decision(
-    before: Refusal | None, decision: Decision, refused: tuple[int, ...], after: Refusal | None
-) -> None:
-    assert refusal_after(before, decision, map(report, refused), 10) == after
+def test_what_is_in_force_after_a_decision(before: Refusal | None, decision: Decision, after: Refusal | None) -> None:
+    assert refusal_after(before, decision) == after
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import msgspec
 
+from holdfast.coordination.failures.budget import WINDOW_S, Budget
+from holdfast.coordination.failures.ladder import MAX_RETRIES
 from holdfast.coordination.failures.seen import hung
 from holdfast.coordination.failures.suspects import Suspects, last_on, some_stay
 from holdfast.coordination.generations.announcing import announce_generation
@@ -29,6 +31,7 @@ from holdfast.protocol.events import CorruptionFound, RolledBack
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, DecisionKind
+from holdfast.protocol.record import Refusal
 
 
 class Deciding:
@@ -52,6 +55,8 @@ class Deciding:
         self._newcomers = parts.newcomers
         self._rendezvous = parts.rendezvous
         self._suspects = Suspects()
+        #: restarts of all workers for a step that was refused
+        self._refusals = Budget()
 
     def decide(self) -> None:
         """Decide what becomes of the interrupted step, if everybody has spoken and there is room for all experts."""
@@ -87,11 +92,15 @@ class Deciding:
         if self._kept_ranks.waits and not closing:
             return  # (for those that are to have the same ranks)
         self._kept_ranks.over()
+        refused = self._refused_anew()
         if self._config.spec.recovery.restarts_all and not closing:
-            self._tell_of_corruption()
-            stopping.end()
-            self._restart()
-            return
+            tries = self._refusals.use(turn.now) if refused else 0
+            if tries <= MAX_RETRIES:
+                stopping.end()
+                self._restart()
+                return
+            self._closing.fail(f"{stopping.refused}; {tries} times in {WINDOW_S:.0f} s steps were refused")
+            closing = True
         reports = stopping.gathered()
         arrivals = [info.id for info in turn.members.workers() if info.id not in reports]
         if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
@@ -111,15 +120,18 @@ class Deciding:
                 if self._kept_ranks.waits:
                     return
                 verdict = without or self._verdict({}, arrivals)
-        self._tell_of_corruption()
         stopping.end()
         if self._ending.over is None:
             self._carry_out(verdict, turn.members.live([*reports, *arrivals]), reports)
 
-    def _tell_of_corruption(self) -> None:
-        stopping = self._stopping
-        if step := refused_anew(self._turn.record.refusal, stopping.reports.values()):
-            self._turn.emit(CorruptionFound, step=step, what="samples", detail=stopping.refused)
+    def _refused_anew(self) -> bool:
+        """Tell of a step that was refused: from the next generation on it is computed with nothing held."""
+        turn, stopping = self._turn, self._stopping
+        step = refused_anew(turn.record.refusal, stopping.reports.values())
+        if step:
+            turn.emit(CorruptionFound, step=step, what="samples", detail=stopping.refused)
+            turn.change(refusal=Refusal(step=step, clean_from=turn.record.generation + 1))
+        return step > 0
 
     def _verdict(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
         record, committed = self._turn.record, self._ledger.committed
@@ -259,7 +271,7 @@ class Deciding:
                 self._ending.failed(str(plan), EXIT_BAD_INPUT)
             return
         plan = msgspec.structs.replace(plan, last=self._closing.under_way)
-        refusal = refusal_after(record.refusal, decision, reports.values(), plan.generation)
+        refusal = refusal_after(record.refusal, decision)
         assignment = () if refusal is not None else first_assignment(record, plan, decision, reports)
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))

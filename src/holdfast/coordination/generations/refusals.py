@@ -2,8 +2,8 @@
 
 One corrupt contribution must never end a job. Where gradients are kept (of a step that is done again after a failure)
 it is kept with them; so nothing is held any more once v was refused, by whatever decisions follow, until the step is
-applied. That is in the record, with the first generation that began so: an attempt of an older one may be refused by
-some in time and told of by others later, after further failures, and is still the same refusal.
+applied, on whatever lineage. That is in the record, with the first generation that began so: an attempt of an older one
+may be refused by some in time and told of by others later, after further failures, and is still the same refusal.
 """
 
 from __future__ import annotations
@@ -11,33 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.plan import Decision, DecisionKind
+from holdfast.protocol.plan import Decision
 from holdfast.protocol.record import Refusal
 
 
-def refusal_after(
-    before: Refusal | None, decision: Decision, reports: Iterable[Report], generation: int
-) -> Refusal | None:
-    """Return the refusal that is in force once a decision is; None: gradients may be kept.
-
-    Args:
-        before: the one that was in force. reports: those that the decision rests on.
-        generation: the one that begins with it.
-    """
-    if decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK):
-        return None  # all that was held is gone
-    step = decision.applied + 1
-    if before is not None and before.step == step:
-        return before
-    return Refusal(step=step, clean_from=generation) if any(_refused(report, step) for report in reports) else None
+def refusal_after(before: Refusal | None, decision: Decision) -> Refusal | None:
+    """Return the refusal that is in force once a decision is, of the one before; None: gradients may be kept."""
+    return before if before is not None and before.step > decision.applied else None
 
 
 def refused_anew(before: Refusal | None, reports: Iterable[Report]) -> int:
     """Return the step of which an attempt was refused that nobody had told of before, 0 where there is none."""
-    told = (before.step, before.clean_from) if before is not None else (0, 0)
-    return max(
-        (report.step for report in reports if report.refused and (report.step, report.refused) >= told), default=0
+    step, clean_from = (before.step, before.clean_from) if before is not None else (0, 0)
+    anew = (
+        report.step for report in reports if report.refused and (report.step > step or report.refused >= clean_from)
     )
+    return max(anew, default=0)
 
 
 def refused_again(before: Refusal | None, reports: Iterable[Report]) -> bool:
