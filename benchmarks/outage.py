@@ -9,6 +9,7 @@ nobody may be expelled for its absence.
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 import signal
@@ -43,6 +44,7 @@ AWAY_S = 10.0
 
 def main() -> int:
     """Run the three scenes; 1 if one of them went wrong."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     wrong: list[str] = []
     with ManualJob(DENSE, ARGS, nodes=4) as job:
         job.wait(StepCommitted, step=20)

@@ -6,6 +6,7 @@ priority, which nothing of ours can hold up, wakes every 20 ms and notes when it
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -81,4 +82,5 @@ def _watch() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     _watch()

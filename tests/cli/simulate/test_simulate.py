@@ -10,11 +10,11 @@ import pytest
 from built_commands import BuiltCommands
 
 from holdfast.cli import app
-from holdfast.documents import keys_of
+from holdfast.documents import Given, build, keys_of
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.simulation.fleet.case import FleetCase, sources
 from holdfast.simulation.fleet.recovery import PARTS
-from holdfast.simulation.fleet.scale import SIZES
+from holdfast.simulation.fleet.scale import OF_NO_EFFECT, SIZES, scale_rows
 from places import EXAMPLES, ROOT
 
 COMMANDS = BuiltCommands(app)
@@ -62,6 +62,17 @@ def test_scale_shows_all_parts_at_all_sizes() -> None:
         assert row["total_s"] == pytest.approx(sum(row[f"{part}_s"] for part in PARTS))
 
 
+def test_what_is_refused_beside_scale_would_change_nothing_there() -> None:
+    shown, changed = scale_rows(FleetCase()), 0
+    for name, key in keys_of(FleetCase).items():
+        if not {name, name.split(".")[0]} & {*OF_NO_EFFECT}:
+            continue
+        assert isinstance(key.default, float | int)
+        assert scale_rows(build(FleetCase, {name: Given(2 * key.default + 1, name)})) == shown
+        changed += 1
+    assert changed > len(OF_NO_EFFECT)
+
+
 def test_a_clusters_file_is_taken_as_it_is_and_options_say_more() -> None:
     words = (str(EXAMPLES / "catalina.toml"), "--scale", "--json")
     model = json.loads(run(*words))["model"]
@@ -95,6 +106,11 @@ def test_a_clusters_file_is_taken_as_it_is_and_options_say_more() -> None:
         (["--set", "job.step_s=0"], "--set job.step_s is 0: it must be a number of seconds"),
         (["--scale", "--nodes", "5"], "--nodes is 5: --scale shows jobs of 4 to 16,384 nodes; leave one of them out"),
         (["--scale", "--set", "nodes=7"], "--set nodes is 7: --scale shows jobs of 4 to 16,384 nodes"),
+        (["--scale", "--mtbf", "30d"], "--mtbf is 30d: --scale shows how long a recovery takes in jobs of 4 to 16,384"),
+        (["--scale", "--standbys", "3"], "--standbys is 3: --scale shows how long a recovery takes"),
+        (["--scale", "--set", "restart.detect_s=3"], "--set restart.detect_s is 3: --scale shows how long"),
+        (["--scale", "--seed", "0"], "--seed is 0: --scale shows how long a recovery takes"),
+        (["--scale", "--hours", "10"], "--hours is 10.0: --scale shows how long a recovery takes"),
         (["--set", "min_nodes=2000"], "min_nodes is 2000: it must be at most nodes, 1024"),
         (["no-such.toml"], "no-such.toml: cannot be read: No such file or directory"),
     ],

@@ -30,9 +30,12 @@ def simulate(
         typer.Option(metavar="HOURS", help="Mean time until a node that has failed is back.", show_default="133"),
     ] = None,
     standbys: Annotated[str | None, typer.Option(metavar="N", help="Further nodes, warm and idle.")] = None,
-    hours: Annotated[float, typer.Option(help="Simulated time of each replication, after a warm-up.")] = 2160.0,
-    replications: Annotated[int, typer.Option(help="Independent simulations.")] = 20,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
+    hours: Annotated[
+        float | None,
+        typer.Option(help="Simulated time of each replication, after a warm-up.", show_default="2160"),
+    ] = None,
+    replications: Annotated[int | None, typer.Option(help="Independent simulations.", show_default="20")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same numbers.", show_default="0")] = None,
     scale: Annotated[
         bool, typer.Option("--scale", help="Show how long a recovery takes from 4 to 16,384 nodes instead.")
     ] = False,
@@ -54,8 +57,14 @@ def simulate(
 
     options = {"nodes": nodes, "mtbf_hours": mtbf, "mttr_hours": mttr, "standbys": standbys}
     given = {key: value for key, value in options.items() if value is not None}
-    case = given_case(cluster, settings or [], given, scale=scale)
+    drawing = {"--hours": hours, "--replications": replications, "--seed": seed}
+    case = given_case(cluster, settings or [], given, scale=scale, drawing=drawing)
     if scale:
         show_scale(case, as_json=as_json)
     else:
-        show_forecast(case, SimulationSettings(replications=replications, hours=hours, seed=seed), as_json=as_json)
+        simulated = SimulationSettings(
+            replications=20 if replications is None else replications,
+            hours=2160.0 if hours is None else hours,
+            seed=seed or 0,
+        )
+        show_forecast(case, simulated, as_json=as_json)

@@ -10,30 +10,48 @@ from holdfast.cli.spec_options import given_settings
 from holdfast.documents import Given, build
 from holdfast.errors import BadInputError
 from holdfast.simulation.fleet.case import FleetCase, checked
-from holdfast.simulation.fleet.scale import SIZES
+from holdfast.simulation.fleet.scale import OF_NO_EFFECT, SIZES
 
 #: what an option is called that sets a key
 OPTIONS = {"nodes": "--nodes", "mtbf_hours": "--mtbf", "mttr_hours": "--mttr", "standbys": "--standbys"}
 
 
 def given_case(
-    path: Path | None, pairs: Sequence[str], options: Mapping[str, str], *, scale: bool = False
+    path: Path | None,
+    pairs: Sequence[str],
+    options: Mapping[str, str],
+    *,
+    scale: bool = False,
+    drawing: Mapping[str, float | None] | None = None,
 ) -> FleetCase:
     """Return the case.
 
     Args:
         path: of a cluster. pairs: `KEY=VALUE`. options: values by key.
-        scale: jobs of all sizes are to be shown, so that none can be asked for.
+        scale: recoveries in jobs of all sizes are to be shown: no size can be asked for, nor anything of no effect.
+        drawing: the options that say how failures are drawn; None: not given.
 
     Raises:
         BadInputError: something is wrong with one of them, or they do not fit together.
     """
     said = given_settings(pairs, FleetCase, "recovery.lease_s=5")
     said |= {key: Given(value, OPTIONS[key], text=True) for key, value in options.items()}
-    if scale and (size := said.get("nodes")):
-        sizes = f"jobs of {SIZES[0]} to {SIZES[-1]:,} nodes"
-        raise BadInputError(f"{size.name} is {size.value}: --scale shows {sizes}; leave one of them out")
+    if scale:
+        _refuse_what_has_no_effect(said, drawing or {})
     return checked(build(FleetCase, (_given_hardware(path) if path is not None else {}) | said))
+
+
+def _refuse_what_has_no_effect(said: Mapping[str, Given], drawing: Mapping[str, float | None]) -> None:
+    sizes = f"jobs of {SIZES[0]} to {SIZES[-1]:,} nodes"
+    if size := said.get("nodes"):
+        raise BadInputError(f"{size.name} is {size.value}: --scale shows {sizes}; leave one of them out")
+    idle = [(given.name, given.value) for key, given in said.items() if {key, key.split(".")[0]} & {*OF_NO_EFFECT}]
+    idle += [(name, value) for name, value in drawing.items() if value is not None]
+    for name, value in idle:
+        raise BadInputError(
+            f"{name} is {value}: --scale shows how long a recovery takes in {sizes}, which that does not change; "
+            "leave one of them out"
+        )
 
 
 def _given_hardware(path: Path) -> dict[str, Given]:

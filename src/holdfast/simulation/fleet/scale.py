@@ -10,6 +10,21 @@ from holdfast.simulation.fleet.case import FleetCase
 from holdfast.simulation.fleet.recovery import PARTS, Moment, RecoveryParts, detection_s, recovery_parts
 
 SIZES = (4, 16, 64, 256, 1024, 4096, 16384)
+#: Keys of a case, or groups of them, that say nothing of how long a recovery takes while all goes well.
+OF_NO_EFFECT = (
+    "standbys",
+    "min_nodes",
+    "mtbf_hours",
+    "mttr_hours",
+    "failure_shape",
+    "repair_shape",
+    "rack_nodes",
+    "mtbf_rack_hours",
+    "job.copies",
+    "checkpoint",
+    "recovery.join_s",
+    "restart",
+)
 #: moments within a step at which parts are looked at, to take their mean
 _MOMENTS = 1000
 

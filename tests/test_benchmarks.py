@@ -1,0 +1,20 @@
+"""Every benchmark can be started, and says what it measures and what may be asked of it."""
+
+from __future__ import annotations
+
+import subprocess
+
+from places import BENCHMARKS
+from warm_start import run_warm, zygote
+
+
+def test_every_benchmark_says_how_it_is_used() -> None:
+    scripts = [path for path in sorted(BENCHMARKS.rglob("*.py")) if 'if __name__ == "__main__":' in path.read_text()]
+    with zygote() as warm:
+        said = {script.name: run_warm(warm, script, "--help") for script in scripts}
+    assert len(said) > 20
+    assert {name: done.stderr for name, done in said.items() if not _is_usage(done)} == {}
+
+
+def _is_usage(done: subprocess.CompletedProcess[str]) -> bool:
+    return done.returncode == 0 and done.stdout.startswith("usage: ") and len(done.stdout.splitlines()) > 3
