@@ -19,16 +19,7 @@ from holdfast.protocol.events import (
 
 
 def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob) -> None:
-    job = start_job(
-        "--steps",
-        "60",
-        "--step-seconds",
-        "0.15",
-        options=(
-            "--verify-state",
-            "1",
-        ),
-    )
+    job = start_job(*FOREVER, "--step-seconds", "0.15", options=("--verify-state", "1"))
     job.wait(StepCommitted, step=8)
     first, second = job.nodes()[:2]
     job.signal_node(first)
@@ -36,10 +27,12 @@ def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob)
     job.wait(Recovered, action="shrink")
     job.call("scale", "+2")
     job.wait(GenerationStarted, reason="join", world_size=4)
+    since = len(job.events)
     job.signal_node(second)
-    assert job.wait_exit() == 0
+    job.wait(Recovered, action="shrink", since=since)
+    goes_on_until_interrupted(job)
     assert not job.all(WorkersChanged), "survivors go on in the same processes"
-    check_losses(job, script=TINY, least=60)
+    check_losses(job, script=TINY, least=16)
     assert {event.world_size for event in job.all(StepCommitted)} >= {2, 3}
     assert not job.all(RolledBack)
     assert {e.node for e in job.all(FailureDetected)} == {first, second}
@@ -132,9 +125,7 @@ def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: St
 def test_arrivals_within_the_join_window_are_taken_in_together(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.05", nodes=1, options=("--join-window", "5"))
     job.wait(StepCommitted, step=2)
-    for node in ("node-1", "node-2"):
-        job.call("scale", "+1")
-        # (the second comes well after the first, and within the window)
-        job.wait(NodesJoined, lambda e, node=node: node in e.names)
+    # (both come at once, but hardly ever in one moment; how long the window is open, virtual clocks test)
+    job.call("scale", "+2")
     job.wait(GenerationStarted, reason="join")
     assert [event.world_size for event in job.all(GenerationStarted)] == [1, 3]
