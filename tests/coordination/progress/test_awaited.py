@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from machinery import Job, attach, hello, w
 
@@ -51,6 +52,26 @@ def test_who_builds_a_group_to_be_joined(job: Job) -> None:
     job.say(attach(w("n3")))
     job.say(msg.Prepared(worker=w("n0"), generation=2))
     assert [who for who, _ in waits(job)] == ["rank 1 on node n1", "rank 2 on node n2", "worker 0 of node n3"]
+
+
+def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
+    for step in range(1, 8):
+        job.tick(0.1)
+        job.step(step)
+    job.tick(0.3)
+    (probe, *_) = job.sent(msg.Probe)
+    stand = msg.Stand(worker=w("n1"), generation=1, step=8, activity=msg.Activity.COMPUTE, for_s=0.25, micro_batch=2)
+    job.tell("n1", msg.Whereabouts(number=probe.number, stands=(stand,)))
+    assert waits(job) == []
+    there = msgspec.structs.replace(stand, worker=w("n0"), activity=msg.Activity.REDUCING, micro_batch=None, waits=True)
+    job.tell("n0", msg.Whereabouts(number=probe.number, stands=(there,)))
+    job.now += 0.5
+    (one,) = awaited_by(job.machine.parts, job.now)
+    assert (one.who, one.what) == ("rank 1 on node n1", "to be done with its part of step 8")
+    assert (one.since_s, one.at) == (0.75, "'compute' of step 8, micro-batch 2")
+    assert one.for_whom == ("rank 0 on node n0",)
+    job.step(8)
+    assert waits(job) == []
 
 
 def test_who_lags_behind_the_others(job: Job) -> None:

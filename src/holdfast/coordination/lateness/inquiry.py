@@ -45,8 +45,8 @@ LONG_TICK = 3.0
 
 
 @dataclass(slots=True)
-class _Question:
-    """Who was asked where the workers stand, and what the answers were."""
+class RollCall:
+    """Who was asked where the workers stand at a time (unix seconds), and what the answers were."""
 
     number: int
     at: float
@@ -74,7 +74,7 @@ class Inquiry:
         self._stopping = stopping
         self._absences = absences
         self._generation: int = 0
-        self._question: _Question | None = None
+        self._question: RollCall | None = None
         self._number = 0
         self._asks_at = self._ticked = 0.0
         #: nodes that were asked, and have said nothing since
@@ -86,6 +86,16 @@ class Inquiry:
         self._own_work = OwnWork(turn)
         self._unknown_s = UNKNOWN_S
         self._stories = Stories(turn)
+
+    @property
+    def newest(self) -> RollCall | None:
+        """The newest question that was put since the job stands at its step, with what was answered."""
+        question = self._question
+        return question if question is not None and question.at >= self.pace.since else None
+
+    def lines_of(self, worker: str) -> tuple[str, ...]:
+        """Return the lines at which a worker's threads stood, where it was asked for them lately."""
+        return self._stories.lines_of(worker)
 
     # ---- what is heard ----
 
@@ -172,7 +182,7 @@ class Inquiry:
         nodes = turn.members.nodes
         here = [nodes[name] for name in dict.fromkeys(map(node_of, turn.planned)) if name in nodes]
         self._number += 1
-        self._question = _Question(self._number, turn.now, frozenset(node.name for node in here))
+        self._question = RollCall(self._number, turn.now, frozenset(node.name for node in here))
         self._silent_since = {node.name: self._silent_since.get(node.name, turn.now) for node in here}
         still_s = turn.now - (stopping.since if stopping.stop is not None else self.pace.since)
         again_s = max(FRESH_S, SELDOM * still_s, len(here) / ASKED_PER_S)

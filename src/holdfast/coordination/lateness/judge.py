@@ -48,14 +48,14 @@ class Finding:
 def judge(still: Standstill) -> Finding:
     """Find who holds the others up. Nobody does where nobody waits, or where more are busy than wait for them."""
     stands = [still.stands[worker] for worker in still.members if worker in still.stands]
-    lasts_s = min((_waits_s(stand) for stand in stands if _waits(stand)), default=0.0)
+    lasts_s = min((_waits_s(stand) for stand in stands if is_waiting(stand)), default=0.0)
     at_work = (stand for stand in stands if stand.worker not in still.idle)
     hung = tuple(one for one in at_work if _hangs(one, overdue=still.overdue) or _lags(one, lasts_s, still.unknown_s))
     if still.overdue and any(stand.waits for stand in stands):
         # They could not wait there if somebody else's group did not stand.
         hung += tuple(stand for stand in stands if stand.worker in still.outside and _stays_away(stand))
     waiting = {node_of(worker) for worker in still.idle}
-    waiting |= {node_of(stand.worker) for stand in stands if _waits(stand) and stand not in hung}
+    waiting |= {node_of(stand.worker) for stand in stands if is_waiting(stand) and stand not in hung}
     silent = tuple(dict.fromkeys(node_of(w) for w in still.members if node_of(w) in still.silent))
     nodes = {node_of(stand.worker) for stand in hung}
     if hung and len(nodes | {*silent}) <= max(1, len(waiting)) and waiting:
@@ -64,11 +64,12 @@ def judge(still: Standstill) -> Finding:
         return Finding()
     if silent:
         return Finding(silent=silent) if len(silent) <= len(waiting) else Finding()
-    all_wait = len(stands) == len(still.members) and all(_waits(stand) for stand in stands)
+    all_wait = len(stands) == len(still.members) and all(is_waiting(stand) for stand in stands)
     return Finding(network=all_wait and any(stand.waits for stand in stands))
 
 
-def _waits(stand: Stand) -> bool:
+def is_waiting(stand: Stand) -> bool:
+    """Tell whether a worker waits for others, in a collective or for a generation."""
     return stand.waits or stand.activity in WAITING
 
 
@@ -98,6 +99,12 @@ def _stays_away(stand: Stand) -> bool:
     return stand.activity is Activity.ENTERING and not stand.waits
 
 
+def where(stand: Stand) -> str:
+    """Say where in a step a worker is, for people."""
+    of = "" if stand.micro_batch is None else f", micro-batch {stand.micro_batch}"
+    return f"'{stand.activity}' of step {stand.step}{of}"
+
+
 def what_hangs(stand: Stand) -> str:
     """Say what a worker that hangs is about, for people."""
     if stand.stopped:
@@ -106,7 +113,5 @@ def what_hangs(stand: Stand) -> str:
         return f"its process does not run: for {stand.for_s:.2f} s it has not looked whether its collective has ended"
     if stand.activity in WAITING:
         return f"it has been at '{stand.activity}' for {stand.for_s:.2f} s, while others have come in and wait for it"
-    of = "" if stand.micro_batch is None else f", micro-batch {stand.micro_batch}"
-    place = f"'{stand.activity}' of step {stand.step}{of}"
     limit = f"limit {stand.limit_s:.2f} s" if stand.limit_s else f"more than {FAILURE:.0f} times as long as the others"
-    return f"it has been at {place} for {stand.for_s:.2f} s, {limit}, while others wait for it"
+    return f"it has been at {where(stand)} for {stand.for_s:.2f} s, {limit}, while others wait for it"

@@ -42,6 +42,8 @@ class Stories:
         self._turn = turn
         self._number = 0
         self._story: _Story | None = None
+        #: what was told last
+        self._told: Mapping[str, WorkerStack] = {}
 
     def begin(self, nodes: Sequence[Node], stands: Mapping[str, Stand], suspects: Iterable[str]) -> None:
         """Have nodes of these take their workers' stacks; one story is told after the other."""
@@ -81,8 +83,13 @@ class Stories:
         if story is not None and self._turn.now - story.at > ANSWER_S:
             self._tell(story)
 
+    def lines_of(self, worker: str) -> tuple[str, ...]:
+        """Return the lines at which a worker's threads stood in the newest story."""
+        told = self._told.get(worker)
+        return tuple(told.stack.splitlines()) if told is not None else ()
+
     def _tell(self, story: _Story) -> None:
-        self._story = None
+        self._story, self._told = None, story.stacks
         self._turn.emit(
             StacksTaken,
             of_generation=story.generation,

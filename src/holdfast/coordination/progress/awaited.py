@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.coordination.lateness.judge import is_waiting, where
 from holdfast.coordination.parts import JobParts
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.position import Awaited
+
+#: of those that wait for somebody, so many are named
+_NAMED = 8
 
 
 def awaited_by(parts: JobParts, now: float) -> Iterator[Awaited]:
@@ -23,7 +27,7 @@ def awaited_by(parts: JobParts, now: float) -> Iterator[Awaited]:
         for worker in parts.stopping.awaited(promised):
             yield Awaited(who=turn.place_of(worker), what=what, since_s=max(0.0, now - parts.stopping.since))
     elif plan is not None:
-        yield from _members(parts, plan)
+        yield from _members(parts, plan, now)
     if pending is not None:
         for worker in pending.workers:
             info = parts.members.worker(worker)
@@ -32,7 +36,7 @@ def awaited_by(parts: JobParts, now: float) -> Iterator[Awaited]:
                 yield Awaited(who=turn.place_of(worker), what=what)
 
 
-def _members(parts: JobParts, plan: GenerationPlan) -> Iterator[Awaited]:
+def _members(parts: JobParts, plan: GenerationPlan, now: float) -> Iterator[Awaited]:
     """Yield the members that have not entered a generation; once all have, those behind the others' step."""
     turn, ledger = parts.turn, parts.ledger
     infos = {worker: parts.members.worker(worker) for worker in plan.workers}
@@ -47,3 +51,23 @@ def _members(parts: JobParts, plan: GenerationPlan) -> Iterator[Awaited]:
         # (one step behind is what all are while the others' word is on its way)
         if step < furthest - 1:
             yield Awaited(who=turn.place_of(worker), what=f"to apply step {step + 1}")
+    yield from _at_work(parts, now)
+
+
+def _at_work(parts: JobParts, now: float) -> Iterator[Awaited]:
+    """Yield who is at work while others wait for it, as the nodes have told since the newest step."""
+    turn, asked = parts.turn, parts.inquiry.newest
+    if asked is None:
+        return
+    stands = asked.stands.values()
+    waiting = tuple(turn.place_of(stand.worker) for stand in stands if is_waiting(stand))
+    for stand in stands if waiting else ():
+        if not is_waiting(stand):
+            yield Awaited(
+                who=turn.place_of(stand.worker),
+                what=f"to be done with its part of step {stand.step}",
+                since_s=stand.for_s + max(0.0, now - asked.at),
+                at=where(stand),
+                for_whom=waiting[:_NAMED],
+                stack=parts.inquiry.lines_of(stand.worker),
+            )
