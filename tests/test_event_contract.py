@@ -29,7 +29,7 @@ CONTRACT = {
         "seed",
         "micro_batches",
     },
-    "step_committed": {"step", "loss", "samples", "world_size", "step_s", "skipped", "sample_hashes"},
+    "step_committed": {"step", "loss", "samples", "world_size", "step_s", "skipped", "sample_hashes", "paused_s"},
     "failure_detected": {
         "node",
         "kind",

@@ -131,6 +131,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     `skipped`: some gradient was not finite, so that the optimizer was left alone on every replica.
     `loss`: None for one that is not a number, or that nobody who is left knows.
     `sample_hashes`: the sum of its micro-batches' hashes, as v had it; None where nobody who is left knows v.
+    `paused_s`: of `step_s`, for how long a script was in `job.pause()`, as far as witnesses tell.
     """
 
     step: int
@@ -140,6 +141,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     step_s: float
     skipped: bool = False
     sample_hashes: int | None = None
+    paused_s: float = 0.0
 
 
 class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="failure_detected"):

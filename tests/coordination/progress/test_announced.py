@@ -100,6 +100,20 @@ def joining() -> Job:
     return job
 
 
+def test_the_longest_pause_of_a_step_is_told_with_it() -> None:
+    job = Job().start()
+    for node, paused_s in (("n0", 0.0), ("n1", 0.25), ("n2", 0.125)):
+        job.tick(1.0)
+        job.say(msgspec.structs.replace(applied(w(node), 1, 1), paused_s=paused_s))
+    (committed,) = job.said(ev.StepCommitted)
+    assert committed.paused_s == 0.0  # (nobody knows when the first step began)
+    for node, paused_s in (("n0", 0.0), ("n1", 0.25), ("n2", 0.125)):
+        job.tick(1.0)
+        job.say(msgspec.structs.replace(applied(w(node), 1, 2), paused_s=paused_s))
+    (committed,) = job.said(ev.StepCommitted)
+    assert committed.paused_s == 0.25
+
+
 def test_what_is_proven_of_the_members_of_before_is_announced_before_others_are_members() -> None:
     job = joining()
     job.say(applied(w("n0"), 1, 1))

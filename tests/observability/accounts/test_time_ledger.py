@@ -90,6 +90,17 @@ def test_fewer_workers_and_late_ones_are_sub_healthy() -> None:
     }
 
 
+def test_a_pause_is_no_training_and_makes_no_step_late() -> None:
+    ledger = after([*begun(10), step(11, 26.0, paused_s=3.0, seq=11), step(12, 27.0)])
+    assert spent(ledger.account()) == {"waiting": 10.0, "transition": 2.0, "effective": 12.0, "paused": 3.0}
+    assert ledger.usual.full == STEP
+
+
+def test_a_pause_before_a_usual_step_is_known_is_none_of_it() -> None:
+    events = [*begun(1), *(step(number, 10.0 + 3 * number, paused_s=2.0) for number in range(2, 6))]
+    assert after(events).account().full_step_s == STEP
+
+
 def test_steps_after_a_roll_back_are_redone() -> None:
     back = [made("rolled_back", 22.5, to_step=7, why="w"), generation(22.5, "rollback"), step(8, 24.0)]
     again = [*begun(10), *back, *(step(number, 16.0 + number) for number in range(9, 13))]

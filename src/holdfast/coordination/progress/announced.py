@@ -169,7 +169,8 @@ class Progress:
         # Nobody knows any more when a step passed whose witnesses are all dead; other machines' clocks may lag.
         time = max(done.time or self._turn.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
-        self.costs.step(seconds)
+        paused_s = min(done.paused_s, seconds)
+        self.costs.step(seconds - paused_s)
         self._known_at = time if done.time else self._known_at
         if self.recovery is not None:
             self.recovery.swapped_at(done.step, time)
@@ -181,6 +182,7 @@ class Progress:
             samples=commit.samples,
             world_size=done.world,
             step_s=seconds,
+            paused_s=paused_s,
             skipped=commit.nonfinite > 0,
             sample_hashes=commit.sample_hashes if commit.sample_hashes >= 0 else None,
         )

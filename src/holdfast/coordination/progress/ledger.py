@@ -29,12 +29,13 @@ class DivergedError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommittedStep:
-    """One step that all members have applied; `time` is the last one's."""
+    """One step that all members have applied; `time` is the last one's; `paused_s`: its script's longest pause."""
 
     step: int
     commit: Commit
     world: int
     time: float
+    paused_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class _Pending:
     time: float
     state_hash: str
     worker: str
+    paused_s: float = 0.0
 
 
 class StepLedger:
@@ -94,7 +96,7 @@ class StepLedger:
             DivergedError: the worker's v or state hash differs from another's.
         """
         self.settle(message.worker, message.step)
-        news = _Pending(message.commit, message.world, now, message.state_hash, message.worker)
+        news = _Pending(message.commit, message.world, now, message.state_hash, message.worker, message.paused_s)
         self._learn(message.step, news)
         self.prove(message.step, message.generation)
 
@@ -128,6 +130,7 @@ class StepLedger:
             )
         known.time = max(known.time, news.time)
         known.world = known.world or news.world
+        known.paused_s = max(known.paused_s, news.paused_s)
 
     def prove(self, step: int, generation: int) -> None:
         """A step has passed in a generation: all of its members had applied the one before."""
@@ -220,7 +223,8 @@ class StepLedger:
                 done = _Pending(_unknown(self._samples), 0, 0.0, "", "")
             self.committed += 1
             self._standings.ask_next()
-            out.append(CommittedStep(step=self.committed, commit=done.commit, world=done.world, time=done.time))
+            step, v, paused_s = self.committed, done.commit, done.paused_s
+            out.append(CommittedStep(step=step, commit=v, world=done.world, time=done.time, paused_s=paused_s))
         return out
 
 

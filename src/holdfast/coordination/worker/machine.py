@@ -305,7 +305,7 @@ class WorkerMachine:
         """The optimizer is about to change the state. False: frozen, the decision will say."""
         return self._cross("begin_apply")
 
-    def applied_step(self, state_hash: str = "") -> list[WorkerInstruction]:
+    def applied_step(self, state_hash: str = "", paused_s: float = 0.0) -> list[WorkerInstruction]:
         """The state is that of the step now. A passed swap takes effect here, unless a Stop came first."""
         world, generation, forward = self.generations.world, self.generation, self.phase is Phase.FORWARD
         self._follow("applied_step")
@@ -328,6 +328,7 @@ class WorkerMachine:
             world=world,
             state_hash=state_hash,
             witness=witness,
+            paused_s=paused_s,
         )
         return [Tell(applied), *self._report()]
 

@@ -188,6 +188,7 @@ class TimeLedger:
         else:
             closed, self._open = span, Span(end)
         closed.world, closed.again, closed.seq = event.world_size, event.step <= self._furthest, event.seq
+        closed.paused = event.paused_s
         self._closed = closed, end
 
     def _wait_is_over(self, now: float) -> None:
@@ -224,11 +225,12 @@ class TimeLedger:
         if self._closed is None:
             return
         (span, end), self._closed = self._closed, None
-        seconds, plain = end - span.began, not (span.disturbed or span.again)
+        paused = span.paused > 0.0
+        seconds, plain = max(0.0, end - span.began - span.paused), not (span.disturbed or span.again)
         if plain:
             self.usual.note(span.world, seconds)
         full = self.usual.full
-        if plain and full is not None and seconds <= LATE * full and not self._kept:
+        if plain and not paused and full is not None and seconds <= LATE * full and not self._kept:
             self._enter(span.seq, Cause.EFFECTIVE, seconds)  # (what nearly all are; `split` says the same of them)
             return
         self._kept.append((span, end))

@@ -19,6 +19,7 @@ class Cause(StrEnum):
     CHECKPOINT = "checkpoint"  # training stood while state was copied or saved
     REBALANCE = "rebalance"  # experts moved
     WAITING = "waiting"  # for nodes, or for a coordinator
+    PAUSED = "paused"  # the script was busy with something of its own: an evaluation
     SUB_HEALTHY = "sub_healthy"  # training, slower than the full job: fewer workers, or late ones
     UNKNOWN = "unknown"  # the journal has lost its events
 
@@ -30,7 +31,8 @@ class Span:
     failed, detected: the first failure, and when it was seen. generation: when the newest generation began, which
     followed from a failure, a start or a roll-back. regrouped: when its members stood in it. back: when a coordinator
     came back. waited: seconds for want of nodes. swap: what a change at the boundary before it cost is told as this.
-    again: the step had been committed before. lost: its events are. world, seq: of the commit that ends it.
+    paused: seconds for which the script had paused. again: the step had been committed before. lost: its events are.
+    world, seq: of the commit that ends it.
     """
 
     began: float
@@ -41,6 +43,7 @@ class Span:
     back: float | None = None
     waited: float = 0.0
     swap: Cause | None = None
+    paused: float = 0.0
     saves: bool = False
     again: bool = False
     lost: bool = False
@@ -105,6 +108,8 @@ def _parts(span: Span, end: float) -> tuple[float, ...]:
 
 def _step(span: Span, total: float, usual_s: float | None, full_s: float | None) -> Iterator[tuple[Cause, float]]:
     """Split a step without a recovery; where a swap came before it, what is beyond a usual step is the swap's."""
+    paused, total = min(span.paused, total), total - min(span.paused, total)
+    yield Cause.PAUSED, paused
     trained = total
     if span.swap is not None and usual_s is not None:
         trained = min(total, usual_s)

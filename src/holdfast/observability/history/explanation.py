@@ -243,8 +243,9 @@ def _step(events: Sequence[ReadEvent], place: int, event: StepCommitted) -> Expl
     usual = ledger.usual.of(event.world_size)
     why = ""
     if usual:
-        times = event.step_s / usual
+        times = (event.step_s - event.paused_s) / usual
         why = f"it took {times:.2f} times the usual step of {event.world_size} workers, {usual:.3f} s"
+        why += f", without the {event.paused_s:.3f} s of a pause" if event.paused_s else ""
         why += "" if times <= LATE else f": more than {LATE:g} times is late"
     return Explanation(event=event, why=why, seconds=_seconds(events, place, place + 1))
 

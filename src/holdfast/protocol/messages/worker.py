@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.names import Count, KeyName, KeyValue, Struct, Text, WorkerId
+from holdfast.protocol.names import Count, KeyName, KeyValue, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding
 from holdfast.step_samples import MAX_MICRO_BATCHES
@@ -60,7 +60,10 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 class Applied(Struct, frozen=True, kw_only=True):
-    """A step applied here. Its agent keeps it until the journal has it; a `witness`'s is passed on at once."""
+    """A step applied here. Its agent keeps it until the journal has it; a `witness`'s is passed on at once.
+
+    `paused_s`: for so long the script has paused since the step before.
+    """
 
     worker: WorkerId
     generation: Count
@@ -69,6 +72,7 @@ class Applied(Struct, frozen=True, kw_only=True):
     world: Count
     state_hash: Text = ""  # test mode only
     witness: bool = False
+    paused_s: Seconds = 0.0
 
 
 class Report(Struct, frozen=True, kw_only=True):

@@ -42,6 +42,8 @@ class Applying:
         """
         #: the step that was applied here last; None where the state here has come another way since
         self.last: Passed | None = None
+        #: for so long the script has paused since the step before, in seconds
+        self.paused_s = 0.0
         self._shared = shared
         self._workload = workload
         self._faults = faults
@@ -77,7 +79,8 @@ class Applying:
         with self._shared.changed:
             rank = machine.generations.rank
             forward = machine.phase is Phase.FORWARD
-            self._shared.carry_out(machine.applied_step(digest))
+            self._shared.carry_out(machine.applied_step(digest, self.paused_s))
+            self.paused_s = 0.0
             self.last = Passed(step=step, commit=commit)
         if failure is not None:
             self._give_up(step, generation, rank, failure)

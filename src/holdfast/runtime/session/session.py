@@ -106,7 +106,7 @@ class Session:
         self._link = link
         self._groups = groups
         self._faults = faults
-        self._saver = saver
+        self._saver, self._clock = saver, clock
         self._attempt: Attempt | None = None
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
@@ -226,9 +226,11 @@ class Session:
         progress = self._shared.progress
         activity, micro_batch = progress.now
         progress.pause(reason)
+        begun = self._clock.monotonic()
         try:
             yield
         finally:
+            self._applying.paused_s += self._clock.monotonic() - begun
             progress.at(activity, micro_batch)
 
     def locate(self, error: ScriptError) -> ScriptError:
