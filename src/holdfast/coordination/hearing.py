@@ -45,6 +45,8 @@ class Hearing:
                 self._parts.inquiry.told(node, message)
             case msg.Stacks():
                 self._parts.inquiry.explained(node, message)
+            case msg.OwnTimes():
+                self._parts.inquiry.stragglers.told(node.name, message)
 
     def take(self, node: Node, message: msg.WorkerMessage) -> None:
         """Take in what a worker of a node says; what a stranger says through it does not count."""

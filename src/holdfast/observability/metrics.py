@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf, nan
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -89,6 +89,8 @@ class Metrics(Collector):
         self._counts: Counter[tuple[str, ...]] = Counter()
         self._saved_at: float | None = None
         self._agents = 0
+        #: how slow the slowest worker is, if known, and how often something took longer than usual, by what it was
+        self.slowness: Callable[[], tuple[float | None, Mapping[str, int]]] = lambda: (None, {})
         self._step_s, self._down_s = _Histogram(), _Histogram()
         self.registry.register(self)
 
@@ -149,6 +151,11 @@ class Metrics(Collector):
     def _told_gauges(self) -> Iterator[Family]:
         for name, text in _GAUGES.items():
             yield self._gauge(name, text, _known(self._gauges.get(name)))
+        score, counts = self.slowness()
+        slowest = "A micro-batch's time of the slowest worker / the others' median"
+        yield self._gauge("slowest_worker_ratio", slowest, _known(score))
+        slow = {(phase,): float(count) for phase, count in counts.items()}
+        yield self._counter("slow", "What took 1.1 times as long as usual, as agents saw it", ("phase",), slow)
         yield self._gauge("agent_connections", "Agents connected now", {(): self._agents})
         saved_at = "When a checkpoint was accepted last"
         yield self._gauge("last_checkpoint_timestamp_seconds", saved_at, _known(self._saved_at))

@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
 from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S
-from holdfast.coordination.lateness.watch import AGAIN, LEARN_S, STALLED_S, LateWatch
-from holdfast.protocol.messages.progress import Activity, Late
+from holdfast.coordination.lateness.watch import AGAIN, LEARN_S, STALLED_S, TELL_S, LateWatch
+from holdfast.protocol.messages.progress import Activity, Late, OwnTimes
 
 ME = "a/0/a"
 COMPUTING = Reading(generation=1, step=5, activity=Activity.COMPUTE, micro_batch=2, since=100.0, world=4)
@@ -127,3 +127,22 @@ def test_it_learns_now_and_then() -> None:
     watch = made()
     assert not watch.learns(1.0 + LEARN_S / 2)
     assert watch.learns(1.0 + LEARN_S)
+
+
+def test_what_workers_take_is_told_now_and_then() -> None:
+    watch, told = LateWatch(), list[OwnTimes]()
+    for number in range(1, 40):
+        seconds = 0.1 * number + (0.5 if number > 30 else 0.0)
+        totals = {Activity.COMPUTE: Total(number, seconds, 0.6), Activity.VOTED: Total(number, 1.0, 1.0)}
+        told += watch.learn(float(number), {ME: COMPUTING}, {ME: ProgressAccount(totals=totals)})
+    assert [round(one.compute_s[ME], 2) for one in told][:4] == [0.1] * 4
+    assert len(told) == 7
+    assert [one.slow.get(Activity.COMPUTE, 0) for one in told] == [0, 0, 0, 0, 0, 0, 1]
+
+
+def test_a_worker_that_is_gone_is_not_told_of() -> None:
+    watch, totals = LateWatch(), {Activity.COMPUTE: Total(1, 0.1, 0.1)}
+    watch.learn(0.0, {ME: COMPUTING}, {ME: ProgressAccount()})
+    watch.learn(1.0, {ME: COMPUTING}, {ME: ProgressAccount(totals=totals)})
+    other = "a/0/b"
+    assert watch.learn(TELL_S + 1.0, {other: COMPUTING}, {other: ProgressAccount()}) == []

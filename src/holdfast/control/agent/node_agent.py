@@ -256,7 +256,7 @@ class Agent:
             await asyncio.sleep(watch.look_s)
             readings = self.workforce.readings()
             if watch.learns(now()):
-                watch.learn(now(), readings, self.workforce.accounts())
+                self._obey(self.machine.seen(*watch.learn(now(), readings, self.workforce.accounts()), now=now()))
             self._obey(self.machine.seen(*watch.look(now(), readings), now=now()))
 
     def _answer(self, ask: Probe | TakeStacks) -> None:

@@ -17,6 +17,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from functools import partial
 from typing import Any
 
 from holdfast.clock import Clock, SystemClock
@@ -27,7 +28,7 @@ from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, TokenCh
 from holdfast.control.coordinator.searcher import Searcher
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
-from holdfast.control.coordinator.status import status_of
+from holdfast.control.coordinator.status import slowness_of, status_of
 from holdfast.control.coordinator.web import WebServer
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.store.choose import open_store
@@ -189,6 +190,7 @@ class _Server:
         secret = settings.config.secret or hashlib.sha256(b"holdfast state transfer " + self._token.encode()).digest()
         config = dataclasses.replace(settings.config, secret=secret)
         self._coordinator = Coordinator(config, journal.position, keeper.record)
+        self._metrics.slowness = partial(slowness_of, self._coordinator)
         self._alerts = Alerts(settings.config.spec.output.alert)
         self._searcher = Searcher(lambda planned: self._soon(self._shell.feed(planned)))
         self._shell = Shell(

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.experts.blobs import experts_by_layer
+from holdfast.coordination.lateness.stragglers import WorkerPace
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.awaited import awaited_by
 from holdfast.observability.accounts.time_ledger import TimeLedger
@@ -17,12 +18,14 @@ from holdfast.protocol.record import Record
 
 #: who holds a job up, told by name
 MOST_AWAITED = 64
+MOST_PACES = 16
 
 
 def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[str, Any]:
     """Return the job's status as plain data; `state` as `Coordinator.state` has it, `time` from its ledger.
 
-    `awaited`: who holds the job up, as far as is known, at most `MOST_AWAITED`; `clock`: the coordinator's.
+    `awaited`: who holds the job up, as far as is known, at most `MOST_AWAITED`; `paces`: how long members compute a
+    micro-batch, against the others' median, the slowest `MOST_PACES`; `clock`: the coordinator's.
     """
     record, progress = coordinator.record, coordinator.parts.progress
     plan = record.plan
@@ -46,8 +49,24 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
         "awaited": [
             dataclasses.asdict(awaited) for awaited in islice(awaited_by(coordinator.parts, now), MOST_AWAITED)
         ],
+        "paces": [
+            {"rank": plan.rank(pace.worker) if plan else None, **dataclasses.asdict(pace)}
+            for pace in paces_of(coordinator)[:MOST_PACES]
+        ],
         "clock": now,
     }
+
+
+def paces_of(coordinator: Coordinator) -> list[WorkerPace]:
+    """Return how fast the members compute, the slowest first."""
+    plan = coordinator.record.plan
+    return coordinator.parts.inquiry.stragglers.paces(plan.workers if plan else ())
+
+
+def slowness_of(coordinator: Coordinator) -> tuple[float | None, dict[str, int]]:
+    """Return the slowest member's score, and how often something took longer than usual, by what it was."""
+    paces, slow = paces_of(coordinator), coordinator.parts.inquiry.stragglers.slow
+    return paces[0].score if paces else None, {str(activity): count for activity, count in slow.items()}
 
 
 def _experts(record: Record) -> dict[str, Any] | None:

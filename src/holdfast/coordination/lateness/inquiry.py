@@ -18,6 +18,7 @@ from holdfast.coordination.lateness.judge import Standstill, judge, what_hangs
 from holdfast.coordination.lateness.own_work import AGAIN_LONGER, OwnWork
 from holdfast.coordination.lateness.pace import Pace
 from holdfast.coordination.lateness.stories import Stories
+from holdfast.coordination.lateness.stragglers import Stragglers
 from holdfast.coordination.lateness.times import UNKNOWN_S
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Node
@@ -68,6 +69,7 @@ class Inquiry:
         self, turn: Turn, config: CoordinatorConfig, failures: Failures, stopping: Stopping, absences: Absences
     ) -> None:
         self.pace = Pace()
+        self.stragglers = Stragglers()
         self._turn = turn
         self._config = config
         self._failures = failures
@@ -163,6 +165,7 @@ class Inquiry:
             self._generation, self._question, self._asks_at = plan.generation, None, 0.0
             self._silent_since.clear()
             self.pace.began(len(plan.members), turn.now)
+            self.stragglers.follow(turn.members.nodes.keys())
         if turn.members.entered(plan):
             self.pace.entered(turn.now)
         self._own_work.forget_up_to(turn.position.step)

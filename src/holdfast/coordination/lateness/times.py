@@ -6,6 +6,7 @@ a floor, since on a shared machine a phase of a millisecond may well take fifty.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from holdfast.coordination.lateness.reading import Total
@@ -77,14 +78,14 @@ class Times:
         self._means: dict[tuple[Activity, int], RunningMean] = {}
         self._longest: dict[Activity, float] = {}
         #: how often something took longer than usual, by activity
-        self.warnings: dict[Activity, int] = {}
+        self.warnings: Counter[Activity] = Counter()
 
     def add(self, activity: Activity, world: int, new: Total) -> None:
         """Take in what has ended since the last time; of `longest_s`, whatever is known."""
         mean = self._means.setdefault((activity, world), RunningMean())
         usual_s = new.sum_s / new.count
         if mean.warm and usual_s > WARNING * mean.mean_s:
-            self.warnings[activity] = self.warnings.get(activity, 0) + new.count
+            self.warnings[activity] += new.count
         mean.add(new.count, usual_s)
         self._longest[activity] = max(self._longest.get(activity, 0.0), new.longest_s)
 

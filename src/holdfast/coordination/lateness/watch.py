@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
-from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S, Times
-from holdfast.protocol.messages.progress import Activity, Late, Stand
+from holdfast.coordination.lateness.times import ENDLESS, UNKNOWN_S, RunningMean, Times
+from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, Stand
 
 #: an agent looks no more often than this, and ten times a second where a limit is not due sooner
 LEAST_LOOK_S, USUAL_LOOK_S = 0.02, 0.1
@@ -24,6 +24,8 @@ AWAY_S = 0.05
 STALLED_S = 0.3
 #: totals are read so often
 LEARN_S = 0.5
+#: workers' own times are told so often: they say who is slow, and nobody waits for that
+TELL_S = 5.0
 #: told again each time that it has lasted so many times as long
 AGAIN = 1.5
 
@@ -49,14 +51,18 @@ class LateWatch:
         self._away: deque[tuple[float, float]] = deque(maxlen=16)
         self._seen: dict[str, _Seen] = {}
         self._totals: dict[str, tuple[int, Mapping[Activity, Total]]] = {}
-        self._learnt_at = 0.0
+        self._learnt_at = self._told_at = 0.0
+        #: how long each worker computes a micro-batch
+        self._own: dict[str, RunningMean] = {}
 
     def learns(self, now: float) -> bool:
         """Tell whether accounts are wanted with the next readings."""
         return now - self._learnt_at >= LEARN_S
 
-    def learn(self, now: float, readings: Mapping[str, Reading], accounts: Mapping[str, ProgressAccount]) -> None:
-        """Take in what has ended since the last time."""
+    def learn(
+        self, now: float, readings: Mapping[str, Reading], accounts: Mapping[str, ProgressAccount]
+    ) -> list[OwnTimes]:
+        """Take in what has ended since the last time; return what of it is to be told, now and then."""
         self._learnt_at = now
         before, self._totals = self._totals, {}
         for worker, account in accounts.items():
@@ -66,15 +72,23 @@ class LateWatch:
             self._totals[worker] = reading.world, account.totals
             world, old = before.get(worker, (reading.world, {}))
             if world == reading.world:  # (else nobody knows which of it was in which)
-                self._add(world, old, account.totals)
+                self._add(worker, world, old, account.totals)
+        self._own = {worker: own for worker, own in self._own.items() if worker in accounts}
+        if now - self._told_at < TELL_S or not self._own:
+            return []
+        self._told_at, slow = now, dict(self.times.warnings)
+        self.times.warnings.clear()
+        return [OwnTimes(compute_s={worker: own.mean_s for worker, own in self._own.items()}, slow=slow)]
 
-    def _add(self, world: int, old: Mapping[Activity, Total], new: Mapping[Activity, Total]) -> None:
+    def _add(self, worker: str, world: int, old: Mapping[Activity, Total], new: Mapping[Activity, Total]) -> None:
         none = Total(0, 0.0, 0.0)
         for activity, total in new.items():
             known = old.get(activity, none)
             count, sum_s = total.count - known.count, total.sum_s - known.sum_s
             if count > 0 and sum_s >= 0.0:
                 self.times.add(activity, world, Total(count, sum_s, total.longest_s))
+                if activity is Activity.COMPUTE:
+                    self._own.setdefault(worker, RunningMean()).add(count, sum_s / count)
 
     def look(self, now: float, readings: Mapping[str, Reading]) -> list[Late]:
         """Return who is late, each activity once, and again where it lasts; set `look_s`."""

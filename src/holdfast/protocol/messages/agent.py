@@ -13,7 +13,7 @@ from holdfast.protocol.failures import MAX_RULES, Detector, FailureKind, Failure
 from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.messages.orders import Arm, JobDone, LookAround, Posted, Stop, Void, WorkerOrder
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
-from holdfast.protocol.messages.progress import EndHung, Late, Probe, Stacks, TakeStacks, Whereabouts
+from holdfast.protocol.messages.progress import EndHung, Late, OwnTimes, Probe, Stacks, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
 from holdfast.protocol.names import Count, FailureRate, Name, Rack, Struct, Text, WorkerId
 
@@ -141,7 +141,7 @@ class Leave(Struct, frozen=True, kw_only=True):
     detail: Text = ""
 
 
-Seen = Late | Whereabouts | Stacks
+Seen = Late | Whereabouts | Stacks | OwnTimes
 AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Seen | Leave
 
 

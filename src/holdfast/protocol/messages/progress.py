@@ -68,6 +68,17 @@ class Late(Struct, frozen=True, kw_only=True):
     stand: Stand
 
 
+class OwnTimes(Struct, frozen=True, kw_only=True):
+    """What a node's workers take, said every few seconds.
+
+    `compute_s`: how long each computes a micro-batch, lately. `slow`: how often since the last word something took
+    1.1 times as long as usual, by what it was.
+    """
+
+    compute_s: Annotated[dict[WorkerId, Seconds], Meta(max_length=1024)]
+    slow: Annotated[dict[Activity, Count], Meta(max_length=len(Activity))]
+
+
 class Probe(Struct, frozen=True, kw_only=True):
     """The coordinator asks where an agent's workers stand."""
 

@@ -84,7 +84,8 @@ class SimAgent(Process):
     def _look(self) -> None:
         watch, readings = self.machine.watch, self._readings()
         if watch.learns(self._now):
-            watch.learn(self._now, readings, {worker.id: worker.page.account for worker in self.workers})
+            accounts = {worker.id: worker.page.account for worker in self.workers}
+            self._obey(self.machine.seen(*watch.learn(self._now, readings, accounts), now=self._now))
         self._obey(self.machine.seen(*watch.look(self._now, readings), now=self._now))
         self._world.timeline.after(watch.look_s, self.deliver, self._look)
 
