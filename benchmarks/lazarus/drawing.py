@@ -22,6 +22,7 @@ COLOURS = {
     "DS(FT)": "#d68910",
     "DS": PAPERS,
     "Tutel(FT)": "#8e44ad",
+    "Tutel(FT), no padding": "#566573",
     "Tutel": "#c39bd3",
 }
 
@@ -62,6 +63,43 @@ def bars(axes: Any, groups: Sequence[str], values: Mapping[str, Sequence[float]]
         drawn = axes.bar(at, heights, width, color=COLOURS.get(name), label=name)
         axes.bar_label(drawn, [form.format(height) for height in heights], fontsize=7, padding=1)
     axes.set_xticks(range(len(groups)), groups)
+
+
+def stacked(axes: Any, groups: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
+    """Draw one bar for each group, made of parts."""
+    below = [0.0] * len(groups)
+    for (name, heights), colour in zip(parts.items(), many_colours(2 * len(parts))[::2], strict=True):
+        axes.bar(range(len(groups)), heights, 0.7, bottom=below, color=colour, label=name)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    axes.set_xticks(range(len(groups)), groups)
+
+
+def pace_and_totals(
+    panels: tuple[Any, Any],
+    title: str,
+    pace: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    totals: Mapping[str, float],
+    paper: Mapping[str, float],
+) -> None:
+    """Draw samples per second over minutes above, samples in all below.
+
+    Args:
+        pace: seconds and rates by name. totals: by name, the one that all are compared with first. paper: that one's
+            total over the others', as the paper has it.
+    """
+    above, below = panels
+    for name, (seconds, rates) in pace.items():
+        above.plot([at / 60 for at in seconds], rates, color=COLOURS.get(name), linewidth=1.4, label=name)
+    above.set_title(title, fontsize=10)
+    above.set_xlabel("minutes")
+    names = list(totals)
+    drawn = below.bar(range(len(names)), list(totals.values()), 0.7, color=[COLOURS.get(name, GREY) for name in names])
+    below.bar_label(drawn, [f"{total:.0f}" for total in totals.values()], fontsize=8, padding=1)
+    marks = [(names.index(name), totals[names[0]] / ratio) for name, ratio in paper.items()]
+    if marks:
+        below.plot(*zip(*marks, strict=True), "kx", markersize=8, label=f"{names[0]}' / the paper's ratio")
+        below.legend(fontsize=8)
+    below.set_xticks(range(len(names)), names, fontsize=8, rotation=12)
 
 
 def papers(axes: Any, x: float, y: float, text: str) -> None:

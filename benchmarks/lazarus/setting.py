@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.errors import BadInputError
-from holdfast.planning import Plan, as_slots, make_plan, strategy_named
-from holdfast.planning.arrays import IntArray
+from holdfast.planning import Plan, allocate, as_slots, make_plan, strategy_named
+from holdfast.planning.arrays import IntArray, indices
+from holdfast.planning.keeping.repair import Replicas, repair, room_of
+from holdfast.planning.placement.allocation import Allocation
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -96,6 +98,22 @@ def planned(loads: IntArray, nodes: int, strategy: str, held: IntArray | None = 
     if not isinstance(plan, Plan):
         raise BadInputError(str(plan))
     return plan
+
+
+def kept(held: IntArray, loads: IntArray) -> IntArray:
+    """Return what `holdfast` makes of `held` `(L, E, N)` at once: what is held stays."""
+    layers, experts, nodes = held.shape
+    slots = as_slots(SLOTS, nodes)
+    allocation = allocate(loads, slots, fault_threshold=THRESHOLD)
+    assert isinstance(allocation, Allocation)
+    places = np.repeat(np.argwhere(held > 0), held[held > 0], axis=0)
+    replicas = Replicas(layer=places[:, 0], expert=places[:, 1], worker=places[:, 2])
+    threshold = allocation.fault_threshold.given
+    found = repair(replicas, allocation.replicas, room_of(slots, indices(nodes)), threshold)
+    assert found is not None
+    after = replicas.only(found.stays).and_those(found.added)
+    cells = (after.layer * experts + after.expert) * nodes + after.worker
+    return np.bincount(cells, minlength=layers * experts * nodes).reshape(layers, experts, nodes)
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:

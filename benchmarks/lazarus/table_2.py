@@ -27,12 +27,10 @@ from pathlib import Path
 
 import numpy as np
 from drawing import bars, save, sheet
-from setting import MODELS, NODES, ROOT, SLOTS, THRESHOLD, Model, Recording, finish, parser_of, planned
+from setting import MODELS, NODES, ROOT, SLOTS, THRESHOLD, Model, Recording, finish, kept, parser_of, planned
 
-from holdfast.planning import Migration, allocate, as_slots, plan_migration
-from holdfast.planning.arrays import IntArray, indices
-from holdfast.planning.keeping.repair import Replicas, repair, room_of
-from holdfast.planning.placement.allocation import Allocation
+from holdfast.planning import Migration, plan_migration
+from holdfast.planning.arrays import IntArray
 from holdfast.protocol.events import FailureDetected, GenerationStarted, Rebalanced, Recovered, StepCommitted
 from holdfast.testing.local_job import LocalJob
 
@@ -80,22 +78,6 @@ def moved_by(migration: Migration) -> Moved:
     ends = (migration.transfers.source, migration.transfers.destination)
     busiest = max(int(np.bincount(end, minlength=nodes).max()) for end in ends)
     return Moved(experts=migration.expert_moves, busiest=busiest)
-
-
-def kept(held: IntArray, loads: IntArray) -> IntArray:
-    """Return what `holdfast` makes of `held` `(L, E, N)` at once: what is held stays."""
-    layers, experts, nodes = held.shape
-    slots = as_slots(SLOTS, nodes)
-    allocation = allocate(loads, slots, fault_threshold=THRESHOLD)
-    assert isinstance(allocation, Allocation)
-    places = np.repeat(np.argwhere(held > 0), held[held > 0], axis=0)
-    replicas = Replicas(layer=places[:, 0], expert=places[:, 1], worker=places[:, 2])
-    threshold = allocation.fault_threshold.given
-    found = repair(replicas, allocation.replicas, room_of(slots, indices(nodes)), threshold)
-    assert found is not None
-    after = replicas.only(found.stays).and_those(found.added)
-    cells = (after.layer * experts + after.expert) * nodes + after.worker
-    return np.bincount(cells, minlength=layers * experts * nodes).reshape(layers, experts, nodes)
 
 
 def losses(counts: IntArray, lost: int) -> list[tuple[int, ...]]:

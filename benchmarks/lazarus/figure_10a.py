@@ -1,0 +1,64 @@
+"""Lazarus, Figure 10a: throughput of one MoE layer of 8 experts as one of them gets ever more of the tokens.
+
+MEASURED on this machine, 4 ranks, an EMULATED accelerator (a stated time for each token, the same for all): what
+`benchmarks/layer_throughput.py` measures, as a picture. The paper (10 GPUs, 1024 wide) has a curve without numbers in
+its text: Lazarus' throughput stays, DS's falls, and at 1:1 Lazarus is a little slower.
+
+    python benchmarks/lazarus/figure_10a.py [--out DIR] [--repeats 3] [--tokens 256]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from drawing import save, sheet
+from setting import finish, parser_of
+
+from holdfast.testing.local_world import run_world
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from layer_throughput import RANKS, SHARES, SIDES, measure, report
+
+COLOURED = dict(zip(SIDES, ("#c0392b", "#1f5fa8", "#7fa7d1", "#d68910"), strict=True))
+
+
+def make(options: argparse.Namespace) -> None:
+    """Measure, print and draw."""
+    words = (options.repeats, options.tokens, options.seconds_per_token)
+    ranks = run_world(RANKS, measure, *words, timeout_s=900)
+    total = RANKS * options.tokens
+    rates = {key: total / np.array([rank[key] for rank in ranks]).max(axis=0) for key in ranks[0]}
+    print(f"Figure 10a, MEASURED, EMULATED accelerator: {options.seconds_per_token:g} s a token, {total} tokens")
+    report(rates)
+    figure, panels = sheet(1, width=6.4)
+    for side in SIDES:
+        values = [rates[share, side] for share in SHARES]
+        middle = [float(np.median(value)) for value in values]
+        spread = [
+            [mid - float(value.min()) for mid, value in zip(middle, values, strict=True)],
+            [float(value.max()) - mid for mid, value in zip(middle, values, strict=True)],
+        ]
+        panels[0].errorbar(SHARES, middle, spread, marker="o", capsize=3, color=COLOURED[side], label=side)
+    panels[0].set_xticks(SHARES, [f"{share}:1" for share in SHARES])
+    panels[0].set_ylim(0)
+    panels[0].set_xlabel("tokens of the hot expert over its even share")
+    panels[0].set_ylabel("tokens per second (emulated accelerator)")
+    panels[0].legend(fontsize=8)
+    save(figure, options.out, "figure_10a")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=256, help="per rank")
+    parser.add_argument("--seconds-per-token", type=float, default=5e-4)
+    return finish(make, parser.parse_args(words))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,312 @@
+"""Lazarus, Figure 13: DeepSeek-V3 on 256 to 1,024 H200s whose nodes are preempted: how long 5 million samples take.
+
+SIMULATED; job completion times over Lazarus' (holdfast's, which has the same policy here), 10 trials, 95 % intervals.
+
+From `perfmodel/dsv3_perfmodel.json` (shallowsim: H200, 8 of them and 8 NICs of 400 Gbit/s a node): the forward pass of
+a sequence, tensor parallelism 8 for what is no expert. As in the paper each hour every node is preempted with a given
+probability; each missing one is replaced with a probability that is drawn anew for each hour, evenly from 0 to 1; each
+GPU holds 4 expert replicas, so that an EP group is 64 GPUs, 8 nodes.
+
+The paper does not say, so stated here: sequences of 4,096 tokens, 32 of them a node and step; backward takes twice
+forward's computation and once its messages; the busiest GPU's share of the tokens stretches the experts, the busiest
+node's the all-to-alls; dense gradients are reduced in the background. A live recovery takes 60 s, a restart 180 s, a
+checkpoint 15 s (14 bytes a parameter, all NICs); restarts have the interval between checkpoints that is best for them
+(Daly), live recoveries an hour. No padding: stronger baselines than DeepSpeed's. f = 2.
+
+The paper's routing (DeepSeek-V3 on ShareGPT) is not in the data. SUBSTITUTE: each of the 8 groups of 32 experts of a
+layer gets the loads of a SmartMoE layer (24 layers, 32 experts, recorded from iteration 2001 on), drawn at random, the
+experts then shuffled. `--zipf S`: the k-th hottest expert gets k^-S instead.
+
+    python benchmarks/lazarus/figure_13.py [--data DIR] [--out DIR] [--trials 10] [--zipf S]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from drawing import COLOURS, save, sheet
+from modelled_job import Costs, Formation, ModelledJob, Policy
+from perf_model import LayerTimes, PerfModel
+from policies import Static, unpadded
+from setting import finish, needed, parser_of
+
+from holdfast.errors import BadInputError
+from holdfast.planning import Plan, as_slots, make_plan, split_over_workers, strategy_named
+from holdfast.planning.arrays import FloatArray, IntArray
+from holdfast.planning.availability import Batch, NodeEvent, Window
+from holdfast.planning.balance.work import busiest_over_mean
+from holdfast.reliability.checkpointing import best_period
+from holdfast.reliability.monte_carlo.estimate import Estimate, estimate
+
+GPUS, REPLICAS = 8, 4
+LAYERS, DENSE_LAYERS, EXPERTS, GROUPS = 58, 3, 256, 8
+EP_NODES = EXPERTS // (GPUS * REPLICAS)
+TOKENS, SEQUENCES, SAMPLES = 4096, 32, 5_000_000
+RECONFIGURE_S, RESTART_S, SAVE_S = 60.0, 180.0, 15.0
+HOUR = 3600.0
+MOST_HOURS = 2000
+FOR_EVER = 1 << 40
+PROBABILITIES = (0.01, 0.05, 0.1, 0.15)
+SIZES = (32, 64, 128)
+NODES, PROBABILITY = 64, 0.05
+#: DS(FT)'s and DS's time over Lazarus', by probability with 64 nodes, and by nodes at 0.05 (6.7)
+PAPER_BY_PROBABILITY = {0.01: (2.9, 3.9), 0.15: (3.6, 14.5)}
+PAPER_BY_NODES = {32: (2.9, 4.5), 128: (3.5, 10.6)}
+NAMES = ("holdfast", "DS(FT)", "DS")
+N = TypeVar("N", int, float)
+
+
+def substitute(data: Path, seed: int = 0) -> IntArray:
+    """Return tokens `(58, 256)` made of recorded layers."""
+    with np.load(needed(data, Path("routing") / "smartmoe_24L32E.npz")) as archive:
+        late = archive["tokens"][archive["iterations"] > 2000].astype(np.int64)
+    rng = np.random.default_rng(seed)
+    rows = [
+        np.concatenate([late[rng.integers(len(late)), rng.integers(late.shape[1])] for _ in range(GROUPS)])
+        for _ in range(LAYERS)
+    ]
+    return np.stack([rng.permutation(row) for row in rows])
+
+
+def zipf(exponent: float, seed: int = 0) -> IntArray:
+    """Return tokens `(58, 256)`: the k-th hottest expert gets k ** -exponent, another one in each layer."""
+    rng = np.random.default_rng(seed)
+    share = 1e6 / np.arange(1, EXPERTS + 1) ** exponent
+    return np.stack([rng.permutation(share) for _ in range(LAYERS)]).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How long a step takes, by how much busier the busiest GPU and node are than the mean."""
+
+    times: LayerTimes
+
+    def step_s(self, gpu: FloatArray, node: FloatArray) -> float:
+        """Return a step's seconds; both `(L,)`."""
+        return 1e-3 * SEQUENCES * (self._pass(gpu, node, 1.0) + self._pass(gpu, node, 2.0))
+
+    def _pass(self, gpu: FloatArray, node: FloatArray, compute: float) -> float:
+        """Return the ms of one sequence's pass; messages travel beside computation, as in the source."""
+        t = self.times
+        before, routed = compute * (t.attention_tp + t.shared), compute * t.routed * gpu
+        sparse = before + routed + np.maximum(0, t.combine * node - before) + np.maximum(0, t.dispatch * node - routed)
+        return DENSE_LAYERS * compute * (t.attention_tp + t.dense / GPUS) + float(sparse.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized:
+    """Replicas by loads on however many nodes there are; what a placement is like depends on their number alone.
+
+    All losses are survived that leave enough slots: with f = 2 and one loss at a time no expert is lost.
+    """
+
+    pace: Pace
+    loads: IntArray
+    name: str = "holdfast"
+    restarts_to_grow: bool = False
+    known: dict[int, float] = field(default_factory=dict[int, float])
+
+    def step_s(self, nodes: int) -> float:
+        """Return a step's seconds on so many nodes."""
+        if nodes not in self.known:
+            slots = as_slots(GPUS * REPLICAS, nodes)
+            plan = make_plan(self.loads, slots, fault_threshold=2, strategy=strategy_named("best"))
+            assert isinstance(plan, Plan)
+            tokens = self.loads.astype(np.float64)
+            by_gpu = split_over_workers(plan.counts, np.full(nodes, GPUS))
+            self.known[nodes] = self.pace.step_s(
+                busiest_over_mean(by_gpu, tokens), busiest_over_mean(plan.counts, tokens)
+            )
+        return self.known[nodes]
+
+    def begin(self, nodes: tuple[str, ...], step: int) -> Formation | None:
+        """All train who are there."""
+        if len(nodes) < EP_NODES:
+            return None
+        seconds = self.step_s(len(nodes))
+        return Formation(nodes=nodes, samples=len(nodes) * SEQUENCES, step_s=lambda _: seconds)
+
+    def lose(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
+        """Go on."""
+        return self.begin(alive, step)
+
+    def grow(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation:
+        """Use everybody."""
+        return self.begin(alive, step) or before
+
+    def rebalance(self, before: Formation, step: int) -> Formation:
+        """Never: the loads stay."""
+        return before
+
+    def same_pace(self, step: int) -> int:
+        """For ever."""
+        return FOR_EVER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """The pace of static chunks."""
+
+    seconds: float
+    samples: int = SEQUENCES
+
+    def step_s(self, step: int) -> float:
+        """Return a step's seconds."""
+        return self.seconds
+
+    def same_pace(self, step: int) -> int:
+        """For ever."""
+        return FOR_EVER
+
+
+def chunks_of(pace: Pace, loads: IntArray) -> Chunks:
+    """Return the pace of groups of 64 GPUs."""
+    shares = loads / loads.sum(axis=1, keepdims=True)
+    return Chunks(seconds=pace.step_s(unpadded(shares, EP_NODES * GPUS), unpadded(shares, EP_NODES)))
+
+
+def preempted(nodes: int, probability: float, seed: int) -> Window:
+    """Return when nodes go and come, over as many hours as may be needed."""
+    rng = random.Random(seed)
+    names = [f"node{number:03}" for number in range(nodes)]
+    there = set(names)
+    events: list[NodeEvent] = []
+    for hour in range(MOST_HOURS):
+        replaced = rng.random()
+        for name in names:
+            comes = name not in there
+            if rng.random() < (replaced if comes else probability):
+                events.append(NodeEvent(seconds=HOUR * (hour + rng.random()), add=comes, node=name, line=0))
+                there ^= {name}
+    events.sort(key=lambda event: event.seconds)
+    batches = tuple(Batch(seconds=event.seconds, events=(event,)) for event in events)
+    return Window(start_nodes=tuple(names), batches=batches, seconds=HOUR * MOST_HOURS)
+
+
+def competitors(pace: Pace, loads: IntArray) -> dict[str, Policy]:
+    """Return who competes, by name."""
+    chunks = chunks_of(pace, loads)
+    return {
+        "holdfast": Sized(pace=pace, loads=loads),
+        "DS(FT)": Static(name="DS(FT)", pace=chunks, ep_size=EP_NODES, live=True),
+        "DS": Static(name="DS", pace=chunks, ep_size=EP_NODES, live=False),
+    }
+
+
+def costs(policy: Policy, nodes: int, probability: float, restart_s: float) -> Costs:
+    """Return what failures cost a policy, and how often it saves."""
+    formation = policy.begin(tuple(map(str, range(nodes))), 0)
+    assert formation is not None
+    period = HOUR
+    if policy.restarts_to_grow:
+        rate = nodes * probability / HOUR
+        period = float(best_period(rate=rate, save=SAVE_S, detect=0.0, restart=restart_s))
+    return Costs(
+        reconfigure_s=RECONFIGURE_S,
+        rebalance_s=0.0,
+        restart_s=restart_s,
+        save_s=SAVE_S,
+        checkpoint_every=max(1, round(period / formation.step_s(0))),
+    )
+
+
+def hours(policy: Policy, nodes: int, probability: float, options: argparse.Namespace) -> FloatArray:
+    """Return how long the samples took, trial by trial; inf: longer than was simulated."""
+    found: list[float] = []
+    paid = costs(policy, nodes, probability, options.restart_s)
+    for seed in range(options.trials):
+        lived = ModelledJob(policy, paid, preempted(nodes, probability, seed), SAMPLES).run()
+        found.append(lived.course[-1][0] / HOUR if lived.samples >= SAMPLES else math.inf)
+    return np.array(found)
+
+
+def shown(found: Estimate) -> str:
+    """Return a mean and half the width of its 95 % interval."""
+    return f"{found.mean:6.2f} +- {found.high - found.mean:4.2f}"
+
+
+def setting(
+    players: dict[str, Policy],
+    nodes: int,
+    probability: float,
+    paper: tuple[float, float] | None,
+    options: argparse.Namespace,
+) -> dict[str, Estimate]:
+    """Print one setting's row; return the times over ours."""
+    taken = {name: hours(policy, nodes, probability, options) for name, policy in players.items()}
+    over = {name: estimate(values / taken["holdfast"], 0.95) for name, values in taken.items()}
+    said = "-" if paper is None else f"{paper[0]} and {paper[1]}"
+    print(
+        f"  {nodes * GPUS:5} GPUs, {probability:4}   {shown(estimate(taken['holdfast'], 0.95))} h   "
+        f"DS(FT) {shown(over['DS(FT)'])}   DS {shown(over['DS'])}   the paper: {said}"
+    )
+    return over
+
+
+def make(options: argparse.Namespace) -> None:
+    """Print and draw the figure."""
+    if options.trials < 2:
+        raise BadInputError(f"--trials is {options.trials}: an interval needs at least 2")
+    model = PerfModel.read(needed(options.data, Path("perfmodel") / "dsv3_perfmodel.json"))
+    loads = substitute(options.data) if options.zipf is None else zipf(options.zipf)
+    pace = Pace(times=model.layer(TOKENS, tp=GPUS, dp=EP_NODES))
+    players = competitors(pace, loads)
+    elastic, chunks = Sized(pace=pace, loads=loads), chunks_of(pace, loads)
+    even = np.ones(LAYERS)
+    name = "recorded SmartMoE layers" if options.zipf is None else f"Zipf {options.zipf:g}"
+    print(
+        f"Figure 13, SIMULATED, routing: {name} (a substitute). A step of {SEQUENCES} sequences a node: in perfect "
+        f"balance {pace.step_s(even, even):.2f} s, ours on {NODES} nodes {elastic.step_s(NODES):.2f} s, chunks "
+        f"{chunks.seconds:.2f} s\n  GPUs, probability of preemption an hour; our hours; times over ours, mean +- 95 %"
+    )
+    by_probability = {
+        one: setting(players, NODES, one, PAPER_BY_PROBABILITY.get(one), options) for one in PROBABILITIES
+    }
+    by_nodes = {one: setting(players, one, PROBABILITY, PAPER_BY_NODES.get(one), options) for one in SIZES}
+    figure, panels = sheet(2, width=6.0)
+    draw(panels[0], by_probability, PAPER_BY_PROBABILITY, "probability of preemption in an hour, 512 GPUs", str)
+    draw(panels[1], by_nodes, PAPER_BY_NODES, f"GPUs, probability {PROBABILITY}", lambda nodes: str(nodes * GPUS))
+    panels[0].set_ylabel("job completion time over ours (simulated)")
+    panels[0].legend(fontsize=8)
+    save(figure, options.out, "figure_13")
+
+
+def draw(
+    axes: Any,
+    found: Mapping[N, dict[str, Estimate]],
+    paper: Mapping[N, tuple[float, float]],
+    title: str,
+    label: Callable[[N], str],
+) -> None:
+    """Draw one panel: a bar for each policy and setting."""
+    for place, name in enumerate(NAMES):
+        at = [group + 0.27 * (place - 1) for group in range(len(found))]
+        heights = [one[name].mean for one in found.values()]
+        halves = [one[name].high - one[name].mean for one in found.values()]
+        axes.bar(at, heights, 0.25, yerr=halves, capsize=3, color=COLOURS[name], label=name)
+        if place:
+            marks = [(x, paper[key][place - 1]) for x, key in zip(at, found, strict=True) if key in paper]
+            axes.plot(*zip(*marks, strict=True), "kx", label="the paper" if place == 1 else None)
+    axes.set_xticks(range(len(found)), [label(key) for key in found])
+    axes.set_xlabel(title)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run; 2 where the data is not there."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--restart-s", type=float, default=RESTART_S, help="seconds that a restart takes")
+    parser.add_argument("--zipf", type=float, help="skew of made loads in place of the recorded ones")
+    return finish(make, parser.parse_args(words))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Lazarus, Figures 12 and 14: one of 16 nodes fails every 5 minutes, until half of them are left: Tutel beside
+Lazarus.
+
+MODELLED. The second testbed (16 A10G, 10 Gbit/s, gradients accumulated over 20 micro-batches) is the first with slower
+links: an A10G computes about what a 3090 does, and tokens travel at 10 instead of 50 Gbit/s. A step is one micro-batch
+here; what is lost of an accumulation is not counted. Tutel's policy is what is modelled, not Tutel: fixed chunks,
+all-to-alls padded to the busiest expert (the paper, 4.2), restarts from checkpoints; Tutel(FT) with live recovery,
+which leaves idle nodes idle. What its kernels gain is not modelled; "no padding" is what no kernel can be above. In
+Figure 14 those nodes fail first that the policy leaves idle.
+
+    python benchmarks/lazarus/figures_12_14.py [--data DIR] [--out DIR] [--orders 10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from drawing import pace_and_totals, save, sheet
+from figures_6_7 import failures, mean_samples, ratio, shuffled
+from modelled_job import Lived, ModelledJob, Policy, rates
+from policies import Static, unpadded
+from setting import MODELS, finish, parser_of
+from testbed import Hardware
+
+from holdfast.planning.availability import Window
+
+TUTEL_NODES, FAILS_EVERY, SECONDS = 16, 300.0, 2700.0
+#: seconds that a byte takes longer at 10 Gbit/s than at 50
+SLOWER = 8 / 10e9 - 8 / 50e9
+#: Lazarus' samples over Tutel's and Tutel(FT)'s; None: not printed
+PAPER = {
+    (12, "S"): {"Tutel": 2.1, "Tutel(FT)": 1.8},
+    (12, "L"): {"Tutel": 4.0, "Tutel(FT)": 3.9},
+    (14, "S"): {"Tutel(FT)": 1.4},
+    (14, "L"): {"Tutel(FT)": 2.6},
+}
+NO_PADDING = "Tutel(FT), no padding"
+
+
+def competitors(testbed: Hardware) -> dict[str, Policy]:
+    """Return who competes, by name."""
+    return {
+        "Lazarus": testbed.elastic("Lazarus"),
+        "holdfast": testbed.elastic("holdfast"),
+        "Tutel(FT)": testbed.static("Tutel(FT)", live=True),
+        NO_PADDING: testbed.static(NO_PADDING, live=True, busiest=unpadded),
+        "Tutel": testbed.static("Tutel", live=False),
+    }
+
+
+def idle_first(policy: Policy, order: Sequence[str]) -> list[str]:
+    """Return the order in which nodes fail if idle ones fail before others."""
+    alive = sorted(order)
+    formation = policy.begin(tuple(alive), 0)
+    gone: list[str] = []
+    while len(gone) < len(order) // 2 and formation is not None:
+        idle = [node for node in order if node in alive and node not in formation.nodes]
+        victim = idle[0] if idle else next(node for node in order if node in alive)
+        gone.append(victim)
+        alive.remove(victim)
+        if victim in formation.nodes:
+            formation = policy.lose(formation, tuple(alive), 0) or policy.begin(tuple(alive), 0)
+    return [*gone, *alive]
+
+
+def window(policy: Policy, seed: int, figure: int) -> Window:
+    """Return what a policy lives through."""
+    order = shuffled(TUTEL_NODES, seed)
+    if figure == 14 and isinstance(policy, Static):
+        order = idle_first(policy, order)
+    return failures(order, FAILS_EVERY, SECONDS)
+
+
+def compare(data: Path, figure: int, model: str, orders: int) -> dict[str, list[Lived]]:
+    """Let all policies live through their failures."""
+    testbed = Hardware(model=MODELS[model], data=data, slower_link=SLOWER)
+    return {
+        name: [
+            ModelledJob(policy, testbed.costs(policy, TUTEL_NODES), window(policy, seed, figure)).run()
+            for seed in range(orders)
+        ]
+        for name, policy in competitors(testbed).items()
+    }
+
+
+def make(options: argparse.Namespace) -> None:
+    """Print and draw both figures."""
+    for figure in (12, 14):
+        print(
+            f"Figure {figure}: MODELLED, {TUTEL_NODES} nodes, mean (range) over {options.orders} orders\n"
+            "  model  policy                   samples   Lazarus' over its      paper   effective   restarts"
+        )
+        drawing, panels = sheet(len(MODELS), 2, width=5.0, height=3.4)
+        for place, model in enumerate(MODELS):
+            found = compare(options.data, figure, model, options.orders)
+            for name, lived in found.items():
+                paper = PAPER.get((figure, model), {}).get(name)
+                said = "-" if name == "Lazarus" else ratio(found["Lazarus"], lived)
+                print(
+                    f"  {MODELS[model].name}  {name:22} {mean_samples(lived):9.0f}   {said:22} "
+                    f"{'-' if paper is None else paper!s:>5}   {lived[0].share('effective'):9.2f}   "
+                    f"{np.mean([one.restarts for one in lived]):8.1f}"
+                )
+            pace_and_totals(
+                (panels[place], panels[len(MODELS) + place]),
+                f"Figure {figure}, {MODELS[model].name} (modelled)",
+                {name: rates(lived[0]) for name, lived in found.items()},
+                {name: mean_samples(lived) for name, lived in found.items()},
+                PAPER.get((figure, model), {}),
+            )
+        panels[0].set_ylabel("samples per second")
+        panels[len(MODELS)].set_ylabel("samples in all")
+        panels[0].legend(fontsize=8)
+        save(drawing, options.out, f"figure_{figure}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run; 2 where the data is not there."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--orders", type=int, default=10, help="random orders in which nodes fail")
+    return finish(make, parser.parse_args(words))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

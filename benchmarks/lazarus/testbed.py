@@ -1,0 +1,108 @@
+"""The paper's two testbeds as numbers: what a step and a recovery cost there. MODELLED: neither is here.
+
+Printed by the paper: 45 and 34 samples/s of Lazarus and DS with GPT-M on 10 undisturbed RTX 3090 (6.2), which together
+with the recorded loads give both constants of a step; 20-40 s for a reconfiguration (6.3); 5-15 s of them for NCCL's
+groups; 63 and 112 MB of state for each expert, which is 14 bytes a parameter; 10 Gbit/s to the checkpoints (6.1, 6.6);
+checkpoints every 50 steps (DS) or 250, four times that where failures are rare; rebalancing every 200. Stated by us:
+`RESTART_S`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from modelled_job import Costs, Policy
+from policies import EVERY, Busiest, ChunkPace, Elastic, Static, Workload, ep_size_of, padded
+from setting import MODELS, SLOTS, Model, Recording
+
+#: samples/s of GPT-M on 10 nodes without failures, in the first 40 minutes
+PRINTED_LAZARUS, PRINTED_DS, PRINTED_STEPS = 45.0, 34.0, 2700
+BATCH, TOKENS = 4, 4096
+RECONFIGURE_S, REBALANCE_S = 30.0, 5.0
+#: stated: a failure is seen (NCCL's timeout, 10-20 s), processes are started, CUDA and groups are made
+RESTART_S = 60.0
+STATE_BYTES = 14.0
+STORE = 10e9 / 8
+WARM_UP = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """One of the two, with one model."""
+
+    model: Model
+    data: Path
+    #: bytes/s by which a node's tokens travel more slowly than in the first testbed: 0 there
+    slower_link: float = 0.0
+
+    @cached_property
+    def workload(self) -> Workload:
+        """What a step costs: GPT-M's constants, and for other widths by the square of these."""
+        fixed_s, expert_s = calibrated(self.data)
+        width = (self.model.dim / MODELS["M"].dim) ** 2
+        travelling = TOKENS * self.model.layers * 4 * 2 * self.model.dim  # there and back, forward and backward, FP16
+        return Workload(
+            recording=Recording(self.data, self.model),
+            fixed_s=fixed_s * width,
+            expert_s=expert_s * width,
+            wire_s=travelling * self.slower_link,
+            samples=BATCH,
+        )
+
+    @property
+    def ep_size(self) -> int:
+        """Nodes of a group of the static policies."""
+        return ep_size_of(self.model.experts)
+
+    def elastic(self, name: str) -> Elastic:
+        """Return Lazarus, or holdfast."""
+        ours = name == "holdfast"
+        return Elastic(name=name, workload=self.workload, strategy="best" if ours else "mro", keeps=ours)
+
+    def static(self, name: str, *, live: bool, busiest: Busiest = padded) -> Static:
+        """Return DS or Tutel, or with live recovery DS(FT) or Tutel(FT)."""
+        pace = ChunkPace(workload=self.workload, ep_size=self.ep_size, busiest=busiest)
+        return Static(name=name, pace=pace, ep_size=self.ep_size, live=live)
+
+    def costs(self, policy: Policy, nodes: int, rare: int = 1) -> Costs:
+        """Return what recoveries cost a policy; checkpoints are `rare` times as far apart."""
+        elastic = isinstance(policy, Elastic)
+        held = SLOTS if elastic else self.model.experts // self.ep_size
+        of_experts = self.model.layers * self.model.experts * self.model.expert_bytes
+        whole = max(self.model.parameters * STATE_BYTES, of_experts)
+        loaded = nodes * (whole - of_experts + held * self.model.layers * self.model.expert_bytes)
+        restarts = isinstance(policy, Static) and not policy.live
+        return Costs(
+            reconfigure_s=RECONFIGURE_S,
+            rebalance_s=REBALANCE_S,
+            restart_s=RESTART_S + loaded / STORE,
+            save_s=whole / STORE,
+            checkpoint_every=(50 if restarts else 250) * rare,
+            rebalance_every=EVERY if elastic else 0,
+        )
+
+
+@cache
+def calibrated(data: Path) -> tuple[float, float]:
+    """Return (`fixed_s`, `expert_s`) of GPT-M, from the two printed rates and the loads of that time."""
+    unit = Workload(recording=Recording(data, MODELS["M"]), fixed_s=0.0, expert_s=1.0)
+    nodes = tuple(f"node{number}" for number in range(10))
+    lazarus = Elastic(name="Lazarus", workload=unit, strategy="mro", keeps=False)
+    ep_size = ep_size_of(MODELS["M"].experts)
+    chunks = ChunkPace(workload=unit, ep_size=ep_size, busiest=padded)
+    ds = Static(name="DS", pace=chunks, ep_size=ep_size, live=False)
+    steps = range(WARM_UP, PRINTED_STEPS, 10)
+    busiest: list[float] = []
+    for policy in (lazarus, ds):
+        formation = policy.begin(nodes, steps[0])
+        assert formation is not None
+        total = 0.0
+        for step in steps:
+            formation = policy.rebalance(formation, step) if step % EVERY == 0 else formation
+            total += formation.step_s(step)
+        busiest.append(total / len(steps))
+    samples = len(nodes) * BATCH
+    expert_s = (samples / PRINTED_DS - samples / PRINTED_LAZARUS) / (busiest[1] - busiest[0])
+    return samples / PRINTED_LAZARUS - expert_s * busiest[0], expert_s

@@ -1,0 +1,146 @@
+"""The modelled job by hand, and the policies that live through it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from figures_6_7 import failures, shuffled
+from figures_12_14 import idle_first
+from modelled_job import CAUSES, Costs, Formation, ModelledJob, rates
+from policies import Static, ep_size_of, padded, remote_share, unpadded
+
+from holdfast.planning.availability import Batch, NodeEvent, Window
+
+COSTS = Costs(reconfigure_s=5.0, rebalance_s=0.0, restart_s=7.0, save_s=2.0, checkpoint_every=10, gather_s=3.0)
+NODES = ("a", "b", "c", "d")
+
+
+class Second:
+    """A step takes a second, and has a sample on each node."""
+
+    samples = 1
+
+    def step_s(self, step: int) -> float:
+        return 1.0
+
+    def same_pace(self, step: int) -> int:
+        return 1000
+
+
+def window(seconds: float, *events: tuple[float, str]) -> Window:
+    """`+a`: a comes, `-a`: it goes."""
+    batches = tuple(
+        Batch(seconds=at, events=(NodeEvent(seconds=at, add=what[0] == "+", node=what[1:], line=0),))
+        for at, what in events
+    )
+    return Window(start_nodes=NODES, batches=batches, seconds=seconds)
+
+
+def static(*, live: bool, ep_size: int = 2) -> Static:
+    return Static(name="static", pace=Second(), ep_size=ep_size, live=live)
+
+
+def test_an_undisturbed_job_trains_and_saves() -> None:
+    lived = ModelledJob(static(live=True), COSTS, window(24.0)).run()
+    assert (lived.steps, lived.samples) == (20, 80)
+    assert lived.seconds == pytest.approx({"effective": 20.0, "checkpoint": 4.0})
+
+
+def test_a_live_recovery_costs_its_time_and_the_step_that_was_struck() -> None:
+    lived = ModelledJob(static(live=True), COSTS, window(20.0, (4.5, "-a"))).run()
+    # 4 steps; half a step lost; 5 s; 6 steps on two nodes; 2 s of saving; 2 steps, and half a one at the end.
+    assert (lived.steps, lived.samples) == (12, 4 * 4 + 8 * 2)
+    expected = {"effective": 12.0, "lost": 1.0, "reconfigure": 5.0, "checkpoint": 2.0}
+    assert lived.seconds == pytest.approx(expected)
+    assert (lived.reconfigurations, lived.restarts) == (1, 0)
+
+
+def test_a_restart_loses_what_came_after_the_checkpoint() -> None:
+    lived = ModelledJob(static(live=False), COSTS, window(30.0, (15.5, "-a"))).run()
+    # 10 steps, saved until 12; 3 steps and a half lost; 7 s; 7 steps on two nodes, and half a one at the end.
+    assert (lived.steps, lived.samples) == (17, 40 + 14)
+    assert lived.seconds == pytest.approx({"effective": 17.0, "checkpoint": 2.0, "lost": 4.0, "restart": 7.0})
+    assert sum(lived.seconds.values()) == pytest.approx(30.0)
+
+
+def test_a_failure_in_a_recovery_begins_it_anew() -> None:
+    lived = ModelledJob(static(live=True, ep_size=1), COSTS, window(20.0, (4.0, "-a"), (6.0, "-b"))).run()
+    assert lived.seconds["reconfigure"] == pytest.approx(7.0)
+    assert lived.samples == 4 * 4 + 2 * 7
+    assert lived.seconds["checkpoint"] == pytest.approx(2.0)
+
+
+def test_who_comes_is_gathered_and_taken_in() -> None:
+    trace = window(40.0, (1.0, "-a"), (2.0, "-d"), (20.0, "+e"), (22.0, "+f"))
+    lived = ModelledJob(static(live=True), COSTS, trace).run()
+    # d was idle. The others come in 3 s after the last of them, which costs a reconfiguration, as the loss of a did.
+    assert lived.seconds["reconfigure"] == pytest.approx(5.0 + 5.0)
+    assert lived.samples > 2 * lived.steps
+    restarted = ModelledJob(static(live=False), COSTS, trace).run()
+    assert restarted.restarts == 2
+    assert restarted.samples < lived.samples
+
+
+def test_without_enough_nodes_a_job_waits() -> None:
+    lived = ModelledJob(static(live=True, ep_size=4), COSTS, window(30.0, (2.0, "-a"), (12.0, "+a"))).run()
+    assert lived.seconds["wait"] == pytest.approx(10.0 - 7.0 + 7.0)
+    assert lived.restarts == 2
+    assert set(lived.seconds) <= set(CAUSES)
+
+
+def test_a_job_ends_with_its_samples() -> None:
+    lived = ModelledJob(static(live=True), COSTS, window(1e6), enough=50).run()
+    assert (lived.samples, lived.course[-1][0]) == (52, 15.0)
+
+
+def test_rates_are_means_and_never_below_nothing() -> None:
+    lived = ModelledJob(static(live=False), COSTS, window(30.0, (15.5, "-a"))).run()
+    times, found = rates(lived, every=5.0)
+    assert times == [2.5, 7.5, 12.5, 17.5, 22.5, 27.5]
+    assert found[:2] == [4.0, 4.0]
+    assert min(found) == 0.0
+
+
+def test_chunks_stay_covered_and_idle_nodes_idle() -> None:
+    policy = static(live=True)
+    before = policy.begin(NODES, 0)
+    assert before is not None
+    after = policy.lose(before, ("b", "c", "d"), 0)
+    assert after is not None
+    assert len(after.nodes) == 2
+    assert set(after.chunks.values()) == {0, 1}
+    grown = policy.grow(after, ("b", "c", "d", "e"), 0)
+    assert len(grown.nodes) == 4
+    assert sorted(grown.chunks.values()) == [0, 0, 1, 1]
+    assert policy.grow(grown, ("b", "c", "d", "e"), 0) is grown
+    last = Formation(nodes=("a", "b"), samples=2, step_s=Second().step_s, chunks={"a": 0, "b": 1})
+    assert policy.lose(last, ("b", "c", "d"), 0) is None
+    assert static(live=False).lose(before, ("b", "c", "d"), 0) is None
+
+
+def test_ep_sizes_are_the_papers() -> None:
+    assert [ep_size_of(experts) for experts in (8, 12, 16)] == [2, 2, 4]
+
+
+def test_how_busy_chunks_are() -> None:
+    shares = np.array([[0.4, 0.2, 0.2, 0.2], [0.25] * 4])
+    assert unpadded(shares, 2) == pytest.approx([1.2, 1.0])
+    assert padded(shares, 2) == pytest.approx([1.6, 1.0])
+
+
+def test_tokens_stay_where_their_expert_is_as_far_as_it_has_room() -> None:
+    everywhere = np.ones((1, 2, 2), dtype=np.int64)
+    assert remote_share(everywhere, np.array([[0.5, 0.5]])) == pytest.approx([0.0])
+    apart = np.array([[[1, 0], [0, 1]]])
+    assert remote_share(apart, np.array([[0.5, 0.5]])) == pytest.approx([0.5])
+
+
+def test_half_of_the_nodes_fail_and_idle_ones_first_where_asked() -> None:
+    order = shuffled(16, 3)
+    trace = failures(order, 300.0, 2700.0)
+    assert [event.node for batch in trace.batches for event in batch.events] == order[:8]
+    policy = Static(name="t", pace=Second(), ep_size=4, live=True)
+    gone = failures(idle_first(policy, order), 300.0, 2700.0)
+    lived = ModelledJob(policy, COSTS, gone).run()
+    assert lived.reconfigurations == 2
+    assert lived.restarts == 0
