@@ -15,9 +15,10 @@ from holdfast.coordination.hearing import Hearing
 from holdfast.coordination.inputs import InjectFault, Input, Received, Shutdown
 from holdfast.coordination.instructions import EndJob
 from holdfast.coordination.parts import JobState
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError, UnreachableError
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind, Phase
 from holdfast.protocol.position import Position
@@ -600,6 +601,23 @@ def test_faults_are_injected_only_where_they_are_allowed() -> None:
     job = Job().start()
     with pytest.raises(BadInputError, match="--allow-faults"):
         job.feed(InjectFault("kill", "n0"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "why"),
+    [
+        (InjectFault("melt", "n0"), BadInputError, "the fault is 'melt': it must be one of kill, exit, raise, "),
+        (InjectFault("kill", "n7"), UnreachableError, "there is no node 'n7': the nodes are n0, n1, n2"),
+        (InjectFault("kill", "n0", worker=3), UnreachableError, "node n0 has no worker 3: it has 1"),
+        (InjectFault("kill", "n0", phase="lunch"), BadInputError, "--phase is 'lunch': it must be one of compute, "),
+        (InjectFault("hold", "n0"), BadInputError, "hold needs --phase: "),
+    ],
+    ids=["fault", "node", "worker", "phase", "hold"],
+)
+def test_faults_that_cannot_be_are_refused(wanted: InjectFault, error: type[Exception], why: str) -> None:
+    job = Job(spec=JobSpec(experiments=ExperimentSpec(allow_faults=True))).start()
+    with pytest.raises(error, match=why):
+        job.feed(wanted)
 
 
 def test_ctrl_c_ends_every_node() -> None:

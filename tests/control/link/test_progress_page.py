@@ -69,6 +69,23 @@ def test_another_process_sees_it_without_asking(page: ProgressPage) -> None:
     assert (reading.step, reading.activity) == (9, Activity.VOTED)
 
 
+def test_without_a_dev_shm_it_is_as_good() -> None:
+    """In a mount namespace of its own /dev/shm takes nothing, as in a container that lacks one."""
+    code = (
+        "import os; from holdfast.control.link.progress_page import ProgressPage, ProgressWriter\n"
+        "from holdfast.protocol.messages.progress import Activity\n"
+        "assert not os.access('/dev/shm/.', os.W_OK) or not os.statvfs('/dev/shm').f_blocks\n"
+        "page = ProgressPage(1); writer = ProgressWriter(page.path, 0)\n"
+        "writer.place(5, 9, 3); writer.at(Activity.COMPUTE, 1)\n"
+        "print(page.read(0, os.getpid()).step)"
+    )
+    hide = 'mount -t tmpfs -o ro none /dev/shm && exec "$0" -c "$1"'
+    done = subprocess.run(["unshare", "-m", "sh", "-c", hide, sys.executable, code], capture_output=True, text=True)
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+    assert done.stdout == "9\n", done.stderr
+
+
 def test_what_an_earlier_process_has_left_is_not_this_one_s(page: ProgressPage) -> None:
     ProgressWriter(page.path, 0).at(Activity.COMPUTE, 1)
     assert page.read(0, ME + 1) is None

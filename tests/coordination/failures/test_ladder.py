@@ -122,6 +122,22 @@ def test_a_node_that_finds_itself_unfit_does_not_join() -> None:
     assert "n3" not in job.machine.members.nodes
 
 
+@pytest.mark.parametrize("off", [-86_400.0, 0.25, 7200.0])
+def test_how_far_a_nodes_clock_is_off_is_said_and_nothing_is_decided_by_it(off: float) -> None:
+    job = Job(nodes=2).boot()
+    for node in ("n0", "n1"):
+        shown = job.now + off if node == "n1" else job.now
+        job.connect(msgspec.structs.replace(hello(node, (attach(w(node)),)), wall=shown, clock=shown))
+    job.tick(0.2)
+    joined = [node for event in job.events if isinstance(event, ev.NodesJoined) for node in event.nodes]
+    assert {node.node: node.clock_off_s for node in joined} == {"n0": 0.0, "n1": off}
+    for node in ("n0", "n1"):
+        job.say(msg.Entered(worker=w(node), generation=1, applied=0))
+    job.step(1, "n0", "n1")
+    assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)] == [1]
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
+
+
 def test_a_node_that_comes_back_by_itself_says_after_how_long() -> None:
     job = Job().start()
     job.lose("n2")

@@ -31,8 +31,14 @@ def _emulated(event: ev.JobStarted) -> str:
     return f"; expert computation is EMULATED: {seconds:g} s per token" if seconds else ""
 
 
+#: clocks that differ by less are as good as the same
+_CLOCK_OFF_S = 1.0
+
+
 def _joined(joined: ev.JoinedNode) -> str:
-    return f"{joined.node} joined, workers {', '.join(map(str, joined.worker_pids))}"
+    off = joined.clock_off_s
+    clock = f", its clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}" if abs(off) >= _CLOCK_OFF_S else ""
+    return f"{joined.node} joined, workers {', '.join(map(str, joined.worker_pids))}{clock}"
 
 
 def _failed(event: ev.FailureDetected) -> str:

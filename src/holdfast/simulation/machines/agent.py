@@ -184,7 +184,7 @@ class SimAgent(Process):
         connection = self._cluster.connect(self)
         if connection is not None:
             self._connection = connection
-            self._obey(self.machine.connected(self._now))
+            self._obey(self.machine.connected(self._now, wall=self._now))
 
     def disconnected(self, connection: SimConnection) -> None:
         """The connection is gone: connect again, for ever."""
