@@ -30,6 +30,8 @@ class Hearing:
     def hear(self, node: Node, message: Heard) -> None:
         """Take in what an agent says of its workers."""
         match message:
+            case msg.Heartbeat():
+                self._stand(node, message)  # (most of what is heard)
             case msg.FromWorker():
                 self.take(node, message.message)
             case msg.Posts():
@@ -37,8 +39,6 @@ class Hearing:
                     self.expel(node, why)
             case msg.AppliedSteps():
                 self._replayed(node, message)
-            case msg.Heartbeat():
-                self._stand(node, message)
             case msg.Late():
                 self._parts.inquiry.late(node, message)
             case msg.Whereabouts():

@@ -55,6 +55,11 @@ class RollCall:
     stands: dict[str, Stand] = field(default_factory=dict[str, Stand])
     answered: set[str] = field(default_factory=set[str])
 
+    @property
+    def complete(self) -> bool:
+        """True where all that were asked have answered."""
+        return len(self.answered) == len(self.asked)
+
 
 @dataclass(slots=True)
 class _Accused:
@@ -120,7 +125,8 @@ class Inquiry:
             return
         question.answered.add(node.name)
         question.stands.update((stand.worker, stand) for stand in answer.stands if node_of(stand.worker) == node.name)
-        self._judge()
+        if question.complete:
+            self._judge()  # (else the next tick does, by what is known: not each of a thousand answers)
 
     def explained(self, node: Node, stacks: Stacks) -> None:
         """A node says where its workers' threads stand in their programs."""
@@ -147,7 +153,7 @@ class Inquiry:
         if away_s > LONG_TICK * self._config.tick_s:  # (a store was slow: answers may wait to be read)
             self._silent_since = {name: since + away_s for name, since in self._silent_since.items()}
         self._follow(plan)
-        if self._question is not None and not self._question.asked <= self._question.answered:
+        if self._question is not None and not self._question.complete:
             self._judge()
         if now >= self._asks_at and self._asks:
             self._ask()

@@ -17,8 +17,9 @@ from holdfast.protocol.state import kind_of
 
 #: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn
 AT_ONCE = 2048
-#: so many nodes are told within a heartbeat what they need not keep; where there are more, they are told more seldom
-TOLD_AT_ONCE = 16
+#: nodes are told what they need not keep every so many heartbeats; where that were more of them in a heartbeat than
+#: `TOLD_AT_ONCE`, more seldom
+SELDOM, TOLD_AT_ONCE = 4.0, 16
 
 
 class Progress:
@@ -93,7 +94,7 @@ class Progress:
     def tell(self, every_s: float) -> None:
         """Let the agents forget what is in the journal; not at every step: it takes a record and messages."""
         turn = self._turn
-        seldom_s = every_s * max(1.0, len(turn.members.nodes) / TOLD_AT_ONCE)
+        seldom_s = every_s * max(SELDOM, len(turn.members.nodes) / TOLD_AT_ONCE)
         if self.ledger.committed == self._told or turn.now < self._told_at + seldom_s:
             return
         self._told, self._told_at = self.ledger.committed, turn.now

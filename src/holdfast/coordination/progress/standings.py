@@ -55,18 +55,19 @@ class Standings:
                 continue
             of[worker] = step
             if worker in members:
-                if known != before:
+                if count and known != before:
                     self._move(before, step, count)
-                    before, count = known, 0
-                count += 1
-        self._move(before, step, count)
+                    count = 0
+                before, count = known, count + 1
+        if count:
+            self._move(before, step, count)
 
     def forget(self, worker: str) -> None:
         """A worker is gone."""
         known = self._of.pop(worker, None)
         if known is not None and worker in self._members:
-            self._take_off(known, 1)
-            self._behind += 1
+            self._at[known] -= 1
+            self._behind += known > self._step
 
     def ask_next(self) -> None:
         """Ask who is beyond the step after this one."""
@@ -85,14 +86,10 @@ class Standings:
         self._count()
 
     def _move(self, known: int | None, step: int, count: int) -> None:
-        """So many members have gone from one step to a later one."""
-        if count:
-            self._take_off(known, count)
-            self._at[step] += count
-            self._behind += count * (step <= self._step)
-
-    def _take_off(self, known: int | None, count: int) -> None:
-        self._behind -= count * (known is None or known <= self._step)
+        """So many members have gone from one step to a later one; from None: they were not heard of."""
+        was_behind = known is None or known <= self._step
+        self._behind += count * ((step <= self._step) - was_behind)
+        self._at[step] += count
         if known is not None:
             self._at[known] -= count
             if not self._at[known]:
