@@ -38,14 +38,14 @@ from holdfast.simulation.schedules.enumeration import (
 from holdfast.simulation.schedules.every_write import killed_at_every_write, one_failure
 from holdfast.simulation.schedules.fuzzing import Tally
 
-RANDOM_SCHEDULES = 3000
-CHUNKS = 20
-BASELINE_SCHEDULES = 400
-WIDE_SCHEDULES = 400
-LIVELY_SCHEDULES = 300
-POWER_SCHEDULES = 400
-INTERRUPTED_SCHEDULES = 300
-SLOW_SCHEDULES = 600
+RANDOM_SCHEDULES = 1500
+CHUNKS = 10
+BASELINE_SCHEDULES = 240
+WIDE_SCHEDULES = 240
+LIVELY_SCHEDULES = 160
+POWER_SCHEDULES = 240
+INTERRUPTED_SCHEDULES = 200
+SLOW_SCHEDULES = 240
 LEVEL_SCHEDULES = 60
 #: processor time for jobs of 33 to 128 nodes, each of which takes as long as fifty small ones, in seconds
 LARGE_S = 3.0
@@ -103,13 +103,12 @@ def test_one_failure_and_a_crash_at_every_write(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(len(FIRSTS)))
 def test_two_failures_and_a_crash(first: int) -> None:
-    """All pairs of failures, without a crash and with crashes at two writes; neighbours take other ones."""
+    """All pairs of failures, without a crash and with one at a write; neighbours take other ones."""
     seeds: list[int] = []
     for second in range(1, len(SECONDS)):
         start = (first * len(SECONDS) + second) * (WRITES + 1)
         turn = first + second
-        writes = (0, *(1 + (turn + half * WRITES // 2) % WRITES for half in range(2)))
-        seeds += [FIRST_SEED + start + write for write in writes]
+        seeds += [FIRST_SEED + start + write for write in (0, 1 + turn % WRITES)]
     outcomes = run_all(seeds)
     assert sum(outcome.exit_code == EXIT_DONE for outcome in outcomes) > len(outcomes) / 2
 
