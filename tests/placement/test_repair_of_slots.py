@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from holdfast.errors import BadInputError
 from holdfast.placement import rebalance_experts, repair
@@ -48,6 +49,33 @@ def test_it_mends_by_as_few_copies_as_are_missing(dead, threshold, seed):
     assert (
         set(found.lost) == lost == {(layer, expert) for layer, expert, source, _ in found.moves.tolist() if source < 0}
     )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_placement_needs_fewer_copies(seed):
+    # Of all pairs of expert and node, as many as f for each expert and as there are slots on each node, fewest new.
+    rng = np.random.default_rng(seed)
+    nodes, slots, threshold = int(rng.integers(2, 6)), int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    experts = max(nodes * slots // threshold - int(rng.integers(0, 2)), 1)
+    given = rng.integers(0, experts, (1, nodes * slots))
+    found = repair(given, [], num_gpus=nodes, weight=np.ones((1, experts)), fault_threshold=threshold)
+    new = np.ones((experts, nodes))
+    new[given[0], np.arange(nodes * slots) // slots] = 0
+    fewest = linprog(
+        new.ravel(),
+        A_ub=np.kron(np.ones(experts), np.eye(nodes)),
+        b_ub=np.full(nodes, slots),
+        A_eq=np.kron(np.eye(experts), np.ones(nodes)),
+        b_eq=np.full(experts, found.fault_threshold),
+        bounds=(0, 1),
+    )
+    assert len(found.moves) == round(fewest.fun)
+
+
+def test_a_copy_comes_from_a_slot_that_stays():
+    found = repair([[0, -1, 0, -1, 0, 2, 2, 2, -1]], [], num_gpus=3, fault_threshold=3)
+    assert found.physical_to_logical_map[0, 0] != 0
+    assert [move for move in found.moves.tolist() if move[1] == 0] == [[0, 0, 2, 6]]
 
 
 def test_every_survivor_computes_the_same_whatever_form_it_has_the_placement_in():

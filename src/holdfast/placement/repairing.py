@@ -25,7 +25,8 @@ class RepairedPlacement:
 
     #: `(L, R)` the expert in each slot; -1 on the ranks that are dead.
     physical_to_logical_map: Any
-    #: `(M, 4)` layer, expert, slot to copy from, slot to copy to; from -1 where no live rank has the expert.
+    #: `(M, 4)` layer, expert, slot to copy from, slot to copy to; from -1 where no live rank has the expert. All are
+    #: read as they were before the first move: a slot may be copied from and to.
     moves: Any
     #: On how many different nodes (or racks) each expert lives now, at the least.
     fault_threshold: int
@@ -147,7 +148,8 @@ def _put(slots: IntArray, added: Replicas, per_gpu: int) -> None:
 def _moves(given: IntArray, found: IntArray, cluster: GpuCluster) -> IntArray:
     """Return (layer, expert, from, to) `(M, 4)` for each rank that gets an expert it has not.
 
-    It comes from the live rank that has it and sends least so far, on the same node if there is one.
+    It comes from the live rank that has it and sends least so far, on the same node if there is one; from a slot in
+    which it stays, if there is any.
     """
     layers = len(given)
     before = given.reshape(layers, cluster.ranks, cluster.per_gpu)
@@ -160,12 +162,15 @@ def _moves(given: IntArray, found: IntArray, cluster: GpuCluster) -> IntArray:
         expert = int(after[layer, rank, slot])
         if (before[layer, rank] == expert).any() or (after[layer, rank, :slot] == expert).any():
             continue  # a second replica beside one that is there
-        owners = np.flatnonzero(((before[layer] == expert) & (after[layer] == expert)).any(axis=1) & (node >= 0))
+        had = (before[layer] == expert) & (node >= 0)[:, None]
+        stays = had & (after[layer] == expert)
+        places = stays if stays.any() else had
+        owners = np.flatnonzero(places.any(axis=1))
         source = -1
         if owners.size:
             owner = int(owners[np.lexsort((sent[owners], node[owners] != node[rank]))[0]])
             sent[owner] += 1
-            source = owner * cluster.per_gpu + int((before[layer, owner] == expert).argmax())
+            source = owner * cluster.per_gpu + int(places[owner].argmax())
         moves.append((layer, expert, source, rank * cluster.per_gpu + slot))
     return np.array(moves, dtype=np.int64).reshape(-1, 4)
 

@@ -9,7 +9,7 @@ Axes: L layers, E experts, N nodes, W workers, R replicas. Slots are the workers
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,8 @@ from holdfast.planning.arrays import BoolArray, IntArray, count_true, indices
 
 #: Nobody's slot.
 _FREE = -1
+#: More copies than there can be slots.
+_NEVER = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +148,11 @@ class _Layer:
         self._wanted = wanted
         self._racks = room.racks
         self._threshold = threshold
+        #: `(E, W)` whether a worker had an expert before
+        self._had = np.zeros((wanted.size, workers), dtype=np.bool_)
+        self._had[expert, worker] = True
+        #: copies that the next one more host takes at the least: they never become fewer
+        self._least = 1
 
     def mend(self) -> None:
         """Give every expert its distinct nodes, the rarest first, as far as the slots allow."""
@@ -165,29 +172,50 @@ class _Layer:
         return Replicas(layer=np.full_like(expert, layer), expert=expert, worker=worker)
 
     def _host_once_more(self, expert: int) -> bool:
-        """Put an expert on one more node, on the shortest way: into a slot that can be spared, or into another's that
-        moves on to one (an augmenting path: where there is any way, it is found)."""
-        came_from: dict[int, tuple[int, int]] = {}  # expert -> whom it makes room for, in which slot
-        seen = np.zeros(self._counts.shape[1], dtype=np.bool_)
+        """Put an expert on one more node, by as few copies as can be: into a slot that can be spared, or into another's
+        that moves on to one (a shortest augmenting path, so that all copies together are the fewest possible).
+
+        To take a slot costs one copy where the worker has not had the expert before; to leave one that was only just
+        taken saves one.
+        """
         givers = self._givers()
-        queue = deque([expert])
+        cost = np.full(self._hosts.size, _NEVER)
+        cost[expert] = 0
+        came_from: dict[int, tuple[int, int]] = {}  # expert -> whom it makes room for, in which slot
+        queue, best = [(0, expert)], (_NEVER, expert, 0)
         while queue:
-            mover = queue.popleft()
-            open_nodes = (self._counts[mover] == 0) & ~seen
+            so_far, mover = heapq.heappop(queue)
+            if so_far > cost[mover]:
+                continue
+            open_nodes = self._counts[mover] == 0
             slot = self._spared(mover, givers, open_nodes)
             if slot is not None:
-                self._put(mover, slot)
-                while mover != expert:
-                    mover, slot = came_from[mover]
-                    self._put(mover, slot)
-                return True
-            seen |= open_nodes
-            for slot in np.flatnonzero(open_nodes[self._node]).tolist():
-                other = int(self._expert[slot])
-                if other != expert and other not in came_from:
-                    came_from[other] = mover, slot
-                    queue.append(other)
-        return False
+                best = min(best, (so_far + int(self._is_new(mover, slot)), mover, slot))
+                if best[0] <= self._least:
+                    break
+            slots = np.flatnonzero(open_nodes[self._node] & (self._expert != _FREE))
+            others = self._expert[slots]
+            price = so_far + self._is_new(mover, slots) - self._is_new(others, slots)
+            # Of each expert, the slot that costs least.
+            order = np.lexsort((price, others))
+            order = order[np.r_[True, np.diff(others[order]) != 0]] if order.size else order
+            for place in order[price[order] < cost[others[order]]].tolist():
+                other = int(others[place])
+                cost[other] = price[place]
+                came_from[other] = mover, int(slots[place])
+                heapq.heappush(queue, (int(price[place]), other))
+        self._least, mover, slot = max(best[0], self._least), best[1], best[2]
+        if best[0] == _NEVER:
+            return False
+        self._put(mover, slot)
+        while mover != expert:
+            mover, slot = came_from[mover]
+            self._put(mover, slot)
+        return True
+
+    def _is_new(self, expert: int | IntArray, slot: int | IntArray) -> IntArray:
+        """Return 1 where the slot's worker had no replica of the expert, else 0."""
+        return 1 - self._had[expert, self._worker[slot]].astype(np.int64)
 
     def _givers(self) -> list[int]:
         """Return who can spare a slot, first whose loads want it least: nobody's, then of experts with more hosts than
