@@ -30,7 +30,7 @@ class StepSamples:
         self.seed = seed % (1 << 64)
         self.micro_batches = micro_batches
         self.micro_batch = micro_batch
-        self._newest: tuple[int, tuple[int, ...]] = (0, ())
+        self._newest: tuple[int, tuple[int, ...], int] = (0, (), 0)
 
     def hash_of(self, step: int, micro_batch: int) -> int:
         """Return the hash of one micro-batch of a step, 32 bits; steps count from 1, micro-batches from 0.
@@ -40,11 +40,11 @@ class StepSamples:
         """
         if step < 1 or not 0 <= micro_batch < self.micro_batches:
             raise ValueError(f"there is no micro-batch {micro_batch} of step {step}")
-        return self._hashes(step)[micro_batch]
+        return self._of(step)[0][micro_batch]
 
     def expected(self, step: int) -> int:
         """Return the sum of the hashes of all micro-batches of a step."""
-        return sum(self._hashes(step))
+        return self._of(step)[1]
 
     def wrong(self, step: int, *, samples: int, hashes: int) -> str:
         """Say what is wrong with a step of so many samples and this sum of hashes; "" where each is there once."""
@@ -56,11 +56,13 @@ class StepSamples:
             f"{global_batch}, sum of hashes {hashes:#x} instead of {expected:#x}"
         )
 
-    def _hashes(self, step: int) -> tuple[int, ...]:
-        known, hashes = self._newest
+    def _of(self, step: int) -> tuple[tuple[int, ...], int]:
+        """Return the hashes of a step, and their sum."""
+        known, hashes, total = self._newest
         if known != step:
             # One stream per step, four bytes of it per micro-batch: no hash depends on how many there are.
             stream = shake_128(f"{self.seed}/{step}".encode()).digest(4 * self.micro_batches)
             hashes = struct.unpack(f"<{self.micro_batches}I", stream)
-            self._newest = step, hashes
-        return hashes
+            total = sum(hashes)
+            self._newest = step, hashes, total
+        return hashes, total

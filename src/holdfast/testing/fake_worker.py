@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.coordination.worker.machine import WorkerMachine
@@ -43,16 +42,13 @@ class Rendezvous(StrEnum):
         return world if self is Rendezvous.GLOO else 1
 
 
-@dataclass(frozen=True, slots=True)
 class FakeModel:
-    """What all workers say they train: so many micro-batches of one sample a step."""
+    """What all workers say they train: so many micro-batches of one sample a step. One for the workers of a process."""
 
-    micro_batches: int
-
-    @property
-    def samples(self) -> StepSamples:
-        """What a step is made of."""
-        return StepSamples(seed=0, micro_batches=self.micro_batches, micro_batch=1)
+    def __init__(self, micro_batches: int) -> None:
+        self.micro_batches = micro_batches
+        #: what a step is made of: worked out once for all of them
+        self.samples = StepSamples(seed=0, micro_batches=micro_batches, micro_batch=1)
 
     def commit(self, step: int) -> Commit:
         """Return v of a step."""
