@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -238,6 +241,32 @@ def test_nodes_can_be_added(world: World) -> None:
         assert cli(world, "scale", "+2") == (0, "2 more nodes are on the way\n", "")
         job.wait(NodesJoined, lambda e: "node-1" in e.names)
         job.wait(NodesJoined, lambda e: "node-2" in e.names)
+
+
+def test_nodes_for_which_too_few_files_may_be_open_are_refused_and_the_job_goes_on(world: World) -> None:
+    with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
+        job.wait(StepCommitted, step=3)
+        assert job.process is not None
+        resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (40, 40))
+        assert cli(world, "scale", "+3")[0] == 0
+        joined = job.wait(NodesJoined, lambda e: "node-1" in e.names)
+        goes_on_from = max(event.step for event in job.all(StepCommitted))
+        job.wait(StepCommitted, step=goes_on_from + 3)
+        assert joined.names == ("node-1",)
+        words = "2 more nodes are not started: its processes may open as many files as 2 nodes take; raise the limit"
+        wait_until(lambda: words in job.output_file.read_text(), "the refusal")
+
+
+def test_a_job_that_begins_with_too_many_nodes_for_its_files_is_not_begun(world: World) -> None:
+    command = (sys.executable, "-m", "holdfast", "run", "--nodes", "9", str(TRAINING))
+    shell = ("bash", "-c", 'ulimit -n 64 && exec "$0" "$@"', *command)
+    done = subprocess.run(shell, env={**os.environ, **world.environment}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "holdfast: the job begins with 9 nodes on this machine: its processes may open as many files as 8 nodes take; "
+        "raise the limit (ulimit -n)\n"
+    )
+    world.check_nothing_is_left()
 
 
 def test_a_script_that_fails_fails_the_job(world: World) -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 import ssl
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from holdfast.control.file_limit import file_limit
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError
 
@@ -33,9 +33,6 @@ _GOODBYE_S = 2.0
 #: multiples of it, less whole ones, fill the unit interval evenly, however many they are
 _GOLDEN = (5**0.5 - 1) / 2
 
-#: enough for every agent of a large job
-_WANTED_FILES = 65536
-
 Address = tuple[str, int]
 #: connections that agents leave to commands and tools
 _COMMANDS = 16
@@ -43,8 +40,7 @@ _COMMANDS = 16
 
 def room_for_connections() -> int:
     """Return how many connections the limit on open files leaves room for, strangers' included."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(files - RESERVED_FILES, 16) if files != resource.RLIM_INFINITY else 1 << 20
+    return max(file_limit() - RESERVED_FILES, 16)
 
 
 def check_room(nodes_to_begin: int, max_nodes: int) -> str:
@@ -58,14 +54,6 @@ def check_room(nodes_to_begin: int, max_nodes: int) -> str:
     if nodes_to_begin > room:
         raise BadInputError(f"the job begins with {nodes_to_begin} nodes, and only {limit} (ulimit -n)")
     return f"the job may come to have {max_nodes} nodes, and only {limit} (ulimit -n)" if max_nodes > room else ""
-
-
-def raise_file_limit() -> None:
-    """Let this process open as many files as it may: every agent is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,13 +23,14 @@ from typing import Any
 from holdfast.clock import Clock, SystemClock
 from holdfast.control.coordinator.agent_channel import AgentChannel
 from holdfast.control.coordinator.alerts import Alerts
-from holdfast.control.coordinator.doorkeeper import check_room, raise_file_limit
+from holdfast.control.coordinator.doorkeeper import check_room
 from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, TokenCheck, build_app
 from holdfast.control.coordinator.searcher import Searcher
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.coordinator.status import slowness_of, status_of
 from holdfast.control.coordinator.web import WebServer
+from holdfast.control.file_limit import raise_file_limit
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.interface import Store, StoreError

@@ -21,6 +21,7 @@ from holdfast.control.agent.zygote_client import start_zygote
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
+from holdfast.control.file_limit import file_limit, raise_file_limit
 from holdfast.control.launch.children import AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.launch.follow import Follower
 from holdfast.control.launch.settings import LaunchSettings, script_digest
@@ -46,6 +47,10 @@ _SHUTDOWN_PAUSE_S = 0.1
 #: an interrupted job is asked to save its state and to end, so often and for so long: the coordinator gives up before
 _SAVE_PAUSE_S = 0.5
 _SAVE_S = 45.0
+#: files that each node takes at the most, beside one for each of its workers: of the launcher, and of its zygote
+_NODE_FILES = 3
+#: files for everything else
+_RESERVED_FILES = 32
 
 
 @contextlib.contextmanager
@@ -77,6 +82,15 @@ def job_folders(settings: LaunchSettings) -> Generator[tuple[Path, Path]]:
         yield settings.job_dir or sockets, sockets
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
+
+
+def room_for_nodes(workers: int) -> int:
+    """Return how many nodes of so many workers a launcher and its zygote may open enough files for."""
+    return (file_limit() - _RESERVED_FILES) // (_NODE_FILES + workers)
+
+
+def _few_files(room: int) -> str:
+    return f"its processes may open as many files as {max(room, 0)} nodes take; raise the limit (ulimit -n)"
 
 
 class Director(Protocol):
@@ -301,7 +315,11 @@ class Launcher:
 
     async def _serve_requests(self) -> None:
         async for count, name in self._follower.node_requests():
-            for _ in range(count):
+            for asked in range(count):
+                room = room_for_nodes(self._spec.workers_per_node)
+                if sum(agent.code is None for agent in self._agents.values()) >= room:
+                    self._say(f"holdfast: {count - asked} more nodes are not started: {_few_files(room)}")
+                    break
                 await self.start_node(name or self._free_name())
 
     def _free_name(self) -> str:
@@ -374,6 +392,10 @@ async def launch(
         BadInputError: the settings cannot work; nothing was started.
     """
     settings.check()
+    raise_file_limit()
+    room, nodes = room_for_nodes(settings.spec.workers_per_node), len(settings.start_names)
+    if nodes > room:
+        raise BadInputError(f"the job begins with {nodes} nodes on this machine: {_few_files(room)}")
     checkpoints = intact_checkpoints(settings.spec.checkpoint.dir, say)
     with reserved_port(settings.port) as port, job_folders(settings) as (folder, sockets):
         launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director)
