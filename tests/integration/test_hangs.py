@@ -30,7 +30,11 @@ WITHIN_S = TIMEOUT_S + 2 * CONFIG.lease_s
 
 def test_a_thread_that_hangs_is_named_and_replaced(start_job: StartJob) -> None:
     """Reproducer hang.py: the same members for ever, a time-out apart, and the wrong node blamed."""
-    job = start_job(*FOREVER, "--step-seconds", "0.1", "--timeout", str(TIMEOUT_S), "--hang-at", "10")
+    job = start_job(
+        *FOREVER, "--step-seconds", "0.1", "--timeout", str(TIMEOUT_S), "--pause-at", "7", "--hang-at", "10"
+    )
+    paused = job.wait(StepCommitted, step=7)
+    assert 1.0 <= paused.paused_s <= paused.step_s, job.story()  # (and the first failure is the hang)
     last = job.wait(StepCommitted, step=9)
     failure = job.wait(FailureDetected)
     assert (failure.node, failure.kind) == ("node-1", FailureKind.HANG), job.story()

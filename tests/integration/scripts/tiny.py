@@ -22,6 +22,7 @@ parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step
 parser.add_argument("--gate", help="go on to step 5 only once this file is there")
 parser.add_argument("--timeout", type=float, default=120.0, help="of a collective, in seconds")
 parser.add_argument("--hang-at", type=int, default=0, help="node-1 hangs in this step, whenever it comes to it")
+parser.add_argument("--pause-at", type=int, default=0, help="rank 0 pauses for a second before this step")
 parser.add_argument("--dtype", default="float64")
 parser.add_argument("--raise-at", type=int, default=0, help="after_apply raises at this step")
 parser.add_argument("--raise-on", type=int, help="the rank on which it does, all if not given")
@@ -56,6 +57,9 @@ losses = []
 for step in job.steps(args.steps):
     while args.gate and step.number == 5 and not os.path.exists(args.gate):
         time.sleep(0.01)
+    if step.number == args.pause_at and job.rank == 0:
+        with job.pause("evaluation"):
+            time.sleep(1.0)
     for inputs, wanted in step.micro_batches():
         if step.number == args.hang_at and '"worker":"node-1/' in os.environ["HOLDFAST_WORKER"]:
             time.sleep(1e6)  # (a data loader that waits for a file server, say)
