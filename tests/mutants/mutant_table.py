@@ -8,6 +8,7 @@ from __future__ import annotations
 from mutant import Mutant
 from mutants_of_agents import AGENT_MUTANTS
 from mutants_of_failures import FAILURE_MUTANTS
+from mutants_of_lateness import LATENESS_MUTANTS
 from mutants_of_parts import PART_MUTANTS
 from mutants_of_samples import SAMPLE_MUTANTS
 from mutants_of_witnesses import WITNESS_MUTANTS
@@ -606,6 +607,7 @@ MUTANTS = (
     *PART_MUTANTS,
     *AGENT_MUTANTS,
     *FAILURE_MUTANTS,
+    *LATENESS_MUTANTS,
     *WITNESS_MUTANTS,
     *SAMPLE_MUTANTS,
 )

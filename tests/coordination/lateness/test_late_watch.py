@@ -146,3 +146,13 @@ def test_a_worker_that_is_gone_is_not_told_of() -> None:
     watch.learn(1.0, {ME: COMPUTING}, {ME: ProgressAccount(totals=totals)})
     other = "a/0/b"
     assert watch.learn(TELL_S + 1.0, {other: COMPUTING}, {other: ProgressAccount()}) == []
+
+
+def test_times_of_one_world_are_not_those_of_another() -> None:
+    watch = made()
+    larger = replace(COMPUTING, world=8)
+    watch.learn(2.0, {ME: larger}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(20, 51.0, 5.0)})})
+    assert watch.times.mean_s(Activity.COMPUTE, 8) is None  # (nobody knows which of it was in which)
+    assert watch.times.mean_s(Activity.COMPUTE, 4) == 0.1
+    watch.learn(3.0, {ME: larger}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(24, 53.0, 5.0)})})
+    assert watch.times.mean_s(Activity.COMPUTE, 8) == 0.5

@@ -32,7 +32,7 @@ class Stragglers:
 
     def told(self, node: str, times: OwnTimes) -> None:
         """A node tells of its workers."""
-        self._compute_s[node] = {one: took_s for one, took_s in times.compute_s.items() if node_of(one) == node}
+        self._compute_s[node] = times.compute_s  # (of its own workers: looked up by their node)
         self.slow.update(times.slow)
 
     def follow(self, nodes: Collection[str]) -> None:

@@ -1,0 +1,47 @@
+"""How fast a job goes, as its coordinator hears it."""
+
+from __future__ import annotations
+
+from holdfast.coordination.lateness.pace import ASK_FLOOR_S, Pace
+from holdfast.coordination.lateness.times import UNKNOWN_S
+
+STEP_S = 0.5
+
+
+def trained(steps: int) -> Pace:
+    """Return a pace that has seen so many steps, the newest at `steps` times their length."""
+    pace = Pace()
+    pace.began(4, 0.0)
+    pace.entered(0.0)
+    for step in range(1, steps + 1):
+        pace.applied(step, STEP_S * step)
+    return pace
+
+
+def test_three_steps_say_how_long_one_takes_two_do_not() -> None:
+    assert trained(3).mean_s is None  # (the first one begins before it is known that all are in)
+    assert trained(4).mean_s == STEP_S
+
+
+def test_it_is_asked_after_one_and_a_half_steps_and_overdue_after_three() -> None:
+    pace, last = trained(10), 10 * STEP_S
+    assert not pace.asks(last + 1.5 * STEP_S)
+    assert pace.asks(last + 1.5 * STEP_S + ASK_FLOOR_S + 0.01)
+    assert not pace.overdue(last + 3.0 * STEP_S)
+    assert pace.overdue(last + 3.0 * STEP_S + ASK_FLOOR_S + 0.01)
+
+
+def test_the_first_steps_are_overdue_after_as_long_as_anything_unknown() -> None:
+    pace = trained(0)
+    assert not pace.asks(UNKNOWN_S + 1.0)
+    assert not pace.overdue(UNKNOWN_S - 1.0)
+    assert pace.overdue(UNKNOWN_S + 1.0)
+
+
+def test_a_coordinator_that_was_away_takes_no_outage_for_a_slow_step() -> None:
+    pace = trained(10)
+    pace.wait_anew(100.0)
+    assert not pace.asks(100.1)
+    pace.applied(40, 100.2)
+    assert pace.mean_s == STEP_S
+    assert not pace.asks(100.3)
