@@ -54,7 +54,7 @@ def stand(node: str, step: int = 11, **fields: object) -> Stand:
 
 
 def waits(node: str) -> Stand:
-    return stand(node, activity=Activity.REDUCING, for_s=0.01, limit_s=0.3, micro_batch=None, waits=True)
+    return stand(node, activity=Activity.REDUCING, for_s=0.01, limit_s=0.3, micro_batch=None, waits=True, waits_s=1.0)
 
 
 def asked(job: Job) -> Probe:

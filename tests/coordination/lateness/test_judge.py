@@ -39,6 +39,13 @@ def test_who_computes_and_nobody_knows_for_how_long_it_may_is_not() -> None:
     assert judge(case(stand("a", limit_s=0.0), *map(waits, "bcd"))) == Finding()
 
 
+def test_who_has_come_last_is_given_time_to_take_part() -> None:
+    early = [msgspec.structs.replace(waits(node), waits_s=1.0) for node in "abc"]
+    for waits_s, network in ((0.4, False), (0.5, True)):
+        last = msgspec.structs.replace(waits("d"), waits_s=waits_s)
+        assert judge(replace(case(*early, last), together_s=0.5)) == Finding(network=network)
+
+
 def test_where_nobody_knows_how_long_it_takes_who_is_far_longer_at_it_than_the_others_is_named() -> None:
     def first(took_s: float, lasts_s: float, activity: Activity = Activity.COMPUTE) -> Finding:
         """Return what is found once all others have waited since they took so long."""

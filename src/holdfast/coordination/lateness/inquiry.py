@@ -219,6 +219,7 @@ class Inquiry:
                 idle=stopping.reports.keys() if recovering else (),
                 outside=self._outside(plan) if not recovering else (),
                 overdue=recovering or self.pace.overdue(turn.now),
+                together_s=self.pace.together_s,
                 unknown_s=self._unknown_s,
             )
         )

@@ -24,7 +24,8 @@ class Standstill:
 
     members: its workers by rank. stands: where those stand whose agents have answered. silent: nodes that have not
     answered. idle: workers that are known to wait. outside: those that have not come into the generation yet. overdue:
-    it has taken longer than any step should. unknown_s: nobody is late before at what nobody knows how long it takes.
+    it has taken longer than any step should. together_s: what all take part in takes no longer. unknown_s: nobody is
+    late before at what nobody knows how long it takes.
     """
 
     members: Sequence[str]
@@ -33,6 +34,7 @@ class Standstill:
     idle: Collection[str] = ()
     outside: Collection[str] = ()
     overdue: bool = False
+    together_s: float = 0.0
     unknown_s: float = UNKNOWN_S
 
 
@@ -65,7 +67,8 @@ def judge(still: Standstill) -> Finding:
     if silent:
         return Finding(silent=silent) if len(silent) <= len(waiting) else Finding()
     all_wait = len(stands) == len(still.members) and all(is_waiting(stand) for stand in stands)
-    return Finding(network=all_wait and any(stand.waits for stand in stands))
+    # (the last may have come just now)
+    return Finding(network=all_wait and any(stand.waits for stand in stands) and lasts_s >= still.together_s)
 
 
 def is_waiting(stand: Stand) -> bool:

@@ -64,6 +64,11 @@ class Pace:
         return mean_s is not None and still_s > ASK * mean_s + ASK_FLOOR_S
 
     @property
+    def together_s(self) -> float:
+        """Return how long what all take part in may take: not longer than a whole step does."""
+        return 0.0 if self._entering or self.mean_s is None else self.mean_s + FLOOR_S
+
+    @property
     def known(self) -> bool:
         """True where what is waited for has been seen often enough, or takes the same in every job."""
         return self._entering or self.mean_s is not None
