@@ -1,0 +1,264 @@
+"""Steps on recorded times, through the machines that watch a job: does anybody count as late who is not?
+
+A job of nodes with one worker each is played step by step: how long a worker computes a micro-batch, how long the
+reduction takes once the last has come to it, and so on, is drawn from what was recorded of a real job. Beside it run
+each node's `LateWatch` and the job's `Coordinator`, the same code as in a real job, which hear all that they would.
+Every so many steps rank 0 saves a checkpoint, and more seldom it evaluates in `job.pause()`, while the others wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.inputs import Input, Received, Tick
+from holdfast.coordination.instructions import Broadcast, Emit, Instruction, Send
+from holdfast.coordination.lateness.reading import ProgressAccount, Reading, Total
+from holdfast.coordination.lateness.watch import LateWatch
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.position import Position
+
+#: seconds, by activity: one list for each
+Times = Mapping[str, Sequence[float]]
+LOOK_EVERY_S = 8e-3
+_LINK_S = 5e-4
+
+
+@dataclass
+class PlayedFindings:
+    """What was said and done in so many steps, and how long they took together, in the job's seconds."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    late: int = 0
+    probes: int = 0
+    #: workers that were ended, nodes that were given up, retries: all of them for nothing
+    alarms: list[str] = field(default_factory=list[str])
+    raised: int = 0
+
+
+class _Worker:
+    """One training thread: what it is about, since when, and what has ended."""
+
+    def __init__(self, worker: str, world: int) -> None:
+        self.id = worker
+        self.totals: dict[msg.Activity, Total] = {}
+        self.step, self.since, self.waits = 1, 0.0, False
+        self.activity, self.micro_batch = msg.Activity.SCRIPT, -1
+        self._world = world
+
+    def at(self, activity: msg.Activity, now: float, micro_batch: int = -1, *, waits: bool = False) -> None:
+        known, took_s = self.totals.get(self.activity, Total(0, 0.0, 0.0)), now - self.since
+        longest_s = max(known.longest_s, took_s)
+        self.totals[self.activity] = Total(known.count + 1, known.sum_s + took_s, longest_s)
+        self.activity, self.micro_batch, self.since, self.waits = activity, micro_batch, now, waits
+
+    def begin(self, step: int, now: float) -> None:
+        self.step = step
+        self.at(msg.Activity.SCRIPT, now)
+
+    def reading(self, now: float) -> Reading:
+        return Reading(
+            generation=1,
+            step=self.step,
+            activity=self.activity,
+            micro_batch=self.micro_batch if self.micro_batch >= 0 else None,
+            since=self.since,
+            world=self._world,
+            waits_since=self.since if self.waits else None,
+            looked=now - LOOK_EVERY_S,
+        )
+
+
+class PlayedSteps:
+    """One job, for as many steps as are wanted."""
+
+    def __init__(
+        self,
+        times: Times,
+        *,
+        nodes: int = 4,
+        micro_batches: int = 2,
+        seed: int = 1,
+        checkpoint_every: int = 50,
+        evaluate_every: int = 500,
+        slow: Mapping[tuple[int, int], float] | None = None,
+    ) -> None:
+        """Play nothing yet.
+
+        Args:
+            times: recorded seconds, by activity. micro_batches: of a worker, per step.
+            slow: (step, micro-batch of the step) -> so many times as long, whoever computes it.
+        """
+        self.found = PlayedFindings()
+        self._times = {name: list(values) for name, values in times.items()}
+        self._rng = random.Random(seed)
+        self._each = micro_batches
+        #: how often rank 0 saves, and how often it evaluates
+        self._every = (checkpoint_every, evaluate_every)
+        self._slow = slow or {}
+        self._now, self._order, self._queue = 1000.0, count(), list[tuple[float, int, Callable[[], None]]]()
+        self._free = [self._now] * nodes
+        self._workers = [_Worker(f"n{index}/0/{index:08x}", nodes) for index in range(nodes)]
+        self._watches = [LateWatch() for _ in range(nodes)]
+        spec = JobSpec(name="played", max_nodes=nodes)
+        self._coordinator = Coordinator(CoordinatorConfig(spec=spec), Position(), None)
+        self._take(self._coordinator.start(self._now, "", 1))
+        self._join()
+
+    def run(self, steps: int) -> PlayedFindings:
+        """Play so many steps more; return what was found in all so far."""
+        last = self.found.steps + steps
+        for index in range(len(self._watches)):
+            self._after(0.0, lambda i=index: self._look(i))
+        self._after(0.0, self._tick)
+        began = self._now
+        while self.found.steps < last:
+            self._step(self.found.steps + 1)
+            self.found.steps += 1
+        self._queue.clear()
+        self.found.seconds += self._now - began
+        return self.found
+
+    # ---- training ----
+
+    def _step(self, step: int) -> None:
+        """Let all workers do a step: each event at its time, so that whoever looks sees what it would."""
+        ready: list[float] = []
+        for rank, worker in enumerate(self._workers):
+            at = self._free[rank]
+            self._at(at, lambda w=worker, a=at: w.begin(step, a))
+            at += self._draw("script")
+            for number in range(self._each):
+                micro_batch = rank * self._each + number
+                self._at(at, lambda w=worker, a=at, m=micro_batch: w.at(msg.Activity.COMPUTE, a, m))
+                at += self._draw("compute") * self._slow.get((step, micro_batch), 1.0)
+            self._at(at, lambda w=worker, a=at: w.at(msg.Activity.REDUCING, a, waits=True))
+            ready.append(at)
+        voting = max(ready) + self._draw("reducing")
+        passed = voting + self._draw("voted")
+        for rank, worker in enumerate(self._workers):
+            applied = passed + self._draw("applying")
+            self._at(voting, lambda w=worker: w.at(msg.Activity.VOTED, voting, waits=True))
+            self._at(passed, lambda w=worker: w.at(msg.Activity.APPLYING, passed))
+            self._at(applied, lambda r=rank: self._applied(r, step))
+            self._free[rank] = self._besides(worker, rank, step, applied)
+        self._play_until(min(self._free))
+
+    def _besides(self, worker: _Worker, rank: int, step: int, at: float) -> float:
+        """Let rank 0 save and evaluate, each at its steps, from this time on; return when it goes on."""
+        for every, activity in zip(self._every, (msg.Activity.SAVING, msg.Activity.PAUSED), strict=True):
+            if not rank and step % every == 0:
+                self._at(at, lambda a=activity, t=at: worker.at(a, t))
+                at += self._draw(str(activity))
+        return at
+
+    def _applied(self, rank: int, step: int) -> None:
+        v = msg.Commit(grad_square=1.0, loss_sum=1.0, samples=8, nonfinite=0)
+        worker, world = self._workers[rank].id, len(self._workers)
+        said = msg.Applied(worker=worker, generation=1, step=step, commit=v, world=world, witness=True)
+        self._after(_LINK_S, lambda: self._feed(Received(rank, msg.FromWorker(message=said))))
+
+    def _draw(self, name: str) -> float:
+        values = self._times.get(name)
+        return self._rng.choice(values) if values else 0.0
+
+    # ---- who watches ----
+
+    def _look(self, index: int) -> None:
+        worker, watch = self._workers[index], self._watches[index]
+        readings = {worker.id: worker.reading(self._now)}
+        if watch.learns(self._now):
+            watch.learn(self._now, readings, {worker.id: ProgressAccount(totals=dict(worker.totals))})
+        for late in watch.look(self._now, readings):
+            self.found.late += 1
+            self._after(_LINK_S, lambda said=late: self._feed(Received(index, said)))
+        self._after(watch.look_s, lambda: self._look(index))
+
+    def _tick(self) -> None:
+        self._feed(Tick())
+        for number in range(len(self._workers)):
+            self._feed(Received(number, msg.Heartbeat()))
+        self._after(0.1, self._tick)
+
+    def _feed(self, event: Input) -> None:
+        self._take(self._coordinator.handle(event, self._now))
+
+    def _take(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Send(number, message):
+                    self._told(number, message)
+                case Broadcast(numbers, message):
+                    for number in numbers:
+                        self._told(number, message)
+                case Emit(ev.LimitRaised()):
+                    self.found.raised += 1
+                case Emit(ev.FailureDetected() as failure):
+                    self.found.alarms.append(f"{failure.node}: {failure.kind} {failure.detail}")
+                case _:
+                    pass
+
+    def _told(self, number: int, message: msg.CoordinatorMessage) -> None:
+        match message:
+            case msg.Probe():
+                self.found.probes += number == 0
+                self._after(2 * _LINK_S, lambda: self._answer(number, message))
+            case msg.EndHung(why=why):
+                self.found.alarms.append(f"step {self.found.steps + 1}: {why}")
+            case msg.LookAround():
+                self.found.alarms.append(f"step {self.found.steps + 1}: all look around")
+            case _:
+                pass
+
+    def _answer(self, number: int, probe: msg.Probe) -> None:
+        worker = self._workers[number]
+        stands = self._watches[number].stands(self._now, {worker.id: worker.reading(self._now)}, ())
+        self._feed(Received(number, msg.Whereabouts(number=probe.number, stands=stands)))
+
+    # ---- time, and the beginning ----
+
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (time, next(self._order), action))
+
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._at(self._now + seconds, action)
+
+    def _play_until(self, time: float) -> None:
+        while self._queue and self._queue[0][0] <= time:
+            self._now, _, action = heapq.heappop(self._queue)
+            action()
+        self._now = time
+
+    def _join(self) -> None:
+        for number, message in _beginning(self._workers):
+            self._feed(Received(number, message))
+
+
+def _beginning(workers: Sequence[_Worker]) -> Iterator[tuple[int, msg.AgentMessage]]:
+    """Yield what the agents say until all are in the first generation."""
+    for number, worker in enumerate(workers):
+        yield (
+            number,
+            msg.Hello(
+                protocol=msg.PROTOCOL,
+                job="played",
+                node=msg.node_of(worker.id),
+                session=f"{number:08x}",
+                term=0,
+                agent_pid=1,
+                workers=1,
+                digest="",
+            ),
+        )
+        attach = msg.Attach(worker=worker.id, pid=1, host="h", state_port=1, config={}, global_batch=8, micro_batches=8)
+        yield number, msg.FromWorker(message=attach)
+    for number, worker in enumerate(workers):
+        yield number, msg.FromWorker(message=msg.Entered(worker=worker.id, generation=1, applied=0))

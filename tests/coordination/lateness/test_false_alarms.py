@@ -1,0 +1,39 @@
+"""In a job in which nothing fails nobody is ever ended, given up or told to try again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holdfast.testing.played_steps import PlayedSteps
+
+#: medians in seconds, and how far the times scatter about them, of the recovery benchmark's job on a busy machine
+KINDS = {
+    "script": (1e-3, 0.5),
+    "compute": (0.05, 0.4),
+    "reducing": (0.02, 0.5),
+    "voted": (4e-3, 0.6),
+    "applying": (6e-3, 0.5),
+    "saving": (0.3, 0.5),
+    "paused": (4.0, 0.3),
+}
+
+
+def times(seed: int) -> dict[str, list[float]]:
+    rng = random.Random(seed)
+    return {kind: [s * rng.lognormvariate(0.0, by) for _ in range(600)] for kind, (s, by) in KINDS.items()}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_nothing_is_taken_for_a_failure_where_nothing_fails(seed: int) -> None:
+    found = PlayedSteps(times(seed), seed=seed).run(1500)
+    assert found.alarms == []
+    assert found.probes > 10  # (evaluations and checkpoints are asked after)
+
+
+def test_a_micro_batch_that_takes_ten_times_as_long_ends_one_process_at_most() -> None:
+    slow = {(step, step % 8): 10.0 for step in range(100, 400, 100)}
+    found = PlayedSteps(times(3), slow=slow).run(400)
+    assert 0 < len(found.alarms) <= len(slow)
+    assert all("while others wait for it" in alarm for alarm in found.alarms)
