@@ -137,7 +137,7 @@ bench-strangers: install
 bench-control-plane: install
 	$(BIN)/python benchmarks/control_plane.py
 
-# the figures of the Lazarus paper beside ours (docs/lazarus.md), pictures in out/lazarus; DATA: the folder of recordings
+# the figures of the Lazarus paper beside ours (docs/lazarus.md), pictures in out/lazarus; RECORDINGS: their folder
 FIGURES := figure_2 figures_4_5 figure_8 table_2 figures_6_7 figures_9_11 figures_12_14 figure_13 figure_10a figures_measured
 figures-lazarus: install
-	$(foreach figure,$(FIGURES),$(BIN)/python benchmarks/lazarus/$(figure).py $(if $(DATA),--data $(DATA)) &&) true
+	$(foreach figure,$(FIGURES),$(BIN)/python benchmarks/lazarus/$(figure).py $(if $(RECORDINGS),--data $(RECORDINGS)) &&) true

@@ -19,6 +19,7 @@ COLOURS = {
     "spread": "#d68910",
     "spread, by expert number": "#f3c67a",
     "compact": GREY,
+    "paper": PAPERS,
     "DS(FT)": "#d68910",
     "DS": PAPERS,
     "Tutel(FT)": "#8e44ad",
@@ -74,30 +75,31 @@ def stacked(axes: Any, groups: Sequence[str], parts: Mapping[str, Sequence[float
     axes.set_xticks(range(len(groups)), groups)
 
 
-def pace_and_totals(
+def lines_and_totals(
     panels: tuple[Any, Any],
     title: str,
-    pace: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     totals: Mapping[str, float],
     paper: Mapping[str, float],
 ) -> None:
-    """Draw samples per second over minutes above, samples in all below.
+    """Draw lines over minutes above, samples in all below.
 
     Args:
-        pace: seconds and rates by name. totals: by name, the one that all are compared with first. paper: that one's
+        lines: seconds and values by name. totals: by name, the one that all are compared with first. paper: that one's
             total over the others', as the paper has it.
     """
     above, below = panels
-    for name, (seconds, rates) in pace.items():
-        above.plot([at / 60 for at in seconds], rates, color=COLOURS.get(name), linewidth=1.4, label=name)
+    for name, (seconds, values) in lines.items():
+        above.plot([at / 60 for at in seconds], values, color=COLOURS.get(name), linewidth=1.4, label=name)
     above.set_title(title, fontsize=10)
     above.set_xlabel("minutes")
+    above.set_ylim(bottom=0)
     names = list(totals)
     drawn = below.bar(range(len(names)), list(totals.values()), 0.7, color=[COLOURS.get(name, GREY) for name in names])
     below.bar_label(drawn, [f"{total:.0f}" for total in totals.values()], fontsize=8, padding=1)
     marks = [(names.index(name), totals[names[0]] / ratio) for name, ratio in paper.items()]
     if marks:
-        below.plot(*zip(*marks, strict=True), "kx", markersize=8, label=f"{names[0]}' / the paper's ratio")
+        below.plot(*zip(*marks, strict=True), "kx", markersize=8, label=f"{names[0]}, by the paper's ratio")
         below.legend(fontsize=8)
     below.set_xticks(range(len(names)), names, fontsize=8, rotation=12)
 

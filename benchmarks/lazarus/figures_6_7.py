@@ -8,7 +8,7 @@ and DS(FT)'s, and its steps.
 MEASURED on this machine: real jobs with small experts and an EMULATED accelerator, `python benchmarks/spot.py
 --single` (`figures_measured.py` runs it, and the trace's).
 
-    python benchmarks/lazarus/figures_6_7.py [--data DIR] [--out DIR] [--orders 10]
+    python benchmarks/lazarus/figures_6_7.py [--data DIR] [--out DIR] [--orders 10] [--restart-s 180]
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from drawing import pace_and_totals, save, sheet
+from drawing import lines_and_totals, save, sheet
 from modelled_job import Lived, ModelledJob, Policy, rates
 from setting import MODELS, NODES, finish, parser_of
-from testbed import Hardware
+from testbed import RESTART_S, Hardware
 
 from holdfast.planning.availability import Batch, NodeEvent, Window
 
@@ -70,10 +70,10 @@ def policies(testbed: Hardware) -> dict[str, Policy]:
     }
 
 
-def compare(data: Path, figure: int, model: str, orders: int) -> dict[str, list[Lived]]:
+def compare(data: Path, figure: int, model: str, orders: int, restart_s: float = RESTART_S) -> dict[str, list[Lived]]:
     """Let all policies live through the same failures, `orders` times."""
     every, seconds, rare = FIGURES[figure]
-    testbed = Hardware(model=MODELS[model], data=data)
+    testbed = Hardware(model=MODELS[model], data=data, restart_s=restart_s)
     found: dict[str, list[Lived]] = {name: [] for name in NAMES}
     for name, policy in policies(testbed).items():
         costs = testbed.costs(policy, NODES, rare)
@@ -120,10 +120,10 @@ def make(options: argparse.Namespace) -> None:
         )
         drawing, panels = sheet(len(MODELS), 2, width=5.0, height=3.4)
         for place, model in enumerate(MODELS):
-            found = compare(options.data, figure, model, options.orders)
+            found = compare(options.data, figure, model, options.orders, options.restart_s)
             show(figure, model, found)
             paper_ds, paper_ft, _ = PAPER.get((figure, model), (None, None, None))
-            pace_and_totals(
+            lines_and_totals(
                 (panels[place], panels[len(MODELS) + place]),
                 f"Figure {figure}, {MODELS[model].name} (modelled)",
                 {name: rates(lived[0], every=seconds / 60) for name, lived in found.items()},
@@ -140,6 +140,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run; 2 where the data is not there."""
     parser = parser_of(__doc__)
     parser.add_argument("--orders", type=int, default=10, help="random orders in which nodes fail")
+    parser.add_argument("--restart-s", type=float, default=RESTART_S, help="seconds of a restart, loading aside")
     return finish(make, parser.parse_args(words))
 
 

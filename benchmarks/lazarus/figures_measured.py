@@ -3,22 +3,23 @@
 MEASURED, with an EMULATED accelerator (`benchmarks/spot.py`, which says how): ten nodes share a few cores, so an
 expert's computation takes a stated time for each token, the same for all. The baselines run in the same processes:
 DS(FT) is `--static-experts`, DS restarts all besides; neither pads, both restart from a warm zygote, so they are
-stronger than the paper's. Time runs faster than the paper's: 20x (Figure 6), 160x (7), 60x (9 and 11).
+stronger than the paper's. Time runs faster than the paper's: 20x (Figure 6), 160x (7), 30x (9 and 11).
 
     python benchmarks/lazarus/figures_measured.py [--model L] [--figure 9] [--data DIR] [--out DIR]
 
-About five minutes for a model and a figure.
+Five to ten minutes for a model and a figure.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from drawing import pace_and_totals, save, sheet, stacked
+from drawing import lines_and_totals, save, sheet, stacked
 from setting import MODELS, finish, needed, parser_of
 
 from holdfast.observability.accounts.time_ledger import TimeLedger
@@ -33,21 +34,18 @@ from spot import GOALS, POLICIES, Bench, Lived, account, single_failures
 FIGURES = {
     6: (20.0, 300, 1800, "single failures"),
     7: (160.0, 2400, 14400, "rare failures"),
-    9: (60.0, 0, 4800, "spot"),
+    9: (30.0, 0, 4800, "spot"),
 }
-PARTS = 40
 
 
-def pace(events: Sequence[ReadEvent], speed: float) -> tuple[list[float], list[float]]:
-    """Return seconds of the paper's time and samples per real second around them, of steps that count."""
+def progress(events: Sequence[ReadEvent], speed: float) -> tuple[list[float], list[float]]:
+    """Return seconds of the paper's time since the first step, and samples trained until then, of steps that count.
+
+    Steps are too few for a rate: one takes a minute of the paper's time.
+    """
     steps = committed_steps(events)
-    begin, end = steps[0].time, events[-1].time
-    width = (end - begin) / PARTS
-    seconds = [speed * width * (part + 0.5) for part in range(PARTS)]
-    samples = [0] * PARTS
-    for step in steps[1:]:
-        samples[min(PARTS - 1, int((step.time - begin) / width))] += step.samples
-    return seconds, [number / width for number in samples]
+    seconds = [speed * (step.time - steps[0].time) for step in steps]
+    return seconds, list(itertools.accumulate((float(step.samples) for step in steps[1:]), initial=0.0))
 
 
 def spent(events: Sequence[ReadEvent]) -> dict[Cause, float]:
@@ -104,15 +102,15 @@ def make(options: argparse.Namespace) -> None:
             where = {policy: spent(read) for policy, read in events.items()}
             show(figure, model, lived, where)
             drawing, panels = sheet(3 if figure == 9 else 2, width=5.0)
-            pace_and_totals(
+            lines_and_totals(
                 (panels[0], panels[1]),
                 f"Figure {figure}, {MODELS[model].name} (measured here, {speed:g}x)",
-                {policy: pace(read, speed) for policy, read in events.items()},
+                {policy: progress(read, speed) for policy, read in events.items()},
                 {policy: float(run.samples) for policy, run in lived.items()},
                 GOALS.get((name, model), {}),
             )
             panels[0].set_xlim(0, seconds / 60)
-            panels[0].set_ylabel("samples per real second")
+            panels[0].set_ylabel("samples that count")
             panels[0].legend(fontsize=8)
             if figure == 9:
                 stacked(panels[2], list(where), {c.value: [where[p][c] for p in where] for c in Cause})

@@ -110,6 +110,8 @@ class ModelledJob:
         self._now, self._step, self._samples = 0.0, 0, 0
         #: (step, samples) of the newest checkpoint, and seconds trained since
         self._saved, self._since = (0, 0), 0.0
+        #: seconds that the next step has had already
+        self._under_way: float = 0.0
         self._alive = dict.fromkeys(window.start_nodes)
         self._formation = policy.begin(tuple(self._alive), 0)
         #: what training stands still for, and until when
@@ -132,7 +134,7 @@ class ModelledJob:
                 self._gather_at = _NEVER
                 self._take_in()
         self._lived.samples, self._lived.steps = self._samples, self._step
-        self._lived.seconds["effective"] += self._since
+        self._lived.seconds["effective"] += self._since + self._under_way
         self._mark()
         return self._lived
 
@@ -153,23 +155,26 @@ class ModelledJob:
     def _train(self, formation: Formation, until: float) -> None:
         """Train to the next step at which something is due, or as far as whole steps go."""
         step_s = formation.step_s(self._step)
+        self._under_way = min(self._under_way, step_s)
         due = self._step + self._policy.same_pace(self._step)
         for every in (self._costs.checkpoint_every, self._costs.rebalance_every):
             if every:
                 due = min(due, (self._step // every + 1) * every)
         due = min(due, self._step + max(1, math.ceil(min(self._enough - self._samples, 1e15) / formation.samples)))
-        steps = min(due - self._step, int((until - self._now) / step_s + 1e-9))
+        steps = min(due - self._step, int((until - self._now + self._under_way) / step_s + 1e-9))
+        self._mark()
         if steps:
-            self._mark()
-        self._step += steps
-        self._samples += steps * formation.samples
-        self._now += steps * step_s
-        self._since += steps * step_s
+            self._step += steps
+            self._samples += steps * formation.samples
+            self._now += steps * step_s - self._under_way
+            self._since += steps * step_s
+            self._under_way = 0.0
         if self._step < due:
-            # The rest is a step that does not end before what happens then.
-            self._spend("lost", until - self._now)
+            self._under_way += until - self._now
+            self._now = until
         else:
             self._at_boundary(formation)
+        self._mark()
 
     def _at_boundary(self, formation: Formation) -> None:
         costs = self._costs
@@ -212,6 +217,8 @@ class ModelledJob:
             if any(event.add for event in batch.events):
                 self._restart()
         elif gone & set(formation.nodes):
+            self._lived.seconds["lost"] += self._under_way
+            self._under_way = 0.0
             restarting = any(cause == "restart" for cause, _ in self._busy)
             after = None if restarting else self._policy.lose(formation, tuple(self._alive), self._step)
             if after is None:
@@ -224,8 +231,8 @@ class ModelledJob:
     def _restart(self) -> None:
         """Go back to the newest checkpoint, with whoever is there."""
         self._mark()
-        self._lived.seconds["lost"] += self._since
-        (self._step, self._samples), self._since = self._saved, 0.0
+        self._lived.seconds["lost"] += self._since + self._under_way
+        (self._step, self._samples), self._since, self._under_way = self._saved, 0.0, 0.0
         self._formation = self._policy.begin(tuple(self._alive), self._step)
         self._busy = [("restart", self._now + self._costs.restart_s)]
         self._lived.restarts += 1
@@ -249,8 +256,7 @@ class ModelledJob:
 
 
 def rates(lived: Lived, every: float = SMOOTHED_S) -> tuple[list[float], list[float]]:
-    """Return times, and samples per second around them, each the mean over `every` seconds; what was undone counts
-    below 0."""
+    """Return times, and samples per second around them, the means over `every` seconds; 0 where more were undone."""
     end = lived.course[-1][0]
     times: list[float] = []
     found: list[float] = []

@@ -62,7 +62,7 @@ def test_the_spot_trace_is_lived_through(recorded: Path, tmp_path: Path) -> None
 def test_padding_is_what_tutel_pays_for(recorded: Path) -> None:
     found = figures_12_14.compare(recorded, 12, "S", 1)
     samples = {name: figures_6_7.mean_samples(lived) for name, lived in found.items()}
-    assert samples["Lazarus"] > samples[figures_12_14.NO_PADDING] > samples["Tutel(FT)"] > samples["Tutel"]
+    assert samples["Lazarus"] > samples[figures_12_14.NO_PADDING] > max(samples["Tutel(FT)"], samples["Tutel"])
 
 
 @pytest.mark.parametrize("script", [figures_6_7, figures_9_11, figures_12_14, figures_measured])
@@ -77,6 +77,6 @@ def test_a_measured_jobs_time_is_told_from_its_first_step_on() -> None:
     shares = figures_measured.spent(events)
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["effective"] == pytest.approx(1.0)
-    seconds, rates = figures_measured.pace(events, 60.0)
-    assert len(seconds) == len(rates) == figures_measured.PARTS
-    assert sum(rates) * 8.0 / figures_measured.PARTS == pytest.approx(80.0)
+    seconds, samples = figures_measured.progress(events, 60.0)
+    assert seconds == [60.0 * number for number in range(9)]
+    assert samples == [10.0 * number for number in range(9)]

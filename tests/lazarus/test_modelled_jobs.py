@@ -50,7 +50,7 @@ def test_a_live_recovery_costs_its_time_and_the_step_that_was_struck() -> None:
     lived = ModelledJob(static(live=True), COSTS, window(20.0, (4.5, "-a"))).run()
     # 4 steps; half a step lost; 5 s; 6 steps on two nodes; 2 s of saving; 2 steps, and half a one at the end.
     assert (lived.steps, lived.samples) == (12, 4 * 4 + 8 * 2)
-    expected = {"effective": 12.0, "lost": 1.0, "reconfigure": 5.0, "checkpoint": 2.0}
+    expected = {"effective": 12.5, "lost": 0.5, "reconfigure": 5.0, "checkpoint": 2.0}
     assert lived.seconds == pytest.approx(expected)
     assert (lived.reconfigurations, lived.restarts) == (1, 0)
 
@@ -59,7 +59,7 @@ def test_a_restart_loses_what_came_after_the_checkpoint() -> None:
     lived = ModelledJob(static(live=False), COSTS, window(30.0, (15.5, "-a"))).run()
     # 10 steps, saved until 12; 3 steps and a half lost; 7 s; 7 steps on two nodes, and half a one at the end.
     assert (lived.steps, lived.samples) == (17, 40 + 14)
-    assert lived.seconds == pytest.approx({"effective": 17.0, "checkpoint": 2.0, "lost": 4.0, "restart": 7.0})
+    assert lived.seconds == pytest.approx({"effective": 17.5, "checkpoint": 2.0, "lost": 3.5, "restart": 7.0})
     assert sum(lived.seconds.values()) == pytest.approx(30.0)
 
 
@@ -79,6 +79,13 @@ def test_who_comes_is_gathered_and_taken_in() -> None:
     restarted = ModelledJob(static(live=False), COSTS, trace).run()
     assert restarted.restarts == 2
     assert restarted.samples < lived.samples
+
+
+def test_a_step_goes_on_when_somebody_comes_or_an_idle_node_goes() -> None:
+    trace = window(9.0, (2.5, "-d"), (3.5, "+e"))
+    lived = ModelledJob(static(live=True, ep_size=3), COSTS, trace).run()
+    assert (lived.steps, lived.samples) == (9, 27)
+    assert lived.seconds == pytest.approx({"effective": 9.0})
 
 
 def test_without_enough_nodes_a_job_waits() -> None:
