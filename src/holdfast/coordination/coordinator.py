@@ -143,7 +143,7 @@ class Coordinator:
         self._deciding.decide()
         self._deciding.start()
         plan = self.record.plan
-        if plan is None or self.parts.stopping.stop is not None:
+        if plan is None or self.parts.stopping.stop is not None or self.over is not None:
             return  # (while reports are awaited nobody knows who a member is)
         if self.parts.progress.release():
             self.parts.failures.made_good()

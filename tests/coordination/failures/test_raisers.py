@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from machinery import Job, applied, attach, hello, kept, w, written
+from machinery import Job, applied, attach, commit, hello, kept, w, written
 
 from holdfast.coordination.instructions import EndJob
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
@@ -165,6 +165,14 @@ def test_where_the_only_one_that_has_the_state_raises_and_nothing_is_kept() -> N
     all_raise(job, "n0")
     assert job.machine.over is not None
     assert job.machine.over.why.endswith("; then there is no other live copy of step 2")
+
+
+def test_the_last_step_is_told_before_the_end_that_comes_with_it() -> None:
+    job = Job(nodes=1).start()
+    job.say(raised("n0"))
+    job.report("n0", 1, passed=msg.Passed(step=1, commit=commit()))
+    assert [type(event) for event in job.last_events()][:2] == [ev.StepCommitted, ev.JobFailed]
+    assert len(job.said(ev.StepCommitted)) == 1
 
 
 def test_before_the_first_step_there_is_nothing_to_keep() -> None:

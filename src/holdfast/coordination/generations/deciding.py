@@ -112,6 +112,7 @@ class Deciding:
             without = self._without(raisers, verdict, reports)
             if without is None and isinstance(verdict, Verdict) and verdict.decision.applied:
                 why = f"there is no other live copy of step {verdict.decision.applied}"
+                self._progress.release()  # (what all have applied counts, although this may end the job)
                 self._closing.renew(self._failures.explain(why))
                 arrivals = []
             else:
