@@ -142,6 +142,22 @@ def test_ranks_that_are_gone_get_nothing():
     assert (counted[0] == rebalance_experts(loads, 32, 1, 2, 8)[0]).all()
 
 
+def test_a_node_that_is_gone_is_made_good_within_the_budget():
+    loads, active = loads_of(2, 16), np.repeat([False, True, True], 2)
+    old = rebalance_experts(loads, 48, 1, 3, 6, fault_threshold=2)[0]
+    asked: dict[str, Any] = {"fault_threshold": 2, "active_ranks": active, "old_indices": old, "move_budget": 0}
+    slots = rebalance_experts(loads, 48, 1, 3, 6, **asked)[0]
+    assert hosts(slots, 16, 3)[:, :, 1:].all()
+    missing = ~hosts(old, 16, 3)[:, :, 1:]
+    assert (hosts(slots, 16, 6) & ~hosts(old, 16, 6))[:, :, 2:].sum() == missing.sum()
+
+
+def test_ranks_that_hold_nothing_yet_are_filled_whatever_the_budget():
+    loads, nothing = loads_of(2, 16), np.full((2, 32), -1)
+    filled = rebalance_experts(loads, 32, 1, 2, 8, old_indices=nothing, move_budget=0)
+    assert (filled[0] == rebalance_experts(loads, 32, 1, 2, 8)[0]).all()
+
+
 def test_vllm_gets_its_one_array_and_may_ask_for_more():
     class Safe(VllmPolicy):
         fault_threshold = 2

@@ -86,7 +86,7 @@ class GpuCluster:
         if not within_nodes:
             return _swapped(counts, work, most)
         found = counts.copy()
-        for node in range(self.nodes):
+        for node in np.unique(self.node):
             mine = np.flatnonzero(self.node == node)
             found[:, :, mine] = _swapped(counts[:, :, mine], work, most)
         return found

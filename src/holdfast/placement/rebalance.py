@@ -129,9 +129,9 @@ def answer(question: RebalanceQuestion) -> IntArray:
     cluster, experts = question.cluster, question.loads.shape[1]
     _check_room(question)
     counts = _planned(question)
-    if question.held is None:
+    held = None if question.held is None else cluster.to_counts(question.held, experts)
+    if question.held is None or held is None or not held.any():
         return cluster.to_slots(counts)
-    held = cluster.to_counts(question.held, experts)
     counts = parts_to_gpus(counts, held, _blocks(question))
     if question.move_budget is not None:
         counts = _cheaply(question, counts, held)
