@@ -77,6 +77,13 @@ _MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     ),
 }
 KINDS = tuple(_MODELS)
+_MODELS["mixtral, one expert a token, tied"] = lambda: MixtralForCausalLM(
+    MixtralConfig(**{**_SIZES, "num_experts_per_tok": 1}, num_local_experts=4, tie_word_embeddings=True)
+)
+_MODELS["deepseek_v3 of experts alone"] = lambda: DeepseekV3ForCausalLM(
+    DeepseekV3Config(**{**_DEEPSEEK, "first_k_dense_replace": 0, "n_shared_experts": 0, "norm_topk_prob": False})
+)
+ODD_KINDS = tuple(_MODELS)[len(KINDS) :]
 
 
 def hf_model(kind: str) -> PreTrainedModel:
