@@ -20,6 +20,7 @@ SHARES = {
     "corrupt": (1, 1),
     "raising": (1, 1),
     "ladder": (1, 1),
+    "storm": (1, 1),
 }
 
 

@@ -119,6 +119,8 @@ class World:
         self.plans = SharedPlans()
         #: what a coordinator writes may take until then
         self.store_slow_until = START
+        #: how far the clock of the coordinator's machine is off, and has ever been
+        self.clock_off_s, self.clocks_off_s = 0.0, [0.0]
         #: its user wants the job to end
         self.interrupted = False
         self.story: deque[tuple[Any, ...]] | None = deque(maxlen=20000) if keep_trace else None
@@ -133,6 +135,16 @@ class World:
             self.story.append((round(self.timeline.now - START, 4), *what))
 
     # ---- time ----
+
+    def jump(self, seconds: float) -> None:
+        """Set the clock of the coordinator's machine; a coordinator that runs has read it before."""
+        self.clock_off_s += seconds
+        self.clocks_off_s.append(self.clock_off_s)
+
+    def shows(self, time: float) -> bool:
+        """Tell whether some coordinator's clock may have shown a time by now."""
+        off = self.clocks_off_s
+        return START + min(off) <= time <= self.timeline.now + max(off)
 
     def after(self, span: str, process: Delivers, action: Callable[..., object], *args: Any) -> None:
         """Let something happen in a process after a time that is drawn from `timing`."""

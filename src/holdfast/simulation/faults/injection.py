@@ -18,6 +18,8 @@ from holdfast.simulation.world import World
 
 #: A plan may kill everybody: one more node comes this long after its last fault, so that somebody can finish.
 _RESCUE_AFTER_S = 1.0
+#: a clock jumps by so much, in seconds
+_JUMPS_S = (-7200.0, -2.0, 2.0, 7200.0)
 
 
 class StruckCluster(Protocol):
@@ -130,6 +132,8 @@ class Injector:
         elif kind is FaultKind.SLOW_STORE:
             world = self._world
             world.store_slow_until = max(world.store_slow_until, world.timeline.now + fault.duration)
+        elif kind is FaultKind.CLOCK_JUMP:
+            self._world.jump(_JUMPS_S[fault.target % len(_JUMPS_S)])
         elif kind is FaultKind.INTERRUPT:
             cluster.interrupt()
         elif kind is FaultKind.KILL_WITNESSES:

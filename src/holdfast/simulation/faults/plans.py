@@ -38,6 +38,7 @@ class FaultKind(StrEnum):
     CORRUPT_SUM = "corrupt_sum"  # a gradient is in a worker's sums twice, or not, or is another's, or of a step before
     INTERRUPT = "interrupt"  # the job's user wants it to end, saved
     UNDRAIN = "undrain"  # somebody lets a quarantined node come back, and starts its agent again
+    CLOCK_JUMP = "clock_jump"  # the coordinator's machine shows another time, as coordinators from the next on will see
     RAISE = "raise"  # a script raises at the next micro-batch that it computes
 
 

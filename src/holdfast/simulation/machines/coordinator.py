@@ -62,6 +62,8 @@ class CoordinatorShell(Process):
         self._free_at = 0.0
         self._cluster = cluster
         self._world = world = cluster.world
+        #: it reads its machine's clock once, and counts on from there
+        self.clock_off_s = world.clock_off_s
         self._version = world.store.version
         self._length = len(world.journal.events)
         config = replace(world.config, takeover=world.store.version > 0)
@@ -77,10 +79,14 @@ class CoordinatorShell(Process):
             return "ended"
         return "swapping" if machine.state == "running" and machine.record.pending is not None else machine.state
 
+    @property
+    def _now(self) -> float:
+        return self._world.timeline.now + self.clock_off_s
+
     def boot(self) -> None:
         """Open the term."""
         self._cluster.checker.handles(None)
-        self._execute(self.machine.start(self._world.timeline.now, f"sim://{self.pid}", self.pid))
+        self._execute(self.machine.start(self._now, f"sim://{self.pid}", self.pid))
         self._tick_later()
 
     def feed(self, event: Input) -> None:
@@ -89,7 +95,7 @@ class CoordinatorShell(Process):
             self._waiting.append(partial(self.feed, event))
         elif self.alive:
             self._world.trace("coordinator", self.pid, "<-", event)
-            instructions = self.machine.handle(event, self._world.timeline.now)
+            instructions = self.machine.handle(event, self._now)
             self._stale = self._cluster.checker.handles(event)
             self._execute(instructions)
 

@@ -24,6 +24,7 @@ from holdfast.simulation.faults.plans import (
     wide_plan,
 )
 from holdfast.simulation.faults.raising_plans import raising_plan
+from holdfast.simulation.faults.storm_plans import storm_plan
 from holdfast.simulation.faults.witness_plans import witness_plan
 
 RANKS = 3
@@ -50,6 +51,8 @@ FIRST_LEVEL_SEED = 9_000_000_000
 FIRST_WITNESSES_SEED = 10_000_000_000
 #: from here on, random ones whose nodes fail too often
 FIRST_LADDER_SEED = 13_000_000_000
+#: from here on, random ones with everything at once
+FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones with one wrong gradient in somebody's sums
 FIRST_CORRUPT_SEED = 12_000_000_000
 #: from here on, random ones whose scripts raise
@@ -106,6 +109,7 @@ FAMILIES: dict[str, range] = {
     "raising": range(FIRST_RAISING_SEED, FIRST_CORRUPT_SEED),
     "corrupt": range(FIRST_CORRUPT_SEED, FIRST_LADDER_SEED),
     "ladder": range(FIRST_LADDER_SEED, FIRST_LADDER_SEED + 1_000_000_000),
+    "storm": range(FIRST_STORM_SEED, FIRST_STORM_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -120,6 +124,7 @@ _RANDOM_PLANS = {
     "witnesses": witness_plan,
     "corrupt": corrupt_plan,
     "ladder": ladder_plan,
+    "storm": storm_plan,
     "raising": raising_plan,
 }
 

@@ -30,6 +30,7 @@ SHARES = {
     "witnesses": 2,
     "raising": 2,
     "ladder": 2,
+    "storm": 3,
     "large": 1,
     "levels": 2,
     "corrupt": 2,
