@@ -103,10 +103,18 @@ class CoordinatorClient:
         return answer
 
     def inject(
-        self, fault: str, node: str, *, worker: int | None = None, step: int | None = None, phase: str = ""
+        self,
+        fault: str,
+        node: str,
+        *,
+        worker: int | None = None,
+        step: int | None = None,
+        phase: str = "",
+        times: float = 3.0,
     ) -> None:
         """Inject a fault."""
-        self._ask("POST", "/inject", InjectRequest(fault=fault, node=node, worker=worker, step=step, phase=phase))
+        request = InjectRequest(fault=fault, node=node, worker=worker, step=step, phase=phase, times=times)
+        self._ask("POST", "/inject", request)
 
     def add_nodes(self, count: int = 1) -> int:
         """Ask the launcher for more nodes; return the request's number."""

@@ -71,6 +71,7 @@ class InjectFault:
     worker: int | None = None
     step: int | None = None
     phase: str = ""
+    times: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,11 +245,18 @@ class LocalJob(EventLog):
         return CoordinatorClient(find_job(registry_directory(self.environment), self.url))
 
     def inject(
-        self, fault: str, node: str, *, worker: int | None = None, step: int | None = None, phase: str = ""
+        self,
+        fault: str,
+        node: str,
+        *,
+        worker: int | None = None,
+        step: int | None = None,
+        phase: str = "",
+        times: float = 3.0,
     ) -> None:
         """Inject a fault, within milliseconds."""
         with self.client() as client:
-            client.inject(fault, node, worker=worker, step=step, phase=phase)
+            client.inject(fault, node, worker=worker, step=step, phase=phase, times=times)
 
     @property
     def url(self) -> str:

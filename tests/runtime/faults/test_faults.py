@@ -3,10 +3,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 
 from holdfast.protocol.messages.orders import FAULT_PHASES, Inject
+from holdfast.runtime.faults import orders
 from holdfast.runtime.faults.orders import EXIT_CODE, Faults, InjectedError
 
 _context = multiprocessing.get_context("fork")
@@ -39,7 +41,7 @@ def test_a_step_that_is_past_strikes_at_the_next_chance() -> None:
 
 def test_a_hold_waits_in_the_training_thread_alone() -> None:
     faults, held = Faults(none), []
-    faults.on_hold(lambda: held.append(True))
+    faults.on(hold=lambda: held.append(True), drop=lambda: None)
     faults.order(Inject(fault="hold", step=2, phase="passed"))
     faults.at("passed", 1)
     faults.at_side("passed", 2)
@@ -51,7 +53,7 @@ def test_a_hold_waits_in_the_training_thread_alone() -> None:
 
 def test_a_hold_that_came_too_late_is_void() -> None:
     faults, held = Faults(none), []
-    faults.on_hold(lambda: held.append(True))
+    faults.on(hold=lambda: held.append(True), drop=lambda: None)
     faults.order(Inject(fault="hold", step=2, phase="passed"))
     faults.at("passed", 3)
     assert held == []
@@ -109,3 +111,55 @@ def test_a_stopped_process_stands_still_until_it_is_continued() -> None:
     os.kill(process.pid, signal.SIGCONT)
     process.join()
     assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("phase", ["", "compute"])
+def test_a_thread_hangs_in_the_middle_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    faults, hung = Faults(none), []
+    monkeypatch.setattr(orders, "stand_still", lambda: hung.append(True))
+    faults.order(Inject(fault="hang", phase=phase))
+    faults.at("compute", 1)
+    faults.at("ready", 1)
+    assert hung == []
+    faults.at_work(2)
+    faults.at_work(2)
+    assert hung == [True]
+
+
+def test_a_thread_hangs_at_another_phase_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults, hung = Faults(none), []
+    monkeypatch.setattr(orders, "stand_still", lambda: hung.append(True))
+    faults.order(Inject(fault="hang", phase="ready", step=2))
+    faults.at_work(2)
+    faults.at_side("ready", 2)
+    assert hung == []
+    faults.at("ready", 2)
+    assert hung == [True]
+
+
+def test_connections_break_once() -> None:
+    faults, broken = Faults(none), []
+    faults.on(hold=lambda: None, drop=lambda: broken.append(True))
+    faults.order(Inject(fault="drop", phase="voted"))
+    faults.at("ready", 1)
+    faults.at("voted", 1)
+    faults.at("voted", 2)
+    assert broken == [True]
+
+
+def test_where_memory_has_run_out_the_training_thread_says_so() -> None:
+    faults = Faults(none)
+    faults.order(Inject(fault="memory"))
+    with pytest.raises(MemoryError):
+        faults.at("compute", 1)
+
+
+def test_who_is_slow_takes_so_many_times_as_long_from_then_on() -> None:
+    faults = Faults(none)
+    faults.drag(time.monotonic() - 10.0)  # (not yet)
+    faults.order(Inject(fault="slow", times=4.0))
+    faults.at("compute", 1)
+    for _ in range(2):
+        began = time.monotonic()
+        faults.drag(began - 0.01)
+        assert 0.03 <= time.monotonic() - began < 3.0

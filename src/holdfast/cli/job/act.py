@@ -69,8 +69,9 @@ def inject(
         str,
         typer.Argument(
             metavar="FAULT",
-            help="kill, exit, raise (an exception in the training loop), freeze (SIGSTOP), or hold (live, but wait at "
-            "--phase until another failure ends the generation).",
+            help="kill, exit, freeze (SIGSTOP); in the training thread: raise, memory (a MemoryError), hang, slow "
+            "(micro-batches take --times as long from then on), drop (its connections break), or hold (wait at --phase "
+            "until another failure ends the generation).",
         ),
     ],
     node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name, as `holdfast status` shows it.")],
@@ -79,13 +80,14 @@ def inject(
     ] = None,
     step: Annotated[int | None, typer.Option(help="When this step is reached.", show_default="now")] = None,
     phase: Annotated[str, typer.Option(help="At this phase, of --step or the next time: compute, voted...")] = "",
+    times: Annotated[float, typer.Option(help="Of slow: how many times as long.")] = 3.0,
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
     """Make a node fail, to see the job recover. Refused unless the job was started with --allow-faults."""
     with server.client() as client:
-        client.inject(fault, node, worker=worker, step=step, phase=phase)
+        client.inject(fault, node, worker=worker, step=step, phase=phase, times=times)
     if as_json:
         print_json({"fault": fault, "node": node, "worker": worker, "step": step, "phase": phase or None})
         return

@@ -205,8 +205,7 @@ class HttpApi:
     async def inject(self, request: Request) -> Response:
         """Inject a fault."""
         body = await _body(request, InjectRequest, self._body_s)
-        fault = InjectFault(fault=body.fault, node=body.node, worker=body.worker, step=body.step, phase=body.phase)
-        return await self._fed(fault)
+        return await self._fed(InjectFault(**msgspec.structs.asdict(body)))
 
     async def undrain(self, request: Request) -> Response:
         """Let a quarantined node come back; whoever has started the job starts its agent again."""

@@ -10,7 +10,10 @@ from holdfast.protocol.messages.agent import NodeFault, ToWorker
 from holdfast.protocol.messages.orders import FAULT_PHASES, Inject
 from holdfast.protocol.names import index_of
 
-FAULTS = ("kill", "exit", "raise", "freeze", "hold")
+#: what strikes processes from outside, and so a whole node
+_OF_NODES = ("kill", "exit", "freeze")
+FAULTS = (*_OF_NODES, "raise", "memory", "hang", "slow", "drop", "hold")
+_MOST_TIMES = 1000.0
 
 
 def injection(config: CoordinatorConfig, members: Membership, request: InjectFault) -> tuple[int, NodeFault | ToWorker]:
@@ -26,17 +29,20 @@ def injection(config: CoordinatorConfig, members: Membership, request: InjectFau
         raise BadInputError(f"the fault is {request.fault!r}: it must be one of {', '.join(FAULTS)}")
     if request.fault == "hold" and not request.phase:
         raise BadInputError("hold needs --phase: where the worker is to wait until its generation is over")
+    if not 1.0 < request.times <= _MOST_TIMES:
+        raise BadInputError(f"--times is {request.times:g}: it must be more than 1 and at most {_MOST_TIMES:g}")
     node = members.nodes.get(request.node)
     if node is None:
         known = ", ".join(sorted(members.nodes)) or "none"
         raise UnreachableError(f"there is no node {request.node!r}: the nodes are {known}")
     if request.phase and request.phase not in FAULT_PHASES:
         raise BadInputError(f"--phase is {request.phase!r}: it must be one of {', '.join(FAULT_PHASES)}")
-    if request.worker is None and request.step is None and not request.phase and request.fault != "raise":
+    if request.worker is None and request.step is None and not request.phase and request.fault in _OF_NODES:
         return node.connection, NodeFault(fault=request.fault)
     index = request.worker or 0
     target = next((worker for worker in node.workers if index_of(worker) == index), None)
     if target is None:
         raise UnreachableError(f"node {request.node} has no worker {index}: it has {len(node.workers)}")
-    order = Inject(fault=request.fault, whole_node=request.worker is None, step=request.step, phase=request.phase)
+    whole = request.worker is None
+    order = Inject(fault=request.fault, whole_node=whole, step=request.step, phase=request.phase, times=request.times)
     return node.connection, ToWorker(worker=target, order=order)

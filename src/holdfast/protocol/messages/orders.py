@@ -97,13 +97,16 @@ FAULT_PHASES = (
 class Inject(Struct, frozen=True, kw_only=True):
     """Fault injection: die in the given way, now or where the step reaches the phase.
 
-    `hold` is no death: the training thread waits at the phase until the generation is over, whoever ends it.
+    Some are no death. `hold`: the training thread waits at the phase until the generation is over, whoever ends it;
+    `hang`: it waits for ever; `slow`: from then on its micro-batches take so many `times` as long; `drop`: the
+    connections of its groups break; `memory`: it meets a MemoryError.
     """
 
-    fault: Text  # kill | exit | raise | freeze | hold
+    fault: Text
     whole_node: bool = True
     step: Count | None = None
     phase: Text = ""
+    times: float = 3.0
 
 
 class JobDone(Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 from holdfast.errors import HoldfastError
@@ -15,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_CODE = 13
 #: What happens in the training thread, or not at all.
-IN_THREAD = ("raise", "hold")
+IN_THREAD = ("raise", "memory", "hold", "hang", "slow", "drop")
 
 
 class InjectedError(HoldfastError):
@@ -35,10 +36,16 @@ class Faults:
         self._lock = threading.Lock()
         self._armed: list[Inject] = []
         self._hold: Callable[[], None] = lambda: None
+        self._drop: Callable[[], None] = lambda: None
+        self._times = 1.0
 
-    def on_hold(self, hold: Callable[[], None]) -> None:
-        """Say what `hold` does: it returns once the generation is over. Called in the training thread."""
-        self._hold = hold
+    def on(self, *, hold: Callable[[], None], drop: Callable[[], None]) -> None:
+        """Say what two of them do; both are called in the training thread.
+
+        Args:
+            hold: returns once the generation is over. drop: breaks the connections to all peers.
+        """
+        self._hold, self._drop = hold, drop
 
     def order(self, inject: Inject) -> None:
         """Take an order: carried out here and now where it names no phase; some wait for the training thread."""
@@ -63,6 +70,16 @@ class Faults:
         if self._armed:
             self._take(phase, step, raising=True)
 
+    def at_work(self, step: int) -> None:
+        """A micro-batch is being computed: where a thread hangs unless another phase was named."""
+        if self._armed:
+            self._take("compute", step, raising=True, at_work=True)
+
+    def drag(self, since: float) -> None:
+        """A micro-batch that was begun then (`time.monotonic()`) is computed: take longer, where that is wanted."""
+        if self._times > 1.0:
+            time.sleep((self._times - 1.0) * (time.monotonic() - since))
+
     def at_side(self, phase: str, step: int) -> None:
         """The same in another thread than the training thread, which is where a due exception is raised instead."""
         if not self._armed:
@@ -73,9 +90,10 @@ class Faults:
                     self._armed[place] = Inject(fault="raise", whole_node=inject.whole_node)
         self._take(phase, step, raising=False)
 
-    def _take(self, phase: str, step: int, *, raising: bool) -> None:
+    def _take(self, phase: str, step: int, *, raising: bool, at_work: bool = False) -> None:
         with self._lock:
-            wanted = (inject for inject in self._armed if raising or inject.fault not in IN_THREAD)
+            here = (inject for inject in self._armed if _at_work(inject) == at_work)
+            wanted = (inject for inject in here if raising or inject.fault not in IN_THREAD)
             due = next((inject for inject in wanted if _due(inject, phase, step)), None)
             if due is not None:
                 self._armed.remove(due)
@@ -86,8 +104,16 @@ class Faults:
         agent = self._agent_pid() if inject.whole_node else None
         if inject.fault == "raise":
             raise InjectedError("injected fault: an exception in the training thread")
+        if inject.fault == "memory":
+            raise MemoryError("injected fault: there is no memory for the training thread")
         if inject.fault == "hold":
             self._hold()
+        if inject.fault == "hang":
+            stand_still()
+        if inject.fault == "slow":
+            self._times = inject.times
+        if inject.fault == "drop":
+            self._drop()
         if inject.fault == "exit":
             os._exit(EXIT_CODE)
         if inject.fault == "kill":
@@ -98,6 +124,16 @@ class Faults:
             if agent is not None:
                 os.kill(agent, signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stand_still() -> None:
+    """Hang, for ever: whoever ends this thread ends its process."""
+    threading.Event().wait()
+
+
+def _at_work(inject: Inject) -> bool:
+    """Tell whether a fault strikes in the middle of a micro-batch."""
+    return inject.fault == "hang" and inject.phase in ("", "compute")
 
 
 def _due(inject: Inject, phase: str, step: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,8 +60,10 @@ class Attempt:
                 return
             # From here on the coordinator may count on this micro-batch: it is finished whatever happens meanwhile.
             progress.at(Activity.COMPUTE, micro_batch)
-            self.at_hand = micro_batch
+            self.at_hand, began = micro_batch, time.monotonic()
+            self._faults.at_work(self.step)
             yield micro_batch
+            self._faults.drag(began)
             self.at_hand = None
             if self._broken_off:
                 return

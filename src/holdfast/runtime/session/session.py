@@ -137,7 +137,7 @@ class Session:
         )
         if saver is not None:
             saver.notify(shared.notify)
-        faults.on_hold(self._hold)
+        faults.on(hold=self._hold, drop=self._drop)
 
     # ---- for the training thread ----
 
@@ -310,6 +310,15 @@ class Session:
         """Stand still until the generation is over: fault injection."""
         with self._changed:
             self._shared.wait_for(self._machine.generation, lambda: None)
+
+    def _drop(self) -> None:
+        """Break the connections to all peers: fault injection."""
+        with self._changed:
+            resources = self._shared.resources.of(self._machine.generation)
+            groups = resources.groups if resources is not None else None
+        if groups is not None:
+            groups.domain.sever()
+            groups.world.sever()
 
     # ---- orders, in the listener thread ----
 
