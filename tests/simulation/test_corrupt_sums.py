@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.corrupt_plans import corrupt_plan
+from holdfast.simulation.families.corrupt_plans import corrupt_plan
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.simulation.schedules.enumeration import FIRST_CORRUPT_SEED
 from holdfast.simulation.schedules.shrinking import failure

@@ -13,11 +13,11 @@ import pytest
 
 from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.simulation.cluster import Outcome, run_plan
-from holdfast.simulation.faults.corrupt_plans import corrupt_plan
-from holdfast.simulation.faults.large_plans import large_plan
+from holdfast.simulation.families.corrupt_plans import corrupt_plan
+from holdfast.simulation.families.large_plans import large_plan
+from holdfast.simulation.families.raising_plans import raising_plan
+from holdfast.simulation.families.witness_plans import witness_plan
 from holdfast.simulation.faults.plans import FaultKind, interrupted_plan, lively_plan, random_plan, slow_plan, wide_plan
-from holdfast.simulation.faults.raising_plans import raising_plan
-from holdfast.simulation.faults.witness_plans import witness_plan
 from holdfast.simulation.schedules.enumeration import (
     FIRST_BASELINE_SEED,
     FIRST_INTERRUPTED_SEED,

@@ -11,8 +11,8 @@ from holdfast.observability.history.audit import audit_events
 from holdfast.observability.report import make_report
 from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.families.storm_plans import storm_plan
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
-from holdfast.simulation.faults.storm_plans import storm_plan
 from holdfast.simulation.schedules.enumeration import FIRST_STORM_SEED
 from holdfast.simulation.schedules.shrinking import failure
 

@@ -8,7 +8,7 @@ import time
 
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.simulation.cluster import SimCluster
-from holdfast.simulation.faults.large_plans import plan_of_size
+from holdfast.simulation.families.large_plans import plan_of_size
 from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.invariants import InvariantError
 from holdfast.simulation.schedules.enumeration import FAMILIES, Schedule

@@ -6,10 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
-from holdfast.simulation.faults.corrupt_plans import corrupt_plan
-from holdfast.simulation.faults.ladder_plans import ladder_plan
-from holdfast.simulation.faults.large_plans import large_plan
-from holdfast.simulation.faults.level_plans import level_plan
+from holdfast.simulation.families.corrupt_plans import corrupt_plan
+from holdfast.simulation.families.ladder_plans import ladder_plan
+from holdfast.simulation.families.large_plans import large_plan
+from holdfast.simulation.families.level_plans import level_plan
+from holdfast.simulation.families.raising_plans import raising_plan
+from holdfast.simulation.families.storm_plans import storm_plan
+from holdfast.simulation.families.witness_plans import witness_plan
 from holdfast.simulation.faults.plans import (
     STEP_BOUNDARIES,
     Fault,
@@ -23,9 +26,6 @@ from holdfast.simulation.faults.plans import (
     slow_plan,
     wide_plan,
 )
-from holdfast.simulation.faults.raising_plans import raising_plan
-from holdfast.simulation.faults.storm_plans import storm_plan
-from holdfast.simulation.faults.witness_plans import witness_plan
 
 RANKS = 3
 WRITES = 30

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from holdfast.simulation.faults.level_plans import level_plan
+from holdfast.simulation.families.level_plans import level_plan
+from holdfast.simulation.families.witness_plans import witness_plan
 from holdfast.simulation.faults.plans import (
     Fault,
     FaultKind,
@@ -17,7 +18,6 @@ from holdfast.simulation.faults.plans import (
     slow_plan,
     wide_plan,
 )
-from holdfast.simulation.faults.witness_plans import witness_plan
 
 _BASES = (
     random_plan,

@@ -1,0 +1,1 @@
+"""Fault plans by what they try: each a function of a seed."""
