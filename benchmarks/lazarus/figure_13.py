@@ -270,7 +270,12 @@ def make(options: argparse.Namespace) -> None:
     by_probability = {
         one: setting(players, NODES, one, PAPER_BY_PROBABILITY.get(one), options) for one in PROBABILITIES
     }
-    by_nodes = {one: setting(players, one, PROBABILITY, PAPER_BY_NODES.get(one), options) for one in SIZES}
+    by_nodes = {
+        one: by_probability[PROBABILITY]
+        if one == NODES
+        else setting(players, one, PROBABILITY, PAPER_BY_NODES.get(one), options)
+        for one in SIZES
+    }
     figure, panels = sheet(2, width=6.0)
     draw(panels[0], by_probability, PAPER_BY_PROBABILITY, "probability of preemption in an hour, 512 GPUs", str)
     draw(panels[1], by_nodes, PAPER_BY_NODES, f"GPUs, probability {PROBABILITY}", lambda nodes: str(nodes * GPUS))
