@@ -8,6 +8,7 @@ BLAME = "coordination/failures/blame.py"
 DECIDING = "coordination/generations/deciding.py"
 MACHINE = "coordination/worker/machine.py"
 CLOSING = "coordination/closing.py"
+FAILURES = "coordination/failures/failures.py"
 LADDER = "coordination/failures/ladder.py"
 KEPT_RANKS = "coordination/failures/kept_ranks.py"
 ADMISSION = "coordination/nodes/admission.py"
@@ -99,6 +100,41 @@ FAILURE_MUTANTS = (
         old="        agent = node.agent_pid if node is not None else 0\n",
         new="        agent = 0\n",
         why="a machine that was replaced begins anew",
+    ),
+    Mutant(
+        name="collectives_are_tried_again_for_ever",
+        file=FAILURES,
+        old="        return not self._ladder.exhausted(Severity.RETRY, tries)\n",
+        new="        return True\n",
+        why="links that break again and again hold all members up",
+    ),
+    Mutant(
+        name="nodes_that_are_lost_together_have_failed",
+        file=LADDER,
+        old="        counted.undo(since)\n",
+        new="",
+        why="what they share has failed: a switch that flaps would have all of them quarantined",
+    ),
+    Mutant(
+        name="a_broken_machine_comes_back",
+        file=FAILURES,
+        old="        return found.severity is Severity.NODE and evidence.detector is not Detector.NODE_HEALTH\n",
+        new="        return False\n",
+        why="no other process would fare better there",
+    ),
+    Mutant(
+        name="the_unfit_join",
+        file=ADMISSION,
+        old="        if hello.unfit:\n",
+        new="        if False:\n",
+        why="a node that finds itself unfit must not train",
+    ),
+    Mutant(
+        name="who_came_back_by_itself_is_a_ticket",
+        file=LADDER,
+        old="        self._gone[node] = self._turn.now, AUTOMATIC\n",
+        new="        self._gone[node] = self._turn.now, TICKET\n",
+        why="repairs that nobody made cost nobody anything",
     ),
     Mutant(
         name="the_quarantined_come_again",
