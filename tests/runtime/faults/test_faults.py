@@ -154,12 +154,15 @@ def test_where_memory_has_run_out_the_training_thread_says_so() -> None:
         faults.at("compute", 1)
 
 
-def test_who_is_slow_takes_so_many_times_as_long_from_then_on() -> None:
+@pytest.mark.parametrize("fault", ["slow", "slow-link"])
+def test_who_is_slow_takes_so_many_times_as_long_from_then_on(fault: str) -> None:
     faults = Faults(none)
-    faults.drag(time.monotonic() - 10.0)  # (not yet)
-    faults.order(Inject(fault="slow", times=4.0))
+    drag = faults.drag if fault == "slow" else faults.drag_link
+    drag(time.monotonic() - 10.0)  # (not yet)
+    faults.order(Inject(fault=fault, times=4.0))
     faults.at("compute", 1)
+    assert faults.slow_link is (fault == "slow-link")
     for _ in range(2):
         began = time.monotonic()
-        faults.drag(began - 0.01)
+        drag(began - 0.01)
         assert 0.03 <= time.monotonic() - began < 3.0

@@ -70,8 +70,8 @@ def inject(
         typer.Argument(
             metavar="FAULT",
             help="kill, exit, freeze (SIGSTOP); in the training thread: raise, memory (a MemoryError), hang, slow "
-            "(micro-batches take --times as long from then on), drop (its connections break), or hold (wait at --phase "
-            "until another failure ends the generation).",
+            "or slow-link (micro-batches, or collectives, take --times as long from then on), drop (its connections "
+            "break), or hold (wait at --phase until another failure ends the generation).",
         ),
     ],
     node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name, as `holdfast status` shows it.")],
@@ -80,7 +80,7 @@ def inject(
     ] = None,
     step: Annotated[int | None, typer.Option(help="When this step is reached.", show_default="now")] = None,
     phase: Annotated[str, typer.Option(help="At this phase, of --step or the next time: compute, voted...")] = "",
-    times: Annotated[float, typer.Option(help="Of slow: how many times as long.")] = 3.0,
+    times: Annotated[float, typer.Option(help="Of slow, slow-link: how many times as long.")] = 3.0,
     as_json: AsJson = False,
     *,
     server: Server,

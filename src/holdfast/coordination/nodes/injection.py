@@ -12,7 +12,7 @@ from holdfast.protocol.names import index_of
 
 #: what strikes processes from outside, and so a whole node
 _OF_NODES = ("kill", "exit", "freeze")
-FAULTS = (*_OF_NODES, "raise", "memory", "hang", "slow", "drop", "hold")
+FAULTS = (*_OF_NODES, "raise", "memory", "hang", "slow", "slow-link", "drop", "hold")
 _MOST_TIMES = 1000.0
 
 

@@ -98,8 +98,8 @@ class Inject(Struct, frozen=True, kw_only=True):
     """Fault injection: die in the given way, now or where the step reaches the phase.
 
     Some are no death. `hold`: the training thread waits at the phase until the generation is over, whoever ends it;
-    `hang`: it waits for ever; `slow`: from then on its micro-batches take so many `times` as long; `drop`: the
-    connections of its groups break; `memory`: it meets a MemoryError.
+    `hang`: it waits for ever; `slow`, `slow-link`: from then on its micro-batches, or its collectives, take so many
+    `times` as long; `drop`: the connections of its groups break; `memory`: it meets a MemoryError.
     """
 
     fault: Text

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_CODE = 13
 #: What happens in the training thread, or not at all.
-IN_THREAD = ("raise", "memory", "hold", "hang", "slow", "drop")
+IN_THREAD = ("raise", "memory", "hold", "hang", "slow", "slow-link", "drop")
 
 
 class InjectedError(HoldfastError):
@@ -37,7 +37,7 @@ class Faults:
         self._armed: list[Inject] = []
         self._hold: Callable[[], None] = lambda: None
         self._drop: Callable[[], None] = lambda: None
-        self._times = 1.0
+        self._times, self._link_times = 1.0, 1.0
 
     def on(self, *, hold: Callable[[], None], drop: Callable[[], None]) -> None:
         """Say what two of them do; both are called in the training thread.
@@ -80,6 +80,15 @@ class Faults:
         if self._times > 1.0:
             time.sleep((self._times - 1.0) * (time.monotonic() - since))
 
+    @property
+    def slow_link(self) -> bool:
+        """Whether this worker's link is to be slow."""
+        return self._link_times > 1.0
+
+    def drag_link(self, since: float) -> None:
+        """A collective that was waited for from then on (`time.monotonic()`) is over: take longer."""
+        time.sleep((self._link_times - 1.0) * (time.monotonic() - since))
+
     def at_side(self, phase: str, step: int) -> None:
         """The same in another thread than the training thread, which is where a due exception is raised instead."""
         if not self._armed:
@@ -101,29 +110,33 @@ class Faults:
             self._strike(due)
 
     def _strike(self, inject: Inject) -> None:
+        match inject.fault:
+            case "raise":
+                raise InjectedError("injected fault: an exception in the training thread")
+            case "memory":
+                raise MemoryError("injected fault: there is no memory for the training thread")
+            case "hold":
+                self._hold()
+            case "hang":
+                stand_still()
+            case "slow":
+                self._times = inject.times
+            case "slow-link":
+                self._link_times = inject.times
+            case "drop":
+                self._drop()
+            case _:
+                self._end(inject)
+
+    def _end(self, inject: Inject) -> None:
+        """End this process, or stop it; its agent too where the whole node is meant."""
         agent = self._agent_pid() if inject.whole_node else None
-        if inject.fault == "raise":
-            raise InjectedError("injected fault: an exception in the training thread")
-        if inject.fault == "memory":
-            raise MemoryError("injected fault: there is no memory for the training thread")
-        if inject.fault == "hold":
-            self._hold()
-        if inject.fault == "hang":
-            stand_still()
-        if inject.fault == "slow":
-            self._times = inject.times
-        if inject.fault == "drop":
-            self._drop()
         if inject.fault == "exit":
             os._exit(EXIT_CODE)
-        if inject.fault == "kill":
-            if agent is not None:
-                os.kill(agent, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
-        if inject.fault == "freeze":
-            if agent is not None:
-                os.kill(agent, signal.SIGSTOP)
-            os.kill(os.getpid(), signal.SIGSTOP)
+        number = signal.SIGSTOP if inject.fault == "freeze" else signal.SIGKILL
+        if agent is not None:
+            os.kill(agent, number)
+        os.kill(os.getpid(), number)
 
 
 def stand_still() -> None:

@@ -140,7 +140,7 @@ class Attempt:
             HaltedError, PeerLostError: left in the middle.
         """
         domain = groups.domain
-        if self._faults.armed("reducing", self.step):
+        if self._faults.slow_link or self._faults.armed("reducing", self.step):
             domain = FaultingCommunicator(domain, self._faults, self.step, "reducing")
         reduced = self._workload.reduce(domain)
         if not self._shared.cross(self._generation, lambda machine: machine.reduced()):
