@@ -424,7 +424,7 @@ MUTANTS = (
     Mutant(
         name="leases_never_run_out",
         file="coordination/nodes/membership.py",
-        old="        return [node for node in self.nodes.values() if now - node.seen > lease_s]\n",
+        old="        return [node for node in silent if now - node.seen > min(lease_s, node.lease.lasts_s)]\n",
         new="        return []\n",
         why="a node that falls silent is lost",
         quick=True,

@@ -172,6 +172,21 @@ LATENESS_MUTANTS = (
         new="        pass\n",
         why="what happened while the coordinator was away is not known",
     ),
+    # ---- leases ----
+    Mutant(
+        name="lease_forgets_the_window_before",
+        file="coordination/nodes/learnt_lease.py",
+        old="        return FAILURE * max(self.before_s, self.longest_s) + FLOOR_S\n",
+        new="        return FAILURE * self.longest_s + FLOOR_S\n",
+        why="a new window has seen next to nothing",
+    ),
+    Mutant(
+        name="late_coordinator_relies_on_learnt_leases",
+        file="coordination/coordinator.py",
+        old="        in_time = now - self._late_tick > config.lease_s\n",
+        new="        in_time = True\n",
+        why="words may wait to be read",
+    ),
     # ---- what is told of it ----
     Mutant(
         name="story_is_never_told_where_one_is_missing",

@@ -20,6 +20,7 @@ from holdfast.coordination.hearing import Heard, Hearing
 from holdfast.coordination.inputs import REQUESTS, Disconnected, Failure, Input, Received, Request, Tick
 from holdfast.coordination.instructions import Emit, EndJob, Instruction
 from holdfast.coordination.nodes.admission import Admission
+from holdfast.coordination.nodes.learnt_lease import least_lease_s
 from holdfast.coordination.nodes.membership import Membership, Node
 from holdfast.coordination.nodes.requests import grant
 from holdfast.coordination.parts import JobParts, JobState
@@ -55,6 +56,8 @@ class Coordinator:
         self._hearing = Hearing(parts)
         self._finishing = Finishing(parts)
         self._last_tick: float | None = None
+        #: when a tick came too late to judge by what was learnt of leases
+        self._late_tick = 0.0
 
     # ---- the shell's side ----
 
@@ -252,7 +255,10 @@ class Coordinator:
     def _paused(self) -> bool:
         """Tell whether this process was away: then nobody may be judged by what was not read in time."""
         last, self._last_tick = self._last_tick, self.turn.now
-        if last is None or self.turn.now - last <= self.config.lease_s / 2:
+        away_s = 0.0 if last is None else self.turn.now - last
+        if away_s > least_lease_s(self.config.lease_s, self.config.heartbeat_s) / 2:
+            self._late_tick = self.turn.now
+        if away_s <= self.config.lease_s / 2:
             return False
         self.members.renew_leases(self.turn.now)
         self.parts.absences.pause_over()
@@ -267,7 +273,9 @@ class Coordinator:
         if self._paused():
             return
         config, now = self.config, self.turn.now
-        expired = [(node.name, node.seen) for node in self.members.expired(now, config.lease_s)]
+        in_time = now - self._late_tick > config.lease_s
+        least_s = least_lease_s(config.lease_s, config.beat_s(len(self.members.nodes)) if in_time else config.lease_s)
+        expired = [(node.name, node.seen) for node in self.members.expired(now, config.lease_s, least_s)]
         away = self.parts.absences.overdue(config.lease_s)
         self.parts.failures.take(*(node_lost(name, FailureKind.LEASE_EXPIRED, at) for name, at in [*expired, *away]))
         if self.parts.joining.overdue:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from holdfast.coordination.nodes.learnt_lease import WINDOW_S, LearntLease
 from holdfast.protocol.messages.agent import Hello
 from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.names import index_of, node_of
@@ -46,6 +47,7 @@ class Node:
     agent_pid: int
     expected: int
     seen: float
+    lease: LearntLease
     workers: dict[str, WorkerInfo] = field(default_factory=dict[str, WorkerInfo])
     announced: tuple[int, ...] = ()
     rack: str = ""
@@ -147,6 +149,7 @@ class Membership:
             ahead_s=now - hello.clock,
             clock_off_s=hello.wall - now if hello.wall else 0.0,
             seen=now,
+            lease=LearntLease(word=now, began=now),
             place=self._came,
         )
         self._came += 1
@@ -271,6 +274,17 @@ class Membership:
         for node in self.nodes.values():
             node.seen = now
 
-    def expired(self, now: float, lease_s: float) -> list[Node]:
-        """Return the nodes whose lease has run out."""
-        return [node for node in self.nodes.values() if now - node.seen > lease_s]
+    def expired(self, now: float, lease_s: float, least_s: float) -> list[Node]:
+        """Return the nodes whose lease has run out: no longer than `lease_s`, and no shorter than `least_s` seconds."""
+        silent: list[Node] = []
+        for node in self.nodes.values():  # (often, and there may be thousands: nothing is called for each)
+            lease = node.lease
+            if node.seen > lease.word:
+                if node.seen - lease.word > lease.longest_s:
+                    lease.longest_s = node.seen - lease.word
+                lease.word = node.seen
+            if now - lease.began >= WINDOW_S:
+                lease.roll(now)
+            if now - node.seen > least_s:
+                silent.append(node)
+        return [node for node in silent if now - node.seen > min(lease_s, node.lease.lasts_s)]
