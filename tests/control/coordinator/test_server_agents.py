@@ -25,10 +25,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from holdfast.control.coordinator import agent_channel
-from holdfast.control.coordinator.agent_channel import AgentChannel, AgentConnection
+from holdfast.control.coordinator.agent_channel import AgentChannel, AgentConnection, Framer
 from holdfast.control.coordinator.shell import in_parts
 from holdfast.protocol.events import FailureDetected
-from holdfast.protocol.messages.agent import FromWorker, Heartbeat, Refused, Welcome
+from holdfast.protocol.messages.agent import AgentMessage, FromWorker, Heartbeat, Refused, Welcome
 from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.plans import BeginNode
 from holdfast.protocol.messages.worker import Entered
@@ -306,41 +306,54 @@ def test_the_death_of_an_agents_process_is_seen_without_a_lease(tmp_path: Path) 
         assert (failure.node, failure.kind) == ("victim", "connection_lost")
 
 
-# ---- the queue of a slow agent, without a network ----
+# ---- one connection, without a network ----
 
 
-class StuckWebSocket:
-    """Takes `room` messages and then none."""
+class FakeSocket:
+    """Takes `room` frames and then none."""
 
     def __init__(self, room: int) -> None:
         self.room = room
         self.sent: list[bytes] = []
         self.closed: list[tuple[int, str]] = []
-        self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.user: Any = None
+        self.stands = True
+        self.reads = True
 
-    async def accept(self) -> None:
-        pass
+    @property
+    def writes(self) -> bool:
+        return len(self.sent) < self.room
 
-    async def receive(self) -> dict[str, Any]:
-        return await self.incoming.get()
+    def take_over(self, user: Any) -> None:
+        self.user = user
 
-    async def send_bytes(self, data: bytes) -> None:
-        if len(self.sent) >= self.room:
-            await asyncio.Event().wait()
-        self.sent.append(data)
+    def write(self, frame: bytes) -> None:
+        self.sent.append(frame)
+
+    def pause(self) -> None:
+        self.reads = False
+
+    def resume(self) -> None:
+        self.reads = True
+
+    def abort(self) -> None:
+        self.stands = False
+        self.user.ended(1006)
 
     async def close(self, code: int, reason: str) -> None:
+        """The WebSocket's, as starlette has it."""
         self.closed.append((code, reason))
 
 
 class FakeShell:
-    """Records what reaches the machine."""
+    """Records what reaches the machine; what comes while its gate is shut is under way until it opens."""
 
     def __init__(self) -> None:
         self.story: list[Any] = []
         self.connection: Any = None
         self.metrics = self
-        self.joined = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     def refused(self) -> None:
         self.story.append("refused")
@@ -348,10 +361,10 @@ class FakeShell:
     async def add(self, number: int, connection: Any, message: Any) -> None:
         self.story.append(("hello", number))
         self.connection = connection
-        self.joined.set()
 
-    async def feed(self, event: Any) -> None:
-        self.story.append(event)
+    def heard(self, number: int, message: Any) -> asyncio.Future[Any] | None:
+        self.story.append(message)
+        return None if self.gate.is_set() else asyncio.ensure_future(self.gate.wait())
 
     async def remove(self, number: int) -> None:
         self.story.append(("gone", number))
@@ -361,65 +374,120 @@ def _run(body: Any) -> Any:
     return asyncio.run(asyncio.wait_for(body, PATIENCE_S))
 
 
+def _connection(socket: FakeSocket, shell: FakeShell | None = None) -> AgentConnection:
+    decode = msgspec.msgpack.Decoder(AgentMessage).decode
+    socket.user = AgentConnection(1, shell or FakeShell(), socket, decode, Framer())  # type: ignore[arg-type]
+    return socket.user
+
+
+def _attend(shell: FakeShell, socket: FakeSocket, **limits: float) -> asyncio.Task[None]:
+    return asyncio.create_task(AgentChannel(shell, **limits).attend(socket, socket))  # type: ignore[arg-type]
+
+
 def test_messages_leave_in_order_and_the_close_comes_last() -> None:
-    async def main() -> StuckWebSocket:
-        websocket = StuckWebSocket(room=100)
-        connection = AgentConnection(websocket)  # type: ignore[arg-type]
-        connection.send(b"1")
-        writer = asyncio.create_task(connection.write())
-        await asyncio.sleep(0)
-        connection.send(b"2")
-        connection.send(b"3")
+    async def main() -> list[bytes]:
+        socket = FakeSocket(room=1)
+        connection = _connection(socket)
+        for message in (b"1", b"2", b"3"):
+            connection.send(message)
         connection.close(1000, "bye")
         connection.send(b"too late")
-        await writer
-        return websocket
+        assert connection.closed.done()
+        for socket.room in (2, 3):
+            assert not connection.empty.done()
+            connection.has_room()
+        assert connection.empty.done()
+        return socket.sent
 
-    websocket = _run(main())
-    assert websocket.sent == [b"1", b"2", b"3"]
-    assert websocket.closed == [(1000, "bye")]
+    assert _run(main()) == [Framer()(message) for message in (b"1", b"2", b"3")]
+
+
+def test_what_is_said_to_many_is_made_a_frame_of_once() -> None:
+    framer, message = Framer(), bytes(1000)
+    assert framer(message) is framer(message)
+    assert framer(message)[-1000:] == message != framer(b"another")
 
 
 def test_the_largest_message_that_there_may_be_finds_room_and_what_is_behind_it_too() -> None:
     """All of its parts are queued before the first can go: an agent that reads as fast as it can was given up."""
 
-    async def main() -> StuckWebSocket:
-        websocket = StuckWebSocket(room=1 << 20)
-        connection = AgentConnection(websocket)  # type: ignore[arg-type]
+    async def main() -> None:
+        socket = FakeSocket(room=0)
+        connection = _connection(socket)
         parts = in_parts(bytes(MAX_WHOLE_BYTES))
         for part in [*parts, b"stop"]:
             connection.send(part)
-        connection.close()
-        await connection.write()
-        assert len(websocket.sent) == len(parts) + 1
-        return websocket
+        socket.room = 1 << 20
+        connection.has_room()
+        assert socket.stands
+        assert socket.sent == [Framer()(part) for part in [*parts, b"stop"]]
 
-    assert _run(main()).sent[-1] == b"stop"
+    _run(main())
 
 
 def test_an_agent_that_does_not_read_is_given_up_and_blocks_nobody() -> None:
     async def main() -> list[Any]:
-        websocket, shell = StuckWebSocket(room=2), FakeShell()
-        serving = asyncio.create_task(AgentChannel(shell).serve(websocket))  # type: ignore[arg-type]
-        websocket.incoming.put_nowait({"type": "websocket.receive", "bytes": msgspec.msgpack.encode(hello("slow"))})
-        await shell.joined.wait()
+        socket, shell = FakeSocket(room=2), FakeShell()
+        serving = _attend(shell, socket)
+        await asyncio.sleep(0)
+        socket.user.received(msgspec.msgpack.encode(hello("slow")))
+        while shell.connection is None:
+            await asyncio.sleep(0)
         for _ in range(agent_channel.MAX_QUEUED_BYTES // MAX_MESSAGE_BYTES + 4):
             shell.connection.send(b"x" * MAX_MESSAGE_BYTES)
-            await asyncio.sleep(0)
         await serving
-        assert len(websocket.sent) == 2
+        assert (len(socket.sent), socket.stands) == (2, False)
         return shell.story
 
-    assert _run(main())[:2] == [("hello", 1), ("gone", 1)]
+    assert _run(main()) == [("hello", 1), ("gone", 1)]
+
+
+def test_one_that_is_closed_and_does_not_read_its_last_word_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> FakeSocket:
+        monkeypatch.setattr(agent_channel, "LAST_WORD_S", 0.01)
+        socket, shell = FakeSocket(room=0), FakeShell()
+        serving = _attend(shell, socket)
+        await asyncio.sleep(0)
+        socket.user.send(b"last")
+        socket.user.close()
+        await serving
+        return socket
+
+    assert not _run(main()).stands
 
 
 def test_who_says_nothing_is_closed() -> None:
-    async def main() -> tuple[StuckWebSocket, list[Any]]:
-        websocket, shell = StuckWebSocket(room=2), FakeShell()
-        await AgentChannel(shell, hello_timeout_s=0.01).serve(websocket)  # type: ignore[arg-type]
-        return websocket, shell.story
+    async def main() -> tuple[FakeSocket, list[Any]]:
+        socket, shell = FakeSocket(room=2), FakeShell()
+        await _attend(shell, socket, hello_timeout_s=0.01)
+        return socket, shell.story
 
-    websocket, story = _run(main())
-    assert websocket.closed == [(1008, "no Hello in time")]
+    socket, story = _run(main())
+    assert socket.closed == [(1008, "no Hello in time")]
     assert "refused" in story
     assert ("hello", 1) not in story
+
+
+def test_what_comes_while_something_is_written_down_waits_and_nothing_more_is_read() -> None:
+    async def main() -> None:
+        socket, shell = FakeSocket(room=2), FakeShell()
+        serving = _attend(shell, socket)
+        await asyncio.sleep(0)
+        beats = [Heartbeat(generation=1, applied=(step,)) for step in range(3)]
+        socket.user.received(msgspec.msgpack.encode(hello("n0")))
+        assert socket.reads
+        shell.gate.clear()
+        for beat in beats:
+            socket.user.received(msgspec.msgpack.encode(beat))
+        assert not socket.reads
+        socket.stands = False
+        socket.user.ended(1006)
+        while len(shell.story) < 2:
+            await asyncio.sleep(0)
+        assert shell.story == [("hello", 1), beats[0]]
+        shell.gate.set()
+        await serving
+        assert shell.story == [("hello", 1), *beats, ("gone", 1)]
+        assert socket.reads
+
+    _run(main())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import pytest
 
-from holdfast.control.coordinator.shell import RecordKeeper, Shell
+from holdfast.control.coordinator.shell import RecordKeeper, Shell, Turns
 from holdfast.control.store.interface import StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
@@ -18,7 +18,7 @@ from holdfast.errors import BadInputError, HoldfastError, SupersededError, Unrea
 from holdfast.observability.journal import Journal, JournalError
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import ActionRequested, CoordinatorRestarted, StepCommitted
-from holdfast.protocol.messages.agent import Committed, Hello
+from holdfast.protocol.messages.agent import Committed, Heartbeat, Hello
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 from made_events import made
@@ -332,3 +332,67 @@ def test_a_broadcast_goes_to_all_who_are_there_and_is_encoded_once(bench: Bench)
     bench.does(Broadcast((1, 2, 3), Committed(term=1, step=5)))
     assert first.said == second.said == [5]
     assert first.frames[0] is second.frames[0]
+
+
+def test_an_agent_s_message_is_handled_at_once_where_no_turn_is_under_way(bench: Bench) -> None:
+    connection = bench.connect(1)
+    bench.machine.answers = [[_say(1, 1)], [Persist(_record(2)), _say(1, 2)], [_say(1, 3)], [_say(1, 4)]]
+    seen = len(bench.machine.seen)
+    beats = [Heartbeat(generation=1, applied=(step,)) for step in range(4)]
+
+    async def main() -> None:
+        assert bench.shell.heard(1, beats[0]) is None
+        assert connection.said == [1]
+        bench.store.gate.clear()
+        left = [bench.shell.heard(1, beat) for beat in beats[1:3]]
+        cancelled = asyncio.create_task(bench.shell.feed(Tick()))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert connection.said == [1]
+        bench.store.gate.set()
+        await asyncio.gather(*(one for one in left if one is not None))
+        assert connection.said == [1, 2, 3]
+        assert bench.shell.heard(1, beats[3]) is None
+
+    bench.run(main())
+    assert [event for event, _ in bench.machine.seen[seen:]] == [Received(1, beat) for beat in beats]
+    assert (connection.said, bench.stored_term()) == ([1, 2, 3, 4], 2)
+
+
+def test_what_breaks_while_an_agent_s_message_is_handled_stops_the_shell(bench: Bench) -> None:
+    bench.connect(1)
+    bench.machine.answers.append([Emit(_event(5))])
+
+    async def main() -> None:
+        with pytest.raises(JournalError):
+            bench.shell.heard(1, Heartbeat())
+        assert bench.shell.heard(1, Heartbeat()) is None
+
+    seen = len(bench.machine.seen)
+    bench.run(main())
+    assert [type(error) for error in bench.failed] == [JournalError]
+    assert len(bench.machine.seen) == seen + 1
+
+
+def test_one_at_a_time_in_the_order_in_which_they_were_asked_for() -> None:
+    async def main() -> list[int]:
+        turns, story = Turns(), list[int]()
+
+        async def one(number: int) -> None:
+            async with turns:
+                story.append(number)
+                await asyncio.sleep(0)
+                story.append(number)
+
+        assert turns.take()
+        tasks = [asyncio.create_task(one(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        turns.give()
+        tasks[0].cancel()  # it was its turn already
+        assert not turns.take()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert turns.take()
+        return story
+
+    assert asyncio.run(main()) == [2, 2, 3, 3]

@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.frames import Frame, Opcode
 
 from holdfast.control.coordinator.shell import MALFORMED, Shell
-from holdfast.coordination.inputs import Received
+from holdfast.control.coordinator.web import DirectSocket, direct_socket
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages.agent import AgentMessage, AppliedSteps, Hello
 from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
@@ -21,70 +22,191 @@ from holdfast.protocol.names import MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
 #: (It takes that much memory once, whoever waits for it: what is told to many are the same bytes.)
 MAX_QUEUED_BYTES = MAX_WHOLE_BYTES + 16 * MAX_MESSAGE_BYTES
 HELLO_TIMEOUT_S = 10.0
+#: how long the last word (why it was refused) may be on its way
+LAST_WORD_S = 1.0
 
+_NORMAL = 1000
 _POLICY_VIOLATION = 1008
 _TOO_BIG = 1009
 
 _log = logging.getLogger("holdfast.coordinator")
 
 
-class AgentConnection:
-    """The outgoing side of one connection: an ordered queue that `write` empties."""
+class Framer:
+    """Makes frames of messages; what is said to many, one after the other, is made a frame of once."""
 
-    def __init__(self, websocket: WebSocket, *, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+    def __init__(self) -> None:
+        self._message = self._frame = b""
+
+    def __call__(self, message: bytes) -> bytes:
+        """Return the message as a frame of the WebSocket."""
+        if message is not self._message:
+            self._message, self._frame = message, Frame(Opcode.BINARY, message).serialize(mask=False)
+        return self._frame
+
+
+class AgentConnection:
+    """One connection, by its number: what is said goes out at once, as far as there is room; the rest waits in order.
+
+    What comes is handled inside the call that read it. Where that takes longer, because something must be written down
+    first, what comes meanwhile waits, and nothing more is read.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        shell: Shell,
+        socket: DirectSocket,
+        decode: Callable[[bytes], AgentMessage],
+        framed: Callable[[bytes], bytes],
+        *,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.number = number
         self.closing = False
-        self._websocket = websocket
+        self.code, self.why = _NORMAL, ""
+        #: done once the connection is to be closed, or has ended
+        self.closed: asyncio.Future[None] = loop.create_future()
+        #: done once nothing is left to be sent, or can be
+        self.empty: asyncio.Future[None] = loop.create_future()
+        #: whether its first message has come
+        self.greeted = False
+        self._shell = shell
+        self._socket = socket
+        self._decode = decode
+        self._framed = framed
         self._max_queued_bytes = max_queued_bytes
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._code, self._why = 1000, ""
-        self._something = asyncio.Event()
-        self._writer: asyncio.Task[Any] | None = None
+        #: what waits for the message that is being handled
+        self._unheard: deque[bytes | None] = deque()
+        self._handling: asyncio.Future[None] | None = None
+
+    # ---- what is said ----
 
     def send(self, message: bytes) -> None:
-        """Queue a message; a queue that is full gives the connection up."""
+        """Send a message, after those that wait; where too many do, the connection is given up."""
         if self.closing:
             return
-        self._queued_bytes += len(message)
+        frame = self._framed(message)
+        if self._socket.writes and not self._queue:
+            self._socket.write(frame)
+            return
+        self._queued_bytes += len(frame)
         if self._queued_bytes > self._max_queued_bytes:
             _log.warning(
                 "an agent reads too slowly: its connection is closed with %d bytes waiting", self._queued_bytes
             )
             self.closing = True
-            self._writer_gives_up()
+            self._socket.abort()
             return
-        self._queue.append(message)
-        self._something.set()
+        self._queue.append(frame)
 
-    def close(self, code: int = 1000, why: str = "") -> None:
+    def close(self, code: int = _NORMAL, why: str = "") -> None:
         """Close after what was sent; what comes in from now on is not looked at."""
         if not self.closing:
             self.closing = True
-            self._code, self._why = code, why
-            self._something.set()
+            self.code, self.why = code, why
+            _done(self.closed)
+            self.has_room()
 
-    async def write(self) -> None:
-        """Send what is queued, in order, until the connection is closed from this side or lost."""
-        self._writer = asyncio.current_task()
+    def refuse(self, why: str) -> None:
+        """Close the connection for what has come over it, or has not."""
+        _log.warning("connection %d is closed: %s", self.number, why)
+        self._shell.metrics.refused()
+        self.close(_POLICY_VIOLATION, why)
+
+    # ---- the socket's side ----
+
+    def has_room(self) -> None:
+        """Send what waits, as far as there is room."""
+        while self._queue and self._socket.writes:
+            frame = self._queue.popleft()
+            self._queued_bytes -= len(frame)
+            self._socket.write(frame)
+        if self.closing and not self._queue:
+            _done(self.empty)
+
+    def ended(self, code: int) -> None:
+        """The connection has ended."""
+        if code == _TOO_BIG:
+            self.refuse(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
+        self._queue.clear()
+        _done(self.closed)
+        _done(self.empty)
+
+    def received(self, data: bytes | None) -> None:
+        """A message has come."""
+        if self._handling is None:
+            self._hear(data)
+        elif not self.closing:
+            self._unheard.append(data)
+            self._socket.pause()
+
+    async def heard(self) -> None:
+        """Wait until all that came is handled."""
+        while self._handling is not None:
+            await asyncio.wait((self._handling,))
+            await asyncio.sleep(0)
+
+    # ---- what is heard ----
+
+    def _hear(self, data: bytes | None) -> None:
+        """Handle a message; what is left to do of it is under way then."""
+        message = None if self.closing else self._read(data)
+        if message is None:
+            return
         try:
-            while True:
-                while self._queue:
-                    message = self._queue.popleft()
-                    self._queued_bytes -= len(message)
-                    await self._websocket.send_bytes(message)
-                if self.closing:
-                    await self._websocket.close(self._code, self._why[:120])
-                    return
-                self._something.clear()
-                await self._something.wait()
-        except (WebSocketDisconnect, RuntimeError) as error:
-            # RuntimeError is uvicorn's word for sending after it closed the connection itself (a message too big).
-            _log.debug("nothing more can be sent on a connection: %r", error)
+            left = self._handle(message)
+        except HoldfastError:
+            self.close()  # (what broke the shell has told the server)
+            return
+        if left is not None:
+            self._handling = left
+            left.add_done_callback(self._go_on)
 
-    def _writer_gives_up(self) -> None:
-        # It may be stuck in a send to an agent that reads nothing: only cancelling gets it out.
-        if self._writer is not None:
-            self._writer.cancel()
+    def _read(self, data: bytes | None) -> AgentMessage | None:
+        """Return the message in a frame; None where the connection ends for what it holds."""
+        if data is None:
+            self.refuse("a text frame")
+            return None
+        try:
+            message = self._decode(data)
+        except MALFORMED as error:
+            self.refuse(f"a malformed message: {error}")
+            return None
+        if isinstance(message, Hello) == self.greeted:
+            self.refuse("a second Hello" if self.greeted else "the first message is no Hello")
+            return None
+        return message
+
+    def _handle(self, message: AgentMessage) -> asyncio.Future[None] | None:
+        """Return what is under way of it, None where all is done."""
+        if isinstance(message, Hello):
+            self.greeted = True
+            return asyncio.ensure_future(self._shell.add(self.number, self, message))
+        left = self._shell.heard(self.number, message)
+        if left is None and isinstance(message, AppliedSteps):
+            return asyncio.ensure_future(asyncio.sleep(0))  # more pages may be here: others get their turn between
+        return left
+
+    def _go_on(self, done: asyncio.Future[None]) -> None:
+        """A message is handled: go on with those that have come meanwhile."""
+        self._handling = None
+        if not done.cancelled() and (error := done.exception()) is not None:
+            if not isinstance(error, HoldfastError):
+                _log.error("connection %d broke", self.number, exc_info=error)
+            self.close()
+        while self._unheard and self._handling is None:
+            self._hear(self._unheard.popleft())
+        if self._handling is None:
+            self._socket.resume()
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class AgentChannel:
@@ -95,76 +217,37 @@ class AgentChannel:
         self._hello_timeout_s = hello_timeout_s
         self._numbers = itertools.count(1)
         self._decoder = msgspec.msgpack.Decoder(AgentMessage)
+        self._framer = Framer()
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serve one agent until its connection ends."""
         await websocket.accept()
-        number = next(self._numbers)
-        connection = AgentConnection(websocket)
-        reader = asyncio.create_task(self._read(number, connection, websocket))
-        writer = asyncio.create_task(connection.write())
+        await self.attend(websocket, direct_socket(websocket))
+
+    async def attend(self, websocket: WebSocket, socket: DirectSocket) -> None:
+        """Serve one agent over a socket that is accepted."""
+        connection = AgentConnection(next(self._numbers), self._shell, socket, self._decoder.decode, self._framer)
+        socket.take_over(connection)
         try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            if connection.closing and not writer.done():
-                # The last word (why it was refused) is on its way; who does not read it is not waited for long.
-                await asyncio.wait((writer,), timeout=1.0)
+            await asyncio.wait((connection.closed,), timeout=self._hello_timeout_s)
+            if not connection.greeted and not connection.closed.done():
+                connection.refuse("no Hello in time")
+            await connection.closed
+            if socket.stands:
+                await _part(connection, websocket, socket)
+            await connection.heard()
         finally:
-            for task in (reader, writer):
-                task.cancel()
-            results = await asyncio.gather(reader, writer, return_exceptions=True)
-            await self._shell.remove(number)
-        for result in results:
-            # What broke the shell has already been told to the server; only surprises are uvicorn's to log.
-            if isinstance(result, Exception) and not isinstance(result, HoldfastError):
-                raise result
+            await self._shell.remove(connection.number)
 
-    async def _read(self, number: int, connection: AgentConnection, websocket: WebSocket) -> None:
-        """Handle messages as they come, each to its end before the next is read."""
-        try:
-            async with asyncio.timeout(self._hello_timeout_s):
-                frame = await websocket.receive()
-        except TimeoutError:
-            self._refuse(number, connection, "no Hello in time")
-            return
-        first = self._decode(number, connection, frame)
-        if first is None:
-            return
-        if not isinstance(first, Hello):
-            self._refuse(number, connection, "the first message is no Hello")
-            return
-        await self._shell.add(number, connection, first)
-        while not connection.closing:
-            frame = await websocket.receive()
-            if connection.closing:
-                return
-            message = self._decode(number, connection, frame)
-            if message is None:
-                break
-            if isinstance(message, Hello):
-                self._refuse(number, connection, "a second Hello")
-                break
-            await self._shell.feed(Received(number, message))
-            if isinstance(message, AppliedSteps):
-                await asyncio.sleep(0)  # the next page may be here already: others get their turn before it
-        await self._shell.remove(number)
 
-    def _decode(self, number: int, connection: AgentConnection, frame: Any) -> AgentMessage | None:
-        """Return the message in a frame; None where the connection has ended, or ends for what it holds."""
-        if frame["type"] == "websocket.disconnect":
-            if frame.get("code") == _TOO_BIG:
-                self._refuse(number, connection, f"a message of more than {MAX_MESSAGE_BYTES} bytes")
-            return None
-        data = frame.get("bytes")
-        if data is None:
-            self._refuse(number, connection, "a text frame")
-            return None
-        try:
-            return self._decoder.decode(data)
-        except MALFORMED as error:
-            self._refuse(number, connection, f"a malformed message: {error}")
-            return None
-
-    def _refuse(self, number: int, connection: AgentConnection, why: str) -> None:
-        _log.warning("connection %d is closed: %s", number, why)
-        self._shell.metrics.refused()
-        connection.close(_POLICY_VIOLATION, why)
+async def _part(connection: AgentConnection, websocket: WebSocket, socket: DirectSocket) -> None:
+    """Close the connection, after the last word where that is read in time."""
+    await asyncio.wait((connection.empty,), timeout=LAST_WORD_S)
+    if not connection.empty.done():
+        socket.abort()
+        return
+    try:
+        async with asyncio.timeout(LAST_WORD_S):
+            await websocket.close(connection.code, connection.why[:120])
+    except (TimeoutError, WebSocketDisconnect):
+        socket.abort()

@@ -9,8 +9,10 @@ its own; what the machine wants told after it waits for it, and so do inputs tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -32,7 +34,7 @@ from holdfast.errors import BadInputError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import ActionRequested
-from holdfast.protocol.messages.agent import CoordinatorMessage, Hello, Part
+from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Hello, Part
 from holdfast.protocol.names import MAX_PART_BYTES
 from holdfast.protocol.record import SCHEMA, KnownCheckpoint, Record
 
@@ -42,6 +44,9 @@ MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _log = logging.getLogger("holdfast.coordinator")
 
 T = TypeVar("T")
+
+#: a record that is to be written, and what is to be done after it
+_Left = tuple[Record, Iterator[Instruction]]
 
 
 class Machine(Protocol):
@@ -110,6 +115,48 @@ class _Schema(msgspec.Struct):
     schema: int
 
 
+class Turns:
+    """One at a time, in the order in which they were asked for.
+
+    Used as an asynchronous context manager; one that can begin at once may be taken without waiting.
+    """
+
+    def __init__(self) -> None:
+        self._under_way = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> bool:
+        """Begin a turn, where none is under way (nor, then, waited for); return whether it has begun."""
+        if self._under_way:
+            return False
+        self._under_way = True
+        return True
+
+    def give(self) -> None:
+        """End the turn: whoever has waited longest has it now."""
+        while self._waiting:
+            first = self._waiting.popleft()
+            if not first.done():
+                first.set_result(None)
+                return
+        self._under_way = False
+
+    async def __aenter__(self) -> None:
+        if self.take():
+            return
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(begun)
+        try:
+            await begun
+        except asyncio.CancelledError:
+            if not begun.cancelled():
+                self.give()  # it was ours already
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give()
+
+
 class Shell:
     """Drives one machine.
 
@@ -145,8 +192,7 @@ class Shell:
         self._on_end = on_end
         self._on_failure = on_failure
         self._stopped = False
-        #: held for a turn; whoever waits for it gets it in order
-        self._turn = asyncio.Lock()
+        self._turn = Turns()
         self._encoder = msgspec.msgpack.Encoder()
         #: what was said last, and as which bytes: one thing may be said to many, one after the other
         self._said: CoordinatorMessage | None = None
@@ -159,7 +205,9 @@ class Shell:
             SupersededError, JournalError, StoreError: as `feed`.
         """
         async with self._turn:
-            await self._execute(self.machine.start(self.now(), url, pid, checkpoints))
+            left = self._up_to_a_record(iter(self.machine.start(self.now(), url, pid, checkpoints)))
+            if left is not None:
+                await _to_its_end(self._write_and_go_on(*left))
 
     async def feed(self, event: Input) -> bool:
         """Handle one input, after those that came before it, and carry out all that follows; once stopped, nothing.
@@ -176,6 +224,26 @@ class Shell:
         """
         async with self._turn:
             return await self._handle(event)
+
+    def heard(self, number: int, message: AgentMessage) -> asyncio.Future[None] | None:
+        """Handle an agent's message as `feed` does, but at once where no turn is under way.
+
+        Returns:
+            What is still to be done of it, None where all is done.
+
+        Raises:
+            JournalError: the disk fails us.
+        """
+        event = Received(number, message)
+        if not self._turn.take():
+            return asyncio.ensure_future(self._in_turn(event))
+        left = None
+        try:
+            left = self._begin(event)
+        finally:
+            if left is None:
+                self._turn.give()
+        return None if left is None else asyncio.ensure_future(self._end_turn(*left))
 
     async def add(self, number: int, connection: Connection, hello: Hello) -> None:
         """Take in a connection with its first message."""
@@ -205,12 +273,36 @@ class Shell:
         async with self._turn:
             pass
 
+    async def _in_turn(self, event: Input) -> None:
+        await self.feed(event)
+
     async def _handle(self, event: Input) -> bool:
+        handles = not self._stopped
+        left = self._begin(event)
+        if left is not None:
+            with self._failing():
+                await _to_its_end(self._write_and_go_on(*left))
+        return handles
+
+    def _begin(self, event: Input) -> _Left | None:
+        """Handle an input up to the first record that is to be written; return that, and what comes after it."""
         if self._stopped:
-            return False
+            return None
+        with self._failing():
+            return self._up_to_a_record(iter(self.machine.handle(event, self.now())))
+
+    async def _end_turn(self, record: Record, rest: Iterator[Instruction]) -> None:
         try:
-            await self._execute(self.machine.handle(event, self.now()))
-            return True
+            with self._failing():
+                await _to_its_end(self._write_and_go_on(record, rest))
+        finally:
+            self._turn.give()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Generator[None]:
+        """Handle nothing any more once something inside has failed."""
+        try:
+            yield
         except (BadInputError, UnreachableError, asyncio.CancelledError):
             raise
         except BaseException as error:
@@ -219,16 +311,11 @@ class Shell:
             self._on_failure(error)
             raise
 
-    async def _execute(self, instructions: Sequence[Instruction]) -> None:
-        rest = iter(instructions)
-        record = self._up_to_a_record(rest)
-        if record is not None:
-            await _to_its_end(self._write_and_go_on(record, rest))
-
-    async def _write_and_go_on(self, record: Record | None, rest: Iterator[Instruction]) -> None:
-        while record is not None:
-            await asyncio.to_thread(self._write, record)
-            record = self._up_to_a_record(rest)
+    async def _write_and_go_on(self, record: Record, rest: Iterator[Instruction]) -> None:
+        left: _Left | None = record, rest
+        while left is not None:
+            await asyncio.to_thread(self._write, left[0])
+            left = self._up_to_a_record(rest)
 
     def _write(self, record: Record) -> None:
         """In a thread."""
@@ -236,12 +323,12 @@ class Shell:
         self.journal.sync()
         self._keeper.swap(record)
 
-    def _up_to_a_record(self, instructions: Iterator[Instruction]) -> Record | None:
-        """Carry out instructions; return the next record to write, None where all are carried out."""
+    def _up_to_a_record(self, instructions: Iterator[Instruction]) -> _Left | None:
+        """Carry out instructions; return the next record to write and what follows it, None where all is done."""
         for instruction in instructions:
             match instruction:
                 case Persist(record):
-                    return record
+                    return record, instructions
                 case Send(number, message):
                     self._send((number,), message)
                 case Broadcast(numbers, message):
@@ -267,8 +354,8 @@ class Shell:
         here = [self.connections[number] for number in numbers if number in self.connections]
         if message is not self._said:
             self._said, self._frames = message, in_parts(self._encoder.encode(message))
-        for connection in here:
-            for frame in self._frames:
+        for frame in self._frames:
+            for connection in here:
                 connection.send(frame)
 
 

@@ -1,16 +1,20 @@
-"""The coordinator's web server: uvicorn behind a doorkeeper."""
+"""The coordinator's web server: uvicorn behind a doorkeeper, and the WebSockets that agents have to it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, Protocol, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.http11 import Request
 
 from holdfast.control.coordinator.doorkeeper import Address, Doorkeeper, Limits
 from holdfast.control.coordinator.settings import ServerSettings
@@ -21,6 +25,7 @@ TokenTest = Callable[[Iterable[tuple[bytes, bytes]]], bool]
 
 #: whose warnings a stranger can cause
 _LIBRARIES = ("uvicorn.error", "asyncio")
+_SOCKET = "direct_socket"
 
 
 class _Uvicorn(uvicorn.Server):
@@ -48,6 +53,113 @@ class _Protocol(H11Protocol):
     def _should_upgrade(self) -> bool:
         # Without the token it is answered like any other request, and frames that follow it are not looked at.
         return self._get_upgrade() == b"websocket" and self._shown(self.headers)
+
+
+class SocketUser(Protocol):
+    """Whoever has taken a WebSocket over."""
+
+    def received(self, data: bytes | None) -> None:
+        """A message has come; None: one of text."""
+        ...
+
+    def has_room(self) -> None:
+        """What was written is on its way, and more can be."""
+        ...
+
+    def ended(self, code: int) -> None:
+        """Nothing will come any more; may be said twice."""
+        ...
+
+
+class DirectSocket(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket, which an application may take over: what comes is handed on inside the call that reads it.
+
+    By ASGI, each message is a task's wake-up, and reading is stopped and begun again around it. Of an agent's word that
+    is most of what it costs, and of thousands of agents most of what a coordinator does. Accepting and closing stay the
+    application's, by ASGI.
+    """
+
+    _user: SocketUser | None = None
+
+    # ---- the application's side ----
+
+    def take_over(self, user: SocketUser) -> None:
+        """Hand what comes to `user` from now on, and what has come since it was accepted."""
+        self._user = user
+        while not self.queue.empty():
+            event = cast(Mapping[str, Any], self.queue.get_nowait())
+            if event["type"] == "websocket.receive":
+                user.received(event.get("bytes"))
+            else:
+                user.ended(event["code"])
+        self.resume()
+
+    @property
+    def writes(self) -> bool:
+        """Whether it takes frames now."""
+        return self.writable.is_set()
+
+    @property
+    def stands(self) -> bool:
+        """Whether neither side has ended or closed it."""
+        return not (self.disconnected or self.close_sent or self.transport.is_closing())
+
+    def write(self, frame: bytes) -> None:
+        """Send a whole frame; one to a connection that has ended is dropped."""
+        if self.stands:
+            self.transport.write(frame)
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
+
+    def pause(self) -> None:
+        """Read nothing more for now: what was read may still come."""
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Go on reading."""
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    # ---- uvicorn's side ----
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == 101:
+            self.scope.setdefault("state", {})[_SOCKET] = self  # (its task has not begun yet)
+
+    def send_receive_event_to_app(self) -> None:
+        if self._user is None:
+            super().send_receive_event_to_app()
+            return
+        frames, self.frames = self.frames, []
+        if not self.close_sent:
+            self._user.received(b"".join(frames) if self.curr_msg_data_type == "bytes" else None)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._user is not None:
+            self._user.has_room()
+
+    def handle_parser_exception(self) -> None:
+        code = self.conn.close_sent.code if self.conn.close_sent is not None else 1006
+        super().handle_parser_exception()
+        if self._user is not None:
+            self._user.ended(code)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._user is not None:
+            self._user.ended(1006)
+
+
+def direct_socket(websocket: WebSocket) -> DirectSocket:
+    """Return the connection behind an accepted WebSocket."""
+    return websocket.scope["state"][_SOCKET]
 
 
 class WebServer:
@@ -112,7 +224,7 @@ class WebServer:
         return uvicorn.Config(
             app,
             http=H11Protocol,
-            ws="websockets-sansio",
+            ws=DirectSocket,
             ws_max_size=MAX_MESSAGE_BYTES,
             # The leases say who lives; pings would only add wake-ups, compression only latency.
             ws_ping_interval=None,
