@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from holdfast.documents import Given, build, check_known, keys_of, read_toml
+from holdfast.documents import Given, build, check_known, keys_of, load_toml, open_given, read_toml
 from holdfast.errors import BadInputError
 
 
@@ -146,3 +147,23 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_known_key_is_no_complaint() -> None:
     check_known("name", keys_of(Outer), "name")
+
+
+def test_a_pipe_is_read_to_its_end_and_nobody_waits_for_one_that_is_not_written_to(tmp_path: Path) -> None:
+    """What a shell makes of `<(command)` is a pipe; one that lay somewhere was waited for, for ever."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert load_toml(path) == {}
+    with open_given(path) as file:
+        writer = os.open(path, os.O_WRONLY)
+        os.write(writer, b"all ")
+        assert file.read(4) == b"all "
+        os.write(writer, b"of it")
+        os.close(writer)
+        assert file.read() == b"of it"
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
+def test_a_device_is_no_file(device: str) -> None:
+    with pytest.raises(BadInputError, match=f"^{device}: cannot be read: it is a device: give a file$"):
+        load_toml(Path(device))

@@ -7,13 +7,15 @@ later one win before it asks for the struct.
 from __future__ import annotations
 
 import difflib
+import errno
 import math
-import os.path
+import os
+import stat
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, BinaryIO, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct, inspect
@@ -121,6 +123,28 @@ def read_toml(path: Path, struct: type[Struct]) -> dict[str, Given]:
     return found
 
 
+def open_given(path: Path) -> BinaryIO:
+    """Open a file that a user has given, to be read.
+
+    It may be a pipe, as a shell makes one of `<(command)`; one whose other end nobody has open is empty, and nobody is
+    waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is a device, which may never end.
+    """
+    return open(path, "rb", opener=_open_at_once)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a device: give a file", path)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 def load_toml(path: Path) -> dict[str, Any]:
     """Return what a TOML file holds.
 
@@ -128,7 +152,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         BadInputError: the file cannot be read, or is not TOML.
     """
     try:
-        with path.open("rb") as file:
+        with open_given(path) as file:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise BadInputError(f"{path}: is larger than {_MOST_BYTES} bytes: give a file that a person has written")

@@ -97,8 +97,8 @@ FAILURE_MUTANTS = (
     Mutant(
         name="a_rung_counts_for_all_agents",
         file=LADDER,
-        old="        agent = node.agent_pid if node is not None else 0\n",
-        new="        agent = 0\n",
+        old="        key = failure.node, self._agent(failure), failure.severity\n",
+        new="        key = failure.node, 0, failure.severity\n",
         why="a machine that was replaced begins anew",
     ),
     Mutant(
@@ -135,6 +135,13 @@ FAILURE_MUTANTS = (
         old="        self._gone[node] = self._turn.now, AUTOMATIC\n",
         new="        self._gone[node] = self._turn.now, TICKET\n",
         why="repairs that nobody made cost nobody anything",
+    ),
+    Mutant(
+        name="who_undoes_swaps_begins_anew",
+        file=LADDER,
+        old="(nonsense or (coming and not member))",
+        new="nonsense",
+        why="it keeps all other newcomers out",
     ),
     Mutant(
         name="the_quarantined_come_again",

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.coordination.failures.classes import faults
-from holdfast.documents import check_known, load_toml, shown
+from holdfast.documents import check_known, load_toml, open_given, shown
 from holdfast.errors import BadInputError
 from holdfast.protocol.failures import MAX_RULES, Detector, FailureRule
 
@@ -40,7 +40,8 @@ def read_rules(path: str) -> tuple[FailureRule, ...]:
         raise BadInputError(
             f"{path}: class is {shown(document['class'])}: write each rule under a [[class]] of its own"
         )
-    lines = _lines(file.read_text("utf-8-sig"))
+    with open_given(file) as stream:
+        lines = _lines(stream.read().decode("utf-8-sig"))
     given = cast(list[Mapping[str, Any]], tables)
     if len(given) > MAX_RULES:
         raise BadInputError(f"{path}: has {len(given)} rules: at most {MAX_RULES} are looked at for each failure")

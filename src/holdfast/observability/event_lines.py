@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.documents import open_given
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.protocol.events import EVENTS, AnyEvent, OtherEvent, ReadEvent
 
@@ -68,7 +69,8 @@ def read_events(path: Path) -> list[ReadEvent]:
         BadInputError: the file cannot be read, or a line is no event.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        with open_given(path) as file:
+            lines = file.read().split(b"\n")
     except OSError as error:
         raise BadInputError(f"{path} cannot be read as an event file: {error}") from None
     events: list[ReadEvent] = []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.control.coordinator import searcher
 from holdfast.control.coordinator.searcher import Searcher
 from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
 from holdfast.coordination.experts.searching import Search
@@ -20,7 +21,7 @@ from holdfast.protocol.plan import ExpertShape
 PATIENCE_S = 60.0
 
 
-def search(generation: int = 1) -> Search:
+def search(generation: int = 1, *, within_s: float = PATIENCE_S) -> Search:
     shape = ExpertShape(layers=2, experts=8, slots=6)
     workers = tuple(f"n{number}/0/a" for number in range(4))
     first = place(question(shape, workers, (b"",) * 4))
@@ -38,6 +39,7 @@ def search(generation: int = 1) -> Search:
         bandwidth=1e9,
         pause_s=0.1,
         horizon=200,
+        within_s=within_s,
     )
 
 
@@ -91,6 +93,35 @@ def test_one_that_dies_has_found_nothing_and_is_logged(caplog: pytest.LogCapture
 
     play(story)
     assert "the search for a placement of the experts has ended with SIGKILL" in caplog.text
+
+
+def test_one_that_is_stopped_is_ended_when_its_answer_would_be_worth_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Until the next generation nobody would have looked for a better placement."""
+
+    async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
+        before = children()
+        searcher.begin(search(within_s=0.5))
+        stuck = await process_of(searcher, before)
+        os.kill(stuck, signal.SIGSTOP)
+        assert await answers.get() == Planned(1, None)
+        assert stuck not in children()
+
+    play(story)
+    assert "the search for a placement of the experts is ended: it has taken 0 s" in caplog.text
+
+
+@pytest.mark.parametrize("answer", ["", "\\xc1", "\\x81\\xa5adopt\\x01"])
+def test_one_whose_answer_cannot_be_read_has_found_nothing(
+    answer: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(searcher, "_MAIN", f"import os, sys; os.write(int(sys.argv[2]), b'{answer}')")
+
+    async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
+        searcher.begin(search())
+        assert await answers.get() == Planned(1, None)
+
+    play(story)
+    assert "what the search for a placement of the experts has found cannot be read" in caplog.text
 
 
 def test_one_that_never_ends_is_ended_by_the_next_and_at_the_end() -> None:

@@ -10,6 +10,7 @@ from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.coordination.failures.kept_ranks import KeptRanks
 from holdfast.coordination.failures.ladder import MAX_RETRIES
 from holdfast.coordination.inputs import Undrain
+from holdfast.coordination.telling.plans import MAX_ASKED
 from holdfast.errors import EXIT_REFUSED, UnreachableError
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
@@ -97,6 +98,31 @@ def test_a_machine_that_was_replaced_begins_anew() -> None:
         settle(job)
         job.connect(coming("n2", f"n2/0/{number}", agent=100 + number))
     assert job.machine.record.quarantined == ()
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_what_undoes_swaps_is_counted_by_its_name_whatever_process_it_comes_back_as(asks: bool) -> None:
+    """It kept all other newcomers out for as long as it liked: a machine that was replaced begins anew, it was said."""
+    job = Job().start()
+    undone = 0
+    for number in range(5 * (RecoverySpec().max_restarts + 1)):
+        for node in ("n0", "n1", "n2"):
+            job.tell(node, msg.Heartbeat())
+        job.tick(2.0)
+        job.connect(coming("n7", f"n7/0/{number}", agent=100 + number, session=f"{number:08x}"))
+        pending = job.machine.record.pending
+        if pending is None:
+            assert job.sent(msg.Refused)[0].exit_code == EXIT_REFUSED
+            continue
+        if asks:
+            for _ in range(MAX_ASKED + 1):
+                job.tell("n7", msg.AskPlan(generation=pending.generation))
+        else:
+            job.lose("n7")
+        undone += job.machine.record.pending is None
+    assert undone == RecoverySpec().max_restarts + 1
+    job.connect(coming("n8", w("n8"), host="another"))
+    assert job.orders(msg.Prepare).keys() == {w(node) for node in ("n0", "n1", "n2", "n8")}, "others come in"
 
 
 def test_a_host_is_quarantined_with_its_node_unless_others_are_on_it() -> None:

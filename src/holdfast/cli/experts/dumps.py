@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from holdfast.documents import open_given
 from holdfast.errors import BadInputError
 
 _Table = np.ndarray[Any, Any]
@@ -64,7 +65,7 @@ def read_dump(path: Path) -> _Table:
     Raises `BadInputError` for files that hold none, or more than one table that could be meant.
     """
     try:
-        with path.open("rb") as file:
+        with open_given(path) as file:
             data = file.read()
     except OSError as error:
         raise BadInputError(f"--loads {path}: cannot be read ({error.strerror})") from None

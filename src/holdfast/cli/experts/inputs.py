@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ import numpy as np
 
 from holdfast.cli.experts.dumps import SUFFIXES, read_dump
 from holdfast.cli.experts.recording import read_all, read_recording
+from holdfast.documents import open_given
 from holdfast.errors import BadInputError
 from holdfast.planning import as_slots
 from holdfast.planning.arrays import FloatArray
@@ -119,7 +121,8 @@ def _short(text: str) -> str:
 def _text(option: str, path: Path) -> str:
     """Read a text file; the byte order mark that some programs put first is left out."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with io.TextIOWrapper(open_given(path), encoding="utf-8-sig") as file:
+            return file.read()
     except OSError as error:
         raise BadInputError(f"{option} {path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

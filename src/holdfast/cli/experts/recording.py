@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.documents import open_given
 from holdfast.errors import BadInputError
 
 _Table = np.ndarray[Any, Any]
@@ -53,7 +54,7 @@ def read_all(path: Path) -> _Table:
 def _read(path: Path) -> dict[str, _Table]:
     """Return the arrays that matter, by name; whatever a file may hold instead is said in one line."""
     try:
-        with path.open("rb") as file:
+        with open_given(path) as file:
             # Looked at first: np.load takes single arrays and pickles too, whatever the name.
             if not zipfile.is_zipfile(file):
                 raise BadInputError(f"--loads {path}: not a .npz file; save it with numpy.savez")

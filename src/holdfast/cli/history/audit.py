@@ -12,6 +12,7 @@ from holdfast.cli.connection import Server
 from holdfast.cli.job.look import EventsFile, events_of
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, on_one_line, print_json, say
+from holdfast.documents import open_given
 from holdfast.errors import EXIT_FAILED, BadInputError
 from holdfast.observability.history.audit import About, AuditResult, audit_events, audit_lines
 
@@ -43,7 +44,7 @@ def audit_file(path: Path) -> AuditResult:
         BadInputError: the file cannot be read, or no line of it is an event.
     """
     try:
-        with path.open("rb") as file:
+        with open_given(path) as file:
             result = audit_lines(file)
     except OSError as error:
         raise BadInputError(f"{path} cannot be read as an event file: {error.strerror}") from None

@@ -19,7 +19,7 @@ from holdfast.cli.spec_options import NODES
 from holdfast.clock import SystemClock
 from holdfast.control.launch.launcher import launch
 from holdfast.control.launch.settings import LaunchSettings
-from holdfast.documents import Given
+from holdfast.documents import Given, open_given
 from holdfast.errors import EXIT_DONE, EXIT_ENDED, EXIT_INTERRUPTED, BadInputError
 from holdfast.observability.replay_summary import ReplaySummary, summarise_replay
 from holdfast.protocol.events import ReadEvent
@@ -162,7 +162,8 @@ def read_window(trace: Path, begin: str | None, until: str | None) -> Window:
     first = _trace_time("--from", begin) or 0.0
     last = _trace_time("--until", until)
     try:
-        text = trace.read_text(encoding="utf-8")
+        with open_given(trace) as file:
+            text = file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"the trace {trace} cannot be read: {getattr(error, 'strerror', error)}") from None
     try:

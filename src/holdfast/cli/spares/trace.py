@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from holdfast.documents import open_given
 from holdfast.errors import BadInputError
 from holdfast.reliability.traces.trace import FailureTrace, merged
 
@@ -93,7 +94,8 @@ def read_trace(
 
 def _read(path: Path, system: int | None) -> _Failures:
     try:
-        raw = path.read_bytes()
+        with open_given(path) as file:
+            raw = file.read()
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise BadInputError(f"cannot be read: {error}") from error

@@ -61,7 +61,7 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
 
 
 async def _found_in_a_process(search: Search) -> Found | None:
-    """Return what a process of its own makes of a search; None where it cannot be started, or dies."""
+    """Return what a process of its own makes of a search; None where it cannot be started, dies, or never ends."""
     with _shared("question") as question, _shared("answer") as answer:
         question.write(msgspec.msgpack.encode(search))
         question.seek(0)
@@ -73,16 +73,24 @@ async def _found_in_a_process(search: Search) -> Found | None:
             _log.warning("no search for a placement of the experts can be made: %s", error)
             return None
         try:
-            code = await child.wait()
-        except asyncio.CancelledError:
+            async with asyncio.timeout(search.within_s):
+                code = await child.wait()
+        except (TimeoutError, asyncio.CancelledError) as over:
             child.send_signal(signal.SIGKILL)
             child.reap()
-            raise
+            if isinstance(over, asyncio.CancelledError):
+                raise
+            _log.warning("the search for a placement of the experts is ended: it has taken %.0f s", search.within_s)
+            return None
         if code:
             _log.warning("the search for a placement of the experts has ended with %s", describe_exit(code))
             return None
         answer.seek(0)
-        return msgspec.msgpack.decode(answer.read(), type=Found | None)
+        try:
+            return msgspec.msgpack.decode(answer.read(), type=Found | None)
+        except msgspec.MsgspecError as error:
+            _log.warning("what the search for a placement of the experts has found cannot be read: %s", error)
+            return None
 
 
 def _shared(name: str) -> BinaryIO:

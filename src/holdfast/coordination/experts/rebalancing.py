@@ -19,6 +19,9 @@ from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import RebalanceDecided
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, GenerationPlan
 
+#: A search is over after so many seconds at the earliest, however short steps are: the largest ones take minutes.
+LEAST_SEARCH_S = 600.0
+
 
 class Rebalancing:
     """Asks for placements, and says which answer is to be adopted."""
@@ -67,6 +70,7 @@ class Rebalancing:
         assert question is not None
         self._asked_at, self._searched, self._waiting, self._found = committed, plan.generation, True, None
         self._looked |= loads.tokens is not None
+        horizon = self._steps_to_next_look()
         search = Search(
             generation=plan.generation,
             step=committed,
@@ -76,7 +80,8 @@ class Rebalancing:
             expert_bytes=loads.expert_bytes,
             bandwidth=costs.bandwidth,
             pause_s=costs.pause_s,
-            horizon=self._steps_to_next_look(),
+            horizon=horizon,
+            within_s=max(LEAST_SEARCH_S, horizon * costs.step_s),
         )
         turn.compute(PlanExperts(search))
 

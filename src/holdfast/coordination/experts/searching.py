@@ -29,6 +29,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     `question`: what is held is the placement in force. `repaired`: nobody has looked for a better one since it was
     mended. `token_s`: seconds that a worker needs for one token of one expert, forward and backward; `expert_bytes`,
     `bandwidth` and `pause_s`: as in `CostModel`. `horizon`: for so many steps what is saved counts.
+    `within_s`: an answer after so many seconds is worth nothing.
     """
 
     generation: int
@@ -40,6 +41,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: float
     pause_s: float
     horizon: int
+    within_s: float
 
     def solve(self) -> Found | None:
         """Search, for milliseconds to minutes, by the size of the job; None: there is no room for all experts."""

@@ -13,7 +13,7 @@ from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.errors import UnreachableError
 from holdfast.protocol.events import NodeRepaired
-from holdfast.protocol.failures import Detector, Severity
+from holdfast.protocol.failures import Detector, FailureKind, Severity
 from holdfast.protocol.names import index_of
 from holdfast.protocol.record import Quarantined
 
@@ -31,7 +31,7 @@ class Ladder:
     def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
         self._turn = turn
         self._max_restarts = config.spec.recovery.max_restarts
-        #: by node, its agent's process and rung: a machine that was replaced begins anew
+        #: by node, its agent's process (see `_agent`) and rung: a machine that was replaced begins anew
         self._budgets: dict[tuple[str, int, Severity], Budget] = {}
         #: the newest loss of a node: when, which, and what it was counted in
         self._lost = -TOGETHER_S, "", Budget()
@@ -40,10 +40,8 @@ class Ladder:
 
     def tries(self, failure: Failure) -> int:
         """Count a failure on the rung that its severity says; return how often that makes within the window."""
-        node = self._turn.members.nodes.get(failure.node)
-        agent = node.agent_pid if node is not None else 0
         place = index_of(failure.worker) if failure.worker else 0
-        key = failure.node, agent, failure.severity
+        key = failure.node, self._agent(failure), failure.severity
         budget = self._budgets.pop(key, None) or Budget()
         self._budgets[key] = budget  # (the newest last)
         while len(self._budgets) > _KEPT:
@@ -51,6 +49,21 @@ class Ladder:
         if failure.evidence.detector is Detector.NODE_HEALTH and self._with_others(failure.node, budget):
             return budget.tries
         return budget.use(self._turn.now, place)
+
+    def _agent(self, failure: Failure) -> int:
+        """Return the agent's process whose budget a failure uses up; 0: the name's, whoever bears it.
+
+        What says nonsense, or is lost while others build a group with it, costs them a swap each time: that it comes
+        back as another process must not let it keep all other newcomers out for ever.
+        """
+        record, node = self._turn.record, self._turn.members.nodes.get(failure.node)
+        if node is None:
+            return 0
+        plan, pending = record.plan, record.pending
+        member = plan is not None and any(plan.rank(worker) is not None for worker in node.workers)
+        coming = pending is not None and any(pending.rank(worker) is not None for worker in node.workers)
+        nonsense = failure.kind is FailureKind.EXCEPTION
+        return 0 if not failure.worker and (nonsense or (coming and not member)) else node.agent_pid
 
     def _with_others(self, node: str, budget: Budget) -> bool:
         """Nodes that are lost within a second of each other are lost with what they share, and blameless."""
