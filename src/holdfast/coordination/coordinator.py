@@ -236,10 +236,9 @@ class Coordinator:
 
     def _leave(self, node: Node, leave: msg.Leave) -> None:
         self.parts.failures.gone(self._depart(node, leave.reason, leave.detail), self.turn.now)
-        if leave.reason == "quarantined":
-            self.parts.ladder.quarantine(node.name, node.host, leave.detail)
-            if not self.members.nodes:
-                self.parts.ending.failed(f"the last node, {node.name}, is quarantined: {leave.detail}")
+        out = leave.reason == "quarantined" and self.parts.ladder.quarantine(node.name, node.host, leave.detail)
+        if out and not self.members.nodes:
+            self.parts.ending.failed(f"the last node, {node.name}, is quarantined: {leave.detail}")
 
     def _leave_at_last(self, node: Node, leave: msg.Leave) -> None:
         self._depart(node, leave.reason)

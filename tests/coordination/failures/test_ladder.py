@@ -125,6 +125,25 @@ def test_what_undoes_swaps_is_counted_by_its_name_whatever_process_it_comes_back
     assert job.orders(msg.Prepare).keys() == {w(node) for node in ("n0", "n1", "n2", "n8")}, "others come in"
 
 
+def test_a_job_that_has_not_begun_ends_by_what_all_its_nodes_meet_and_not_the_first_of_them_alone() -> None:
+    job, raised = Job(nodes=2, spec=JobSpec(max_nodes=2)).boot(), msg.ScriptError(place="train.py, line 1")
+    for node, last in (("n0", False), ("n1", True)):
+        job.connect(msgspec.structs.replace(hello(node), host="rack7"))
+        job.tell(node, msgspec.structs.replace(down(node, "out of luck", FailureKind.EXCEPTION), error=raised))
+        if not last:
+            job.tell(node, msg.Leave(reason="quarantined", detail="its workers fail again and again"))
+        assert (job.machine.parts.ending.over is not None) == last
+    assert "out of luck (on nodes n0 and n1)" in job.machine.parts.ending.over.why
+
+
+def test_a_job_that_has_not_begun_ends_once_all_its_nodes_are_quarantined() -> None:
+    job = Job(nodes=2, spec=JobSpec(max_nodes=2)).boot()
+    for node, last in (("n0", False), ("n1", True)):
+        job.connect(msgspec.structs.replace(hello(node), host="rack7"))
+        job.tell(node, msg.Leave(reason="quarantined", detail="ecc_error: x"))
+        assert (job.machine.parts.ending.over is not None) == last
+
+
 def test_a_host_is_quarantined_with_its_node_unless_others_are_on_it() -> None:
     job = Job(nodes=2).boot()
     job.connect(coming("n0", w("n0"), host="shared"))

@@ -30,7 +30,7 @@ class Ladder:
 
     def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
         self._turn = turn
-        self._max_restarts = config.spec.recovery.max_restarts
+        self._max_restarts, self._nodes_to_begin = config.spec.recovery.max_restarts, config.spec.nodes_to_begin
         #: by node, its agent's process (see `_agent`) and rung: a machine that was replaced begins anew
         self._budgets: dict[tuple[str, int, Severity], Budget] = {}
         #: the newest loss of a node: when, which, and what it was counted in
@@ -96,14 +96,20 @@ class Ladder:
         known = self._turn.record.quarantined
         return next((one for one in known if one.node == node or (one.host and one.host == host)), None)
 
-    def quarantine(self, node: str, host: str, why: str) -> None:
-        """Let a node come no more; nor another one on its host, unless more nodes than it are there."""
+    def quarantine(self, node: str, host: str, why: str) -> bool:
+        """Let a node come no more; nor another one on its host, unless more nodes than it are there, or on their way.
+
+        Returns:
+            False where nodes are still to come with which the job is to begin: what they meet says more.
+        """
         turn = self._turn
-        shared = any(other.host == host for other in turn.members.nodes.values() if other.name != node)
+        begun = turn.record.generation > 0
+        shared = not begun or any(other.host == host for other in turn.members.nodes.values() if other.name != node)
         entry = Quarantined(node=node, host="" if shared else host, why=why[:1000], since=turn.now)
         others = (one for one in turn.record.quarantined if one.node != node)
         turn.change(quarantined=(*others, entry))
         self._gone.pop(node, None)
+        return begun or len(turn.record.quarantined) >= self._nodes_to_begin
 
     def undrain(self, node: str) -> None:
         """Let a node come back, with all its budgets.
