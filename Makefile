@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo lint types bench-recovery bench-faults bench-peers bench-precision \
 	bench-outage bench-step bench-abandon \
-	bench-reduction bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
+	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane figures-lazarus \
 	fuzz every-write mutants
 
@@ -73,6 +73,10 @@ bench-moe-recovery: install
 # the loss of disturbed runs against undisturbed ones: dense, and with experts (recorded assignments, learned gate)
 bench-precision: install
 	$(BIN)/python benchmarks/precision.py
+
+# how soon failures are seen, and the right node named, beside Unicron's Table 2; false alarms; what watching costs
+bench-detect: install
+	$(BIN)/python benchmarks/detect.py
 
 # a killed coordinator, a paused node, a paused coordinator
 bench-outage: install

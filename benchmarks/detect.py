@@ -1,0 +1,370 @@
+"""How soon failures are seen, and whether the right node is named: Table 2 of Unicron with ours beside it.
+
+    make bench-detect              everything: ten of each, false alarms, what watching costs
+    python benchmarks/detect.py --runs 3 --only "lost node" "exception"
+    python benchmarks/detect.py --only alarms cost
+
+The recovery benchmark's dense job on 4 nodes. A lost node, a killed process and an exception count from the moment at
+which they happen (the last from when its worker begins the step in which it raises at once); a hung thread, a stopped
+process and a stopped node from the begin of the step that they strike in. A silent link (a node that nobody hears any
+more, in network namespaces) counts from its cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from detect_record import RECORDED, begin_of, record, recorded
+from recovery import DENSE, DENSE_ARGS, spread
+from standstill import Watch
+
+from holdfast.protocol.events import FailureDetected, GenerationStarted, StepCommitted
+from holdfast.testing.local_job import JobTimeoutError, LocalJob
+from holdfast.testing.namespaces import NamespacesRefusedError, Network, NetworkJob, joined
+from holdfast.testing.played_steps import PlayedSteps
+
+NODES = 4
+WARM_STEPS = 20
+PHASES = ("compute", "reducing", "ready", "voted", "passed")
+#: Unicron, Table 2: with it, and without (D_timeout: 30 minutes)
+TABLE_2 = {
+    "lost node": ("5.6 s", "5.7 s"),
+    "killed process": ("1.8 s", "30 min"),
+    "exception": ("0.3 s", "30 min"),
+    "hung thread": ("3 x D_iter", "30 min"),
+    "stopped process": ("3 x D_iter", "30 min"),
+    "stopped node": ("3 x D_iter", "30 min"),
+    "silent link": ("", ""),
+}
+PARTS = (*TABLE_2, "alarms", "cost")
+ALARM_STEPS, REAL_STEPS = 20_000, 2000
+COST_STEPS = 60
+
+
+@dataclass
+class Tally:
+    """Of one kind of failure, in seconds: until it was seen, and until the next commit; who was named wrongly."""
+
+    seen: list[float] = field(default_factory=list[float])
+    commit: list[float] = field(default_factory=list[float])
+    wrong: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True)
+class Blow:
+    """What was done to whom; `begun`: when the step began that it struck in (the same as `at`, where that counts)."""
+
+    node: str
+    at: float
+    begun: float
+    undo: Callable[[], None] = lambda: None
+
+
+class Bench:
+    """One job, harmed again and again, each time brought back to all its nodes."""
+
+    def __init__(self, job: LocalJob, rng: random.Random) -> None:
+        self.job = job
+        self.rng = rng
+        self.tallies: dict[str, Tally] = {}
+
+    def median_step(self) -> float:
+        """Return the median seconds of all steps with all nodes."""
+        return statistics.median(event.step_s for event in self.job.all(StepCommitted)[3:] if event.world_size == NODES)
+
+    def strike(self, kind: str, blow: Callable[[], Blow]) -> None:
+        """Strike once, and note what came of it."""
+        since, tally = len(self.job.events), self.tallies.setdefault(kind, Tally())
+        struck = blow()
+        try:
+            failure = self.job.wait(FailureDetected, since=since, timeout=60.0)
+        except JobTimeoutError:
+            tally.wrong.append("never seen")
+            struck.undo()
+            return
+        tally.seen.append(failure.time - struck.begun)
+        if failure.node != struck.node:
+            tally.wrong.append(f"{failure.node} instead of {struck.node}: {failure.detail}")
+        generation = self.job.wait(GenerationStarted, since=self.job.events.index(failure))
+        place = self.job.events.index(generation)
+        commit = self.job.wait(StepCommitted, lambda e: e.time > generation.time, since=place)
+        tally.commit.append(commit.time - struck.begun)
+        said = f"{kind:16s} seen {tally.seen[-1]:6.3f} s, next commit {tally.commit[-1]:6.3f} s"
+        print(f"{said}; {failure.node}: {failure.detail[:100]}", flush=True)
+        struck.undo()
+        self.heal(place)
+
+    def heal(self, since: int) -> None:
+        """Bring the job back to all its nodes, and let it train for a while."""
+        members = self.job.nodes()
+        for _ in range(NODES - len(members)):
+            if not self._comes_back(since):
+                self.job.call("scale", "+1")
+        full = self.job.wait(GenerationStarted, lambda e: e.world_size == NODES, since=since)
+        last = self.job.wait(StepCommitted, since=self.job.events.index(full)).step
+        self.job.wait(StepCommitted, lambda e: e.step >= last + WARM_STEPS, since=since)
+
+    def _comes_back(self, since: int) -> bool:
+        """Tell whether a node that is out brings fresh workers by itself."""
+        try:
+            self.job.wait(
+                GenerationStarted, lambda e: e.world_size == NODES, since=since, timeout=10.0 + 20 * self.median_step()
+            )
+        except JobTimeoutError:
+            return False
+        return True
+
+    # ---- the kinds of harm ----
+
+    def _moment(self) -> float:
+        """Wait for a moment drawn evenly from a step; return when that step began."""
+        self.job.wait(StepCommitted, since=len(self.job.events))
+        time.sleep(self.rng.random() * self.median_step())
+        return self.job.all(StepCommitted)[-1].time
+
+    def _node(self) -> str:
+        return self.rng.choice(self.job.nodes())
+
+    def lost_node(self) -> Blow:
+        """SIGKILL all of a node."""
+        self._moment()
+        node = self._node()
+        at = self.job.signal_node(node)
+        return Blow(node, at, at)
+
+    def killed_process(self) -> Blow:
+        """SIGKILL a worker."""
+        self._moment()
+        node = self._node()
+        at = time.time()
+        os.kill(self.job.pids(node)[1][0], signal.SIGKILL)
+        return Blow(node, at, at)
+
+    def exception(self) -> Blow:
+        """Let a script raise at the begin of a step."""
+        node, step = self._node(), self._next_step()
+        self.job.inject("raise", node, step=step, phase="compute")
+        at = begin_of(step, self.job.pids(node)[0])
+        return Blow(node, at, at)
+
+    def hung_thread(self) -> Blow:
+        """Let a training thread stand still at some phase of a step."""
+        node, step = self._node(), self._next_step()
+        self.job.inject("hold", node, step=step, phase=self.rng.choice(PHASES))
+        at = self.job.wait(StepCommitted, step=step - 1).time
+        return Blow(node, at, at)
+
+    def stopped_process(self) -> Blow:
+        """SIGSTOP a worker."""
+        begun, node = self._moment(), self._node()
+        worker = self.job.pids(node)[1][0]
+        os.kill(worker, signal.SIGSTOP)
+        return Blow(node, time.time(), self._since(begun))
+
+    def stopped_node(self) -> Blow:
+        """SIGSTOP all of a node; it goes on afterwards."""
+        begun, node = self._moment(), self._node()
+        at = self.job.signal_node(node, signal.SIGSTOP)
+        return Blow(node, at, self._since(begun), lambda: self._continue(node))
+
+    def _continue(self, node: str) -> None:
+        self.job.signal_node(node, signal.SIGCONT)
+
+    def _since(self, begun: float) -> float:
+        """Return when the step began that is under way; (one may have ended since the moment was chosen)."""
+        time.sleep(0.01)
+        return max(begun, self.job.all(StepCommitted)[-1].time)
+
+    def _next_step(self) -> int:
+        return self.job.all(StepCommitted)[-1].step + 3
+
+
+def strike_all(only: Collection[str], runs: int, seed: int) -> tuple[dict[str, Tally], float]:
+    """Strike a job in these ways; return what came of it, and its median step in seconds."""
+    rng = random.Random(seed)
+    with LocalJob(DENSE, DENSE_ARGS, options=("--nodes", str(NODES), "--allow-faults")) as job:
+        bench = Bench(job, rng)
+        job.wait(StepCommitted, step=2 * WARM_STEPS)
+        kinds = (
+            bench.lost_node,
+            bench.killed_process,
+            bench.exception,
+            bench.hung_thread,
+            bench.stopped_process,
+            bench.stopped_node,
+        )
+        for _ in range(runs):
+            for kind in kinds:
+                if (name := kind.__name__.replace("_", " ")) in only:
+                    bench.strike(name, kind)
+        return bench.tallies, bench.median_step()
+
+
+def silent_links(runs: int) -> Tally:
+    """Cut a node off from everybody, without a word, each time in a job of its own."""
+    tally = Tally()
+    for number in range(runs):
+        with joined(NODES) as network, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+            job = NetworkJob(network, DENSE, DENSE_ARGS, nodes=NODES, folder=Path(folder))
+            with job:
+                job.wait(StepCommitted, step=WARM_STEPS)
+                since, node = len(job.events), f"node-{1 + number % (NODES - 1)}"
+                at = _cut_off(network, node)
+                failure = job.wait(FailureDetected, since=since, timeout=60.0)
+                tally.seen.append(failure.time - at)
+                tally.wrong += [f"{failure.node} instead of {node}"] if failure.node != node else []
+                print(f"{'silent link':16s} seen {tally.seen[-1]:6.3f} s; {failure.node}: {failure.kind}", flush=True)
+    return tally
+
+
+def _cut_off(network: Network, node: str) -> float:
+    at = time.time()
+    for other in ("hub", *(f"node-{index}" for index in range(NODES))):
+        if other != node:
+            network.cut(node, other)
+    return at
+
+
+# ---- false alarms ----
+
+
+def alarms(steps: int) -> bool:
+    """Play steps on recorded times; True where somebody counted as late who was not."""
+    if not RECORDED.exists():
+        record(RECORDED)
+    known = recorded()
+    found = PlayedSteps(known["times"], micro_batches=known["micro_batches"]).run(steps)
+    print(f"\n{steps} steps on times recorded of {known['what']}, a checkpoint every 50, an evaluation every 500:")
+    print(f"  {found.seconds:.0f} s of training; asked {found.probes} times, {found.late} times somebody was late")
+    print(f"  false alarms: {len(found.alarms)}", *found.alarms[:5], sep="\n    ")
+    each, some = known["micro_batches"], min(steps, 2000)
+    slow = {(step, step % (NODES * each)): 10.0 for step in range(100, some, 100)}
+    slowed = PlayedSteps(known["times"], micro_batches=each, slow=slow).run(some)
+    print(
+        f"  {len(slow)} micro-batches that take 10 x as long: {len(slowed.alarms)} workers ended, at most one for each"
+    )
+    return bool(found.alarms) or len(slowed.alarms) > len(slow)
+
+
+def real_alarms(steps: int) -> bool:
+    """Train for so many steps in which nothing fails; True where something counted as failed."""
+    with LocalJob(DENSE, DENSE_ARGS, options=("--nodes", str(NODES))) as job:
+        deadline = 60.0 + 5.0 * steps
+        job.wait(StepCommitted, step=steps, timeout=deadline)
+        found = job.all(FailureDetected)
+        step_s = statistics.median(event.step_s for event in job.all(StepCommitted)[3:])
+    load = (
+        f"{NODES} workers on {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f}, median step {step_s * 1e3:.0f} ms"
+    )
+    print(f"{steps} real steps ({load}): {len(found)} false alarms", *(one.detail for one in found), sep="\n    ")
+    return bool(found)
+
+
+# ---- what it costs ----
+
+
+def _cpu_s(session: int) -> float:
+    """Return the processor time of all processes of a session so far, in seconds."""
+    total, tick = 0.0, os.sysconf("SC_CLK_TCK")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session:
+                total += sum(map(int, fields[11:13])) / tick
+    return total
+
+
+def cost_of(*, watched: bool, steps: int) -> float:
+    """Return the processor seconds per step of a job, all its processes together."""
+    options = ("--nodes", str(NODES), "--set", f"experiments.watch={'true' if watched else 'false'}")
+    with LocalJob(DENSE, DENSE_ARGS, options=options) as job:
+        job.wait(StepCommitted, step=WARM_STEPS)
+        assert job.process is not None
+        begin = _cpu_s(job.process.pid)
+        job.wait(StepCommitted, step=WARM_STEPS + steps)
+        return (_cpu_s(job.process.pid) - begin) / steps
+
+
+def cost(turns: int, steps: int) -> None:
+    """Print what watching costs, on and off in turns."""
+    pairs = [(cost_of(watched=True, steps=steps), cost_of(watched=False, steps=steps)) for _ in range(turns)]
+    ratios = [on / off for on, off in pairs]
+    on, off = (statistics.median(column) for column in zip(*pairs, strict=True))
+    print(f"\nprocessor time per step, {turns} turns of {steps} steps:")
+    print(f"  watched {on * 1e3:.1f} ms, not {off * 1e3:.1f} ms; ratio {spread(ratios)}, at most 1.005")
+
+
+# ---- the table ----
+
+
+def table(tallies: dict[str, Tally], step_s: float) -> Iterator[str]:
+    """Yield Unicron's Table 2 with ours beside it."""
+    bounds = {
+        "lost node": 0.1,
+        "killed process": 0.05,
+        "exception": 0.05,
+        "silent link": 2.0,
+        **dict.fromkeys(("hung thread", "stopped process", "stopped node"), 3 * step_s + 0.2),
+    }
+    yield f"\nmedian step {step_s * 1e3:.0f} ms (D_iter); seconds until it is seen, then until the next commit"
+    yield f"{'case':16s} {'Unicron':>11s} {'without':>8s} {'at most':>8s}  ours"
+    for kind, (unicron, without) in TABLE_2.items():
+        tally = tallies.get(kind, Tally())
+        yield f"{kind:16s} {unicron:>11s} {without:>8s} {bounds[kind]:8.3f}  {spread(tally.seen)}"
+        if kind in ("hung thread", "stopped process", "stopped node"):
+            yield f"{'':47s}commit {spread(tally.commit)}, at most {4.5 * step_s + 0.5:.3f}"
+        yield from (f"{'':47s}WRONG: {wrong}" for wrong in tally.wrong)
+
+
+def main() -> int:
+    """Run the benchmark; 1 where a node was named wrongly, or there was a false alarm."""
+    options = _options()
+    if options.record:
+        record(RECORDED)
+        return 0
+    only, wrong = options.only or PARTS, False
+    with Watch() as watch:
+        if any(kind in only for kind in TABLE_2):
+            tallies, step_s = strike_all(only, options.runs, options.seed)
+            try:
+                tallies["silent link"] = silent_links(options.runs if "silent link" in only else 0)
+            except NamespacesRefusedError as error:
+                print(f"no silent links: {error}")
+            print(*table(tallies, step_s), sep="\n")
+            wrong = any(tally.wrong for tally in tallies.values())
+        if "alarms" in only:
+            wrong |= alarms(options.steps)
+            wrong |= real_alarms(options.real_steps)
+        if "cost" in only:
+            cost(options.turns, COST_STEPS)
+        print(watch.report())
+    return 1 if wrong else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=ALARM_STEPS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--real-steps", type=int, default=REAL_STEPS, help="of a real job, in which nothing fails")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts alone")
+    parser.add_argument("--record", action="store_true", help="record a job's times for the simulated steps, and end")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
