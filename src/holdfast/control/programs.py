@@ -8,13 +8,16 @@ import os
 import shlex
 import shutil
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL
+from typing import Self
 
 from holdfast.environment import for_workers
 from holdfast.errors import BadInputError
 
 #: of what a program complains, so much is kept
 _MOST_SAID = 500
+#: a pipe holds no more: all that was said before a program ended is read at once
+_PIPE_BYTES = 1 << 20
 
 
 class ProgramError(Exception):
@@ -42,38 +45,62 @@ def check_program(option: str, command: str, *, instead: str = "") -> None:
 async def run_program(command: str, data: bytes = b"") -> None:
     """Run a program and its arguments to its end, with `data` on stdin; who gives it up ends all that it has started.
 
+    What it leaves running may hold its stdin and stderr open: only its own end is waited for, so both are ours, not
+    asyncio's, which waits for the ends of pipes, too.
+
     Raises:
         ProgramError: it ended with another code than 0. OSError: it cannot be run.
     """
     words = shlex.split(command)
-    process = await asyncio.create_subprocess_exec(
-        *words, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, env=for_workers(os.environ), start_new_session=True
-    )
-    try:
-        _, said = await asyncio.gather(_write(process, data), _read(process))
-        code = await process.wait()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        raise
+    with os.fdopen(os.memfd_create("holdfast-program"), "w+b") as given, _Complaints() as complaints:
+        given.write(data)
+        given.seek(0)
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=given,
+            stdout=DEVNULL,
+            stderr=complaints.theirs,
+            env=for_workers(os.environ),
+            start_new_session=True,
+        )
+        complaints.begin()
+        try:
+            code = await process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            raise
+        said = complaints.end()
     if code:
         raise ProgramError(f"{words[0]} ended with {code}: {said or 'it said nothing'}")
 
 
-async def _write(process: Process, data: bytes) -> None:
-    """Write what a program may or may not read."""
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(data)
-        await process.stdin.drain()
-    process.stdin.close()
+class _Complaints:
+    """The end of what a program writes to its stderr; a context manager that closes both ends of the pipe."""
 
+    def __init__(self) -> None:
+        self._ours, self.theirs = os.pipe()
+        os.set_blocking(self._ours, False)
+        self._said = b""
 
-async def _read(process: Process) -> str:
-    """Read all that a program complains; return the end of it, on one line."""
-    assert process.stderr is not None
-    said = b""
-    while chunk := await process.stderr.read(4096):
-        said = (said + chunk)[-_MOST_SAID:]
-    return " ".join(said.decode(errors="replace").split())
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._ours)
+        os.close(self._ours)
+        os.close(self.theirs)
+
+    def begin(self) -> None:
+        """Read on whenever there is something, so that the program never waits for us."""
+        asyncio.get_running_loop().add_reader(self._ours, self._read)
+
+    def end(self) -> str:
+        """Return the end of all that was said, on one line."""
+        self._read()
+        return " ".join(self._said.decode(errors="replace").split())
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # (nothing is there)
+            self._said = (self._said + os.read(self._ours, _PIPE_BYTES))[-_MOST_SAID:]

@@ -1,0 +1,60 @@
+"""Programs of the user: their own end is waited for, not that of what they leave running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast.control.programs import ProgramError, run_program
+
+#: leaves a process of another session behind, which keeps its stdin and stderr
+LEAVES = "setsid sleep 60 & echo $! > {pid}; "
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    return tmp_path / "pid"
+
+
+def run(script: Path, text: str, patience_s: float, data: bytes = b"") -> None:
+    script.write_text(f"#!/bin/sh\n{text}\n")
+    script.chmod(0o755)
+
+    async def run_it() -> None:
+        async with asyncio.timeout(patience_s):
+            await run_program(str(script), data)
+
+    asyncio.run(run_it())
+
+
+def end(left: Path) -> None:
+    """End what was left running; it runs still, so nobody has waited for it."""
+    os.kill(int(left.read_text()), signal.SIGKILL)
+
+
+def test_what_a_program_leaves_running_is_not_waited_for(tmp_path: Path, left: Path) -> None:
+    run(tmp_path / "run", LEAVES.format(pid=left) + "exit 0", 20.0)
+    end(left)
+
+
+def test_what_a_program_said_is_known_though_another_could_say_more(tmp_path: Path, left: Path) -> None:
+    with pytest.raises(ProgramError, match=r"run ended with 3: the fan stands still$"):
+        run(tmp_path / "run", LEAVES.format(pid=left) + "echo the fan stands still >&2; exit 3", 20.0)
+    end(left)
+
+
+def test_who_gives_a_program_up_does_not_wait_for_what_it_leaves_running(tmp_path: Path, left: Path) -> None:
+    with pytest.raises(TimeoutError):
+        run(tmp_path / "run", LEAVES.format(pid=left) + "exec sleep 60", 0.5)
+    end(left)
+
+
+def test_a_program_may_read_what_it_is_given_or_not(tmp_path: Path) -> None:
+    data = b"x" * 1_000_000
+    run(tmp_path / "reads", f"cat > {tmp_path}/got", 20.0, data)
+    assert (tmp_path / "got").read_bytes() == data
+    run(tmp_path / "does-not", "exit 0", 20.0, data)
