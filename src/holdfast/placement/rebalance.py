@@ -14,7 +14,7 @@ from holdfast.errors import BadInputError
 from holdfast.placement.cluster import GpuCluster, cluster_of
 from holdfast.placement.following import parts_to_gpus, slots_kept, within_budget
 from holdfast.placement.repairing import mended
-from holdfast.placement.tensors import as_flags, as_loads, as_racks, as_slot_map, like
+from holdfast.placement.tensors import as_flags, as_loads, as_racks, as_slot_map, as_whole, like
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.balance.eplb import EplbShape, eplb
 from holdfast.planning.balance.work import busiest_over_mean, work_per_replica
@@ -85,6 +85,10 @@ def rebalance_experts(
     Raises:
         BadInputError: one sentence that says what is wrong, with which value.
     """
+    num_replicas, num_groups = as_whole(num_replicas, "num_replicas"), as_whole(num_groups, "num_groups")
+    num_nodes, num_gpus = as_whole(num_nodes, "num_nodes"), as_whole(num_gpus, "num_gpus")
+    fault_threshold = as_whole(fault_threshold, "fault_threshold")
+    move_budget = None if move_budget is None else as_whole(move_budget, "move_budget")
     cluster = _cluster(num_replicas, num_nodes, num_gpus, active_ranks, racks)
     loads = as_loads(weight)
     question = RebalanceQuestion(

@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.errors import BadInputError
 from holdfast.placement.cluster import GpuCluster, cluster_of
-from holdfast.placement.tensors import as_loads, as_numbers_of, as_racks, as_slot_map, like
+from holdfast.placement.tensors import as_loads, as_numbers_of, as_racks, as_slot_map, as_whole, like
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.keeping.repair import Replicas, WorkerRoom
 from holdfast.planning.keeping.repair import repair as keep_and_mend
@@ -61,16 +61,20 @@ def repair(
     Raises:
         BadInputError: more ranks are dead than alive; fewer slots are left than there are experts; arrays do not fit.
     """
+    num_gpus, fault_threshold = as_whole(num_gpus, "num_gpus"), as_whole(fault_threshold, "fault_threshold")
+    num_nodes = num_gpus if num_nodes is None else as_whole(num_nodes, "num_nodes")
+    if num_gpus < 1:
+        raise BadInputError(f"num_gpus is {num_gpus}: give at least 1")
     given = as_slot_map(physical_to_logical_map, "physical_to_logical_map", None, None)
     gone = as_numbers_of(dead, "dead", num_gpus)
     if 2 * gone.size > num_gpus:
         raise BadInputError(
             f"dead has {gone.size} of {num_gpus} ranks: with more dead than alive, plan anew by rebalance_experts"
         )
-    nodes = num_gpus if num_nodes is None else num_nodes
     alive = np.ones(num_gpus, dtype=np.bool_)
     alive[gone] = False
-    cluster = cluster_of(given.shape[1], nodes, num_gpus, alive, None if racks is None else as_racks(racks, nodes))
+    of_nodes = None if racks is None else as_racks(racks, num_nodes)
+    cluster = cluster_of(given.shape[1], num_nodes, num_gpus, alive, of_nodes)
     loads = _loads(weight, given)
     found = mended(given, cluster, loads, fault_threshold)
     return RepairedPlacement(
@@ -93,6 +97,10 @@ def _loads(weight: Any, slots: IntArray) -> FloatArray:
         return loads
     if not experts:
         raise BadInputError("physical_to_logical_map holds no expert at all: there is nothing to mend")
+    if experts > slots.shape[1]:
+        raise BadInputError(
+            f"physical_to_logical_map names expert {experts - 1}: {slots.shape[1]} slots have no room for {experts}"
+        )
     cell = np.where(slots < 0, experts, slots) + indices(len(slots))[:, None] * (experts + 1)
     number = np.bincount(cell.ravel(), minlength=len(slots) * (experts + 1)).reshape(len(slots), -1)
     return np.maximum(number[:, :experts], 1).astype(np.float64)

@@ -7,6 +7,7 @@ Axes: L layers, E experts, R slots.
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,31 @@ import numpy as np
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray
 
+#: Loads whose sums and squares stay within a float's range.
+_LARGEST_LOAD = 1e100
+#: Whole numbers up to here are exact in a float.
+_LARGEST_WHOLE = 1 << 53
+
+
+def as_whole(value: Any, name: str) -> int:
+    """Return a whole number. Raises `BadInputError` for what is none."""
+    try:
+        return index(value)
+    except TypeError:
+        raise BadInputError(f"{name} is {value!r}: give a whole number") from None
+
 
 def as_loads(weight: Any) -> FloatArray:
     """Return loads `(L, E)`; layers without any count as even. Raises `BadInputError` for what is none."""
     loads = _numbers(weight, "weight").astype(np.float64)
     if loads.ndim != 2 or not loads.size:
         raise BadInputError(f"weight has shape {loads.shape}: give one row of loads per layer, one column per expert")
-    for wrong, what in ((~np.isfinite(loads), "not a finite number"), (loads < 0, "negative")):
+    too_large = f"more than {_LARGEST_LOAD:g}"
+    for wrong, what in (
+        (~np.isfinite(loads), "not a finite number"),
+        (loads < 0, "negative"),
+        (loads > _LARGEST_LOAD, too_large),
+    ):
         if wrong.any():
             layer, expert = (int(index) for index in np.argwhere(wrong)[0])
             raise BadInputError(f"weight of layer {layer}, expert {expert} is {loads[layer, expert]:g}: {what}")
@@ -43,16 +62,24 @@ def as_slot_map(values: Any, name: str, shape: tuple[int, int] | None, experts: 
 
 
 def as_flags(values: Any, name: str, number: int) -> BoolArray:
-    """Return a flag for each of `number` ranks. Raises `BadInputError` for another number of them."""
+    """Return a flag for each of `number` ranks. Raises `BadInputError` for another number of them, or what is no
+    flag (a list of ranks, say)."""
     flags = _numbers(values, name)
     if flags.shape != (number,):
         raise BadInputError(f"{name} has shape {flags.shape}: give one value for each of the {number} ranks")
+    wrong = flags[(flags != 0) & (flags != 1)]
+    if wrong.size:
+        raise BadInputError(f"{name} holds {wrong[0]}: give 1 for each rank that is alive, 0 for each that is not")
     return flags != 0
 
 
 def as_numbers_of(values: Any, name: str, below: int) -> IntArray:
-    """Return a list of ranks, each once, ascending. Raises `BadInputError` for numbers that are none of `below`."""
-    ranks = _integers(values, name).reshape(-1)
+    """Return a list of ranks, each once, ascending. Raises `BadInputError` for numbers that are none of `below`, and
+    for flags: their ranks would be 0 and 1."""
+    numbers = _numbers(values, name)
+    if numbers.dtype.kind == "b":
+        raise BadInputError(f"{name} holds flags: give the numbers of the ranks, as numpy.flatnonzero has them")
+    ranks = _integers(numbers, name).reshape(-1)
     for rank in ranks.tolist():
         if not 0 <= rank < below:
             raise BadInputError(f"{name} names rank {rank}: there are {below}, numbered from 0")
@@ -60,11 +87,15 @@ def as_numbers_of(values: Any, name: str, below: int) -> IntArray:
 
 
 def as_racks(values: Any, nodes: int) -> IntArray:
-    """Return each node's rack `(N,)` as 0, 1, ... Raises `BadInputError` for another number of them."""
-    given = np.asarray(values)
+    """Return each node's rack `(N,)` as 0, 1, ... Raises `BadInputError` for another number of them, or what names no
+    rack."""
+    given = _array(values, "racks")
     if given.shape != (nodes,):
         raise BadInputError(f"racks has shape {given.shape}: give one rack for each of the {nodes} nodes")
-    return np.unique(given, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    try:
+        return np.unique(given, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    except TypeError:
+        raise BadInputError(f"racks is {given.tolist()}: name all racks by numbers, or all by text") from None
 
 
 def like(template: Any, values: IntArray) -> Any:
@@ -82,20 +113,27 @@ def _integers(values: Any, name: str) -> IntArray:
     numbers = _numbers(values, name)
     if numbers.dtype.kind == "f" and not (numbers == np.floor(numbers)).all():
         raise BadInputError(f"{name} holds {numbers.dtype}: give whole numbers")
+    wrong = numbers[(numbers > _LARGEST_WHOLE) | (numbers < -_LARGEST_WHOLE)]
+    if wrong.size:
+        raise BadInputError(f"{name} holds {wrong[0]}: no number in it may be as large")
     return numbers.astype(np.int64)
 
 
 def _numbers(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        # numpy has no bfloat16
-        values = (values.double() if values.is_floating_point() else values).numpy()
-    try:
-        numbers = np.asarray(values)
-    except ValueError:
-        raise BadInputError(f"{name} is no table of numbers: its rows differ in length") from None
+    numbers = _array(values, name)
     if numbers.dtype.kind not in "biuf":
         if not numbers.size:
             return numbers.astype(np.int64)
         raise BadInputError(f"{name} holds {numbers.dtype}: give numbers")
     return numbers
+
+
+def _array(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        # numpy has no bfloat16
+        values = (values.double() if values.is_floating_point() else values).numpy()
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise BadInputError(f"{name} is no table: its rows differ in length") from None
