@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 # without bytecode each of a job's processes would compile what it imports again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install test demo lint types bench-recovery bench-faults bench-peers bench-precision \
+.PHONY: install test demo lint types bench-recovery bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-step bench-abandon \
 	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane figures-lazarus \
@@ -55,6 +55,10 @@ types: install
 bench-recovery: install
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/peers.py
+
+# what a killed process costs on a node that lives, with its rank held and without, and a sample that always raises
+bench-ladder: install
+	$(BIN)/python benchmarks/ladder.py
 
 # sixty mixed faults in one job, each taken for what it is
 bench-faults: install

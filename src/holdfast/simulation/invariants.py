@@ -42,6 +42,7 @@ class Checker:
         self._passed: dict[tuple[int, int], tuple[Commit, int]] = {}
         self._promised: dict[str, tuple[object, ...]] = {}
         self._record: Record | None = None
+        self._barred: set[str] = set()  # (who is let back may still hear of an earlier refusal)
         #: those of the record's plans: they count
         self._counted: frozenset[str] = frozenset()
         #: parts of a reduction that were found right, and for which state and step: nearly all members have the same
@@ -175,6 +176,7 @@ class Checker:
         self._without_effect(record)
         self._term, self._writer = record.term, machine
         before, self._record = self._record, record
+        self._barred |= barred(record)
         if before is not None and before.plan is record.plan and before.pending is record.pending:
             return
         if record.plan is not None:
@@ -401,7 +403,7 @@ class Checker:
 
     def refused_for_good(self, node: str, refused: msg.Refused) -> None:
         """A node was turned away: it has done nothing wrong, unless it is quarantined."""
-        if not self._outcome and node not in barred(self._record):
+        if not self._outcome and node not in self._barred:
             self._fail(f"{node} was refused for good: {refused.why}")
 
     def _failed(self, machine: Coordinator, why: str) -> None:
