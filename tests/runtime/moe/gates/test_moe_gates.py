@@ -142,6 +142,9 @@ def answer(experts: Any = None, weights: Any = None, aux_loss: Any = None) -> Ch
         (answer(experts=torch.full((5, 2), 4)), "chose expert 4: there are 4 experts, 0 to 3"),
         (answer(experts=torch.full((5, 2), -1)), "chose expert -1"),
         (answer(experts=torch.zeros(5, 2)), "experts as torch.float32"),
+        (answer(weights=torch.ones(5, 2, dtype=torch.int64)), "weights as torch.int64: they must be floating-point"),
+        (answer(weights=[[1.0, 1.0]] * 5), "returned weights as list: it must be a tensor"),
+        (answer(aux_loss=0.5), "returned an aux_loss as float: it must be a tensor"),
     ],
 )
 def test_what_is_no_choice_is_refused(given: object, told: str) -> None:

@@ -127,6 +127,21 @@ def test_a_gate_that_chooses_what_is_not_there_is_refused() -> None:
         MoE(8, 16, 4, 2, gate=OwnGate(0), seed=1)(torch.randn(3, 8))
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens", "told"),
+    [
+        ({}, torch.zeros(3, 9), r"tokens \(3, 9\) of torch.float32: they must be \(..., 8\)"),
+        ({}, torch.zeros(()), r"tokens \(\) of"),
+        ({}, torch.zeros(3, 8, dtype=torch.int64), "of torch.int64: .* floating-point"),
+        ({"gate": TopKGate(6, 2)}, torch.zeros(3, 8), "TopKGate is for 6 experts, but the router has 4"),
+        ({"shared": nn.Linear(8, 1)}, torch.zeros(3, 8), r"module Linear returned \(3, 1\) for tokens \(3, 8\)"),
+    ],
+)
+def test_what_does_not_fit_the_layer_is_refused(options: dict[str, Any], tokens: torch.Tensor, told: str) -> None:
+    with pytest.raises(BadInputError, match=told):
+        MoE(8, 16, 4, 2, **options)(tokens)
+
+
 def test_elastic_experts_do_what_a_router_of_the_models_own_says() -> None:
     stack = drawn_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0)
     experts, tokens = ElasticExperts(stack), torch.randn(2, 8)

@@ -113,7 +113,12 @@ class TopKGate(nn.Module):
         Args:
             logits_TE: of the router, in float32 or more.
             chosen_TK: a choice made elsewhere (`routing.py`): then only the weights are the gate's.
+
+        Raises:
+            BadInputError: the logits are of another number of experts.
         """
+        if logits_TE.shape[-1] != self.experts:
+            raise BadInputError(f"TopKGate is for {self.experts} experts, but the router has {logits_TE.shape[-1]}")
         scores_TE = logits_TE.softmax(dim=-1) if self.score == "softmax" else logits_TE.sigmoid()
         if chosen_TK is None:
             chosen_TK = self._best(scores_TE.detach())
@@ -163,7 +168,13 @@ def checked(choice: object, gate: nn.Module, *, tokens: int, top_k: int, experts
     name = type(gate).__name__
     if not isinstance(choice, Choice):
         raise BadInputError(f"the gate {name} returned a {type(choice).__name__}: it must return a holdfast.Choice")
+    parts: dict[str, object] = {"experts": choice.experts, "weights": choice.weights, "an aux_loss": choice.aux_loss}
+    for what, part in parts.items():
+        if not isinstance(part, torch.Tensor):
+            raise BadInputError(f"the gate {name} returned {what} as {type(part).__name__}: it must be a tensor")
     chosen, weights = choice.experts, choice.weights
+    if not weights.is_floating_point():
+        raise BadInputError(f"the gate {name} returned weights as {weights.dtype}: they must be floating-point numbers")
     if chosen.shape != (tokens, top_k) or weights.shape != (tokens, top_k) or choice.aux_loss.numel() != 1:
         raise BadInputError(
             f"the gate {name} returned experts {tuple(chosen.shape)}, weights {tuple(weights.shape)} and an aux_loss "

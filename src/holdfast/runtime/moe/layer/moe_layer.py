@@ -90,9 +90,14 @@ class MoE(ExpertLayer):
         """Return the experts' weighted outputs, `(..., D)` like the tokens; the shared module's are added.
 
         Raises:
-            BadInputError: the gate's choice is none, it is not this layer's turn, or the ranks do not agree about dtype
-                or gradients.
+            BadInputError: the tokens do not fit, the gate's choice is none, the shared module's output has another
+                shape, it is not this layer's turn, or the ranks do not agree about dtype or gradients.
         """
+        if tokens.shape[-1:] != (self.experts.dim,) or not tokens.is_floating_point():
+            raise BadInputError(
+                f"the layer is given tokens {tuple(tokens.shape)} of {tokens.dtype}: they must be "
+                f"(..., {self.experts.dim}), floating-point numbers"
+            )
         tokens_TD = tokens.reshape(-1, tokens.shape[-1])
         count, state = tokens_TD.shape[0], self.binding.state
         place = (state.seed, state.step, state.micro_batch, self.binding.index)
@@ -105,7 +110,16 @@ class MoE(ExpertLayer):
         choice = checked(answer, self.gate, tokens=count, top_k=self.top_k, experts=self.experts.experts)
         self.aux_loss = choice.aux_loss
         mixed = self.mix(tokens, choice.experts, choice.weights)
-        return mixed if self.shared is None else mixed + self.shared(tokens)
+        return mixed if self.shared is None else mixed + self._shared_output(self.shared, tokens)
+
+    def _shared_output(self, shared: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = shared(tokens)
+        if output.shape != tokens.shape:
+            raise BadInputError(
+                f"the shared module {type(shared).__name__} returned {tuple(output.shape)} for tokens "
+                f"{tuple(tokens.shape)}: it must return a tensor of the same shape"
+            )
+        return output
 
 
 def _check(dim: int, hidden: int, experts: int, top_k: int) -> None:
