@@ -189,6 +189,8 @@ def test_one_window_is_compared_without_a_word_about_moves(tmp_path):
         (("--compare", "eplb", "--gpus-per-node", 0), "--gpus-per-node is 0"),
         (("--compare", "eplb", "--groups", 3), "num_groups is 3: it must divide the 4 experts"),
         (("--compare", "eplb", "--fault-threshold", 3), "fault_threshold is 3"),
+        (("--compare", "eplb", "--pareto", "--racks", "racks.txt"), "--racks, --pareto: with --compare that changes"),
+        (("--gpus-per-node", 2), "--gpus-per-node: without --compare that changes nothing: leave it out"),
     ],
 )
 def test_bad_comparisons_are_one_sentence(tmp_path, arguments, words):

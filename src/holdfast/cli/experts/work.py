@@ -52,11 +52,30 @@ class PlanRequest:
     plot: Path | None
     as_json: bool
 
+    def without_effect(self) -> list[str]:
+        """Return the options that were given and change nothing beside the others."""
+        if self.compare is None:
+            given = {"--gpus-per-node": self.gpus_per_node != 1, "--groups": self.groups != 1}
+        else:
+            given = {
+                "--expert-placement": self.strategy != "best",
+                "--racks": self.racks is not None,
+                "--failure-weights": self.failure_weights is not None,
+                "--failure-rates": self.failure_rates is not None,
+                "--balance-weight": self.balance_weight is not None,
+                "--pareto": self.pareto,
+                "--plot": self.plot is not None,
+            }
+        return [name for name, is_given in given.items() if is_given]
+
 
 def run(request: PlanRequest) -> None:
     """Plan, print and draw; raises `BadInputError` for everything users can get wrong."""
     per_node = parse_slots(request.slots, request.nodes)
     count = int(per_node.size)
+    if idle := request.without_effect():
+        where = "with" if request.compare is not None else "without"
+        raise BadInputError(f"{', '.join(idle)}: {where} --compare that changes nothing: leave it out")
     if request.compare is not None:
         _compare(request, per_node)
         return
