@@ -336,7 +336,9 @@ def test_an_extra_that_the_loop_changes_is_refused_by_name(
         Counting(tmp_path, inside=False).run(1)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("of the script"), SystemExit("of the script")])
+@pytest.mark.parametrize(
+    "error", [error("of the script") for error in (ZeroDivisionError, SystemExit, KeyboardInterrupt)]
+)
 def test_where_after_apply_raises_the_step_is_saved(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error), match="of the script"):
         Counting(tmp_path, raises_at=3, error=error).run(6)

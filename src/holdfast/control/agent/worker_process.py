@@ -46,16 +46,15 @@ def run_script(script: str) -> int:
             detail = f"the script called sys.exit({code}){_place(error, script)}"
             _end(FailureKind.PROCESS_EXIT, detail, code, _error(error, script), final=True)
         return code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001
-        # The last frame of the process: where Python itself would print a traceback and exit with 1.
+    except BaseException as error:  # noqa: BLE001
+        # The last frame of the process: where Python itself would print a traceback and exit with 1 (130 after Ctrl-C).
         error.__traceback__ = _script_part(error.__traceback__, script)
         traceback.print_exception(error)
         sys.stderr.flush()
         what = "".join(traceback.format_exception_only(error)).strip()
-        _end(FailureKind.EXCEPTION, f"{what}{_place(error, script)}", EXIT_FAILED, _error(error, script))
-        return EXIT_FAILED
+        code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
+        _end(FailureKind.EXCEPTION, f"{what}{_place(error, script)}", code, _error(error, script))
+        return code
     return 0
 
 

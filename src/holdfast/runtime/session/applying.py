@@ -17,7 +17,7 @@ from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.state.hashing import state_hash
 
 #: What is done about an exception of `after_apply` at a step, in a generation, at this worker's rank in it.
-GiveUp = Callable[[int, int, int, Exception | SystemExit], NoReturn]
+GiveUp = Callable[[int, int, int, BaseException], NoReturn]
 
 
 class Applying:
@@ -96,14 +96,14 @@ class Applying:
     def _verifies(self, step: int) -> bool:
         return self._verify_state > 0 and step % self._verify_state == 0
 
-    def _run_after_apply(self, step: int, commit: Commit) -> Exception | SystemExit | None:
+    def _run_after_apply(self, step: int, commit: Commit) -> BaseException | None:
         """Run the script's part of a step; return what it raised: model and optimizer are whole all the same."""
         if self._after_apply is None:
             return None
         self._shared.progress.at(Activity.SCRIPT)
         try:
             self._after_apply(step, commit)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (what a script raises: again, once all is saved)
+        except BaseException as error:  # noqa: BLE001 (what a script raises: again, once all is saved)
             return error
         return None
 

@@ -289,7 +289,7 @@ class Session:
         if isinstance(task, Entering):
             self._entrance.take_up(task)
 
-    def _give_up(self, step: int, generation: int, rank: int, failure: Exception | SystemExit) -> NoReturn:
+    def _give_up(self, step: int, generation: int, rank: int, failure: BaseException) -> NoReturn:
         """Have the job end with what `after_apply` raised, save with all others what the step led to, and raise it."""
         worker = self._identity.worker
         place = traceback.extract_tb(failure.__traceback__)[-1]
