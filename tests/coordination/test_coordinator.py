@@ -846,6 +846,36 @@ def test_a_job_whose_scripts_all_leave_their_loops_after_the_same_step_is_done()
     assert [end.exit_code for end in job.sent(msg.EndNode)] == [0, 0, 0]
 
 
+def test_a_script_that_ends_before_its_first_step_ends_the_job() -> None:
+    """It was found to go on for ever: the nodes had no workers any more, and were waited for."""
+    job = Job().boot()
+    for node in ("n0", "n1", "n2"):
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    assert job.machine.record.plan is not None
+    job.feed(Received(job.connections["n1"], left("n1", 0)))
+    why = "rank 1 on node n1: the script ended before its first step: train in a loop over job.steps()"
+    assert job.machine.over == EndJob(EXIT_FAILED, why)
+
+
+def test_a_script_that_ends_before_all_nodes_are_there_ends_the_job() -> None:
+    job = Job(nodes=2).boot()
+    job.connect(hello("n0"))
+    job.say(attach(w("n0")))
+    job.feed(Received(job.connections["n0"], left("n0", 0)))
+    assert job.machine.over is not None
+    assert job.machine.over.why.startswith("worker 0 of node n0: the script ended before its first step")
+
+
+def test_a_newcomer_whose_script_ends_before_its_first_step_does_not_end_what_others_do() -> None:
+    job = Job().start()
+    job.step(1)
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    job.feed(Received(job.connections["n3"], left("n3", 0)))
+    assert job.machine.over is None
+
+
 def came_back(node: str, *, applied: int) -> msg.Hello:
     """What a node says whose script has left its loop while nobody listened."""
     lived = (

@@ -299,9 +299,7 @@ class Coordinator:
             self.parts.ending.failed(down.detail, EXIT_BAD_INPUT)
             return
         if down.left:
-            if known is not None:
-                self.parts.ledger.settle(down.worker, down.applied)
-                self.members.left_loop(down.worker, down.applied)
+            self._finishing.left(down, known)
             return
         if down.final:
             self.parts.closing.fail(f"{self.turn.place_of(down.worker)}: {down.detail}", down.exit_code)

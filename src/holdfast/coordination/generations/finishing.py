@@ -2,14 +2,16 @@
 
 All ranks must leave their loops after the same step. Where one alone does (a `break` on it, a loop of its own length),
 the others wait for it in their next reduction. Nothing tells that from a slow evaluation, but where they stand: so
-after a while they are stopped, and asked.
+after a while they are stopped, and asked. Who ends before its first step has left no loop: the job ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from holdfast.coordination.nodes.membership import WorkerInfo
 from holdfast.coordination.parts import JobParts, JobState
+from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Phase
 
@@ -23,6 +25,18 @@ class Finishing:
         self._parts = parts
         self._since: float | None = None
         self._wait_s = parts.config.report_timeout_s
+
+    def left(self, down: WorkerDown, known: WorkerInfo | None) -> None:
+        """The script of a worker has ended by itself, as if all were done; `known`: what was known of the worker."""
+        turn = self._parts.turn
+        if known is not None:
+            self._parts.ledger.settle(down.worker, down.applied)
+            turn.members.left_loop(down.worker, down.applied)
+        begun = down.applied or (known is not None and known.entered)
+        # (of a newcomer that is in no generation yet, the others need nothing)
+        if not begun and (turn.is_member(down.worker) or not turn.generation):
+            why = "the script ended before its first step: train in a loop over job.steps()"
+            self._parts.closing.fail(f"{turn.place_of(down.worker)}: {why}")
 
     def tick(self) -> None:
         """Stop the members and ask them, where it is time."""
