@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from holdfast.control.agent.places import ProcessPlace
 from holdfast.control.agent.worker_process import run_script
 from holdfast.control.link.framing import Crashed
 from holdfast.control.link.last_words import LastWords
@@ -18,7 +21,7 @@ from holdfast.protocol.job_spec import JobSpec
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Crashed]]:
-    """What a session that trains in this process is given to keep."""
+    """What a session that trains in this process is given to keep; on stderr it says that it knows of the end."""
     said: list[Crashed] = []
 
     def keep(crashed: Crashed) -> bool:
@@ -28,7 +31,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Crashed]]:
     settings = WorkerSettings(spec=JobSpec(script="train.py"), socket="/nowhere", worker="n0/0/a")
     for name, value in settings.to_environment().items():
         monkeypatch.setenv(name, value)
-    words = LastWords(lambda error: error, keep)
+    words = LastWords(lambda: print("ending", file=sys.stderr), lambda error: error, keep)
     words.install()
     yield said
     words.remove()
@@ -54,4 +57,13 @@ def test_whatever_a_script_raises_what_it_has_is_kept(
     assert (crashed.exit_code, crashed.final) == (code, False)
     assert crashed.error is not None
     assert crashed.error.traceback.endswith(f"{said}\n")
-    assert said in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert error.startswith("ending\n"), "said before a traceback is made, which takes its time"
+    assert error.endswith(f"{said}\n")
+
+
+def test_what_a_process_has_said_of_its_end_is_the_cause_although_it_was_killed_then() -> None:
+    crashed = Crashed(worker="n0/0/a", kind=FailureKind.EXCEPTION, detail="ValueError: oops", exit_code=1)
+    place = ProcessPlace(index=0, worker="n0/0/a", crashed=crashed, hung="its way out has taken 40 s")
+    down = place.obituary(-signal.SIGKILL, "train.py")
+    assert (down.kind, down.detail) == (FailureKind.EXCEPTION, "ValueError: oops")

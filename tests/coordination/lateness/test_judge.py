@@ -58,6 +58,8 @@ def test_where_nobody_knows_how_long_it_takes_who_is_far_longer_at_it_than_the_o
     assert first(20.0, 59.0) == Finding()
     assert first(20.0, 61.0).hung
     assert first(1.0, 90.0, Activity.PAUSED) == Finding()
+    assert first(1.0, 29.5, Activity.ENDING) == Finding(), "a traceback and the way out take their time"
+    assert first(1.0, 30.5, Activity.ENDING).hung
 
 
 def test_of_the_others_who_took_longest_counts_where_nobody_knows_how_long_it_takes() -> None:

@@ -55,7 +55,7 @@ def test_what_is_long_now_and_then_may_take_twice_the_longest_that_has_ended() -
 
 
 def test_who_waits_for_a_word_is_never_late() -> None:
-    for activity in (Activity.AWAITING, Activity.STARTING, Activity.FINISHED):
+    for activity in (Activity.AWAITING, Activity.STARTING, Activity.FINISHED, Activity.ENDING):
         assert took(*[0.1] * 10, activity=activity).limit_s(activity, 4) is None
 
 

@@ -106,11 +106,11 @@ class ProcessPlace:
             detail = f"{detail}: out of memory (oom_kill)"
         if code == UNKNOWN_EXIT:
             detail, exit_code = "its exit code is not known: the zygote was lost", EXIT_FAILED
-        if self.hung:
-            kind, detail = FailureKind.HANG, self.hung
-        elif self.crashed is not None:
+        if self.crashed is not None:  # (what it has said of itself is the cause, however it went out then)
             kind, final = self.crashed.kind, self.crashed.final
             detail, exit_code = self.crashed.detail, self.crashed.exit_code
+        elif self.hung:
+            kind, detail = FailureKind.HANG, self.hung
         elif code == 0 and not self.attached:
             exit_code = EXIT_BAD_INPUT
             detail = f"{script} ended without training: call holdfast.init(), protect() and loop over job.steps()"

@@ -27,35 +27,50 @@ def run_script(script: str) -> int:
     """Run a script as `__main__`; return the exit code. An exception is told to the agent, and to people on stderr."""
     try:
         runpy.run_path(script, run_name="__main__")
-    except HoldfastError as error:
-        bad_input = error.exit_code == EXIT_BAD_INPUT
-        kind = FailureKind.PROCESS_EXIT if bad_input else FailureKind.EXCEPTION
-        misused = isinstance(error, StepUseError)
-        detail = f"{error}{_place(error, script)}" if misused or not bad_input else str(error)
-        if bad_input:
-            told = _tell(kind, detail, error.exit_code, final=misused)
-        else:
-            told = _end(kind, detail, error.exit_code, _error(error, script))
-        # All workers find the same fault in a script's settings: whoever ends the job, or the node, says it once.
-        if not (told and bad_input):
-            print(f"holdfast: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    except SystemExit as error:
-        code = _exit_code(error)
-        if code != EXIT_DONE:
-            detail = f"the script called sys.exit({code}){_place(error, script)}"
-            _end(FailureKind.PROCESS_EXIT, detail, code, _error(error, script), final=True)
-        return code
     except BaseException as error:  # noqa: BLE001
         # The last frame of the process: where Python itself would print a traceback and exit with 1 (130 after Ctrl-C).
-        error.__traceback__ = _script_part(error.__traceback__, script)
-        traceback.print_exception(error)
-        sys.stderr.flush()
-        what = "".join(traceback.format_exception_only(error)).strip()
-        code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
-        _end(FailureKind.EXCEPTION, f"{what}{_place(error, script)}", code, _error(error, script))
-        return code
+        session = LastWords.installed()
+        if session is not None:
+            session.ending()  # (first: to make a traceback may take longer than what the script was about may)
+        if isinstance(error, HoldfastError):
+            return _ended_by_us(error, script)
+        if isinstance(error, SystemExit):
+            return _ended_itself(error, script)
+        return _raised(error, script)
     return 0
+
+
+def _ended_by_us(error: HoldfastError, script: str) -> int:
+    bad_input = error.exit_code == EXIT_BAD_INPUT
+    kind = FailureKind.PROCESS_EXIT if bad_input else FailureKind.EXCEPTION
+    misused = isinstance(error, StepUseError)
+    detail = f"{error}{_place(error, script)}" if misused or not bad_input else str(error)
+    if bad_input:
+        told = _tell(kind, detail, error.exit_code, final=misused)
+    else:
+        told = _end(kind, detail, error.exit_code, _error(error, script))
+    # All workers find the same fault in a script's settings: whoever ends the job, or the node, says it once.
+    if not (told and bad_input):
+        print(f"holdfast: {error}", file=sys.stderr, flush=True)
+    return error.exit_code
+
+
+def _ended_itself(error: SystemExit, script: str) -> int:
+    code = _exit_code(error)
+    if code != EXIT_DONE:
+        detail = f"the script called sys.exit({code}){_place(error, script)}"
+        _end(FailureKind.PROCESS_EXIT, detail, code, _error(error, script), final=True)
+    return code
+
+
+def _raised(error: BaseException, script: str) -> int:
+    error.__traceback__ = _script_part(error.__traceback__, script)
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    what = "".join(traceback.format_exception_only(error)).strip()
+    code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
+    _end(FailureKind.EXCEPTION, f"{what}{_place(error, script)}", code, _error(error, script))
+    return code
 
 
 def _exit_code(error: SystemExit) -> int:

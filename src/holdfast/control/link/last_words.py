@@ -16,11 +16,18 @@ class LastWords:
     What runs the script (control.agent.worker_process) looks for it there, and asks it before it lets the process end.
 
     Args:
+        ending: says on the page of progress that the script has ended, so that nobody judges what it was about.
         locate: says at which step, micro-batch and phase the script has raised.
         keep: tells the coordinator, and returns only once the job is over, or False at once where nothing can be kept.
     """
 
-    def __init__(self, locate: Callable[[ScriptError], ScriptError], keep: Callable[[Crashed], bool]) -> None:
+    def __init__(
+        self,
+        ending: Callable[[], None],
+        locate: Callable[[ScriptError], ScriptError],
+        keep: Callable[[Crashed], bool],
+    ) -> None:
+        self.ending = ending
         self.locate = locate
         self.keep = keep
         self._before = sys.excepthook

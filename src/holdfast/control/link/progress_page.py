@@ -9,8 +9,8 @@ no /dev/shm is needed. Each worker has a slot, by its index on the node:
         56  look: when the training thread last looked whether the collective that it waits in has ended; since when it
             waits (0: it does not)
         72  totals: by activity, how many have ended, their seconds, the longest
-       432  waits: the newest four in collectives, each number, group's size, name, bytes, begin, end (0: not over)
-       624  reason: why the script has paused, UTF-8
+       456  waits: the newest four in collectives, each number, group's size, name, bytes, begin, end (0: not over)
+       648  reason: why the script has paused, UTF-8
 
 Times are of CLOCK_MONOTONIC, which all processes of a machine share. A store that is under way, or anything that makes
 no sense, reads as nothing.

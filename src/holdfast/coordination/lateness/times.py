@@ -41,8 +41,8 @@ UNEVEN = frozenset(
 LONGEST = 2.0
 #: where only other worlds' times are known, theirs count so many times: shares and partners are others
 OTHER_WORLD = 2.0
-#: Nobody is late in these: they last until somebody else does something.
-ENDLESS = frozenset({Activity.STARTING, Activity.AWAITING, Activity.FINISHED})
+#: Nobody is late in these: they last until somebody else does something, or a process is gone.
+ENDLESS = frozenset({Activity.STARTING, Activity.AWAITING, Activity.FINISHED, Activity.ENDING})
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ class Activity(IntEnum):
     SAVING = 12  # offering a step's state to whoever writes it, or bringing it together
     PAUSED = 13  # in `with job.pause(...)`
     FINISHED = 14
+    ENDING = 15  # the script has raised, or ended itself: its traceback is made, its process is on its way out
 
     def __str__(self) -> str:
         """Return what people call it."""

@@ -230,7 +230,7 @@ class Job:
         )
         session.attach(config)
         if settings:
-            self._last_words = LastWords(session.locate, session.keep)
+            self._last_words = LastWords(session.ending, session.locate, session.keep)
             self._last_words.install()
         return session
 

@@ -233,6 +233,10 @@ class Session:
             self._applying.paused_s += self._clock.monotonic() - begun
             progress.at(activity, micro_batch)
 
+    def ending(self) -> None:
+        """The script has ended, by an exception or by itself: what it was about is over."""
+        self._shared.progress.at(Activity.ENDING)
+
     def locate(self, error: ScriptError) -> ScriptError:
         """Say at which step and micro-batch, and in which phase, the script has raised something."""
         attempt = self._attempt
