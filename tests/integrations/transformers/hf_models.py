@@ -84,6 +84,9 @@ _MODELS["deepseek_v3 of experts alone"] = lambda: DeepseekV3ForCausalLM(
     DeepseekV3Config(**{**_DEEPSEEK, "first_k_dense_replace": 0, "n_shared_experts": 0, "norm_topk_prob": False})
 )
 ODD_KINDS = tuple(_MODELS)[len(KINDS) :]
+#: one whose config leaves no layer of experts
+DENSE_KIND = "qwen2_moe, dense"
+_MODELS[DENSE_KIND] = lambda: Qwen2MoeForCausalLM(Qwen2MoeConfig(**_SIZES, num_experts=4, mlp_only_layers=[0, 1]))
 
 
 def hf_model(kind: str) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_models import KINDS, ODD_KINDS, hf_model, loss_of, token_ids
+from hf_models import DENSE_KIND, KINDS, ODD_KINDS, hf_model, loss_of, token_ids
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -46,6 +46,26 @@ def test_it_computes_what_the_model_computes(kind: str) -> None:
         assert (grad - wanted).abs().max() <= 1e-6 * wanted.abs().max().clamp(min=1.0), name
     assert type(elastic) is type(plain)
     assert [type(module) for module in elastic.modules()] == [type(module) for module in plain.modules()]
+
+
+@_NO_WIDTH
+@pytest.mark.parametrize("kind", [*KINDS, *ODD_KINDS])
+def test_parameters_stay_where_they_are(kind: str) -> None:
+    model = hf_model(kind)
+    before = [id(parameter) for parameter in model.parameters()]
+    assert [id(parameter) for parameter in elastic_experts(model).parameters()] == before
+    assert [id(parameter) for parameter in plain_experts(model).parameters()] == before
+
+
+def test_an_optimizers_state_of_the_plain_model_fits_the_elastic_one() -> None:
+    model, ids = hf_model("gpt_oss"), token_ids()
+    before = torch.optim.AdamW(model.parameters())
+    loss_of(model, ids).backward()
+    before.step()
+    after = torch.optim.AdamW(elastic_experts(model).parameters())
+    after.load_state_dict(before.state_dict())
+    for parameter in model.parameters():
+        assert torch.equal(after.state[parameter]["exp_avg"], before.state[parameter]["exp_avg"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,6 +157,13 @@ def without(name: str) -> nn.Module:
     return model
 
 
+def emptied() -> nn.Module:
+    model = hf_model("mixtral")
+    for layer in range(2):
+        model.set_submodule(f"model.layers.{layer}.mlp.experts", nn.Identity())
+    return model
+
+
 def reshaped() -> nn.Module:
     model = hf_model("olmoe")
     model.get_submodule("model.layers.1.mlp.experts").down_proj = nn.Parameter(torch.zeros(4, 32, 47))
@@ -156,6 +183,8 @@ def miscounted() -> nn.Module:
             lambda: nn.Sequential(nn.Linear(2, 2)),
             "Sequential has no experts: known are MixtralExperts, Qwen2MoeExperts",
         ),
+        (lambda: hf_model(DENSE_KIND), "^Qwen2MoeForCausalLM has no experts: known are MixtralExperts"),
+        (emptied, "^model.layers.0.mlp is a MixtralSparseMoeBlock, whose experts are not known"),
         (strange, "model.layers.1.mlp.experts is a StrangeExperts, whose experts are not known: known are Mixtral"),
         (lambda: nn.Sequential(MoEBlock()), "0 is a MoEBlock, whose experts are not known"),
         (lambda: holdfast.MoE(4, 4, 2), "MoE has elastic experts already"),

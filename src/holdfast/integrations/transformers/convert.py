@@ -1,7 +1,7 @@
 """Models made elastic and plain again, in place: their routers, shared experts and names stay what they were.
 
 Only what computes the routed experts is exchanged. The parameters stay the same objects, so that an optimizer may be
-made before or after.
+made before or after, and one's saved state fits the other.
 """
 
 from __future__ import annotations
@@ -137,8 +137,15 @@ def _unknown(model: nn.Module, strange: list[str]) -> str:
     alike = strange or [
         f"{name} is a {type(module).__name__}"
         for name, module in _modules(model)
-        if name and _LOOKS_LIKE_EXPERTS.search(type(module).__name__)
+        if name and _LOOKS_LIKE_EXPERTS.search(_own_name(module))
     ]
     if alike:
         return f"{alike[0]}, whose experts are not known: {known}"
     return f"{type(model).__name__} has no experts: {known}"
+
+
+def _own_name(module: nn.Module) -> str:
+    """Return a class's name without its family's: Qwen2MoeAttention, of a known family, holds no experts."""
+    name = type(module).__name__
+    families = (form.removesuffix("Experts") for form in FORMS)
+    return name.removeprefix(next((family for family in families if name.startswith(family)), ""))

@@ -129,7 +129,8 @@ class StackedExperts(ExpertStack):
             )
         super().__init__(dim=shape1[1], experts=shape1[0])
         self.between = between
-        self.w1, self.w2, self.b1, self.b2 = w1, w2, b1, b2
+        # In the order in which they are used, as models register them: optimizers number their state by it.
+        self.w1, self.b1, self.w2, self.b2 = w1, b1, w2, b2
         self._outputs_first = outputs_first
 
     def forward(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
