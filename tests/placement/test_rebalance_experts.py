@@ -140,6 +140,25 @@ def test_ranks_that_are_gone_get_nothing():
     assert busiest(slots[:, ~dead], loads, 6).mean() < 1.3
     counted = sglang_rebalance_experts(np.stack([loads, loads]), 32, None, 2, 8, False)
     assert (counted[0] == rebalance_experts(loads, 32, 1, 2, 8)[0]).all()
+    halves = np.full((100, 1, 2), 1000, dtype=np.float16)  # their sum is none of float16
+    assert sglang_rebalance_experts(halves, 2, None, 1, 2, False)[2].tolist() == [[1, 1]]
+    listed = sglang_rebalance_experts([loads.tolist(), loads.tolist()], 32, None, 2, 8, False)
+    assert all((mine == theirs).all() for mine, theirs in zip(listed, counted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([[[1.0, 2.0], [3.0]]], "weight is no table: its rows differ in length"),
+        ([[["a", "b"]]], "weight holds <U1: give numbers"),
+        (np.full((2, 1, 2), None), "weight holds object: give numbers"),
+        ([[[[1.0, 2.0]]]], r"weight has shape \(1, 1, 1, 2\)"),
+        (np.zeros((0, 1, 2)), r"weight has shape \(0, 1, 2\): there is no step in it"),
+    ],
+)
+def test_sglangs_steps_that_are_no_loads_are_refused(steps, told):
+    with pytest.raises(BadInputError, match=told):
+        sglang_rebalance_experts(steps, 4, None, 1, 2, False)
 
 
 def test_a_node_that_is_gone_is_made_good_within_the_budget():
@@ -174,6 +193,8 @@ def test_tensors_come_back_as_tensors():
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         results = rebalance_experts(torch.tensor(loads).to(dtype), 16, 1, 2, 4)
         assert all(result.dtype == torch.int64 and result.device.type == "cpu" for result in results)
+    steps = torch.tensor(np.stack([loads, loads]) % 100).to(torch.float16)
+    assert all(result.dtype == torch.int64 for result in sglang_rebalance_experts(steps, 16, None, 2, 4, False))
     same = rebalance_experts(torch.tensor(loads), 16, 1, 2, 4, active_ranks=torch.ones(4, dtype=torch.bool))
     for tensor, array in zip(same, rebalance_experts(loads, 16, 1, 2, 4), strict=True):
         np.testing.assert_array_equal(tensor.numpy(), array)

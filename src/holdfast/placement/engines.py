@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.placement.rebalance import rebalance_experts
+from holdfast.placement.tensors import over_steps
 
 
 class VllmPolicy:
@@ -56,14 +57,12 @@ def sglang_rebalance_experts(
 ) -> tuple[Any, Any, Any]:
     """As SGLang calls its algorithms `deepseek` and, with `active_ranks`, `elasticity_aware`.
 
-    `weight` `(L, E)`, or `(steps, L, E)` as it records them. The results are those of
+    `weight` `(L, E)`, or `(steps, L, E)` as it records them. Its forms, and the results, are those of
     `holdfast.placement.rebalance_experts`.
     """
     groups = num_groups if enable_hierarchical and num_groups is not None else 1
-    if len(getattr(weight, "shape", ())) == 3:
-        weight = weight.sum(0)
     return rebalance_experts(
-        weight,
+        over_steps(weight),
         num_replicas,
         groups,
         num_nodes,

@@ -47,6 +47,18 @@ def as_loads(weight: Any) -> FloatArray:
     return loads
 
 
+def over_steps(weight: Any) -> Any:
+    """Return the sum of loads `(steps, L, E)`; others come back as they are. Raises `BadInputError` for what is no
+    table of numbers, or has no step."""
+    loads = _numbers(weight, "weight")
+    if loads.ndim != 3:
+        return weight
+    if not len(loads):
+        raise BadInputError(f"weight has shape {loads.shape}: there is no step in it")
+    # in double precision: sums of halves soon overflow
+    return weight.detach().cpu().double().sum(0) if hasattr(weight, "detach") else loads.sum(axis=0, dtype=np.float64)
+
+
 def as_slot_map(values: Any, name: str, shape: tuple[int, int] | None, experts: int | None) -> IntArray:
     """Return the expert in each slot `(L, R)`, -1 for none. Raises `BadInputError` for another shape, or other
     experts."""

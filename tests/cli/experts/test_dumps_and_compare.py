@@ -187,7 +187,8 @@ def test_one_window_is_compared_without_a_word_about_moves(tmp_path):
         (("--compare", "magic"), "--compare magic: there is eplb to compare with"),
         (("--compare", "eplb", "--gpus-per-node", 3), "--gpus-per-node is 3: it must divide the 4 slots of a node"),
         (("--compare", "eplb", "--gpus-per-node", 0), "--gpus-per-node is 0"),
-        (("--compare", "eplb", "--groups", 3), "num_groups is 3: it must divide the 4 experts"),
+        (("--compare", "eplb", "--groups", 3), "--groups is 3: it must divide the 4 experts"),
+        (("--compare", "eplb", "--groups", 0), "--groups is 0: it must divide the 4 experts"),
         (("--compare", "eplb", "--fault-threshold", 3), "fault_threshold is 3"),
         (("--compare", "eplb", "--pareto", "--racks", "racks.txt"), "--racks, --pareto: with --compare that changes"),
         (("--gpus-per-node", 2), "--gpus-per-node: without --compare that changes nothing: leave it out"),
@@ -201,3 +202,11 @@ def test_bad_comparisons_are_one_sentence(tmp_path, arguments, words):
     assert words in str(error.value)
     with pytest.raises(BadInputError, match="EPLB's nodes have equal slots"):
         plan("--loads", path, "--expert-slots", "4,5", "--compare", "eplb")
+
+
+def test_a_recording_without_tokens_is_named_in_a_comparison_as_in_a_plan(tmp_path):
+    path = tmp_path / "other.npz"
+    np.savez(path, load=np.ones((1, 2, 4)))
+    for compared in ((), ("--compare", "eplb")):
+        with pytest.raises(BadInputError, match="holds no array named tokens: save tokens"):
+            plan("--loads", path, "--nodes", 2, "--expert-slots", 4, *compared)

@@ -66,12 +66,14 @@ class PolicyFigures:
 def compare(windows: FloatArray, shape: EngineShape) -> list[PolicyFigures]:
     """Return the figures of each policy on loads `(T, L, E)`; with one window, that one stands for what comes, too.
 
-    Raises `BadInputError` for slots that do not fit.
+    Raises `BadInputError` for slots or groups that do not fit.
     """
     if shape.gpus_per_node < 1 or shape.slots_per_node % shape.gpus_per_node:
         raise BadInputError(
             f"--gpus-per-node is {shape.gpus_per_node}: it must divide the {shape.slots_per_node} slots of a node"
         )
+    if shape.groups < 1 or windows.shape[2] % shape.groups:
+        raise BadInputError(f"--groups is {shape.groups}: it must divide the {windows.shape[2]} experts")
     windows = _added_up(windows)
     return [_figures(name, policy, windows, shape) for name, policy in _policies(shape).items()]
 

@@ -18,8 +18,6 @@ _Table = np.ndarray[Any, Any]
 def read_recording(path: Path, iteration: int | None) -> _Table:
     """Return the tokens `[layer, expert]` of one `iteration`, which may be left out where there is one only."""
     arrays = _read(path)
-    if "tokens" not in arrays:
-        raise BadInputError(f"--loads {path}: holds no array named tokens: save tokens[iteration, layer, expert]")
     tokens, iterations = arrays["tokens"], arrays.get("iterations", np.zeros(0, dtype=np.int64))
     for name, array in (("tokens", tokens), ("iterations", iterations)):
         if array.dtype.kind not in "iuf":
@@ -43,7 +41,7 @@ def read_recording(path: Path, iteration: int | None) -> _Table:
 
 def read_all(path: Path) -> _Table:
     """Return the tokens `[iteration, layer, expert]` of all iterations."""
-    tokens = _read(path).get("tokens", np.zeros(0))
+    tokens = _read(path)["tokens"]
     if tokens.dtype.kind not in "iuf" or tokens.ndim not in (2, 3) or not tokens.size:
         raise BadInputError(
             f"--loads {path}: tokens have shape {tokens.shape} of {tokens.dtype}: save [iteration, layer, expert]"
@@ -52,7 +50,7 @@ def read_all(path: Path) -> _Table:
 
 
 def _read(path: Path) -> dict[str, _Table]:
-    """Return the arrays that matter, by name; whatever a file may hold instead is said in one line."""
+    """Return the arrays that matter, by name, tokens among them; whatever a file holds instead is said in one line."""
     try:
         with open_given(path) as file:
             # Looked at first: np.load takes single arrays and pickles too, whatever the name.
@@ -60,7 +58,7 @@ def _read(path: Path) -> dict[str, _Table]:
                 raise BadInputError(f"--loads {path}: not a .npz file; save it with numpy.savez")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
-                return {name: archive[name] for name in ("tokens", "iterations") if name in archive}
+                arrays = {name: archive[name] for name in ("tokens", "iterations") if name in archive}
     except OSError as error:
         raise BadInputError(f"--loads {path}: cannot be read ({error.strerror or error})") from None
     except MemoryError:
@@ -70,3 +68,6 @@ def _read(path: Path) -> dict[str, _Table]:
     except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInputError(f"--loads {path}: not a .npz file of numbers ({reason})") from None
+    if "tokens" not in arrays:
+        raise BadInputError(f"--loads {path}: holds no array named tokens: save tokens[iteration, layer, expert]")
+    return arrays
