@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from drawing import save, sheet
-from setting import finish, parser_of
+from setting import above_zero, at_least, finish, parser_of
 
 from holdfast.testing.local_world import run_world
 
@@ -54,9 +54,9 @@ def make(options: argparse.Namespace) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Run."""
     parser = parser_of(__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=256, help="per rank")
-    parser.add_argument("--seconds-per-token", type=float, default=5e-4)
+    parser.add_argument("--repeats", type=at_least(1), default=3)
+    parser.add_argument("--tokens", type=at_least(1), default=256, help="per rank")
+    parser.add_argument("--seconds-per-token", type=above_zero, default=5e-4)
     return finish(make, parser.parse_args(words))
 
 

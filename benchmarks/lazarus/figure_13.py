@@ -36,9 +36,8 @@ from drawing import COLOURS, save, sheet
 from modelled_job import Costs, Formation, ModelledJob, Policy
 from perf_model import LayerTimes, PerfModel
 from policies import Static, unpadded
-from setting import finish, needed, parser_of
+from setting import at_least, finish, from_zero, needed, parser_of
 
-from holdfast.errors import BadInputError
 from holdfast.planning import Plan, as_slots, make_plan, split_over_workers, strategy_named
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.availability import Batch, NodeEvent, Window
@@ -253,8 +252,6 @@ def setting(
 
 def make(options: argparse.Namespace) -> None:
     """Print and draw the figure."""
-    if options.trials < 2:
-        raise BadInputError(f"--trials is {options.trials}: an interval needs at least 2")
     model = PerfModel.read(needed(options.data, Path("perfmodel") / "dsv3_perfmodel.json"))
     loads = substitute(options.data) if options.zipf is None else zipf(options.zipf)
     pace = Pace(times=model.layer(TOKENS, tp=GPUS, dp=EP_NODES))
@@ -307,9 +304,9 @@ def draw(
 def main(words: Sequence[str] | None = None) -> int:
     """Run; 2 where the data is not there."""
     parser = parser_of(__doc__)
-    parser.add_argument("--trials", type=int, default=10)
-    parser.add_argument("--restart-s", type=float, default=RESTART_S, help="seconds that a restart takes")
-    parser.add_argument("--zipf", type=float, help="skew of made loads in place of the recorded ones")
+    parser.add_argument("--trials", type=at_least(2), default=10, help="an interval needs 2")
+    parser.add_argument("--restart-s", type=from_zero, default=RESTART_S, help="seconds that a restart takes")
+    parser.add_argument("--zipf", type=from_zero, help="skew of made loads in place of the recorded ones")
     return finish(make, parser.parse_args(words))
 
 

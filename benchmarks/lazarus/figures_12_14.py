@@ -23,7 +23,7 @@ from drawing import lines_and_totals, save, sheet
 from figures_6_7 import failures, mean_samples, ratio, shuffled
 from modelled_job import Lived, ModelledJob, Policy, rates
 from policies import Static, unpadded
-from setting import MODELS, finish, parser_of
+from setting import MODELS, at_least, finish, parser_of
 from testbed import Hardware
 
 from holdfast.planning.availability import Window
@@ -125,7 +125,7 @@ def make(options: argparse.Namespace) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Run; 2 where the data is not there."""
     parser = parser_of(__doc__)
-    parser.add_argument("--orders", type=int, default=10, help="random orders in which nodes fail")
+    parser.add_argument("--orders", type=at_least(1), default=10, help="random orders in which nodes fail")
     return finish(make, parser.parse_args(words))
 
 

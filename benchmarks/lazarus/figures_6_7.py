@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from drawing import lines_and_totals, save, sheet
 from modelled_job import Lived, ModelledJob, Policy, rates
-from setting import MODELS, NODES, finish, parser_of
+from setting import MODELS, NODES, at_least, finish, from_zero, parser_of
 from testbed import RESTART_S, Hardware
 
 from holdfast.planning.availability import Batch, NodeEvent, Window
@@ -139,8 +139,8 @@ def make(options: argparse.Namespace) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Run; 2 where the data is not there."""
     parser = parser_of(__doc__)
-    parser.add_argument("--orders", type=int, default=10, help="random orders in which nodes fail")
-    parser.add_argument("--restart-s", type=float, default=RESTART_S, help="seconds of a restart, loading aside")
+    parser.add_argument("--orders", type=at_least(1), default=10, help="random orders in which nodes fail")
+    parser.add_argument("--restart-s", type=from_zero, default=RESTART_S, help="seconds of a restart, loading aside")
     return finish(make, parser.parse_args(words))
 
 

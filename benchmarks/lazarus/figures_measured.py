@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drawing import lines_and_totals, save, sheet, stacked
-from setting import MODELS, finish, needed, parser_of
+from setting import MODELS, above_zero, finish, needed, parser_of
 
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.accounts.time_spans import Cause
@@ -124,7 +124,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--model", choices=sorted(MODELS), action="append", help="L by default")
     parser.add_argument("--figure", type=int, choices=sorted(FIGURES), action="append", help="6 and 9 by default")
-    parser.add_argument("--seconds-per-token", type=float, default=2e-3)
+    parser.add_argument("--seconds-per-token", type=above_zero, default=2e-3)
     return finish(make, parser.parse_args(words))
 
 

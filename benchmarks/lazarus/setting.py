@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -122,6 +123,41 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "lazarus", help="folder for the pictures")
     return parser
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return what reads an option that is a whole number from `least` on."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = None
+        if number is None or number < least:
+            raise argparse.ArgumentTypeError(f"{text} is no whole number of at least {least}")
+        return number
+
+    return read
+
+
+def above_zero(text: str) -> float:
+    """Read an option that is a finite number above 0."""
+    return _finite(text, "above 0", lambda number: number > 0)
+
+
+def from_zero(text: str) -> float:
+    """Read an option that is a finite number, 0 or more."""
+    return _finite(text, "of 0 or more", lambda number: number >= 0)
+
+
+def _finite(text: str, wanted: str, fits: Callable[[float], bool]) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or not fits(number):
+        raise argparse.ArgumentTypeError(f"{text} is no finite number {wanted}")
+    return number
 
 
 def finish(make: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:

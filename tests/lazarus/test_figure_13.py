@@ -65,6 +65,19 @@ def test_a_small_cluster_lives_through_its_preemptions(numbers: Path) -> None:
     assert undisturbed[0] == pytest.approx(expected, rel=0.01)
 
 
-def test_one_trial_has_no_interval(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert figure_13.main(["--data", str(recorded), "--out", str(tmp_path), "--trials", "1"]) == 2
-    assert "at least 2" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--trials", "1"), "--trials: 1 is no whole number of at least 2"),
+        (("--zipf", "nan"), "--zipf: nan is no finite number of 0 or more"),
+        (("--zipf", "-1"), "--zipf: -1 is no"),
+        (("--restart-s", "-1"), "--restart-s: -1 is no"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    words: tuple[str, str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        figure_13.main(words)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import figure_10a
 import figures_6_7
 import figures_9_11
 import figures_12_14
@@ -69,6 +70,29 @@ def test_padding_is_what_tutel_pays_for(recorded: Path) -> None:
 def test_data_that_is_not_there_is_said(script: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--data", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "give --data DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "told"),
+    [
+        (figures_6_7, ("--orders", "0"), "--orders: 0 is no whole number of at least 1"),
+        (figures_6_7, ("--restart-s", "nan"), "--restart-s: nan is no finite number of 0 or more"),
+        (figures_6_7, ("--restart-s", "inf"), "--restart-s: inf is no"),
+        (figures_12_14, ("--orders", "few"), "--orders: few is no whole number"),
+        (figures_measured, ("--seconds-per-token", "-1"), "--seconds-per-token: -1 is no finite number above 0"),
+        (figure_10a, ("--seconds-per-token", "0"), "--seconds-per-token: 0 is no"),
+        (figure_10a, ("--seconds-per-token", "soon"), "--seconds-per-token: soon is no"),
+        (figure_10a, ("--tokens", "0"), "--tokens: 0 is no"),
+        (figure_10a, ("--repeats", "0"), "--repeats: 0 is no"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    script: object, words: tuple[str, str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script.main(words)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
 
 
 def test_a_measured_jobs_time_is_told_from_its_first_step_on() -> None:
