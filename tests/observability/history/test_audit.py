@@ -161,6 +161,8 @@ FIRST = made("generation_started", generation=1, members=("a",), world_size=1, r
         ([STARTED, FIRST, step(1, sample_hashes=SAMPLES.expected(2))], About.SAMPLES),
         ([STARTED, FIRST, step(1, sample_hashes=SAMPLES.expected(1) + SAMPLES.hash_of(1, 0))], About.SAMPLES),
         ([STARTED, FIRST, step(1), step(2, samples=7)], About.SAMPLES),
+        ([STARTED, FIRST, step(1, samples=0)], About.SAMPLES),
+        ([STARTED, FIRST, step(1, samples=2)], About.SAMPLES),
         ([STARTED, FIRST, step(1), msgspec.structs.replace(step(2), time=0.5)], About.TIME),
         ([STARTED, FIRST, step(1, generation=0)], About.GENERATION),
         ([STARTED, FIRST, step(1, generation=2)], About.GENERATION),

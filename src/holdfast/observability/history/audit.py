@@ -241,6 +241,8 @@ class Audit:
         seed, micro_batches = self._seed, self._micro_batches
         if seed is None or not micro_batches:
             return None
+        if samples < micro_batches:
+            return f"step {step} has {samples} samples: in {micro_batches} micro-batches there are at least as many"
         known = self._samples
         if known is None or (known.seed, known.micro_batches) != (seed, micro_batches):
             micro_batch = samples // micro_batches
