@@ -47,13 +47,16 @@ def test_a_sample_that_always_raises_ends_the_job(start_job: StartJob, tmp_path:
     assert (first.category, first.phase, first.severity) == ("software_error", "compute", 2)
     where = f"step {first.step}, micro-batch {first.micro_batch}: ValueError: bad load 500 (raising.py, line "
     assert failed.why.startswith(where), failed.why
-    assert failed.why.endswith(f"(on nodes {first.node} and {second.node})")
+    assert failed.why.endswith(f"(on nodes {first.node}, {second.node})")
     assert failed.traceback.startswith("Traceback (most recent call last):\n")
     assert failed.traceback.endswith("ValueError: bad load 500\n")
     assert failed.why in job.output()
 
 
-@pytest.mark.parametrize(("where", "said"), [("compute", "ValueError: bad compute 7 (r"), ("exit", "sys.exit(7) (r")])
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("interrupt", "KeyboardInterrupt (raising.py"), ("exit", "sys.exit(7) (r")],
+)
 def test_where_all_ranks_raise_what_they_have_is_saved_first(
     start_job: StartJob, tmp_path: Path, where: str, said: str
 ) -> None:
@@ -88,8 +91,12 @@ def test_the_only_worker_that_raises_is_saved_and_started_again(start_job: Start
     assert "bad compute 5" in job.all(JobFailed)[0].why
 
 
-def test_a_script_that_raises_before_its_loop_on_all_nodes(start_job: StartJob) -> None:
-    job = start_job(*FOREVER, "--where", "before", script=RAISING)
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("before", "ValueError: bad before 0 (raising.py, line "), ("done", "the script ended before its first step")],
+)
+def test_a_script_that_ends_before_its_loop_on_all_nodes(start_job: StartJob, where: str, said: str) -> None:
+    job = start_job(*FOREVER, "--where", where, script=RAISING)
     assert job.wait_exit(60) == 1, job.story()
-    assert "ValueError: bad before 0 (raising.py, line " in job.all(JobFailed)[0].why
+    assert said in job.all(JobFailed)[0].why
     assert not [event for event in job.all(NodeLeft) if event.reason == "quarantined"]

@@ -13,7 +13,7 @@ import holdfast
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
-parser.add_argument("--where", default="", help="load, compute, optimizer, loop, exit or before")
+parser.add_argument("--where", default="", help="load, compute, optimizer, loop, exit, interrupt, before or done")
 parser.add_argument("--at", type=int, default=0, help="the step; of load: the sample")
 parser.add_argument("--node", default="", help="only there")
 parser.add_argument("--once", default="", help="only as long as this file is there; whoever raises removes it")
@@ -29,6 +29,10 @@ def may_raise(where: str, at: int) -> None:
         os.remove(args.once)
     if where == "exit":
         sys.exit(7)
+    if where == "interrupt":
+        raise KeyboardInterrupt
+    if where == "done":
+        sys.exit(0)
     raise ValueError(f"bad {where} {at}")
 
 
@@ -55,6 +59,7 @@ job = holdfast.init()
 model = torch.nn.Linear(8, 1).to(job.device, torch.float64)
 job.protect(model, Optimizer(model.parameters(), lr=1e-2), Data(), global_batch=24, micro_batch=4, seed=3)
 may_raise("before", 0)
+may_raise("done", 0)
 job_step = 0
 for step in job.steps(args.steps):
     job_step = step.number
@@ -63,6 +68,7 @@ for step in job.steps(args.steps):
         loss = torch.nn.functional.mse_loss(model(inputs), wanted)
         may_raise("compute", step.number)
         may_raise("exit", step.number)
+        may_raise("interrupt", step.number)
         step.backward(loss)
     if step.apply():
         may_raise("loop", step.number)
