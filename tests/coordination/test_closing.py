@@ -173,7 +173,8 @@ def test_a_state_that_is_lost_or_initial_is_not_waited_for() -> None:
     lost.feed(CTRL_C)
     for node in ("n0", "n1", "n2"):
         lost.report(node, None)
-    assert lost.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
+    unsaved = "nothing could be saved: step 2 has no live copy, the newest checkpoint is of step 1"
+    assert lost.machine.over == EndJob(EXIT_INTERRUPTED, f"Ctrl-C; {unsaved}")
     assert lost.machine.record.checkpoints == (KnownCheckpoint(step=1, name="step-1", term=1, generation=1),)
 
 

@@ -70,13 +70,18 @@ class Closing:
         if self.under_way and self._turn.now - self._since > self._config.save_timeout_s:
             self.end()
 
-    def end(self) -> None:
-        """All is saved that can be, or nothing can be: end the job. Unless it has failed, it can be taken up again."""
+    def end(self, unsaved: str = "") -> None:
+        """All is saved that can be, or nothing can be: end the job. Unless it has failed, it can be taken up again.
+
+        Args:
+            unsaved: what is lost, where something is.
+        """
         will = self._will or _ASKED_BEFORE
+        why = f"{will.why}; {unsaved}" if unsaved else will.why
         if will.failed:
-            self._ending.failed(will.why, will.exit_code, will.traceback)
+            self._ending.failed(why, will.exit_code, will.traceback)
         else:
-            self._ending.by_will(will.exit_code, will.why)
+            self._ending.by_will(will.exit_code, why)
 
     def _begin(self, will: LastWill, *, save: bool) -> None:
         record, before = self._turn.record, self._will

@@ -276,7 +276,7 @@ def test_a_script_that_fails_fails_the_job(world: World) -> None:
     output = job.output_file.read_text()
     assert "RuntimeError: out of luck" in output
     # However soon one node has spent its budget: the other is heard, too, and then it is the work that is at fault.
-    assert re.search("on nodes node-. and node-.", output)
+    assert re.search("on nodes node-., node-.", output)
     world.check_nothing_is_left()
 
 

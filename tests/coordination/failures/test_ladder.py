@@ -133,7 +133,7 @@ def test_a_job_that_has_not_begun_ends_by_what_all_its_nodes_meet_and_not_the_fi
         if not last:
             job.tell(node, msg.Leave(reason="quarantined", detail="its workers fail again and again"))
         assert (job.machine.parts.ending.over is not None) == last
-    assert "out of luck (on nodes n0 and n1)" in job.machine.parts.ending.over.why
+    assert "out of luck (on nodes n0, n1)" in job.machine.parts.ending.over.why
 
 
 def test_a_job_that_has_not_begun_ends_once_all_its_nodes_are_quarantined() -> None:

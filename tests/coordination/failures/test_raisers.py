@@ -30,6 +30,9 @@ def raised(
     )
 
 
+UNSAVED = "nothing could be saved: step 2 has no live copy"
+
+
 def trained(nodes: int = 3, *, saves: bool = True) -> Job:
     job = Job(nodes=nodes).start(saves=saves)
     job.step(1)
@@ -92,7 +95,7 @@ def test_the_same_on_a_second_node_ends_the_job_saved() -> None:
     job.say(kept("n0", 2, "step-2", generation=3))
     for node in ("n0", "n2"):
         job.say(msg.Finished(worker=w(node), generation=3, step=2))
-    why = f"step 3, micro-batch 4: {OOPS} (on nodes n1 and n2)"
+    why = f"step 3, micro-batch 4: {OOPS} (on nodes n1, n2)"
     assert job.machine.over == EndJob(EXIT_FAILED, why)
     (failed,) = job.said(ev.JobFailed)
     assert (failed.why, failed.traceback) == (why, "Traceback: oops")
@@ -113,7 +116,7 @@ def test_where_all_raise_all_keep_what_they_have_until_it_is_saved() -> None:
     assert all(begin.plan.last for begin in begins.values())
     assert not replaced(job)
     assert job.machine.record.will is not None
-    assert job.machine.record.will.why == f"step 3, micro-batch 2: {OOPS} (on nodes n0 and n1 and n2)"
+    assert job.machine.record.will.why == f"step 3, micro-batch 2: {OOPS} (on nodes n0, n1, n2)"
 
 
 def test_where_nothing_is_kept_the_job_ends_at_once() -> None:
@@ -122,7 +125,7 @@ def test_where_nothing_is_kept_the_job_ends_at_once() -> None:
         job.say(raised(node))
         if job.machine.over is not None:
             break
-    assert job.machine.over == EndJob(EXIT_FAILED, f"step 3, micro-batch 4: {OOPS} (on nodes n0 and n1)")
+    assert job.machine.over == EndJob(EXIT_FAILED, f"step 3, micro-batch 4: {OOPS} (on nodes n0, n1)")
 
 
 def finish_last(job: Job, node: str = "n0") -> None:
@@ -206,7 +209,7 @@ def test_what_two_nodes_raise_while_the_state_changes_is_the_works_fault_too() -
     assert (failure.step, failure.phase) == (3, "applying")
     job.tell("n2", down("n2"))
     assert job.machine.record.will is not None
-    assert "on nodes n1 and n2" in job.machine.record.will.why
+    assert "on nodes n1, n2" in job.machine.record.will.why
 
 
 def test_scripts_that_raise_before_they_have_attached() -> None:
@@ -216,7 +219,7 @@ def test_scripts_that_raise_before_they_have_attached() -> None:
     job.tell("n0", down("n0", step=None, phase=Phase.IDLE))
     assert job.machine.over is None
     job.tell("n1", down("n1", step=None, phase=Phase.IDLE))
-    assert job.machine.over == EndJob(EXIT_FAILED, f"{OOPS} (on nodes n0 and n1)")
+    assert job.machine.over == EndJob(EXIT_FAILED, f"{OOPS} (on nodes n0, n1)")
 
 
 @pytest.mark.parametrize(("code", "ends"), [(7, EXIT_FAILED), (2, EXIT_BAD_INPUT)])
@@ -228,3 +231,22 @@ def test_a_script_that_wants_no_more_ends_the_job_saved(code: int, ends: int) ->
     assert job.machine.over is not None
     assert job.machine.over.exit_code == ends
     assert job.machine.over.why == f"rank 0 on node n0: step 3, micro-batch 4: {OOPS}"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "unsaved"),
+    [(0, UNSAVED), (1, f"{UNSAVED}, the newest checkpoint is of step 1"), (2, "")],
+)
+def test_where_the_optimizer_raises_on_all_nodes_it_is_said_that_nothing_could_be_saved(
+    checkpoint: int, unsaved: str
+) -> None:
+    job = Job(nodes=2).start(saves=True)
+    for step in (1, 2):
+        job.step(step)
+        if step == checkpoint:
+            job.say(written("n0", step, f"writing-{step}"))
+            job.say(kept("n0", step, f"step-{step}"))
+    for node in ("n0", "n1"):
+        job.tell(node, down(node))
+    why = f"step 3: {OOPS} (on nodes n0, n1)"
+    assert job.machine.over == EndJob(EXIT_FAILED, f"{why}; {unsaved}" if unsaved else why)

@@ -104,7 +104,7 @@ class Raisers:
         turn.change(raised=(*before, last)[-_REMEMBERED:])
         machine = found.status not in _SOFTWARE
         if nodes := nodes_that_agree(before, last, self._nodes, machine=machine):
-            where = f" (on {'nodes' if len(nodes) > 1 else 'node'} {' and '.join(nodes)})"
+            where = f" (on {'nodes' if len(nodes) > 1 else 'node'} {', '.join(nodes)})"
             self._closing.fail(_said(error, detail) + where, traceback=error.traceback)
 
     @property

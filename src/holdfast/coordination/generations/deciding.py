@@ -215,7 +215,7 @@ class Deciding:
 
     def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
         if self._closing.under_way and (isinstance(verdict, NothingLeft) or not _to_save(verdict.decision)):
-            self._closing.end()
+            self._closing.end(_unsaved(verdict, self._ledger.committed))
             return
         if isinstance(verdict, NothingLeft):
             self._ending.failed(self._failures.explain(verdict.why))
@@ -307,3 +307,12 @@ class Deciding:
 def _to_save(decision: Decision) -> bool:
     """Tell whether a decision leads to a state that may be in no checkpoint yet."""
     return decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied > 0
+
+
+def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:
+    """Say what of a job that ends is lost, "" where nothing is."""
+    kept = verdict.decision.applied if isinstance(verdict, Verdict) else 0
+    if kept >= committed:
+        return ""
+    newest = f", the newest checkpoint is of step {kept}" if kept else ""
+    return f"nothing could be saved: step {committed} has no live copy{newest}"
