@@ -49,6 +49,10 @@ def test_rules_are_read_in_their_order(tmp_path: Path) -> None:
             GOOD.replace("fan .*", "fan ("),
             "line 3: the pattern 'BMC: fan ( failed' is no regular expression: missing )",
         ),
+        (
+            GOOD.replace("fan .*", "[[a]"),
+            "line 3: the pattern 'BMC: [[a] failed' may mean something else one day: Possible nested set at position 6",
+        ),
         (GOOD.replace("riser (", "x (riser ("), "line 9: the pattern 'x (riser (\\\\d+)' is no regular"),
         (
             GOOD.replace("'riser (\\d+)'", '"old BMC: fan failed"').replace("\\1", "x").replace(" .*", ""),

@@ -6,6 +6,7 @@ Pure: the same rules and the same failure give the same class, in an agent and i
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,12 @@ def faults(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
 
 def _compiled(rule: FailureRule) -> re.Pattern[str]:
     try:
-        pattern = re.compile(rule.pattern, re.IGNORECASE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)
+            pattern = re.compile(rule.pattern, re.IGNORECASE)
+    except FutureWarning as error:
+        why = f"the pattern {rule.pattern!r} may mean something else one day: {error}"
+        raise ValueError(f"{why}; put a backslash before it where it stands for itself") from None
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"the pattern {rule.pattern!r} is no regular expression: {error}") from None
     for group in re.findall(r"\\(.?)", rule.status):
