@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import holdfast
+from holdfast.clock import SystemClock
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError
 from holdfast.protocol import checkpoint_dir
 from holdfast.runtime.checkpoints.saver import SAMPLES
@@ -348,6 +350,33 @@ def test_where_after_apply_raises_the_step_is_saved(tmp_path: Path, error: BaseE
     whole = Counting()
     whole.run(3)
     assert torch.equal(again.model.weight, whole.model.weight)
+
+
+class SetClock(SystemClock):
+    """Shows what it was set to."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_pause_within_a_pause_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time was counted twice: a step that had lasted as long as its pauses was said to be nothing but pause."""
+    clock = SetClock()
+    monkeypatch.setattr("holdfast.runtime.session.job.SystemClock", lambda: clock)
+    trained = Trained()
+    trained.protect()
+    with contextlib.suppress(ZeroDivisionError), trained.job.pause("evaluation"):
+        clock.now += 1
+        with trained.job.pause("its data"):
+            clock.now += 2
+        clock.now += 4
+        raise ZeroDivisionError
+    with trained.job.pause("evaluation"):
+        clock.now += 8
+    assert trained.job._session is not None
+    assert trained.job._session._applying.paused_s == 15
 
 
 def test_other_samples_are_refused_with_the_difference(tmp_path: Path) -> None:

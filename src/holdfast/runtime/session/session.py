@@ -108,6 +108,7 @@ class Session:
         self._faults = faults
         self._saver, self._clock = saver, clock
         self._attempt: Attempt | None = None
+        self._paused = False
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
         holding = HeldExperts(experts.shape(1)) if experts is not None else None
@@ -223,13 +224,17 @@ class Session:
     @contextlib.contextmanager
     def pause(self, reason: str) -> Generator[None, None, None]:
         """Say that the script is busy with something of its own, which is as it should be."""
-        progress = self._shared.progress
+        if self._paused:
+            yield  # (what it does in a pause is part of it)
+            return
+        self._paused, progress = True, self._shared.progress
         activity, micro_batch = progress.now
         progress.pause(reason)
         begun = self._clock.monotonic()
         try:
             yield
         finally:
+            self._paused = False
             self._applying.paused_s += self._clock.monotonic() - begun
             progress.at(activity, micro_batch)
 
