@@ -123,6 +123,9 @@ class Growing(nn.Module):
         self.line = nn.Linear(dim, dim, bias=Growing.made > 1)
 
 
+ONE = nn.Linear(DIM, DIM)
+
+
 @pytest.mark.parametrize(
     ("factory", "told"),
     [
@@ -130,6 +133,11 @@ class Growing(nn.Module):
         (Buffered, "has the buffer 'seen'"),
         (lambda dim, hidden: nn.Sequential(nn.Linear(dim, dim), nn.Dropout(0.1)), r"random numbers \(Dropout\)"),
         (Growing, "not alike: the parameters of expert 1"),
+        (nn.Linear(DIM, DIM), r"expert is the module Linear: it must be what makes a module"),
+        ("linear", "expert is 'linear': it must be what makes a module"),
+        (lambda dim, hidden: None, r"expert\(dim, hidden\) returned None: it must return a module"),
+        (lambda dim, hidden: ONE, "experts 0 and 1 of the factory share the parameter 'weight'"),
+        (lambda dim, hidden: nn.Sequential(nn.Linear(dim, dim), ONE), "share the parameter '1.weight'"),
     ],
 )
 def test_modules_that_cannot_be_experts_are_refused(factory: Any, told: str) -> None:

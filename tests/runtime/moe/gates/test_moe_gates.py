@@ -115,6 +115,9 @@ def test_the_z_loss_is_the_mean_square_of_the_logsumexp() -> None:
         ({"z_loss": float("nan")}, "z_loss is nan"),
         ({"scale": 0.0}, "scale is 0.0"),
         ({"bias_rate": float("inf")}, "bias_rate is inf"),
+        ({"bias_rate": "1e-3"}, "bias_rate is '1e-3': it must be a number"),
+        ({"top_k": "2"}, "top_k is '2': it must be a whole number"),
+        ({"groups": 2.0}, "groups is 2.0: it must be a whole number"),
     ],
 )
 def test_a_gate_that_cannot_be_is_refused_in_one_sentence(options: dict[str, Any], told: str) -> None:

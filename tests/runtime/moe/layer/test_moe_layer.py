@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from moe_cases import EXPERTS, LAYERS, batch, bound, loss_of, settle, small_model
@@ -84,11 +85,32 @@ def test_impossible_sizes_are_refused(sizes: tuple[int, int, int, int]) -> None:
         ({"gate": TopKGate(4, 2), "aux_loss": 0.1}, "aux_loss=0.1 is the default gate's"),
         ({"expert": nn.Linear, "gated": True}, "leave them out, or expert"),
         ({"dispatch": "anyhow"}, "anyhow"),
+        ({"capacity_factor": "1"}, "capacity_factor is '1': it must be a number"),
+        ({"jitter": "0.1"}, "jitter is '0.1': it must be a number"),
+        ({"aux_loss": "0.1"}, "aux_loss is '0.1': it must be a number"),
+        ({"activation": "gelu"}, "activation is 'gelu': it must be a function"),
+        ({"activation": ""}, "activation is '': it must be a function"),
+        ({"top_k": 2.0}, "top_k is 2.0: it must be a whole number"),
+        ({"top_k": True}, "top_k is True: it must be a whole number"),
+        ({"seed": "1"}, "seed is '1': it must be a whole number"),
+        ({"layer": 1.0}, "layer is 1.0: it must be a whole number"),
+        ({"layer": -1}, "layer is -1: it must be 0 or more"),
+        ({"layer": 1 << 64}, "it must be 0 or more, and below 4294967296"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(BadInputError, match=told):
         MoE(8, 16, 4, **options)
+
+
+@pytest.mark.parametrize("name", ["dim", "hidden", "experts"])
+def test_sizes_that_are_no_whole_numbers_are_refused(name: str) -> None:
+    sizes: dict[str, Any] = {"dim": 8, "hidden": 16, "experts": 4}
+    with pytest.raises(BadInputError, match=f"{name} is 8.0: it must be a whole number"):
+        MoE(**{**sizes, name: 8.0})
+    ours, numpys = (MoE(**{**sizes, name: kind(8)}, seed=kind(1 << 61), layer=kind(3)) for kind in (int, np.int64))
+    assert torch.equal(numpys(torch.ones(1, 8)), ours(torch.ones(1, 8)))
+    assert type(numpys.experts.dim) is type(numpys.experts.experts) is type(numpys.top_k) is int
 
 
 class OwnGate(nn.Module):

@@ -6,6 +6,7 @@ For what the fast path (`stack.py`) does not know. R rows, D model dimension, A 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -27,8 +28,14 @@ class ModuleExperts(ExpertStack):
         """Make all experts, each with torch's own randomness seeded by (seed, layer, expert).
 
         Raises:
-            BadInputError: they have no parameters, have buffers, draw random numbers, or are not alike.
+            BadInputError: the factory makes no modules, or some that have no parameters, have buffers, draw random
+                numbers, are not alike, or share parameters.
         """
+        if isinstance(factory, nn.Module) or not callable(factory):
+            raise BadInputError(
+                f"expert is {_shown(factory)}: it must be what makes a module, called with (dim, hidden) for each "
+                "expert anew, such as a class"
+            )
         super().__init__(dim, experts)
         modules = [_made(factory, dim, hidden, seed, layer, expert) for expert in range(experts)]
         values = [dict(module.named_parameters()) for module in modules]
@@ -79,7 +86,14 @@ class ModuleExperts(ExpertStack):
 def _made(factory: ExpertFactory, dim: int, hidden: int, seed: int, layer: int, expert: int) -> nn.Module:
     with fork_randomness():
         seed_all(expert_generator(seed=seed, layer=layer, expert=expert).initial_seed())
-        return factory(dim, hidden)
+        made = factory(dim, hidden)
+    if not isinstance(cast(object, made), nn.Module):
+        raise BadInputError(f"expert(dim, hidden) returned {_shown(made)}: it must return a module")
+    return made
+
+
+def _shown(given: object) -> str:
+    return f"the module {type(given).__name__}" if isinstance(given, nn.Module) else repr(given)
 
 
 def _check(modules: Sequence[nn.Module], values: Sequence[dict[str, nn.Parameter]]) -> None:
@@ -106,3 +120,12 @@ def _check(modules: Sequence[nn.Module], values: Sequence[dict[str, nn.Parameter
                 f"the factory's experts are not alike: the parameters of expert {expert} have other names, shapes or "
                 "dtypes than those of expert 0"
             )
+    owners: dict[int, int] = {}
+    for expert, parameters in enumerate(values):
+        for path, parameter in parameters.items():
+            owner = owners.setdefault(id(parameter), expert)
+            if owner != expert:
+                raise BadInputError(
+                    f"experts {owner} and {expert} of the factory share the parameter {path!r}: it must make a new "
+                    "module at each call"
+                )

@@ -14,6 +14,7 @@ from torch import nn
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.moe.gates.balancing import BalancingBias
+from holdfast.runtime.options import check_real, check_whole
 
 #: What keeps a sum of scores that are all zero from being divided by (DeepSeek-V3).
 _TINY = 1e-20
@@ -70,16 +71,16 @@ class TopKGate(nn.Module):
                 choice alone, moves by so much at each step towards experts that are chosen less than the mean.
 
         Raises:
-            BadInputError: a number is out of range, or the groups do not divide the experts.
+            BadInputError: a number is none or out of range, or the groups do not divide the experts.
         """
         super().__init__()
         self.experts, self.top_k, self.score = experts, top_k, score
-        self.normalise = top_k > 1 if normalise is None else normalise
         self.scale = scale
         self.groups, self.group_best = groups, group_best
         self.groups_kept = groups if groups_kept is None else groups_kept
         self.aux_loss, self.z_loss = aux_loss, z_loss
         self._check(bias_rate)
+        self.normalise = top_k > 1 if normalise is None else normalise
         self.bias: torch.Tensor | None
         self.register_buffer("bias", torch.zeros(experts) if bias_rate else None)
         #: What moves the bias; None without one.
@@ -87,6 +88,8 @@ class TopKGate(nn.Module):
 
     def _check(self, bias_rate: float) -> None:
         experts, top_k = self.experts, self.top_k
+        check_whole(experts=experts, top_k=top_k, groups=self.groups)
+        check_whole(groups_kept=self.groups_kept, group_best=self.group_best)
         if experts < 1 or not 1 <= top_k <= experts or self.score not in ("softmax", "sigmoid"):
             raise BadInputError(
                 f"TopKGate(experts={experts}, top_k={top_k}, score={self.score!r}): there must be at least 1 expert, "
@@ -103,6 +106,7 @@ class TopKGate(nn.Module):
         if self.groups_kept < self.groups and not 1 <= self.group_best <= size:
             raise BadInputError(f"group_best is {self.group_best}: groups have {size} experts, give 1 to {size}")
         numbers = {"scale": self.scale, "aux_loss": self.aux_loss, "z_loss": self.z_loss, "bias_rate": bias_rate}
+        check_real(**numbers)
         for name, number in numbers.items():
             if not 0 <= number < math.inf or (name == "scale" and not number):
                 raise BadInputError(f"{name} is {number}: it must be 0 or more, and the scale above 0")

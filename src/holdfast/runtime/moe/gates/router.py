@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.data.randomness import stream_seed
+from holdfast.runtime.options import check_real
 
 
 class Router(nn.Module):
@@ -20,8 +21,9 @@ class Router(nn.Module):
             jitter: while training, tokens are multiplied by noise from 1 - jitter to 1 + jitter (Switch, 2.2).
 
         Raises:
-            BadInputError: the jitter is below 0, or not below 1.
+            BadInputError: the jitter is no number, below 0, or not below 1.
         """
+        check_real(jitter=jitter)
         if not 0 <= jitter < 1:
             raise BadInputError(f"jitter is {jitter}: it must be 0 (none) or more, and below 1")
         super().__init__()

@@ -16,6 +16,10 @@ from holdfast.runtime.moe.gates.gate import TopKGate, checked
 from holdfast.runtime.moe.gates.router import Router, jitter_stream
 from holdfast.runtime.moe.gates.routing import Routing
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
+from holdfast.runtime.options import check_whole
+
+#: Of one seed.
+_MOST_LAYERS = 1 << 32
 
 
 class MoE(ExpertLayer):
@@ -64,16 +68,16 @@ class MoE(ExpertLayer):
             routing: fixed assignments in place of the gate's choice.
 
         Raises:
-            BadInputError: a number is out of range, options exclude each other, or there is no such dispatch.
+            BadInputError: an option is out of range or of another type, some exclude each other, or expert makes none.
         """
-        _check(dim, hidden, experts, top_k)
+        dim, hidden, experts, top_k = _sizes(dim, hidden, experts, top_k)
+        seed, layer = _draw_of(seed, layer)
         if gate is not None and aux_loss:
             raise BadInputError(f"aux_loss={aux_loss} is the default gate's: give it to the gate that you pass")
         if expert is not None and (gated or activation is not None):
             raise BadInputError("gated and activation are of the built-in experts: leave them out, or expert")
-        seed = int(torch.randint(1 << 62, ())) if seed is None else seed
         if expert is None:
-            activation = activation or (F.silu if gated else F.gelu)
+            activation = _function(activation, gated)
             stack = drawn_experts(dim, hidden, experts, activation, gate=gated, seed=seed, layer=layer)
         else:
             stack = ModuleExperts(expert, dim, hidden, experts, seed=seed, layer=layer)
@@ -122,9 +126,32 @@ class MoE(ExpertLayer):
         return output
 
 
-def _check(dim: int, hidden: int, experts: int, top_k: int) -> None:
+def _sizes(dim: int, hidden: int, experts: int, top_k: int) -> tuple[int, int, int, int]:
+    """Return them as Python's own numbers."""
+    check_whole(dim=dim, hidden=hidden, experts=experts, top_k=top_k)
     if min(dim, hidden, experts) < 1 or not 1 <= top_k <= experts:
         raise BadInputError(
             f"MoE(dim={dim}, hidden={hidden}, experts={experts}, top_k={top_k}): all must be at least 1, and top_k at "
             "most experts"
         )
+    return int(dim), int(hidden), int(experts), int(top_k)
+
+
+def _draw_of(seed: int | None, layer: int) -> tuple[int, int]:
+    """Return the numbers that weights are drawn by, as Python's own."""
+    seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+    check_whole(seed=seed, layer=layer)
+    if not 0 <= layer < _MOST_LAYERS:
+        raise BadInputError(f"layer is {layer}: it must be 0 or more, and below {_MOST_LAYERS}")
+    return int(seed), int(layer)
+
+
+def _function(activation: Activation | None, gated: bool) -> Activation:
+    if activation is None:
+        return F.silu if gated else F.gelu
+    if not callable(activation):
+        raise BadInputError(
+            f"activation is {activation!r}: it must be a function from tensor to tensor, such as "
+            "torch.nn.functional.gelu"
+        )
+    return activation

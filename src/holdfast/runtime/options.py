@@ -1,0 +1,29 @@
+"""Options that scripts give: one of another type is refused where it comes in, by its name."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+
+from holdfast.errors import BadInputError
+
+
+def check_whole(**given: object) -> None:
+    """Look at options that must be whole numbers, numpy's among them.
+
+    Raises:
+        BadInputError: one is none.
+    """
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise BadInputError(f"{name} is {value!r}: it must be a whole number")
+
+
+def check_real(**given: object) -> None:
+    """Look at options that must be numbers.
+
+    Raises:
+        BadInputError: one is none.
+    """
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise BadInputError(f"{name} is {value!r}: it must be a number")
