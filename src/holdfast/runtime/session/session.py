@@ -106,9 +106,8 @@ class Session:
         self._link = link
         self._groups = groups
         self._faults = faults
-        self._saver, self._clock = saver, clock
+        self._saver, self._clock, self._paused = saver, clock, False
         self._attempt: Attempt | None = None
-        self._paused = False
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
         holding = HeldExperts(experts.shape(1)) if experts is not None else None
