@@ -126,7 +126,6 @@ def test_a_worker_is_like_a_cold_start(tmp_path: Path) -> None:
         ("raise SystemExit(7)", 7, ""),
         ("import sys; sys.exit('sorry')", 1, "sorry\n"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15, ""),
-        ("raise KeyboardInterrupt", 130, ""),
         ("import atexit; atexit.register(print, 'bye')", 0, "bye\n"),
         ("import threading; threading.Timer(0.05, print, ['late']).start()", 0, "late\n"),
         ("print('no newline', end='')", 0, "no newline"),
@@ -142,10 +141,17 @@ def test_ends_are_those_of_a_cold_start(tmp_path: Path, code: str, exit_code: in
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize(("code", "lines"), [("def f():\n    1 / 0\nf()\n", (3, 2)), ("x = = 1\n", (1,))])
-def test_a_traceback_begins_with_the_script(tmp_path: Path, code: str, lines: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("code", "lines", "exit_code"),
+    [
+        ("def f():\n    1 / 0\nf()\n", (3, 2), 1),
+        ("def f():\n    raise KeyboardInterrupt\nf()\n", (3, 2), 130),
+        ("x = = 1\n", (1,), 1),
+    ],
+)
+def test_a_traceback_begins_with_the_script(tmp_path: Path, code: str, lines: tuple[int, ...], exit_code: int) -> None:
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
-        assert await owner.exit_of(await fork(client, folder, code)) == 1
+        assert await owner.exit_of(await fork(client, folder, code)) == exit_code
         output = (folder / "output").read_text()
         for line in lines:
             assert f'{script_of(folder, code).name}", line {line}' in output
