@@ -104,6 +104,13 @@ def lines_and_totals(
     below.set_xticks(range(len(names)), names, fontsize=8, rotation=12)
 
 
+def name_lines_and_totals(panels: Sequence[Any]) -> None:
+    """Say what a sheet of lines above and totals below shows."""
+    panels[0].set_ylabel("samples per second")
+    panels[len(panels) // 2].set_ylabel("samples in all")
+    panels[0].legend(fontsize=8)
+
+
 def papers(axes: Any, x: float, y: float, text: str) -> None:
     """Mark a number of the paper's."""
     axes.plot([x], [y], marker="x", markersize=9, markeredgewidth=2.2, color=PAPERS, linestyle="none", zorder=5)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from drawing import lines_and_totals, save, sheet
+from drawing import lines_and_totals, name_lines_and_totals, save, sheet
 from figures_6_7 import failures, mean_samples, ratio, shuffled
 from modelled_job import Lived, ModelledJob, Policy, rates
 from policies import Static, unpadded
@@ -116,9 +116,7 @@ def make(options: argparse.Namespace) -> None:
                 {name: mean_samples(lived) for name, lived in found.items()},
                 PAPER.get((figure, model), {}),
             )
-        panels[0].set_ylabel("samples per second")
-        panels[len(MODELS)].set_ylabel("samples in all")
-        panels[0].legend(fontsize=8)
+        name_lines_and_totals(panels)
         save(drawing, options.out, f"figure_{figure}")
 
 

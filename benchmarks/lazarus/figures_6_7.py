@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from drawing import lines_and_totals, save, sheet
+from drawing import lines_and_totals, name_lines_and_totals, save, sheet
 from modelled_job import Lived, ModelledJob, Policy, rates
 from setting import MODELS, NODES, at_least, finish, from_zero, parser_of
 from testbed import RESTART_S, Hardware
@@ -130,9 +130,7 @@ def make(options: argparse.Namespace) -> None:
                 {name: mean_samples(lived) for name, lived in found.items()},
                 {name: ratio for name, ratio in (("DS(FT)", paper_ft), ("DS", paper_ds)) if ratio},
             )
-        panels[0].set_ylabel("samples per second")
-        panels[len(MODELS)].set_ylabel("samples in all")
-        panels[0].legend(fontsize=8)
+        name_lines_and_totals(panels)
         save(drawing, options.out, f"figure_{figure}")
 
 

@@ -164,6 +164,12 @@ def test_schedules_whose_collectives_go_level_by_level() -> None:
     assert {FaultKind.KILL_NODE, FaultKind.KILL_WORKER, FaultKind.STOP_NODE, FaultKind.HANG} <= struck
 
 
+def test_a_job_that_has_not_begun_waits_for_a_person_to_undrain_its_node() -> None:
+    """Found by fuzzing: a node without tries is cut off before the first generation, which waits for all nodes."""
+    (outcome,) = run_all([13483482278])
+    assert outcome.exit_code == EXIT_DONE
+
+
 def test_large_schedules() -> None:
     until, numbers = time.process_time() + LARGE_S, itertools.count(FIRST_LARGE_SEED)
     run_all(itertools.takewhile(lambda number: number < FIRST_LARGE_SEED + 3 or time.process_time() < until, numbers))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.coordination.inputs import Shutdown, Undrain
 from holdfast.errors import EXIT_INTERRUPTED
+from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
 from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultPlan
 from holdfast.simulation.invariants import Checker
@@ -53,12 +54,16 @@ class SimCluster:
         for index in range(self.plan.nodes):
             self.world.timeline.after(self.world.rng.uniform(0.0, self.plan.start_spread), self.add_node, f"n{index}")
         self.injector.arm()
-        steps, patience_s = 0, self.patience_s
+        steps, patience_s, helped, helped_at = 0, self.patience_s, 0, 0.0
         while not self.over:
             self.world.timeline.step()
             steps += 1
-            if self.world.timeline.now > max(self.injector.quiet_from, self.checker.progress_at) + patience_s:
-                self.checker.stuck()
+            now = self.world.timeline.now
+            if now > max(self.injector.quiet_from, self.checker.progress_at, helped_at) + patience_s:
+                if helped == self.plan.nodes or not self._waits_for_a_person:
+                    self.checker.stuck()
+                helped, helped_at = helped + 1, now
+                self.undrain()
         self.checker.finished()
         assert self.ended is not None
         return Outcome(exit_code=self.ended[0], why=self.ended[1], time=self.world.timeline.now - START, events=steps)
@@ -72,6 +77,12 @@ class SimCluster:
         timing = self.world.timing
         alone_s = self.plan.micro_batches * timing.spans["micro_batch"][1]
         return 2 * self.world.config.lease_s + timing.build_timeout_s + alone_s
+
+    @property
+    def _waits_for_a_person(self) -> bool:
+        """A job that has not begun waits for all its nodes: one that is quarantined comes when it is undrained."""
+        record = self.world.store.record
+        return record is not None and record.generation == 0 and bool(barred(record))
 
     @property
     def over(self) -> bool:
