@@ -26,3 +26,14 @@ class SystemClock:
 
     def time(self) -> float:
         return time.time()
+
+
+class ShiftedClock:
+    """A clock whose wall time somebody has set to another one: fault injection."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.monotonic = clock.monotonic
+        self._clock, self._seconds = clock, seconds
+
+    def time(self) -> float:
+        return self._clock.time() + self._seconds

@@ -12,6 +12,7 @@ import typer
 from holdfast import environment, errors
 from holdfast.cli import app
 from holdfast.cli.spec_options import SPEC_OPTIONS
+from holdfast.coordination.nodes.injection import FAULTS
 from holdfast.documents import keys_of
 from holdfast.protocol.job_spec import JobSpec
 from places import ROOT
@@ -89,6 +90,12 @@ def test_keys_and_their_defaults_are_on_the_page() -> None:
 def test_exit_codes_are_on_the_page() -> None:
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_") and isinstance(value, int)}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)} == codes
+
+
+def test_every_fault_is_in_one_table() -> None:
+    page = (ROOT / "docs" / "failures.md").read_text()
+    table = page[page.index("## Faults to inject") :]
+    assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == list(FAULTS)
 
 
 def test_variables_are_on_the_page() -> None:

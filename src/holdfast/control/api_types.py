@@ -24,6 +24,7 @@ class InjectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     step: Annotated[int, Meta(ge=1)] | None = None
     phase: Annotated[str, Meta(max_length=64)] = ""
     times: float = 3.0
+    by_s: float = 3600.0
 
 
 class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

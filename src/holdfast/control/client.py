@@ -111,9 +111,10 @@ class CoordinatorClient:
         step: int | None = None,
         phase: str = "",
         times: float = 3.0,
+        by_s: float = 3600.0,
     ) -> None:
         """Inject a fault."""
-        request = InjectRequest(fault=fault, node=node, worker=worker, step=step, phase=phase, times=times)
+        request = InjectRequest(fault=fault, node=node, worker=worker, step=step, phase=phase, times=times, by_s=by_s)
         self._ask("POST", "/inject", request)
 
     def add_nodes(self, count: int = 1) -> int:

@@ -72,6 +72,7 @@ class InjectFault:
     step: int | None = None
     phase: str = ""
     times: float = 3.0
+    by_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,10 +253,11 @@ class LocalJob(EventLog):
         step: int | None = None,
         phase: str = "",
         times: float = 3.0,
+        by_s: float = 3600.0,
     ) -> None:
         """Inject a fault, within milliseconds."""
         with self.client() as client:
-            client.inject(fault, node, worker=worker, step=step, phase=phase, times=times)
+            client.inject(fault, node, worker=worker, step=step, phase=phase, times=times, by_s=by_s)
 
     @property
     def url(self) -> str:

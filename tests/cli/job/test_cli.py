@@ -69,7 +69,7 @@ OPTIONS = {
     "audit": {*SERVER, "--json"},
     "scale": {*SERVER, "--json"},
     "undrain": {*SERVER, "--json"},
-    "inject": {*SERVER, "--worker", "--step", "--phase", "--times", "--json"},
+    "inject": {*SERVER, "--worker", "--step", "--phase", "--times", "--by", "--json"},
     "schema": set[str](),
     "simulate": {"--nodes", "--mtbf", "--mttr", "--standbys", "--hours", "--replications", "--seed", "--scale"}
     | {"--set", "--json"},

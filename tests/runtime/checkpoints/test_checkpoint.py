@@ -13,10 +13,11 @@ from holdfast.errors import BadInputError
 from holdfast.protocol import checkpoint_dir
 from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
 from holdfast.protocol.checkpoint_names import CheckpointName
-from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints
+from holdfast.protocol.messages.orders import AcceptCheckpoint, Inject, PruneCheckpoints
 from holdfast.protocol.messages.worker import CheckpointKept, CheckpointWritten
 from holdfast.runtime.checkpoints import saver as checkpoint
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, begin_save, load_checkpoint
+from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.state.hashing import state_hash
 from holdfast.runtime.state.state import TrainingState
 
@@ -244,7 +245,7 @@ def test_a_failed_save_is_logged_and_forgotten(tmp_path: Path, caplog: pytest.Lo
     assert told.messages.empty()
 
 
-@pytest.mark.parametrize("where", ["begin", "write"])
+@pytest.mark.parametrize("where", ["begin", "write", "injected"])
 def test_a_full_disk_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
@@ -253,13 +254,17 @@ def test_a_full_disk_ends_no_training(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.FileSystemWriter, "write_data", full)
+    if where != "injected":
+        monkeypatch.setattr(checkpoint.FileSystemWriter, "write_data", full)
     if where == "begin":
         monkeypatch.setattr(Path, "write_bytes", full)
-    told = Told()
-    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=told.messages.put)
+    told, faults = Told(), Faults(lambda: None)
+    tell = told.messages.put
+    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=tell, at_disk=faults.at_disk)
+    if where == "injected":
+        faults.order(Inject(fault="disk-full"))
     with caplog.at_level(logging.ERROR):
-        assert saver.offer(make(1), 1, (1, 1)) is (where == "write")
+        assert saver.offer(make(1), 1, (1, 1)) is (where != "begin")
         saver.await_free()
     assert saver.idle
     (record,) = (record for record in caplog.records if record.name.startswith("holdfast"))

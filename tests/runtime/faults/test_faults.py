@@ -6,9 +6,11 @@ import signal
 import time
 
 import pytest
+import torch
 
 from holdfast.protocol.messages.orders import FAULT_PHASES, Inject
 from holdfast.runtime.faults import orders
+from holdfast.runtime.faults.flipping import flip_bit
 from holdfast.runtime.faults.orders import EXIT_CODE, Faults, InjectedError
 
 _context = multiprocessing.get_context("fork")
@@ -41,7 +43,7 @@ def test_a_step_that_is_past_strikes_at_the_next_chance() -> None:
 
 def test_a_hold_waits_in_the_training_thread_alone() -> None:
     faults, held = Faults(none), []
-    faults.on(hold=lambda: held.append(True), drop=lambda: None)
+    faults.on(hold=lambda: held.append(True), drop=lambda: None, corrupt=lambda: None)
     faults.order(Inject(fault="hold", step=2, phase="passed"))
     faults.at("passed", 1)
     faults.at_side("passed", 2)
@@ -53,7 +55,7 @@ def test_a_hold_waits_in_the_training_thread_alone() -> None:
 
 def test_a_hold_that_came_too_late_is_void() -> None:
     faults, held = Faults(none), []
-    faults.on(hold=lambda: held.append(True), drop=lambda: None)
+    faults.on(hold=lambda: held.append(True), drop=lambda: None, corrupt=lambda: None)
     faults.order(Inject(fault="hold", step=2, phase="passed"))
     faults.at("passed", 3)
     assert held == []
@@ -139,7 +141,7 @@ def test_a_thread_hangs_at_another_phase_where_it_is_named(monkeypatch: pytest.M
 
 def test_connections_break_once() -> None:
     faults, broken = Faults(none), []
-    faults.on(hold=lambda: None, drop=lambda: broken.append(True))
+    faults.on(hold=lambda: None, drop=lambda: broken.append(True), corrupt=lambda: None)
     faults.order(Inject(fault="drop", phase="voted"))
     faults.at("ready", 1)
     faults.at("voted", 1)
@@ -166,3 +168,23 @@ def test_who_is_slow_takes_so_many_times_as_long_from_then_on(fault: str) -> Non
         began = time.monotonic()
         drag(began - 0.01)
         assert 0.03 <= time.monotonic() - began < 3.0
+
+
+def test_state_is_corrupted_once_in_the_training_thread() -> None:
+    faults, flipped = Faults(none), []
+    faults.on(hold=lambda: None, drop=lambda: None, corrupt=lambda: flipped.append(True))
+    faults.order(Inject(fault="corrupt-state"))
+    faults.at_side("transfer", 1)
+    assert flipped == []
+    faults.at("", 1)
+    faults.at("", 2)
+    assert flipped == [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_bit_flips_in_one_element_and_matters(dtype: torch.dtype) -> None:
+    tensor = torch.linspace(0.5, 2.0, 12).to(dtype).reshape(3, 4).T.requires_grad_()
+    before = tensor.detach().clone()
+    flip_bit(tensor)
+    assert int((tensor != before).sum()) == 1
+    assert 1e-3 < abs(tensor[0, 0] - before[0, 0]).item() < 1.0

@@ -11,6 +11,7 @@ from holdfast.cli.connection import Server
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.control.client import CoordinatorClient
+from holdfast.coordination.nodes.injection import FAULTS
 from holdfast.errors import BadInputError, RefusedError
 
 
@@ -69,25 +70,28 @@ def inject(
         str,
         typer.Argument(
             metavar="FAULT",
-            help="kill, exit, freeze (SIGSTOP); in the training thread: raise, memory (a MemoryError), hang, slow "
-            "or slow-link (micro-batches, or collectives, take --times as long from then on), drop (its connections "
-            "break), or hold (wait at --phase until another failure ends the generation).",
+            help="; ".join(f"{name}: {what}" for name, what in FAULTS.items()) + ".",
+            show_default=False,
         ),
     ],
     node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name, as `holdfast status` shows it.")],
     worker: Annotated[
-        int | None, typer.Option(help="Only this worker of the node.", show_default="the whole node")
+        int | None,
+        typer.Option(help="Only this worker of the node.", show_default="the whole node; of a worker's faults, 0"),
     ] = None,
     step: Annotated[int | None, typer.Option(help="When this step is reached.", show_default="now")] = None,
     phase: Annotated[str, typer.Option(help="At this phase, of --step or the next time: compute, voted...")] = "",
     times: Annotated[float, typer.Option(help="Of slow, slow-link: how many times as long.")] = 3.0,
+    by_s: Annotated[
+        float, typer.Option("--by", metavar="SECONDS", help="Of clock-jump: how far, negative for back.")
+    ] = 3600.0,
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
     """Make a node fail, to see the job recover. Refused unless the job was started with --allow-faults."""
     with server.client() as client:
-        client.inject(fault, node, worker=worker, step=step, phase=phase, times=times)
+        client.inject(fault, node, worker=worker, step=step, phase=phase, times=times, by_s=by_s)
     if as_json:
         print_json({"fault": fault, "node": node, "worker": worker, "step": step, "phase": phase or None})
         return

@@ -16,12 +16,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from holdfast.clock import Clock, SystemClock
+from holdfast.clock import Clock, ShiftedClock, SystemClock
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.agent.preflight import Preflight
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.stacks import stacks_of
 from holdfast.control.agent.workforce import Workforce, WorkforceOwner
+from holdfast.control.link.deafness import go_deaf
 from holdfast.control.processes import die_with_parent
 from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.agent.instructions import (
@@ -41,7 +42,7 @@ from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
-from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.messages.orders import Inject, Order
 from holdfast.protocol.messages.progress import Probe, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import WorkerMessage
 
@@ -50,6 +51,8 @@ _log = logging.getLogger("holdfast.agent")
 _FIRST_BACKOFF_S = 0.02
 _LAST_BACKOFF_S = 0.5
 _UNAUTHORISED = (401, 403)
+#: a clock that moves so many seconds further than time passes was set, not only corrected
+_CLOCK_SET_S = 1.0
 
 StartTask = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -122,6 +125,9 @@ class Agent:
         self.workforce = workers(settings, self, self._task)
         self._make_channel = channel
         self._channel: CoordinatorChannel | None = None
+        #: this node's link is down: fault injection
+        self._silent = False
+        self._wall_ahead_s = clock.time() - clock.monotonic()
         self._exit: asyncio.Future[EndAgent] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -164,7 +170,7 @@ class Agent:
                     self._ended(instruction)
 
     def _say(self, what: Say | Replay) -> None:
-        if self._channel is None:
+        if self._channel is None or self._silent:
             return
         if isinstance(what, Say):
             self._channel.send(what.message)
@@ -187,7 +193,7 @@ class Agent:
         backoff, looked_at, unfit = _FIRST_BACKOFF_S, "", ""
         secure = settings.coordinator.startswith("https:")
         tls = ssl.create_default_context(cafile=settings.tls_ca or None) if secure else None
-        while not self._exit.done():
+        while not (self._exit.done() or self._silent):
             if machine.session != looked_at:  # (at the begin, and with fresh workers after having been expelled)
                 unfit, looked_at = await self._preflight.unfit() if settings.preflight else "", machine.session
             try:
@@ -219,17 +225,25 @@ class Agent:
 
     def _on_message(self, message: CoordinatorMessage) -> None:
         if isinstance(message, NodeFault):
-            self._node_fault(message.fault)
+            self._node_fault(message)
         else:
             self._obey(self.machine.hear(message, self.clock.monotonic()))
 
-    def _node_fault(self, fault: str) -> None:
-        _log.warning("injected fault: %s", fault)
-        number = signal.SIGSTOP if fault == "freeze" else signal.SIGKILL
-        self.workforce.send_signal(number)
-        if fault == "exit":
-            os._exit(EXIT_FAILED)
-        os.kill(os.getpid(), number)
+    def _node_fault(self, fault: NodeFault) -> None:
+        _log.warning("injected fault: %s", fault.fault)
+        match fault.fault:
+            case "clock-jump":
+                self.clock = ShiftedClock(self.clock, fault.by_s)
+            case "link-down":
+                self.workforce.pass_on(self.machine.workers, Inject(fault="link-down"))
+                self._silent = True
+                go_deaf()
+            case _:
+                number = signal.SIGSTOP if fault.fault == "freeze" else signal.SIGKILL
+                self.workforce.send_signal(number)
+                if fault.fault == "exit":
+                    os._exit(EXIT_FAILED)
+                os.kill(os.getpid(), number)
 
     # ---- what the workers do ----
 
@@ -247,7 +261,15 @@ class Agent:
         """Send heartbeats where nothing else is said, and look for workers that are stopped."""
         while not self._exit.done():
             self._obey(self.machine.tick(self.clock.monotonic(), self.workforce.stopped()))
+            self._look_at_clock()
             await asyncio.sleep(self.machine.watch_s)
+
+    def _look_at_clock(self) -> None:
+        """Say where this machine's clock was set; nothing is decided by it."""
+        ahead_s = self.clock.time() - self.clock.monotonic()
+        set_by_s, self._wall_ahead_s = ahead_s - self._wall_ahead_s, ahead_s
+        if abs(set_by_s) > _CLOCK_SET_S:
+            _log.warning("this machine's clock was set by %+.1f s; nothing is decided by it", set_by_s)
 
     async def _look(self) -> None:
         """Look where the workers stand."""

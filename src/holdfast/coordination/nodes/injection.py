@@ -10,10 +10,27 @@ from holdfast.protocol.messages.agent import NodeFault, ToWorker
 from holdfast.protocol.messages.orders import FAULT_PHASES, Inject
 from holdfast.protocol.names import index_of
 
-#: what strikes processes from outside, and so a whole node
-_OF_NODES = ("kill", "exit", "freeze")
-FAULTS = (*_OF_NODES, "raise", "memory", "hang", "slow", "slow-link", "drop", "hold")
+#: each fault, and what it does to whom: what `holdfast inject --help` says
+FAULTS = {
+    "kill": "SIGKILL to the node's agent and workers, or to one worker",
+    "exit": "they end by themselves",
+    "freeze": "SIGSTOP to them",
+    "link-down": "the node's network is silent both ways, its processes live; of one worker: nothing reaches it",
+    "clock-jump": "the node's wall clock is set by --by seconds",
+    "raise": "an exception in a worker's training thread",
+    "memory": "a MemoryError there",
+    "hang": "it stands still for ever",
+    "hold": "it waits at --phase until another failure ends the generation",
+    "slow": "from then on a worker's micro-batches take --times as long",
+    "slow-link": "from then on its collectives take --times as long",
+    "drop": "its connections to all others break",
+    "disk-full": "from then on the checkpoints that it writes meet a full disk",
+    "corrupt-state": "a bit of its parameters flips (found by --verify-state)",
+}
+#: what strikes a node as a whole where no worker is named
+_OF_NODES = ("kill", "exit", "freeze", "link-down", "clock-jump")
 _MOST_TIMES = 1000.0
+_MOST_JUMP_S = 1e9
 
 
 def injection(config: CoordinatorConfig, members: Membership, request: InjectFault) -> tuple[int, NodeFault | ToWorker]:
@@ -29,6 +46,10 @@ def injection(config: CoordinatorConfig, members: Membership, request: InjectFau
         raise BadInputError(f"the fault is {request.fault!r}: it must be one of {', '.join(FAULTS)}")
     if request.fault == "hold" and not request.phase:
         raise BadInputError("hold needs --phase: where the worker is to wait until its generation is over")
+    if request.fault == "clock-jump" and not (request.worker is None and request.step is None and not request.phase):
+        raise BadInputError("clock-jump is for a whole node, and for now: leave out --worker, --step and --phase")
+    if not 0.0 < abs(request.by_s) <= _MOST_JUMP_S:
+        raise BadInputError(f"--by is {request.by_s:g}: it must be other than 0, and at most {_MOST_JUMP_S:g} seconds")
     if not 1.0 < request.times <= _MOST_TIMES:
         raise BadInputError(f"--times is {request.times:g}: it must be more than 1 and at most {_MOST_TIMES:g}")
     node = members.nodes.get(request.node)
@@ -38,7 +59,7 @@ def injection(config: CoordinatorConfig, members: Membership, request: InjectFau
     if request.phase and request.phase not in FAULT_PHASES:
         raise BadInputError(f"--phase is {request.phase!r}: it must be one of {', '.join(FAULT_PHASES)}")
     if request.worker is None and request.step is None and not request.phase and request.fault in _OF_NODES:
-        return node.connection, NodeFault(fault=request.fault)
+        return node.connection, NodeFault(fault=request.fault, by_s=request.by_s)
     index = request.worker or 0
     target = next((worker for worker in node.workers if index_of(worker) == index), None)
     if target is None:

@@ -193,9 +193,13 @@ class Replace(Struct, frozen=True, kw_only=True):
 
 
 class NodeFault(Struct, frozen=True, kw_only=True):
-    """Fault injection: the whole node dies (`kill`, `freeze`, `exit`)."""
+    """Fault injection: the whole node dies (`kill`, `freeze`, `exit`), or goes on with something wrong.
+
+    `link-down`: nothing gets in or out any more, and nobody is told; `clock-jump`: its wall clock shows `by_s` more.
+    """
 
     fault: Text
+    by_s: float = 0.0
 
 
 class EndNode(Struct, frozen=True, kw_only=True):

@@ -99,7 +99,9 @@ class Inject(Struct, frozen=True, kw_only=True):
 
     Some are no death. `hold`: the training thread waits at the phase until the generation is over, whoever ends it;
     `hang`: it waits for ever; `slow`, `slow-link`: from then on its micro-batches, or its collectives, take so many
-    `times` as long; `drop`: the connections of its groups break; `memory`: it meets a MemoryError.
+    `times` as long; `drop`: the connections of its groups break; `link-down`: nothing comes through them any more;
+    `memory`: it meets a MemoryError; `disk-full`: from then on its checkpoints meet a full disk; `corrupt-state`: a bit
+    of its parameters flips.
     """
 
     fault: Text

@@ -82,6 +82,7 @@ class CheckpointSaver:
         tell: Callable[[CheckpointWritten | CheckpointKept], None],
         samples: Samples | None = None,
         seal: Callable[[Path, int], int] = checkpoint_dir.write_manifest,
+        at_disk: Callable[[], None] = lambda: None,
     ) -> None:
         """Make sure that the directory is there.
 
@@ -90,6 +91,7 @@ class CheckpointSaver:
             tell: sends a message to the coordinator; thread-safe.
             samples: those of the job, to be written down and compared; None for neither.
             seal: makes what is written whole, as that of a step, and returns its bytes.
+            at_disk: called while something is written; an OSError of it is the disk's.
 
         Raises:
             BadInputError: the directory is not usable, or a number makes no sense.
@@ -103,6 +105,7 @@ class CheckpointSaver:
         self._tell = tell
         self._samples = samples
         self._seal = seal
+        self._at_disk = at_disk
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-checkpoint")
         self._saving: Future[None] | None = None
         #: the step of the newest checkpoint that was begun or loaded here
@@ -197,6 +200,7 @@ class CheckpointSaver:
         started, stall_s = times
         try:
             upload.result()
+            self._at_disk()
             size = self._seal(self.directory / name.writing, name.step)
         except (Exception, CheckpointException) as error:  # noqa: BLE001
             # Whatever stops a save (a full disk, torch's own errors): training is worth more than a checkpoint.

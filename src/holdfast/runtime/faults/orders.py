@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from holdfast.control.link.deafness import go_deaf
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages.orders import Inject
 
@@ -16,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_CODE = 13
 #: What happens in the training thread, or not at all.
-IN_THREAD = ("raise", "memory", "hold", "hang", "slow", "slow-link", "drop")
+IN_THREAD = ("raise", "memory", "hold", "hang", "slow", "slow-link", "drop", "corrupt-state")
 
 
 class InjectedError(HoldfastError):
@@ -37,15 +39,17 @@ class Faults:
         self._armed: list[Inject] = []
         self._hold: Callable[[], None] = lambda: None
         self._drop: Callable[[], None] = lambda: None
+        self._corrupt: Callable[[], None] = lambda: None
         self._times, self._link_times = 1.0, 1.0
+        self._disk_full = False
 
-    def on(self, *, hold: Callable[[], None], drop: Callable[[], None]) -> None:
-        """Say what two of them do; both are called in the training thread.
+    def on(self, *, hold: Callable[[], None], drop: Callable[[], None], corrupt: Callable[[], None]) -> None:
+        """Say what three of them do; all are called in the training thread.
 
         Args:
-            hold: returns once the generation is over. drop: breaks the connections to all peers.
+            hold: returns once the generation is over. drop: breaks the connections to all peers. corrupt: flips a bit.
         """
-        self._hold, self._drop = hold, drop
+        self._hold, self._drop, self._corrupt = hold, drop, corrupt
 
     def order(self, inject: Inject) -> None:
         """Take an order: carried out here and now where it names no phase; some wait for the training thread."""
@@ -89,6 +93,15 @@ class Faults:
         """A collective that was waited for from then on (`time.monotonic()`) is over: take longer."""
         time.sleep((self._link_times - 1.0) * (time.monotonic() - since))
 
+    def at_disk(self) -> None:
+        """A checkpoint is being written.
+
+        Raises:
+            OSError: fault="disk-full": there is no room.
+        """
+        if self._disk_full:
+            raise OSError(errno.ENOSPC, f"injected fault: {os.strerror(errno.ENOSPC)}")
+
     def at_side(self, phase: str, step: int) -> None:
         """The same in another thread than the training thread, which is where a due exception is raised instead."""
         if not self._armed:
@@ -125,6 +138,12 @@ class Faults:
                 self._link_times = inject.times
             case "drop":
                 self._drop()
+            case "corrupt-state":
+                self._corrupt()
+            case "link-down":
+                go_deaf()
+            case "disk-full":
+                self._disk_full = True
             case _:
                 self._end(inject)
 

@@ -207,7 +207,7 @@ class Job:
             identity = Identity(worker=settings.worker, host=settings.host, slots=settings.spec.experts.slots)
         agent: WorkerLink | None = WorkerLink(settings.socket) if settings else None
         link: Link = agent if agent is not None else SoloLink(directory)
-        saver = None
+        faults, saver = Faults(lambda: agent.agent_pid if agent is not None else None), None
         if directory is not None:
             saver = CheckpointSaver(
                 directory=directory,
@@ -215,13 +215,14 @@ class Job:
                 every=self._checkpoint_every,
                 tell=link.send,
                 samples=Samples.of(workload.loader.order),
+                at_disk=faults.at_disk,
             )
         session = Session(
             identity,
             link=link,
             workload=workload,
             groups=GroupBuilder(self.device, identity.host),
-            faults=Faults(lambda: agent.agent_pid if agent is not None else None),
+            faults=faults,
             clock=SystemClock(),
             saver=saver,
             verify_state=settings.spec.experiments.verify_state if settings else 0,

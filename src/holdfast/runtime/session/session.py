@@ -40,6 +40,7 @@ from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import ScriptError
 from holdfast.protocol.names import node_of
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
+from holdfast.runtime.faults.flipping import flip_bit
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.applying import Applying
@@ -137,7 +138,7 @@ class Session:
         )
         if saver is not None:
             saver.notify(shared.notify)
-        faults.on(hold=self._hold, drop=self._drop)
+        faults.on(hold=self._hold, drop=self._drop, corrupt=self._corrupt)
 
     # ---- for the training thread ----
 
@@ -327,6 +328,10 @@ class Session:
         if groups is not None:
             groups.domain.sever()
             groups.world.sever()
+
+    def _corrupt(self) -> None:
+        """Flip a bit of a parameter: fault injection."""
+        flip_bit(next(tensor for tensor in self.workload.state.capture().tensors if tensor.numel()))
 
     # ---- orders, in the listener thread ----
 

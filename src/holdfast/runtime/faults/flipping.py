@@ -1,0 +1,17 @@
+"""A bit of a tensor flips: fault injection."""
+
+from __future__ import annotations
+
+import torch
+
+#: of the last byte but one: part of the mantissa in every usual type of floating point, and no small part
+_BIT = 0x08
+
+
+def flip_bit(tensor: torch.Tensor) -> None:
+    """Flip a bit of the first element, in place."""
+    first = (0,) * tensor.dim()
+    value = tensor[first].reshape(1).clone()
+    value.view(torch.uint8)[max(0, tensor.element_size() - 2)] ^= _BIT
+    with torch.no_grad():
+        tensor[first] = value[0]

@@ -1,0 +1,52 @@
+"""A process whose network is silent: in a process of its own, since all of its sockets are meant."""
+
+from __future__ import annotations
+
+import multiprocessing
+import select
+import socket
+from multiprocessing.connection import Connection
+
+import pytest
+
+from holdfast.control.link.deafness import go_deaf
+
+_context = multiprocessing.get_context("fork")
+#: for what must come
+DEADLINE_S = 30.0
+
+
+def _listener() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def _live(address: tuple[str, int], pipe: Connection) -> None:
+    with _listener() as listener, socket.create_connection(address) as connection:
+        assert connection.recv(5) == b"hello"
+        pipe.send((listener.getsockname(), go_deaf()))
+        pipe.recv()
+        pipe.send(select.select([connection, listener], [], [], 0.0)[0] == [])
+        pipe.recv()
+
+
+def test_nothing_comes_in_and_nobody_is_told() -> None:
+    here, there = _context.Pipe()
+    with _listener() as listener:
+        process = _context.Process(target=_live, args=(listener.getsockname(), there))
+        process.start()
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"hello")
+            assert here.poll(DEADLINE_S)
+            address, sockets = here.recv()
+            assert sockets >= 2
+            connection.sendall(b"more")  # (in this machine's memory it is there when this returns)
+            with pytest.raises(TimeoutError):
+                socket.create_connection(address, timeout=0.2)
+            here.send("look")
+            assert here.poll(DEADLINE_S)
+            assert here.recv() is True
+            assert select.select([connection], [], [], 0.0)[0] == [], "no end is seen here either"
+            here.send("end")
+            process.join()
+    assert process.exitcode == 0
