@@ -61,6 +61,8 @@ class Side:
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
         self.decided.set()
+        #: once per offer of this generation, and once per offer that waits for its plan
+        self.offered = threading.Semaphore(0)
         self.waited = threading.Semaphore(0)
         self.inbox = StateInbox("127.0.0.1", admit=self.admit, open_receipt=self.open, monotonic=lambda: self.now)
         self.port = self.inbox.start()
@@ -76,6 +78,8 @@ class Side:
         )
 
     def admit(self, generation: int, wait_s: float) -> Ticket | None:
+        if not wait_s and generation == self.generation:
+            self.offered.release()
         if wait_s:
             self.waited.release()
             self.decided.wait(DEADLINE_S)
@@ -186,7 +190,7 @@ def test_a_wrong_secret_changes_nothing_on_either_side(sides: Callable[..., Side
 
 def test_a_stale_generation_and_a_late_offer_are_refused(sides: Callable[..., Side]) -> None:
     side = sides()
-    _, outcome = push(side.plan(generation=3), make(1))
+    _, outcome = push(side.plan(generation=3), make(1), introductions=2)
     assert outcome.get(timeout=DEADLINE_S) != ""
     late = sides(late=True)
     _, outcome = push(late.plan(), make(1))
@@ -312,15 +316,35 @@ def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
     assert f"{inbox.MAX_STRANGERS} more like this" in caplog.messages[1]
 
 
-def test_a_sender_waits_for_its_plan_and_strangers_that_do_too_keep_it_out_for_no_longer(
+UNPLANNED = wire.PREAMBLE.pack(b"holdfast", 9, 0, b"n" * 32)
+
+
+def test_a_sender_waits_for_its_plan_and_strangers_do_not_take_its_place(
     sides: Callable[..., Side], strangers: Come
 ) -> None:
     side, source = sides(), make(3)
     side.decided.clear()
     _, early = push(side.plan(), source)
-    side.waited.acquire()
-    strangers(side, 2 * inbox.MAX_WAITING, wire.PREAMBLE.pack(b"holdfast", 9, 0, b"n" * 32))
+    for _ in range(wire.STREAMS):
+        assert side.waited.acquire(timeout=DEADLINE_S)
+    strangers(side, 2 * inbox.MAX_WAITING, UNPLANNED)
     strangers(side, 2 * inbox.MAX_STRANGERS)
     side.decided.set()
     assert early.get(timeout=DEADLINE_S) == ""
+    assert side.ended.wait(DEADLINE_S)
+
+
+def test_a_sender_asks_again_while_strangers_have_every_place_to_wait_in(
+    sides: Callable[..., Side], strangers: Come
+) -> None:
+    side, source = sides(), make(3)
+    side.decided.clear()
+    strangers(side, inbox.MAX_WAITING, UNPLANNED)
+    for _ in range(inbox.MAX_WAITING):
+        assert side.waited.acquire(timeout=DEADLINE_S)
+    _, kept_out = push(side.plan(), source)
+    for _ in range(8 * wire.STREAMS):
+        assert side.offered.acquire(timeout=DEADLINE_S)
+    side.decided.set()
+    assert kept_out.get(timeout=DEADLINE_S) == ""
     assert side.ended.wait(DEADLINE_S)

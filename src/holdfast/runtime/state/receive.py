@@ -24,6 +24,7 @@ from holdfast.runtime.state.wire import (
     CLAIM,
     MAGIC,
     NONCE,
+    OFFER_WAIT_S,
     PREAMBLE,
     SILENCE_S,
     STREAMS,
@@ -47,9 +48,8 @@ MAX_CONNECTIONS = 32
 #: connections of those that have not yet, and how long they may take for it
 MAX_STRANGERS = 64
 INTRODUCTION_S = 5.0
-#: offers that come before their plan: how many may wait for it, and how long (orders reach workers at different times)
+#: offers that come before their plan: how many may wait for it here; the others ask again
 MAX_WAITING = 16
-OFFER_WAIT_S = 10.0
 #: connections that the kernel holds until they are taken
 BACKLOG = 128
 CLOSE_S = 1.0

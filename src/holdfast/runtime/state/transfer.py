@@ -28,6 +28,7 @@ from holdfast.runtime.state.wire import (
     CLAIM,
     MAGIC,
     NONCE,
+    OFFER_WAIT_S,
     PREAMBLE,
     STREAMS,
     TAG,
@@ -43,9 +44,9 @@ from holdfast.runtime.state.wire import (
 )
 
 CONNECT_S = 5.0
-#: how often a sender tries to get a word in, and how much longer it waits each time
-INTRODUCTIONS = 5
+#: how often a sender tries to get a word in: strangers may keep it out until the receiver knows its plan, no longer
 PAUSE_S = 0.1
+INTRODUCTIONS = round(OFFER_WAIT_S / PAUSE_S)
 
 
 class Push:
@@ -64,6 +65,7 @@ class Push:
         midway: Callable[[], None] = lambda: None,
         chunk_bytes: int = CHUNK_BYTES,
         make_wire: Callable[[socket.socket], Wire] = Wire,
+        introductions: int = INTRODUCTIONS,
     ) -> None:
         """Prepare.
 
@@ -73,6 +75,7 @@ class Push:
             midway: called after each stream's first chunk.
             chunk_bytes: the receiver's, too.
             make_wire: what a connection is written and read by.
+            introductions: how often to connect where the receiver closes the connection before it has shown who it is.
         """
         self._plan = plan
         self._sender = sender
@@ -84,6 +87,7 @@ class Push:
         self._midway = midway
         self._chunk_bytes = chunk_bytes
         self._make_wire = make_wire
+        self._introductions = introductions
         self._sockets = Sockets()
         self._aborted = threading.Event()
         self._lock = threading.Lock()
@@ -154,8 +158,7 @@ class Push:
     @contextlib.contextmanager
     def _introduced(self, receiver: str, address: tuple[str, int], stream: int) -> Generator[Wire]:
         """Connect to the receiver, and yield a wire on which both sides have shown who they are."""
-        for attempt in range(INTRODUCTIONS):
-            self._aborted.wait(attempt * PAUSE_S)
+        for left in reversed(range(self._introductions)):
             connection = socket.create_connection(address, timeout=CONNECT_S)
             self._sockets.add(connection)
             try:
@@ -163,8 +166,8 @@ class Push:
                 try:
                     self._introduce(wire, receiver, stream)
                 except ClosedError:
-                    # A crowd of strangers may have taken the place before it was our turn.
-                    if self._aborted.is_set() or attempt == INTRODUCTIONS - 1:
+                    # A crowd of strangers may have taken the place before it was our turn, or all where one may wait.
+                    if not left or self._aborted.wait(PAUSE_S):
                         raise
                     continue
                 yield wire

@@ -22,6 +22,8 @@ STREAMS = 2
 CHUNK_BYTES = 1 << 20
 #: Either side gives up after so long without a byte; a halt is what normally ends a transfer early.
 SILENCE_S = 10.0
+#: How long an offer may come before its plan: orders reach workers at different times.
+OFFER_WAIT_S = 10.0
 #: How many buffers go into one system call (IOV_MAX is 1024).
 _VECTOR = 512
 
