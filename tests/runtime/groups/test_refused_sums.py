@@ -5,34 +5,20 @@ Real attempts with real gradients, reductions and commit operations, a thread pe
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 import pytest
-import torch
+from thread_rank import MICRO_BATCHES, Rank
 from thread_world import run_threads
-from torch.utils.data import TensorDataset
 
-from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.coordination.worker.tasks import Compute, Tell, WorkerInstruction
-from holdfast.protocol.commit import Commit
-from holdfast.protocol.messages import any_side as msg
-from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member, Phase
-from holdfast.runtime.data.sampling import MicroBatchLoader
+from holdfast.coordination.worker.tasks import Compute
+from holdfast.protocol.plan import Phase
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.gradients.loss_scale import LossScale
-from holdfast.runtime.gradients.workload import LocalSums, Workload
+from holdfast.runtime.gradients.workload import LocalSums
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.session.attempt import Attempt
-from holdfast.runtime.session.resources import Generations, Groups, Shared
-from holdfast.runtime.state.state import TrainingState
-
-CPU = torch.device("cpu")
-MICRO_BATCHES, MICRO_BATCH = 6, 2
-X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-DATA = TensorDataset(X, X.sum(1, keepdim=True))
 
 
 @dataclass(frozen=True)
@@ -44,71 +30,6 @@ class Wrong:
     place: int
     nodes: int
     workers: int = 1
-
-
-class Rank:
-    """One worker: the real machine, workload and attempts; what the coordinator would do is left out."""
-
-    def __init__(self, comm: Communicator, *, infinite: bool = False) -> None:
-        model = torch.nn.Linear(4, 1)
-        for parameter in model.parameters():  # (threads share torch's generator)
-            torch.nn.init.constant_(parameter, 0.25)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        loader = MicroBatchLoader(
-            DATA, device=CPU, seed=7, global_batch=MICRO_BATCHES * MICRO_BATCH, micro_batch=MICRO_BATCH
-        )
-        self.model, self.infinite = model, infinite
-        self.workload = Workload(
-            state=TrainingState(model, optimizer, {}),
-            loader=loader,
-            seed=7,
-            max_grad_norm=1.0,
-            loss_scale=LossScale(None, model.parameters(), CPU),
-        )
-        self.told: list[WorkerInstruction] = []
-        self.applied: list[int] = []
-        workers = tuple(f"n{rank}/0/a" for rank in range(comm.size))
-        self.machine = WorkerMachine(workers[comm.rank], samples=self.workload.samples)
-        members = tuple(Member(worker=worker, host="h", state_port=0) for worker in workers)
-        plan = GenerationPlan(term=1, generation=1, members=members)
-        self.machine.order(msg.Begin(plan=plan, decision=Decision(kind=DecisionKind.START, applied=0)))
-        self.machine.entered()
-        self.shared = Shared(
-            changed=threading.Condition(threading.RLock()),
-            machine=self.machine,
-            resources=Generations(lambda generation, keys: None),
-            carry_out=self.told.extend,
-        )
-        resources = self.shared.resources.of(1)
-        assert resources is not None
-        resources.groups = Groups(world=comm, domain=comm)
-
-    def step(self, wrong: Callable[[Rank, Attempt, int], bool] = lambda rank, attempt, number: False) -> bool:
-        """Go through a step; `wrong` is asked at each micro-batch, and does it its own way where it returns True."""
-        task = self.machine.task
-        assert isinstance(task, Compute)
-        attempt = Attempt(self.shared, self.workload, Faults(lambda: None), self.apply, task, 1)
-        for number in attempt.micro_batches():
-            if not wrong(self, attempt, number):
-                self.compute(attempt, number)
-        return attempt.commit()
-
-    def compute(self, attempt: Attempt, number: int, fetched: int | None = None) -> None:
-        x, y = attempt.load(number if fetched is None else fetched)
-        loss = torch.nn.functional.mse_loss(self.model(x), y)
-        attempt.backward(loss * torch.inf if self.infinite else loss, number)
-
-    def apply(self, generation: int, step: int, commit: Commit) -> bool:
-        assert self.machine.begin_apply()
-        self.workload.apply(commit)
-        self.machine.applied_step()
-        self.applied.append(step)
-        return True
-
-    @property
-    def refusals(self) -> list[msg.VoteRefused]:
-        told = [i.message for i in self.told if isinstance(i, Tell)]
-        return [message for message in told if isinstance(message, msg.VoteRefused)]
 
 
 def misdeed(wrong: Wrong, stale: LocalSums | None = None) -> Callable[[Rank, Attempt, int], bool]:

@@ -57,7 +57,8 @@ class Bucket:
 
     `local` has this rank's gradients as autograd made them, None where there is none.
     `flat` holds this rank's gradients, and the reduced ones once they have been gathered. Behind the `numel` gradient
-    elements lie one flag per parameter (how many ranks touched it) and zeros, so that it can be cut into equal shards.
+    elements lie one flag per parameter (how many ranks touched it), one more (how many ranks have `noted` something
+    beside their gradients), and zeros, so that it can be cut into equal shards.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -66,7 +67,8 @@ class Bucket:
         #: torch's version counters of `local` as backward left them, 0 where there is none
         self.versions = [0] * len(self.parameters)
         self.numel = sum(parameter.numel() for parameter in parameters)
-        self.used = self.numel + len(parameters)
+        self.used = self.numel + len(parameters) + 1
+        self.noted = False
         self._capacity = self._room = self.used + ALIGNMENT * FIRST_SHARDS
         #: begin and size of what this rank has before each of its levels, and at last of its shard where it owns one
         self._spans: list[tuple[int, int]] = []
@@ -86,8 +88,8 @@ class Bucket:
         """Begin a reduction: cut `flat`, which is given room for all shards, and copy this rank's gradients into it."""
         self._spans = _spans(comm, self.used)
         self._make_room(comm)
-        present = [gradient is not None for gradient in self.local]
-        self.flat[self.numel : self.used] = torch.tensor(present, dtype=self.flat.dtype)
+        flags = [*(gradient is not None for gradient in self.local), self.noted]
+        self.flat[self.numel : self.used] = torch.tensor(flags, dtype=self.flat.dtype)
         for gradient, view in zip(self.local, self.views, strict=True):
             if gradient is not None:
                 view.copy_(gradient)

@@ -189,9 +189,18 @@ class GradientBuckets:
         A parameter that no rank touched has none at all, as in plain PyTorch: optimizers skip it.
         """
         for bucket in self._buckets:
-            flags = numbers(bucket.flat[bucket.numel : bucket.used])
+            flags = numbers(bucket.flat[bucket.numel : bucket.used - 1])
             for parameter, view, flag in zip(bucket.parameters, bucket.views, flags, strict=True):
                 parameter.grad = view if flag else None
+
+    def say_noted(self, noted: bool) -> None:
+        """Let the next reduction tell all ranks whether this one has noted something beside its gradients."""
+        self._buckets[0].noted = noted
+
+    def any_noted(self) -> bool:
+        """Tell whether any rank had noted something, by the reduction that was gathered last."""
+        first = self._buckets[0]
+        return bool(first.flat[first.used - 1])
 
     @torch.no_grad()
     def reduce_scatter(self, comm: Communicator, scale: float) -> Reduced:

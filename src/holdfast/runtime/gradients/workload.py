@@ -15,6 +15,7 @@ from holdfast.protocol.commit import Commit
 from holdfast.runtime.data.randomness import seed_micro_batch
 from holdfast.runtime.data.sampling import MicroBatchLoader
 from holdfast.runtime.gradients.loss_scale import LossScale
+from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
 from holdfast.runtime.gradients.reduction import GradientBuckets, Reduced, reduce_gradients
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.moe.holding.binding import dense_parameters
@@ -31,6 +32,7 @@ class LocalSums:
     """What this worker has summed up of a step: gradients are in the buckets, the rest is here.
 
     `hashes`: of the micro-batches whose gradients are in, whatever was to be computed; they stay as long as those do.
+    `notes`: what each of them has left beside its gradient.
     """
 
     step: int = 0
@@ -38,6 +40,7 @@ class LocalSums:
     loss: float = 0.0
     samples: int = 0
     hashes: int = 0
+    notes: dict[int, Note] = field(default_factory=dict[int, Note])
 
 
 class Workload:
@@ -52,11 +55,13 @@ class Workload:
         max_grad_norm: float | None,
         loss_scale: LossScale,
         experts: JobExperts | None = None,
+        noted: Sequence[NoteSource] = (),
     ) -> None:
         """Take over the model's gradients.
 
         Args:
             experts: of the model's MoE layers; None for a dense model.
+            noted: what leaves a note of each micro-batch beside its gradient; the same on all ranks, in this order.
 
         Raises:
             BadInputError: nothing to train, or a norm that is not positive.
@@ -75,6 +80,9 @@ class Workload:
         self.buckets = GradientBuckets(dense_parameters(state.model))
         self._reduced = {id(parameter) for parameter in (*self.buckets.parameters, *expert_parameters(state.model))}
         self.sums = LocalSums()
+        self._notes = Notes(noted, self.micro_batches)
+        #: the notes that were gathered last are those of all micro-batches
+        self._noted = True
         self._versions: dict[str, tuple[int, int]] = {}
         #: hash of the micro-batch that was fetched last
         self._fetched = 0
@@ -97,6 +105,7 @@ class Workload:
         """
         if self.experts is not None:
             self.experts.begin()
+        self._notes.restart()
         if not summed:
             self.sums = LocalSums(step=step)
             self.buckets.zero()
@@ -113,6 +122,7 @@ class Workload:
         seed_micro_batch(self.seed, self.sums.step, micro_batch)
         if self.experts is not None:
             self.experts.state.begin(self.sums.step, micro_batch)
+        self._notes.begin(self.sums.step, micro_batch)
         self._versions = self.state.buffer_versions()
         batch = self.loader.load(self.sums.step, micro_batch)
         self._fetched = self.samples.hash_of(self.sums.step, micro_batch)
@@ -128,6 +138,7 @@ class Workload:
         given = cast(object, loss)  # a script's own, whatever it says it is
         if not isinstance(given, torch.Tensor) or given.numel() != 1:
             raise BadInputError("backward() needs the micro-batch's mean loss: one number, in a tensor")
+        self._notes.computed()
         self.buckets.check()
         torch.autograd.backward(self.loss_scale.scaled(loss))
         self.buckets.collect()
@@ -149,8 +160,14 @@ class Workload:
         self.sums.loss += float(loss.detach().double()) * samples
         self.sums.samples += samples
 
+    def note(self, micro_batch: int) -> None:
+        """The script is done with a micro-batch: keep what it leaves beside its gradient."""
+        self.sums.notes[micro_batch] = self._notes.note()
+
     def reduce(self, comm: Communicator) -> Reduced:
         """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale, and clip them.
+
+        Where any rank has noted something beside its gradients, all get everybody's notes.
 
         Returns:
             This rank's part of v.
@@ -160,8 +177,23 @@ class Workload:
             StepUseError: gradients were made or changed by other hands, or are of a parameter that was not trained.
         """
         self._check_gradients()
+        self.buckets.say_noted(self._notes.any(self.sums.notes))
         scale = 1.0 / (self.micro_batches * self.loss_scale.value)
-        return reduce_gradients(self._gradients, comm, scale, self.max_grad_norm)
+        reduced = reduce_gradients(self._gradients, comm, scale, self.max_grad_norm)
+        if self.buckets.any_noted():
+            self._noted = self._notes.gather(comm, self.sums.notes)
+        else:
+            self._notes.take_none()
+            self._noted = True
+        return reduced
+
+    @property
+    def sample_hashes(self) -> int:
+        """This rank's part of the sum of all micro-batches' hashes in v; no part of it where notes do not add up.
+
+        A step whose notes are not those of its micro-batches is refused as one whose gradients are not.
+        """
+        return self.sums.hashes if self._noted else -1
 
     def apply(self, commit: Commit) -> None:
         """Change the state by the reduced gradients: the same on every rank, in every bit.
@@ -175,6 +207,7 @@ class Workload:
             for part in self._gradients:
                 part.use_reduced()
             self.optimizer.step()
+        self._notes.apply()
         self.loss_scale.advance(skipped=commit.nonfinite > 0)
         for thing in self.state.extra.values():
             if isinstance(thing, LRScheduler):

@@ -65,6 +65,7 @@ class Attempt:
             yield micro_batch
             self._faults.drag(began)
             self.at_hand = None
+            self._workload.note(micro_batch)
             if self._broken_off:
                 return
         progress.at(Activity.SCRIPT)
@@ -156,7 +157,7 @@ class Attempt:
             loss_sum=self._workload.sums.loss,
             samples=self._workload.sums.samples,
             nonfinite=reduced.nonfinite,
-            sample_hashes=self._workload.sums.hashes,
+            sample_hashes=self._workload.sample_hashes,
             flags=flags,
         )
         return self._agree(groups, part)

@@ -1,0 +1,134 @@
+"""Notes of micro-batches: every rank has all of them before a step passes, in order, whoever computed what and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from thread_rank import MICRO_BATCHES, Rank
+from thread_world import run_threads
+
+from holdfast.coordination.worker.tasks import Compute
+from holdfast.protocol.plan import Phase
+from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.gradients.notes import NoteSource
+from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.session.attempt import Attempt
+
+ALL = [f"2/{number}".encode() for number in range(MICRO_BATCHES)]
+
+
+class Names(NoteSource):
+    """Notes step and number of each micro-batch, from `first` on; and what it was called with."""
+
+    def __init__(self, first: int = 1, own: bytes = b"") -> None:
+        self.first, self.own = first, own
+        self.at: tuple[int, int] | None = None
+        self.calls: list[str] = []
+        self.taken: list[tuple[list[bytes], list[bytes]]] = []
+        self.applied: list[int] = []
+
+    def restart(self) -> None:
+        self.calls.append("restart")
+
+    def begin(self, step: int, micro_batch: int) -> None:
+        self.at = (step, micro_batch)
+        self.calls.append("begin")
+
+    def computed(self) -> None:
+        self.calls.append("computed")
+
+    def note(self) -> bytes:
+        assert self.at is not None
+        self.calls.append("note")
+        step, micro_batch = self.at
+        return f"{step}/{micro_batch}".encode() if step >= self.first else b""
+
+    def rank_note(self) -> bytes:
+        return self.own
+
+    def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+        self.taken.append((list(notes), list(of_ranks)))
+
+    def apply(self) -> None:
+        self.applied.append(len(self.taken))
+
+
+@pytest.mark.parametrize("workers", range(1, 5))
+@pytest.mark.parametrize("flat_up_to", [1, 8])
+def test_all_ranks_have_all_notes_in_order(workers: int, flat_up_to: int) -> None:
+    def body(comm: Communicator) -> Names:
+        names = Names(first=2, own=b"" if comm.rank else b"first")
+        silent = NoteSource()
+        rank = Rank(comm, noted=[silent, names])
+        names.own = b""
+        assert rank.step()
+        names.own = b"" if comm.rank else b"first"
+        assert rank.step()
+        assert rank.applied == [1, 2]
+        share = len(rank.workload.sums.notes)
+        assert names.calls == ["restart", *["begin", "computed", "note"] * share] * 2
+        return names
+
+    nodes = [f"n{number}" for number in range(workers)]
+    for names in run_threads(nodes, body, seed=workers, flat_up_to=flat_up_to, fan_out=2):
+        own = [b"first"] + [b""] * (workers - 1)
+        assert names.taken == [([b""] * MICRO_BATCHES, [b""]), (ALL, own)]
+        assert names.applied == [1, 2], "taken before the step passed, put in force once, in apply"
+
+
+def test_one_rank_s_word_is_enough_for_all_to_gather() -> None:
+    def body(comm: Communicator) -> Names:
+        names = Names(first=99, own=b"me" if comm.rank == 1 else b"")
+        assert Rank(comm, noted=[names]).step()
+        return names
+
+    for names in run_threads(["a", "b", "c"], body, seed=3, flat_up_to=8, fan_out=3):
+        assert names.taken == [([b""] * MICRO_BATCHES, [b"", b"me", b""])]
+
+
+def test_what_is_kept_brings_its_notes_along() -> None:
+    """An attempt that is broken off: the next one goes on from the sums, their notes among them."""
+
+    def body(comm: Communicator) -> Names:
+        names = Names()
+        rank = Rank(comm, noted=[names])
+        kept = rank.machine.share[:2]
+        first = Attempt(rank.shared, rank.workload, Faults(lambda: None), rank.apply, Compute(1, kept, ()), 1)
+        for number in first.micro_batches():
+            rank.compute(first, number)
+        task = Compute(1, rank.machine.share, kept)
+        second = Attempt(rank.shared, rank.workload, Faults(lambda: None), rank.apply, task, 1)
+        for number in second.micro_batches():
+            rank.compute(second, number)
+        assert second.commit()
+        return names
+
+    expected = [f"1/{number}".encode() for number in range(MICRO_BATCHES)]
+    for names in run_threads(["a", "b"], body, seed=1, flat_up_to=8, fan_out=3):
+        assert names.taken == [(expected, [b"", b""])]
+
+
+@pytest.mark.parametrize("wrong", ["missing", "twice"])
+def test_a_step_whose_notes_do_not_add_up_is_refused_by_every_rank(wrong: str) -> None:
+    def body(comm: Communicator) -> Rank:
+        rank = Rank(comm, noted=[Names()])
+        attempt = Attempt(rank.shared, rank.workload, Faults(lambda: None), rank.apply, _task(rank), 1)
+        for number in attempt.micro_batches():
+            rank.compute(attempt, number)
+        if comm.rank == 1 and wrong == "missing":
+            rank.workload.sums.notes.popitem()
+        elif comm.rank == 1:
+            rank.workload.sums.notes[0] = (b"1/0",)
+        assert not attempt.commit()
+        return rank
+
+    ranks = run_threads(["a", "b"], body, seed=1, flat_up_to=8, fan_out=3)
+    assert [rank.machine.phase for rank in ranks] == [Phase.REFUSED] * 2
+    assert [rank.applied for rank in ranks] == [[], []]
+
+
+def _task(rank: Rank) -> Compute:
+    task = rank.machine.task
+    assert isinstance(task, Compute)
+    return task
