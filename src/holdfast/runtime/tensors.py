@@ -74,6 +74,12 @@ def collate(samples: list[Any]) -> Any:
     return untyped.default_collate(samples)
 
 
+def leaves_samples(collate: object) -> bool:
+    """Tell whether a collate function is that of a loader without batches, which makes tensors of a single sample."""
+    untyped: Any = torch.utils.data
+    return collate is untyped.default_convert
+
+
 def named_modules(model: torch.nn.Module) -> tuple[tuple[str, torch.nn.Module], ...]:
     """Return all modules of a model with their names, itself among them, each once."""
     untyped: Any = model

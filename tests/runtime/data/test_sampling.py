@@ -12,8 +12,10 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from holdfast.coordination.generations.assignment import keep_summed, round_robin
 from holdfast.errors import BadInputError
+from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch, stream_seed
-from holdfast.runtime.data.sampling import MicroBatchLoader, SampleOrder
+from holdfast.runtime.data.sampling import SampleOrder
+from holdfast.runtime.data.torch_loader import DataOptions
 
 PINNED = [6, 0, 7, 9, 4, 1, 8, 5, 2, 3]
 CPU = torch.device("cpu")
@@ -109,9 +111,8 @@ def test_loading_collates_and_keeps_structure() -> None:
     loader = MicroBatchLoader(dataset, device=CPU, seed=0, global_batch=6, micro_batch=3)
     values, labels = loader.load(1, 1)
     assert values.tolist() == labels.tolist() == loader.order.indices(1, 1)
-    nested = MicroBatchLoader(
-        list(range(12)), device=CPU, seed=0, global_batch=6, micro_batch=3, collate=lambda xs: {"x": (xs, "name")}
-    )
+    options = DataOptions(collate=lambda xs: {"x": (xs, "name")})
+    nested = MicroBatchLoader(list(range(12)), device=CPU, seed=0, global_batch=6, micro_batch=3, options=options)
     assert nested.load(1, 1) == {"x": (nested.order.indices(1, 1), "name")}
 
 
@@ -134,6 +135,23 @@ def test_torch_is_seeded_as_by_its_own_function(seed: int, step: int, micro_batc
     expected = torch.rand(3)
     seed_micro_batch(seed, step, micro_batch)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_samples_that_are_drawn_are_the_same_whenever_they_are_fetched() -> None:
+    class Noisy:
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return index + torch.rand(3) + random.random() + float(np.random.rand())
+
+    loader = MicroBatchLoader(Noisy(), device=CPU, seed=3, global_batch=4, micro_batch=2)
+    first = loader.load(2, 1)
+    after = torch.rand(3)
+    loader.load(1, 0)
+    assert torch.equal(loader.load(2, 1), first)
+    seed_micro_batch(3, 2, 1)
+    assert not torch.equal(torch.rand(3), after)  # another stream
 
 
 def test_streams_are_distinct() -> None:

@@ -13,7 +13,7 @@ from holdfast.coordination.worker.tasks import Compute, Tell, WorkerInstruction
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
-from holdfast.runtime.data.sampling import MicroBatchLoader
+from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.loss_scale import LossScale
 from holdfast.runtime.gradients.notes import NoteSource

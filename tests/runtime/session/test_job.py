@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 from holdfast.clock import SystemClock
@@ -180,6 +180,20 @@ def test_a_checkpoint_that_runs_code_is_refused_and_the_one_before_it_used(
     with pytest.raises(JobFailedError, match=r"no checkpoint in .*posix\.mkdir"):
         Trained(tmp_path).run(6)
     assert not trap.exists()
+
+
+def test_a_data_set_of_another_length_is_refused_on_resume(tmp_path: Path) -> None:
+    Trained(tmp_path).run(4)
+    shorter = TensorDataset(X[:15], X[:15].sum(1, keepdim=True))
+    with pytest.raises(BadInputError, match="samples in the data set was 20 and is 15"):
+        Trained(tmp_path).run(8, dataset=shorter)
+
+
+def test_a_data_loader_trains_as_its_data_set_does_and_the_order_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(DATA, batch_size=2, shuffle=True)
+    with caplog.at_level(logging.WARNING):
+        assert Trained().run(5, dataset=loader).losses == Trained().run(5).losses
+    assert [record.message[:30] for record in caplog.records] == ["the DataLoader is taken apart:"]
 
 
 def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:

@@ -25,7 +25,7 @@ from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
 from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints
 from holdfast.protocol.messages.worker import CheckpointKept, CheckpointWritten
 from holdfast.runtime.checkpoints.stored_tensors import first_cause, load_tensors
-from holdfast.runtime.data.sampling import SampleOrder
+from holdfast.runtime.data.sampling import StepSizes
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.saving import empty_rows, row_name
 from holdfast.runtime.moe.holding.shards import LayerSpec
@@ -51,7 +51,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
     @classmethod
-    def of(cls, order: SampleOrder) -> Samples:
+    def of(cls, order: StepSizes) -> Samples:
         """Return what of a job's order of samples a checkpoint must share."""
         return cls(global_batch=order.global_batch, length=order.length, seed=order.seed)
 

@@ -1,4 +1,8 @@
-"""All randomness of a micro-batch follows from (seed, step, micro-batch), so that a redone one is the same one."""
+"""All randomness of a micro-batch follows from (seed, step, micro-batch), so that a redone one is the same one.
+
+Fetching its samples and computing with them draw from streams of their own: what the one draws does not depend on
+where, and how much, the other has drawn.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,27 @@ import torch
 
 from holdfast.runtime.tensors import seed_all
 
+_COMPUTING, _FETCHING = b"hf-stream", b"hf-fetch"
 
-def stream_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Return the 64-bit seed of one micro-batch; distinct arguments give unrelated streams."""
+
+def stream_seed(seed: int, step: int, micro_batch: int, *, of: bytes = _COMPUTING) -> int:
+    """Return the 64-bit seed of one micro-batch's stream; distinct arguments give unrelated streams."""
     packed = struct.pack("<QQQ", seed % (1 << 64), step, micro_batch)
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8, person=b"hf-stream").digest(), "little")
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8, person=of).digest(), "little")
 
 
 def seed_micro_batch(seed: int, step: int, micro_batch: int) -> None:
-    """Seed the global generators of torch (all devices), Python and numpy (the legacy one)."""
-    stream = stream_seed(seed, step, micro_batch)
-    if torch.accelerator.is_available():
+    """Seed the global generators of torch (all devices), Python and numpy (the legacy one) for a forward pass."""
+    _seed(stream_seed(seed, step, micro_batch), devices=torch.accelerator.is_available())
+
+
+def seed_fetch(seed: int, step: int, micro_batch: int, *, devices: bool) -> None:
+    """The same for what data set and collate function draw; `devices`: torch's generators of all devices, too."""
+    _seed(stream_seed(seed, step, micro_batch, of=_FETCHING), devices=devices and torch.accelerator.is_available())
+
+
+def _seed(stream: int, *, devices: bool) -> None:
+    if devices:
         seed_all(stream)
     else:
         # torch's own would write down where it was called from, for devices that are not there: 0.3 ms.

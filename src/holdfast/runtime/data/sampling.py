@@ -8,30 +8,28 @@ has each sample exactly once.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-import torch
-from torch.utils.data import IterableDataset
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.tensors import collate as default_collate
 from holdfast.step_samples import MAX_MICRO_BATCHES
 
 #: A step spans two passes at most where the data set is larger than the global batch.
 _KEPT_PASSES = 2
 
 
-class SampleOrder:
-    """The order in which a job uses its samples."""
+class StepSizes:
+    """How many samples each step of a job has, in pieces of which size."""
 
-    def __init__(self, *, seed: int, length: int, global_batch: int, micro_batch: int) -> None:
-        """Fix the order.
+    #: samples in the data set, 0 where they cannot be counted
+    length = 0
+
+    def __init__(self, *, seed: int, global_batch: int, micro_batch: int) -> None:
+        """Fix the sizes.
 
         Args:
-            seed: any int.
-            length: samples in the data set.
+            seed: any int; of all that is random about samples.
             global_batch, micro_batch: samples per step and per micro-batch.
 
         Raises:
@@ -40,8 +38,6 @@ class SampleOrder:
         for name, number in (("seed", seed), ("global_batch", global_batch), ("micro_batch", micro_batch)):
             if not isinstance(cast(object, number), int):
                 raise BadInputError(f"{name} is {number!r}: it must be a whole number")
-        if length < 1:
-            raise BadInputError("the data set is empty: it needs at least one sample")
         if micro_batch < 1 or global_batch < 1:
             raise BadInputError(
                 f"global_batch is {global_batch} and micro_batch is {micro_batch}: both must be at least 1"
@@ -57,15 +53,38 @@ class SampleOrder:
                 f"{MAX_MICRO_BATCHES} micro-batches"
             )
         self.seed = seed
-        self.length = length
         self.global_batch = global_batch
         self.micro_batch = micro_batch
-        self._passes: OrderedDict[int, np.ndarray] = OrderedDict()
 
     @property
     def micro_batches(self) -> int:
         """M: micro-batches per step."""
         return self.global_batch // self.micro_batch
+
+    def check(self, step: int, micro_batch: int) -> None:
+        """Look whether there is such a micro-batch; steps count from 1, micro-batches from 0.
+
+        Raises:
+            ValueError: there is not.
+        """
+        if step < 1 or not 0 <= micro_batch < self.micro_batches:
+            raise ValueError(f"there is no micro-batch {micro_batch} of step {step}")
+
+
+class SampleOrder(StepSizes):
+    """The order in which a job uses the samples of a data set that has them by number."""
+
+    def __init__(self, *, seed: int, length: int, global_batch: int, micro_batch: int) -> None:
+        """Fix the order; `length`: samples in the data set.
+
+        Raises:
+            BadInputError: a number is out of range, or the global batch is no multiple of the micro-batch.
+        """
+        super().__init__(seed=seed, global_batch=global_batch, micro_batch=micro_batch)
+        if length < 1:
+            raise BadInputError("the data set is empty: it needs at least one sample")
+        self.length = length
+        self._passes: OrderedDict[int, np.ndarray] = OrderedDict()
 
     def indices(self, step: int, micro_batch: int) -> list[int]:
         """Return the samples of one micro-batch of a step; steps count from 1, micro-batches from 0.
@@ -73,8 +92,7 @@ class SampleOrder:
         Raises:
             ValueError: there is no such step or micro-batch.
         """
-        if step < 1 or not 0 <= micro_batch < self.micro_batches:
-            raise ValueError(f"there is no micro-batch {micro_batch} of step {step}")
+        self.check(step, micro_batch)
         start = (step - 1) * self.global_batch + micro_batch * self.micro_batch
         return [self.sample(place) for place in range(start, start + self.micro_batch)]
 
@@ -93,54 +111,3 @@ class SampleOrder:
             while len(self._passes) > _KEPT_PASSES:
                 self._passes.popitem(last=False)
         return order
-
-
-class MicroBatchLoader:
-    """Fetches micro-batches of a map-style data set and moves them to the device."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        device: torch.device,
-        seed: int,
-        global_batch: int,
-        micro_batch: int,
-        collate: Callable[[list[Any]], Any] | None = None,
-    ) -> None:
-        """Check the data set and fix the order.
-
-        Raises:
-            BadInputError: the data set is not map-style, or a number is wrong (`SampleOrder`).
-        """
-        mapped = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        kind = type(dataset).__name__
-        if isinstance(dataset, IterableDataset) or not mapped:
-            raise BadInputError(
-                f"the data set is a {kind}: holdfast needs a map-style one, with __len__ and "
-                "__getitem__, so that every sample can be counted exactly once"
-            )
-        self._dataset = dataset
-        self.device = device
-        self._collate: Callable[[list[Any]], Any] = default_collate if collate is None else collate
-        self.order = SampleOrder(seed=seed, length=len(dataset), global_batch=global_batch, micro_batch=micro_batch)
-
-    def load(self, step: int, micro_batch: int) -> Any:
-        """Return the collated micro-batch on the device."""
-        indices = self.order.indices(step, micro_batch)
-        fetch = getattr(self._dataset, "__getitems__", None)
-        fetched: Any = fetch(indices) if callable(fetch) else [self._dataset[index] for index in indices]
-        return to_device(self._collate(list(fetched)), self.device)
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Move all tensors inside nested lists, tuples and mappings; leave everything else as it is."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in cast(dict[Any, Any], batch).items()}
-    if isinstance(batch, list | tuple):
-        values = cast(Sequence[Any], batch)
-        moved, make = [to_device(value, device) for value in values], cast(Callable[..., Any], type(values))
-        return make(*moved) if hasattr(values, "_fields") else make(moved)
-    return batch

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.protocol.commit import Commit
+from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch
-from holdfast.runtime.data.sampling import MicroBatchLoader
 from holdfast.runtime.gradients.loss_scale import LossScale
 from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
 from holdfast.runtime.gradients.reduction import GradientBuckets, Reduced, reduce_gradients
@@ -118,13 +118,13 @@ class Workload:
         self.buckets.hide()
 
     def load(self, micro_batch: int) -> Any:
-        """Seed everything for a micro-batch, and fetch it."""
+        """Fetch a micro-batch, and seed everything for it."""
+        self._notes.begin(self.sums.step, micro_batch)
+        batch = self.loader.load(self.sums.step, micro_batch)
         seed_micro_batch(self.seed, self.sums.step, micro_batch)
         if self.experts is not None:
             self.experts.state.begin(self.sums.step, micro_batch)
-        self._notes.begin(self.sums.step, micro_batch)
         self._versions = self.state.buffer_versions()
-        batch = self.loader.load(self.sums.step, micro_batch)
         self._fetched = self.samples.hash_of(self.sums.step, micro_batch)
         return batch
 

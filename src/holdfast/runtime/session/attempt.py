@@ -72,7 +72,7 @@ class Attempt:
         self.complete = self._serve()
 
     def load(self, micro_batch: int) -> Any:
-        """Seed everything for a micro-batch, and fetch it."""
+        """Fetch a micro-batch, and seed everything for it."""
         return self._workload.load(micro_batch)
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:

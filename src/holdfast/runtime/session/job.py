@@ -26,7 +26,8 @@ from holdfast.environment import log_level
 from holdfast.errors import BadInputError
 from holdfast.protocol.plan import Commit
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
-from holdfast.runtime.data.sampling import MicroBatchLoader
+from holdfast.runtime.data.loading import MicroBatchLoader
+from holdfast.runtime.data.torch_loader import DataOptions
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.workload import Workload
@@ -62,6 +63,7 @@ class Job:
         self._session: Session | None = None
         self._last_words: LastWords | None = None
         self._ended = False
+        self._difference = ""
         self._after_apply: Callable[[Step], None] | None = None
         self._step: Step | None = None
         local = settings.local_rank if settings else 0
@@ -100,7 +102,8 @@ class Job:
 
         Args:
             model, optimizer: on `job.device`; all workers' must be made alike. The first worker's values count.
-            data: a map-style dataset; who computes which sample follows from the seed alone.
+            data: a map-style dataset, or a DataLoader of one, which is taken apart: its data set and collate function
+                are used, its order is not. Who computes which sample follows from the seed alone.
             global_batch: samples per step, whatever the world. micro_batch: samples per forward pass.
             seed: of the order of samples, and of all randomness inside the micro-batches.
             collate: makes a micro-batch of a list of samples; torch's default_collate if None.
@@ -125,7 +128,7 @@ class Job:
             seed=seed,
             global_batch=global_batch,
             micro_batch=micro_batch,
-            collate=collate,
+            options=DataOptions(collate=collate),
         )
         self._emulate(model)
         experts = experts_of(model, optimizer, seed=seed)
@@ -135,6 +138,7 @@ class Job:
             state=state, loader=loader, seed=seed, max_grad_norm=max_grad_norm, loss_scale=loss_scale, experts=experts
         )
         self._after_apply = after_apply
+        self._difference = loader.difference
         self._session = self._open(workload)
 
     def steps(self, count: int) -> Iterator[Step]:
@@ -158,6 +162,7 @@ class Job:
             if compute.step > count:
                 session.finish()
             else:
+                self._say_the_difference(session)
                 self._step = step = Step(session.attempt(compute, generation), session.settle)
                 yield step
                 step.left()
@@ -180,6 +185,12 @@ class Job:
             raise BadInputError("call job.protect(...) before job.pause(...)")
         with self._session.pause(reason):
             yield
+
+    def _say_the_difference(self, session: Session) -> None:
+        """Say once, and not on every worker, what a script's DataLoader would have done otherwise."""
+        difference, self._difference = self._difference, ""
+        if difference and session.rank == 0:
+            logging.getLogger(__name__).warning("%s", difference)
 
     def _applied(self, number: int, commit: Commit) -> None:
         """Let the script do its part of a step, which is always the one that its loop is at."""

@@ -1,0 +1,92 @@
+"""torch's DataLoader, taken apart: its data set and how that is read are used, what it says of the order is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.tensors import leaves_samples
+
+Collate = Callable[[list[Any]], Any]
+
+#: what loaders of torch's kind have, torchdata's StatefulDataLoader among them
+_PARTS = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataOptions:
+    """How a data set is read.
+
+    collate: makes a micro-batch of a list of samples; torch's default_collate if None. num_workers: loader workers of
+    each worker. prefetch_factor: micro-batches that each of them is ahead, 2 if None. pin_memory: batches go to a GPU
+    by way of page-locked memory.
+    """
+
+    collate: Collate | None = None
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
+
+
+def take_apart(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, DataOptions, str]:
+    """Return a DataLoader's data set, how it is read, and what differs from the loader; all else as it is, with "".
+
+    Where `options` says something, that counts; where it does not, what the loader says.
+
+    Raises:
+        BadInputError: the loader makes other batches, or says which samples they have.
+    """
+    if not all(hasattr(data, name) for name in _PARTS):
+        return data, options, ""
+    dataset: Any = data.dataset
+    streaming = is_stream(dataset)
+    if not streaming and (own := _own_order(data)):
+        raise BadInputError(
+            f"the DataLoader has {own}: holdfast itself says which samples a step has, and shares them out, so that "
+            "each counts exactly once whoever computes it; leave that out. For an order of your own, give a data set "
+            "that maps indices to the samples you want, or an object with batch(step, micro_batch)"
+        )
+    if data.batch_size not in (None, micro_batch):
+        raise BadInputError(
+            f"the DataLoader's batch_size is {data.batch_size} and micro_batch is {micro_batch}: both are the samples "
+            "of one forward pass; make them the same"
+        )
+    merged = replace(
+        options,
+        collate=options.collate or (None if leaves_samples(data.collate_fn) else data.collate_fn),
+        num_workers=options.num_workers or data.num_workers,
+        prefetch_factor=options.prefetch_factor or getattr(data, "prefetch_factor", None),
+        pin_memory=options.pin_memory or bool(getattr(data, "pin_memory", False)),
+    )
+    return dataset, merged, "" if streaming else _difference(data)
+
+
+def is_stream(dataset: object) -> bool:
+    """Tell whether a data set has no samples by number: it is gone through."""
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
+def _own_order(loader: Any) -> str:
+    """Say what of a loader decides which samples a batch has, "" where it is nothing but torch's shuffle."""
+    sampler, batches = loader.sampler, loader.batch_sampler
+    if batches is not None and type(batches) is not BatchSampler:
+        return f"a batch_sampler of its own ({type(batches).__name__})"
+    if type(sampler) is RandomSampler:
+        whole = not sampler.replacement and sampler.num_samples == len(loader.dataset)
+        return "" if whole else "a sampler that draws some samples twice, or not all of them (RandomSampler)"
+    return "" if type(sampler) is SequentialSampler else f"a sampler of its own ({type(sampler).__name__})"
+
+
+def _difference(loader: Any) -> str:
+    order = "shuffled in an order of its own" if type(loader.sampler) is RandomSampler else "as they lie"
+    said = (
+        f"the DataLoader is taken apart: it would give samples {order}, holdfast shuffles each pass by its seed, so "
+        "that a step's samples do not depend on who computes them, and lets passes run into each other, dropping none"
+    )
+    if getattr(loader, "worker_init_fn", None) is not None:
+        said += "; its worker_init_fn is not called: each micro-batch is seeded by itself"
+    return said

@@ -1,0 +1,85 @@
+"""A DataLoader that is given as data: what of it is used, what is said, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.data.loading import MicroBatchLoader
+from holdfast.runtime.data.torch_loader import DataOptions, take_apart
+
+DATA = TensorDataset(torch.arange(12.0))
+CPU = torch.device("cpu")
+
+
+def collate(samples: list[tuple[torch.Tensor]]) -> torch.Tensor:
+    return torch.stack([value for (value,) in samples])
+
+
+def loaded(data: Any, options: DataOptions | None = None) -> Any:
+    return MicroBatchLoader(data, device=CPU, seed=0, global_batch=6, micro_batch=3, options=options).load(1, 1)
+
+
+def test_its_samples_are_those_of_its_data_set_given_bare() -> None:
+    bare = loaded(DATA, DataOptions(collate=collate))
+    assert torch.equal(loaded(DataLoader(DATA, batch_size=3, collate_fn=collate, shuffle=True)), bare)
+    (default,) = loaded(DataLoader(DATA, batch_size=3))
+    assert torch.equal(default, bare)
+    (unbatched,) = loaded(DataLoader(DATA, batch_size=None))
+    assert torch.equal(unbatched, bare)
+
+
+def test_what_reads_it_is_taken_over_unless_protect_says_otherwise() -> None:
+    loader: Any = DataLoader(DATA, batch_size=3, num_workers=2, prefetch_factor=5, collate_fn=collate)
+    dataset, options, _ = take_apart(loader, DataOptions(), 3)
+    assert dataset is DATA
+    assert options == DataOptions(collate=collate, num_workers=2, prefetch_factor=5, pin_memory=False)
+    asked = DataOptions(collate=list, num_workers=1, prefetch_factor=4, pin_memory=True)
+    assert take_apart(loader, asked, 3)[1] == asked
+    assert take_apart(DATA, asked, 3) == (DATA, asked, "")
+
+
+def test_a_loader_of_the_same_shape_from_elsewhere_is_taken_apart_as_well() -> None:
+    """As torchdata's StatefulDataLoader, which is no subclass of torch's."""
+    sampler = SequentialSampler(DATA)
+    parts = {"dataset": DATA, "batch_size": 3, "collate_fn": collate, "num_workers": 2, "sampler": sampler}
+    foreign = SimpleNamespace(**parts, batch_sampler=BatchSampler(sampler, 3, drop_last=False))
+    assert take_apart(foreign, DataOptions(), 3)[:2] == (DATA, DataOptions(collate=collate, num_workers=2))
+
+
+def test_the_difference_in_order_is_said() -> None:
+    assert "it would give samples as they lie" in take_apart(DataLoader(DATA, batch_size=3), DataOptions(), 3)[2]
+    shuffled: Any = DataLoader(DATA, batch_size=3, shuffle=True, worker_init_fn=print)
+    said = take_apart(shuffled, DataOptions(), 3)[2]
+    assert "shuffled in an order of its own" in said
+    assert "worker_init_fn is not called" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 4}, "batch_size is 4 and micro_batch is 3"),
+        ({}, "batch_size is 1 and micro_batch is 3"),
+        ({"batch_size": 3, "sampler": WeightedRandomSampler([1.0] * 12, 12)}, "its own .WeightedRandomSampler"),
+        ({"batch_size": 3, "sampler": DistributedSampler(DATA, 2, 0)}, "shares them out"),
+        ({"batch_size": 3, "sampler": RandomSampler(DATA, replacement=True)}, "twice, or not all"),
+        ({"batch_size": 3, "sampler": RandomSampler(DATA, num_samples=5)}, "twice, or not all"),
+        ({"batch_sampler": [[0, 1, 2]]}, r"batch_sampler of its own .list.*batch\(step, micro_batch\)"),
+    ],
+)
+def test_a_loader_that_says_which_samples_a_batch_has_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInputError, match=words):
+        take_apart(DataLoader(DATA, **options), DataOptions(), 3)
