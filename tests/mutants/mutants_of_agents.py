@@ -42,9 +42,16 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_restarts_on_a_broken_machine",
         file=RESTARTS,
-        old="        if found.severity is Severity.NODE:\n",
-        new="        if False:\n",
+        old="        return self._class_of(down).severity is Severity.NODE\n",
+        new="        return False\n",
         why="a fresh process meets the same broken memory",
+    ),
+    Mutant(
+        name="who_has_used_up_its_tries_is_to_blame",
+        file=AGENT,
+        old=' else "exhausted"',
+        new=' else "quarantined"',
+        why="what its processes die of may be the work's, and the others only slower to meet it",
     ),
     Mutant(
         name="budget_never_refills",

@@ -13,6 +13,7 @@ from functools import reduce
 from typing import ClassVar
 
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.failures.ladder import LEFT_AS
 from holdfast.coordination.failures.seen import node_lost
 from holdfast.coordination.generations.deciding import Deciding
 from holdfast.coordination.generations.finishing import Finishing
@@ -95,7 +96,7 @@ class Coordinator:
         self.parts.progress.begin(now, first=first)
         turn.change(term=self.record.term + 1)
         if self.record.outcome == "failed" and not self.config.takeover:
-            turn.change(outcome="", plan=None, pending=None, decision=None, passed=())
+            turn.change(outcome="", plan=None, pending=None, decision=None, passed=(), raised=(), given_up=())
         if not self.record.checkpoints and checkpoints and self.record.plan is None:
             # Terms go on counting from those in the directory: whoever writes now is newer than all that lies there.
             term = max(self.record.term, 1 + max(known.term for known in checkpoints))
@@ -141,6 +142,8 @@ class Coordinator:
 
     def _advance(self) -> None:
         """Do what is due now."""
+        if why := self.parts.ladder.deserted(awaited=bool(self.parts.absences.promised)):
+            self.parts.ending.failed(why)
         if self.over is not None:
             return
         self._deciding.decide()
@@ -236,9 +239,7 @@ class Coordinator:
 
     def _leave(self, node: Node, leave: msg.Leave) -> None:
         self.parts.failures.gone(self._depart(node, leave.reason, leave.detail), self.turn.now)
-        out = leave.reason == "quarantined" and self.parts.ladder.quarantine(node.name, node.host, leave.detail)
-        if out and not self.members.nodes:
-            self.parts.ending.failed(f"the last node, {node.name}, is quarantined: {leave.detail}")
+        self.parts.ladder.left(node, leave)
 
     def _leave_at_last(self, node: Node, leave: msg.Leave) -> None:
         self._depart(node, leave.reason)
@@ -246,7 +247,7 @@ class Coordinator:
     def _depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
         workers = self.members.remove(node.name)
         self.parts.absences.lost(node.name)
-        self.turn.emit(ev.NodeLeft, node=node.name, reason=reason, detail=detail)
+        self.turn.emit(ev.NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
         return workers
 
     # ---- time ----

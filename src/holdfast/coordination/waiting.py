@@ -43,8 +43,9 @@ class Waiting:
             return None
         if record.generation == 0:
             # (that nodes are still to come at the begin is worth no word, unless one came in vain)
-            left = config.spec.nodes_to_begin - members.complete_nodes
-            return Need(nodes=left, expert_slots=0, why=parts.misfit) if parts.misfit else None
+            left, out = config.spec.nodes_to_begin - members.complete_nodes, parts.ladder.all_out
+            why = parts.misfit or (f"node {out[-1].node} is out: {out[-1].why}" if 0 < left <= len(out) else "")
+            return Need(nodes=left, expert_slots=0, why=why) if why else None
         # Of those that may still come back it is their part of the state that the job waits for.
         broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
         if record.plan is not None and not (broken and lacks_slots(turn, config)):

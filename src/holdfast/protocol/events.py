@@ -78,7 +78,7 @@ class WorkersChanged(Event, frozen=True, kw_only=True, tag_field="event", tag="w
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, tag_field="event", tag="node_left"):
-    """`reason`: failed, drained, quarantined, finished. `detail`: why it is quarantined, else empty."""
+    """`reason`: failed, drained, quarantined, finished. `detail`: why it is quarantined, or has no tries left."""
 
     node: str
     reason: str

@@ -59,6 +59,19 @@ class Quarantined(Struct, frozen=True, kw_only=True):
     since: float
 
 
+class GivenUp(Struct, frozen=True, kw_only=True):
+    """A node on which nothing is tried any more; it is quarantined once the others have committed `step` without it.
+
+    If they never do, it was not the node's fault. `host`, `why`, `since` as in `Quarantined`.
+    """
+
+    node: str
+    host: str
+    why: str
+    since: float
+    step: int
+
+
 class LastWill(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the job is to end once what it has led to is saved: with this exit code, and cause.
 
@@ -110,4 +123,5 @@ class Record(Struct, frozen=True, kw_only=True):
     raised: tuple[RaisedBefore, ...] = ()
     will: LastWill | None = None
     quarantined: tuple[Quarantined, ...] = ()
+    given_up: tuple[GivenUp, ...] = ()
     outcome: str = ""  # "", finished, failed

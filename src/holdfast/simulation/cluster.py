@@ -80,9 +80,9 @@ class SimCluster:
 
     @property
     def _waits_for_a_person(self) -> bool:
-        """A job that has not begun waits for all its nodes: one that is quarantined comes when it is undrained."""
+        """A job that has not begun waits for all its nodes: one that is out comes when it is undrained."""
         record = self.world.store.record
-        return record is not None and record.generation == 0 and bool(barred(record))
+        return record is not None and record.generation == 0 and bool(barred(record) or record.given_up)
 
     @property
     def over(self) -> bool:
@@ -141,10 +141,10 @@ class SimCluster:
             self.coordinator.deliver(self._let_back, self.coordinator)
 
     def _let_back(self, shell: CoordinatorShell) -> None:
-        barred = shell.machine.record.quarantined
-        if barred:
-            shell.feed(Undrain(barred[0].node))
-            self.world.after("reconnect", shell, self.add_node, barred[0].node)
+        out = shell.machine.parts.ladder.all_out
+        if out:
+            shell.feed(Undrain(out[0].node))
+            self.world.after("reconnect", shell, self.add_node, out[0].node)
 
     def supersede(self) -> None:
         """Start another coordinator beside the one that is paused."""

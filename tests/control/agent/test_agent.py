@@ -255,7 +255,7 @@ def test_a_script_that_never_trains_is_bad_input(tmp_path: Path) -> None:
     play(story, str(script))
 
 
-def test_workers_that_die_again_and_again_quarantine_the_node(tmp_path: Path) -> None:
+def test_a_node_whose_workers_die_again_and_again_leaves(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import os\n\nos._exit(9)\n")
 
@@ -263,7 +263,7 @@ def test_workers_that_die_again_and_again_quarantine_the_node(tmp_path: Path) ->
         assert await asyncio.wait_for(running, DEADLINE) == 1
         await coordinator.until(lambda: coordinator.of(Leave), "the farewell")
         (leave,) = coordinator.of(Leave)
-        assert leave.reason == "quarantined"
+        assert leave.reason == "exhausted"
         assert "exit code 9" in leave.detail
         assert len(coordinator.of(WorkerDown)) == MAX_RESTARTS + 1
 
@@ -424,7 +424,7 @@ def test_a_wrong_token_ends_an_agent_that_was_never_let_in(tmp_path: Path) -> No
     asyncio.run(story())
 
 
-def test_a_quarantined_node_waits_to_tell_a_coordinator_that_is_away(tmp_path: Path) -> None:
+def test_a_node_that_leaves_waits_to_tell_a_coordinator_that_is_away(tmp_path: Path) -> None:
     """Found when agents started faster than their coordinator: they left before anybody could hear why."""
     script = tmp_path / "broken.py"
     script.write_text("import os\n\nos._exit(9)\n")
@@ -442,7 +442,7 @@ def test_a_quarantined_node_waits_to_tell_a_coordinator_that_is_away(tmp_path: P
         async with fake_coordinator(port=int(url.rsplit(":", 1)[1])) as coordinator:
             assert await asyncio.wait_for(running, DEADLINE) == 1
             await coordinator.until(lambda: coordinator.of(Leave), "the farewell")
-            assert coordinator.of(Leave)[0].reason == "quarantined"
+            assert coordinator.of(Leave)[0].reason == "exhausted"
             assert coordinator.of(WorkerDown)
 
     asyncio.run(asyncio.wait_for(story(), 2 * DEADLINE))

@@ -667,19 +667,19 @@ def test_bad_input_is_not_tried_again() -> None:
     assert hello.kept == (down(old, EXIT_BAD_INPUT),)
 
 
-def test_workers_that_die_again_and_again_quarantine_the_node() -> None:
+def test_a_node_whose_workers_die_again_and_again_leaves() -> None:
     bench = Bench()
     for _ in range(MAX_RESTARTS):
         assert isinstance(bench.die()[-1], StartWorker)
     told, leave, end = bench.die()
     assert isinstance(told, Say)
     why = "node node-0: its workers fail again and again, 6 times in 300 s: code -9"
-    assert leave == Say(Leave(reason="quarantined", detail=why))
+    assert leave == Say(Leave(reason="exhausted", detail=why))
     assert isinstance(end, EndAgent)
     assert end.exit_code == EXIT_FAILED
 
 
-def test_a_quarantined_node_tells_why_before_it_goes() -> None:
+def test_a_node_that_leaves_tells_why_before_it_goes() -> None:
     """Found when agents started faster than their coordinator: they left before anybody could hear why."""
     bench = Bench()
     bench.machine.disconnected()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
+
 import msgspec
 import pytest
 from machinery import Job, attach, hello, w
@@ -131,9 +134,139 @@ def test_a_job_that_has_not_begun_ends_by_what_all_its_nodes_meet_and_not_the_fi
         job.connect(msgspec.structs.replace(hello(node), host="rack7"))
         job.tell(node, msgspec.structs.replace(down(node, "out of luck", FailureKind.EXCEPTION), error=raised))
         if not last:
-            job.tell(node, msg.Leave(reason="quarantined", detail="its workers fail again and again"))
+            job.tell(node, msg.Leave(reason="exhausted", detail="its workers fail again and again"))
         assert (job.machine.parts.ending.over is not None) == last
     assert "out of luck (on nodes n0, n1)" in job.machine.parts.ending.over.why
+
+
+def exhausted(why: str = "its workers fail again and again") -> msg.Leave:
+    return msg.Leave(reason="exhausted", detail=why)
+
+
+def quarantines(job: Job) -> list[str]:
+    return [event.node for event in job.events if isinstance(event, ev.NodeLeft) and event.reason == "quarantined"]
+
+
+def raises(job: Job, node: str, number: int, error: msg.ScriptError) -> None:
+    """The script of a node's newest worker raises, whether that has come as far as to attach or not."""
+    if number % 2:
+        job.say(attach(f"{node}/0/{number}"))
+    died = msgspec.structs.replace(down(node, "oops", FailureKind.EXCEPTION), worker=f"{node}/0/{number}")
+    job.tell(node, msgspec.structs.replace(died, exit_code=1, error=error))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_script_that_raises_on_all_nodes_quarantines_none_whichever_is_first_and_by_how_much(seed: int) -> None:
+    """On a slow machine one node had used up its tries before another had begun, and was quarantined."""
+    rng, error = Random(seed), msg.ScriptError(place="ValueError (train.py, line 1)", traceback="Traceback: oops")
+    job = Job(nodes=3, spec=JobSpec(max_nodes=3)).boot()
+    tries = dict.fromkeys(("n0", "n1", "n2"), 0)
+    while job.machine.over is None:
+        node = rng.choice([*tries])
+        job.now += rng.choice((0.01, 1.0, 2 * WINDOW_S))
+        if rng.random() < 0.1:
+            job.boot(takeover=True)
+        if node not in job.machine.members.nodes:
+            job.connect(hello(node))
+        raises(job, node, tries[node], error)
+        tries[node] += 1
+        if tries[node] > RecoverySpec().max_restarts and job.machine.over is None:
+            job.tell(node, exhausted())
+            del tries[node]
+    (failed,) = [event for event in job.events if isinstance(event, ev.JobFailed)]
+    why, _, nodes = failed.why.removesuffix(")").partition(" (on nodes ")
+    assert (why, sorted(nodes.split(", ")), failed.traceback) == ("oops", ["n0", "n1", "n2"], "Traceback: oops")
+    assert quarantines(job) == []
+    assert job.machine.record.quarantined == ()
+
+
+def test_who_has_used_up_its_tries_is_quarantined_once_the_others_go_on_without_it() -> None:
+    job = Job().start()
+    job.step(1)
+    job.tell("n2", exhausted("oops"))
+    (left,) = job.said(ev.NodeLeft)
+    assert (left.node, left.reason, left.detail) == ("n2", "failed", "oops")
+    settle(job)
+    for node in ("n0", "n1"):
+        job.say(msg.Entered(worker=w(node), generation=2, applied=1))
+    job.step(2, "n0", "n1", generation=2)
+    assert quarantines(job) == [], "that step may have been under way"
+    job.boot(takeover=True)
+    for node in ("n0", "n1"):
+        job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=2, applied=2))))
+    job.step(3, "n0", "n1", generation=2)
+    assert quarantines(job) == ["n2"]
+    (asked,) = job.said(ev.ActionRequested)
+    assert asked.command == "holdfast undrain n2"
+    assert [one.node for one in job.machine.record.quarantined] == ["n2"]
+    assert not job.machine.record.given_up
+
+
+@pytest.mark.parametrize("undrained", [True, False])
+def test_who_comes_back_before_that_is_not(undrained: bool) -> None:
+    job = Job().start()
+    job.tell("n2", exhausted("oops"))
+    settle(job)
+    if undrained:
+        job.feed(Undrain("n2"))
+    job.connect(coming("n2", "n2/0/b", session="c" * 8, agent=9))
+    for node in ("n0", "n1"):
+        job.say(msg.Entered(worker=w(node), generation=2, applied=0))
+    for step in (1, 2, 3):
+        job.step(step, "n0", "n1", generation=2)
+    assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)] == [1, 2, 3]
+    assert quarantines(job) == []
+
+
+def test_a_job_that_cannot_begin_for_a_node_that_is_out_says_so_once_all_others_are_there() -> None:
+    job = Job(nodes=2, spec=JobSpec(max_nodes=2)).boot()
+    job.connect(hello("n0"))
+    job.tell("n0", exhausted("oops"))
+    job.tick(0.2)
+    assert not job.said(ev.JobWaiting)
+    job.connect(hello("n1", (attach(w("n1")),)))
+    job.tick(0.2)
+    (waits,) = job.said(ev.JobWaiting)
+    assert (waits.nodes, waits.why) == (1, "node n0 is out: oops")
+
+
+def lost(job: Job, node: str) -> None:
+    """It is beyond what it may be lost."""
+    job.now += 10.0
+    job.lose(node)
+
+
+def leaves(job: Job, node: str) -> None:
+    job.tell(node, msg.Leave(reason="quarantined", detail="ecc_error: x"))
+
+
+def gives_up(job: Job, node: str) -> None:
+    job.tell(node, exhausted())
+
+
+@pytest.mark.parametrize("last", [lost, leaves, gives_up])
+@pytest.mark.parametrize("first", [lost, leaves, gives_up])
+def test_the_job_ends_with_its_last_node_however_that_is_out(
+    first: Callable[[Job, str], None], last: Callable[[Job, str], None]
+) -> None:
+    """Where it was lost too often the job waited for ever."""
+    job = Job(nodes=2, spec=JobSpec(recovery=RecoverySpec(max_restarts=0))).start(saves=True)
+    first(job, "n0")
+    assert job.machine.over is None
+    last(job, "n1")
+    assert job.machine.over is not None
+    assert job.machine.over.why.startswith("the last node, n1, is ")
+
+
+@pytest.mark.parametrize("gone_first", [True, False])
+def test_a_job_waits_for_a_node_that_may_come_back(gone_first: bool) -> None:
+    job = Job(nodes=2).start(saves=True)
+    first, last = (lost, leaves) if gone_first else (leaves, lost)
+    first(job, "n0")
+    last(job, "n1")
+    assert job.machine.over is None
+    job.tick(0.2)
+    assert job.said(ev.JobWaiting)
 
 
 def test_a_job_that_has_not_begun_ends_once_all_its_nodes_are_quarantined() -> None:

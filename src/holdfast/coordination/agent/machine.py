@@ -110,7 +110,7 @@ class AgentMachine:
         self._welcome: Welcome | None = None
         self._said_at = 0.0
         self._tail_code = EXIT_DONE
-        self._quarantined: Leave | None = None
+        self._unfit: Leave | None = None
         self._restarts = Restarts()
 
     @property
@@ -226,7 +226,7 @@ class AgentMachine:
         self._welcome, self.ever_welcomed = welcome, True
         self._restarts.allowed(welcome.max_restarts, welcome.rules)
         self._plans.told_anew(welcome.members)
-        return self._leave_quarantined(now)
+        return self._leave_unfit(now)
 
     def _refused(self, refused: Refused) -> list[AgentInstruction]:
         if not refused.retry:
@@ -345,8 +345,9 @@ class AgentMachine:
             place.ended = True  # another process would say the same; the coordinator decides what becomes of the job
         elif why := self._restarts.refuse(down, now):
             place.ended = True
-            self._quarantined = Leave(reason="quarantined", detail=f"node {self.node.node}: {why}"[:8000])
-            return self._leave_quarantined(now)
+            reason = "quarantined" if self._restarts.broken(down) else "exhausted"
+            self._unfit = Leave(reason=reason, detail=f"node {self.node.node}: {why}"[:8000])
+            return self._leave_unfit(now)
         else:
             return [self._fill(place, index)]
         return []
@@ -371,9 +372,9 @@ class AgentMachine:
             return []
         return [*self._tell(Leave(reason="finished"), now), *self._end(EndAgent(self._tail_code))]
 
-    def _leave_quarantined(self, now: float) -> list[AgentInstruction]:
+    def _leave_unfit(self, now: float) -> list[AgentInstruction]:
         """The node must go; whoever coordinates hears why first, be it later."""
-        leave = self._quarantined
+        leave = self._unfit
         if leave is None or self._welcome is None:
             return []
         return [*self._tell(leave, now), *self._end(EndAgent(EXIT_FAILED, leave.detail))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.coordination.failures.budget import Budget
-from holdfast.coordination.failures.classes import Classes
+from holdfast.coordination.failures.classes import Classes, FailureClass
 from holdfast.protocol.failures import FailureRule, Severity
 from holdfast.protocol.job_spec import MAX_RESTARTS
 from holdfast.protocol.messages.agent import WorkerDown
@@ -26,10 +26,16 @@ class Restarts:
 
     def refuse(self, down: WorkerDown, now: float) -> str:
         """A process has died: return why the node must go, "" where another takes its place."""
-        found = self._classes.of(down.kind, down.detector, down.detail)
-        if found.severity is Severity.NODE:
-            return f"{found.status}: {down.detail}"
+        if self.broken(down):
+            return f"{self._class_of(down).status}: {down.detail}"
         tries = self._budget.use(now, index_of(down.worker))
         if tries > self._most:
             return f"its workers fail again and again, {tries} times in {self._budget.window_s:.0f} s: {down.detail}"
         return ""
+
+    def broken(self, down: WorkerDown) -> bool:
+        """Tell whether the machine is, by what a process has died of."""
+        return self._class_of(down).severity is Severity.NODE
+
+    def _class_of(self, down: WorkerDown) -> FailureClass:
+        return self._classes.of(down.kind, down.detector, down.detail)

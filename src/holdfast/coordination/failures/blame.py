@@ -6,6 +6,7 @@ Pure: the same exceptions give the same answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.protocol.names import node_of
@@ -15,7 +16,9 @@ from holdfast.protocol.record import RaisedBefore
 ENOUGH = 3
 
 
-def nodes_that_agree(before: Sequence[RaisedBefore], last: RaisedBefore, nodes: int, *, machine: bool) -> list[str]:
+def nodes_that_agree(
+    before: Sequence[RaisedBefore], last: RaisedBefore, nodes: int, *, machine: bool, ever: bool = False
+) -> list[str]:
     """Return the nodes on which it was the work's fault, in their order; [] where it may be the last one's own.
 
     It is the work's where another node has met the same exception at the same micro-batch of the same step; or, as far
@@ -23,9 +26,11 @@ def nodes_that_agree(before: Sequence[RaisedBefore], last: RaisedBefore, nodes: 
     one rank comes to, or one before the first step. A job of one node has no other to compare with: there, twice.
 
     Args:
-        nodes: how many the job has. machine: by its class, it may well be a machine's fault.
+        nodes: how many the job has. machine: by its class, it may well be a machine's fault. ever: however long ago it
+            was, since nothing has been committed yet.
     """
-    same = [raised for raised in (*before, last) if raised.place == last.place and raised.time > last.time - WINDOW_S]
+    until = -inf if ever else last.time - WINDOW_S
+    same = [raised for raised in (*before, last) if raised.place == last.place and raised.time > until]
     at = [raised for raised in same if (raised.step, raised.micro_batch) == (last.step, last.micro_batch)]
     here = list(dict.fromkeys(node_of(raised.worker) for raised in at))
     if last.step is not None and len(here) > 1:

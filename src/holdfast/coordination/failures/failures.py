@@ -126,6 +126,7 @@ class Failures:
     def made_good(self) -> None:
         """A step is committed: whatever had failed explains nothing of what comes."""
         self._cause, self._raised = "", False
+        self._ladder.made_good()
 
     def explain(self, consequence: str) -> str:
         """Return why the job ends: the first cause, then what it led to."""

@@ -12,10 +12,11 @@ from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
 from holdfast.errors import UnreachableError
-from holdfast.protocol.events import NodeRepaired
+from holdfast.protocol.events import NodeLeft, NodeRepaired
 from holdfast.protocol.failures import Detector, FailureKind, Severity
+from holdfast.protocol.messages.agent import Leave
 from holdfast.protocol.names import index_of
-from holdfast.protocol.record import Quarantined
+from holdfast.protocol.record import GivenUp, Quarantined
 
 #: Trying again costs all members some tens of milliseconds; a link that breaks more than once a minute is better left
 #: out.
@@ -23,6 +24,8 @@ MAX_RETRIES = 5
 #: of budgets, so many are kept: far more than nodes fail within a window
 _KEPT = 4096
 AUTOMATIC, TICKET = "automatic", "ticket"
+#: what an agent says for its reason to leave, and as what its node has left: nobody knows yet whose fault that is
+LEFT_AS = {"exhausted": "failed"}
 
 
 class Ladder:
@@ -37,6 +40,8 @@ class Ladder:
         self._lost = -TOGETHER_S, "", Budget()
         #: since when nodes are gone, and who brings them back
         self._gone: dict[str, tuple[float, str]] = {}
+        #: the node that is out since this turn, and why
+        self._out = "", ""
 
     def tries(self, failure: Failure) -> int:
         """Count a failure on the rung that its severity says; return how often that makes within the window."""
@@ -96,20 +101,69 @@ class Ladder:
         known = self._turn.record.quarantined
         return next((one for one in known if one.node == node or (one.host and one.host == host)), None)
 
-    def quarantine(self, node: str, host: str, why: str) -> bool:
-        """Let a node come no more; nor another one on its host, unless more nodes than it are there, or on their way.
-
-        Returns:
-            False where nodes are still to come with which the job is to begin: what they meet says more.
-        """
+    def quarantine(self, node: str, host: str, why: str) -> None:
+        """Let a node come no more; nor another one on its host, unless more nodes are there, or on their way."""
         turn = self._turn
         begun = turn.record.generation > 0
         shared = not begun or any(other.host == host for other in turn.members.nodes.values() if other.name != node)
         entry = Quarantined(node=node, host="" if shared else host, why=why[:1000], since=turn.now)
         others = (one for one in turn.record.quarantined if one.node != node)
-        turn.change(quarantined=(*others, entry))
+        turn.change(quarantined=(*others, entry), given_up=self._given_up_but(node))
         self._gone.pop(node, None)
-        return begun or len(turn.record.quarantined) >= self._nodes_to_begin
+        self._out = node, f"is quarantined: {why}"
+
+    def left(self, node: Node, leave: Leave) -> None:
+        """An agent has ended: its machine is broken, or it has used up its tries, or all is well."""
+        if leave.reason == "quarantined":
+            self.quarantine(node.name, node.host, leave.detail)
+        elif leave.reason == "exhausted":
+            self._give_up(node.name, node.host, leave.detail)
+
+    def _give_up(self, node: str, host: str, why: str) -> None:
+        """A node has used up its tries: whether that is its own fault, the steps of the others say.
+
+        What its processes die of may be the work's, and the others only slower to meet it: as long as nothing has been
+        committed without the node, nobody knows. The step that is under way may be of before.
+        """
+        turn = self._turn
+        step = turn.position.step + 2
+        entry = GivenUp(node=node, host=host, why=why[:1000], since=turn.now, step=step)
+        turn.change(given_up=(*self._given_up_but(node), entry)[-_KEPT:])
+        self._out = node, f"is given up: {why}"
+
+    def made_good(self) -> None:
+        """A step is committed: who was given up before it, and has not come back, was to blame."""
+        turn = self._turn
+        for entry in [one for one in turn.record.given_up if one.step <= turn.position.step]:
+            self.quarantine(entry.node, entry.host, entry.why)
+            turn.emit(NodeLeft, node=entry.node, reason="quarantined", detail=entry.why)
+
+    def came(self, node: str) -> None:
+        """A node is let in: what it was given up for does not count."""
+        if any(one.node == node for one in self._turn.record.given_up):
+            self._turn.change(given_up=self._given_up_but(node))
+
+    def _given_up_but(self, node: str) -> tuple[GivenUp, ...]:
+        return tuple(one for one in self._turn.record.given_up if one.node != node)
+
+    def deserted(self, *, awaited: bool) -> str:
+        """Return why the job cannot go on: its last node is out just now, and all others are, too; "" where it can.
+
+        The same rule however they went. Who is only gone may come back, and so may who is `awaited`; a job that has not
+        begun hears all its nodes: what the others meet says more.
+        """
+        (node, why), self._out = self._out, ("", "")
+        record = self._turn.record
+        if not node or self._turn.members.nodes or self._gone or awaited:
+            return ""
+        if not record.generation and len(self.all_out) < self._nodes_to_begin:
+            return ""
+        return f"the last node, {node}, {why}"
+
+    @property
+    def all_out(self) -> tuple[Quarantined | GivenUp, ...]:
+        """The nodes that are quarantined, or given up, each once."""
+        return *self._turn.record.quarantined, *self._turn.record.given_up
 
     def undrain(self, node: str) -> None:
         """Let a node come back, with all its budgets.
@@ -118,10 +172,12 @@ class Ladder:
             UnreachableError: it is not quarantined.
         """
         turn = self._turn
-        entry = next((one for one in turn.record.quarantined if one.node == node), None)
+        record = turn.record
+        entry = next((one for one in self.all_out if one.node == node), None)
         if entry is None:
-            names = ", ".join(one.node for one in turn.record.quarantined) or "none"
+            names = ", ".join(one.node for one in record.quarantined) or "none"
             raise UnreachableError(f"no node {node!r} is quarantined: those that are: {names}")
-        turn.change(quarantined=tuple(one for one in turn.record.quarantined if one is not entry))
+        quarantined = tuple(one for one in record.quarantined if one.node != node)
+        turn.change(quarantined=quarantined, given_up=self._given_up_but(node))
         self._gone[node] = entry.since, TICKET
         self._budgets = {key: budget for key, budget in self._budgets.items() if key[0] != node}

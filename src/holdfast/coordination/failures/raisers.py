@@ -97,13 +97,15 @@ class Raisers:
         """Keep it with those before; end the job where it is the work's fault."""
         turn = self._turn
         found = self._classes.of(FailureKind.EXCEPTION, Detector.EXCEPTION, detail)
+        if worker in (one.worker for one in turn.record.raised):
+            return  # (its node tells a coordinator that has come since)
         last = RaisedBefore(
             worker=worker, place=error.place, step=error.step, micro_batch=error.micro_batch, time=turn.now
         )
         before = turn.record.raised
         turn.change(raised=(*before, last)[-_REMEMBERED:])
         machine = found.status not in _SOFTWARE
-        if nodes := nodes_that_agree(before, last, self._nodes, machine=machine):
+        if nodes := nodes_that_agree(before, last, self._nodes, machine=machine, ever=not turn.position.step):
             where = f" (on {'nodes' if len(nodes) > 1 else 'node'} {', '.join(nodes)})"
             self._closing.fail(_said(error, detail) + where, traceback=error.traceback)
 

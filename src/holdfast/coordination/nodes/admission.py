@@ -52,6 +52,7 @@ class Admission:
             turn.close(connection)
             return None
         self._namesakes.pop(hello.node, None)
+        self._ladder.came(hello.node)
         if not turn.record.script_digest:
             turn.change(script_digest=hello.digest)
         node = turn.members.add(hello, connection, turn.now)

@@ -135,7 +135,10 @@ class Posts(Struct, frozen=True, kw_only=True):
 
 
 class Leave(Struct, frozen=True, kw_only=True):
-    """The agent ends: `finished`, `drained`, or `quarantined` (its workers fail again and again)."""
+    """The agent ends: `finished`, `drained`, `quarantined` (its machine is broken) or `exhausted`.
+
+    The last one: its workers have failed as often as they may. Whose fault that is others know.
+    """
 
     reason: Text
     detail: Text = ""

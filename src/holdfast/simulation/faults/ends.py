@@ -33,7 +33,7 @@ def unsaved(plan: FaultPlan, why: str, committed: int, saved: Collection[int]) -
 
 def last_quarantined(plan: FaultPlan, why: str) -> bool:
     """Tell whether a job ends because its last node has failed too often."""
-    return plan.max_restarts < FaultPlan(seed=0).max_restarts and "is quarantined" in why
+    return plan.max_restarts < FaultPlan(seed=0).max_restarts and ("is quarantined" in why or "is given up" in why)
 
 
 def barred(record: Record | None) -> set[str]:
