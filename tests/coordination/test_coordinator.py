@@ -611,7 +611,7 @@ def test_faults_are_injected_only_where_they_are_allowed() -> None:
         (
             InjectFault("melt", "n0"),
             BadInputError,
-            "the fault is 'melt': it must be one of kill, exit, freeze, raise, ",
+            "the fault is 'melt': it must be one of kill, exit, freeze, ",
         ),
         (InjectFault("kill", "n7"), UnreachableError, "there is no node 'n7': the nodes are n0, n1, n2"),
         (InjectFault("kill", "n0", worker=3), UnreachableError, "node n0 has no worker 3: it has 1"),
