@@ -58,7 +58,7 @@ def misled(job: Any, how: str) -> Generator[None]:
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
-    """What every worker runs: a small regression, one line of JSON per applied step."""
+    """What every worker runs that `options` gives no other: a small regression, one line of JSON per applied step."""
     import torch
 
     import holdfast
@@ -110,7 +110,7 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
 
 def _child(settings: WorkerSettings, node: str, directory: str, options: dict[str, Any]) -> None:
     os.environ.update(settings.to_environment())
-    train(directory, node, options)
+    options.get("script", train)(directory, node, options)
 
 
 def _wait_stopped(pid: int) -> None:

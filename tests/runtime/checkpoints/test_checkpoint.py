@@ -92,7 +92,7 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(checkpoint.FileSystemWriter, "write_data", held)
     name = CheckpointName(term=1, generation=1, step=3, nonce="ab")
     upload = begin_save(tmp_path / name.writing, source.capture())
-    train(source.model, source.optimizer)
+    train(source.model, source.optimizers.by_name[""])
     assert state_hash(source.capture()) != before
     release.set()
     upload.result(DEADLINE_S)

@@ -17,6 +17,7 @@ from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.loss_scale import LossScale
 from holdfast.runtime.gradients.notes import NoteSource
+from holdfast.runtime.gradients.updates import Updates
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.session.attempt import Attempt
@@ -41,11 +42,12 @@ class Rank:
             DATA, device=CPU, seed=7, global_batch=MICRO_BATCHES * MICRO_BATCH, micro_batch=MICRO_BATCH
         )
         self.model, self.infinite = model, infinite
+        state = TrainingState(model, optimizer, {})
         self.workload = Workload(
-            state=TrainingState(model, optimizer, {}),
+            state=state,
             loader=loader,
             seed=7,
-            max_grad_norm=1.0,
+            updates=Updates(state, None, 1.0),
             loss_scale=LossScale(None, model.parameters(), CPU),
             noted=noted,
         )

@@ -105,7 +105,7 @@ def test_a_fresh_replica_becomes_the_same_in_every_bit(optimizer: str) -> None:
     for state in (source, target):
         for parameter in state.model.parameters():
             parameter.grad = torch.ones_like(parameter)
-        state.optimizer.step()
+        state.optimizers.by_name[""].step()
         state.extra["schedule"].step()
     assert state_hash(source.capture()) == state_hash(target.capture())
     assert target.extra["schedule"].get_last_lr() == source.extra["schedule"].get_last_lr()
@@ -115,11 +115,11 @@ def test_the_state_keeps_its_own_dtype_beside_low_precision_parameters() -> None
     """Optimizer.load_state_dict would cast float32 moments to the parameters' bfloat16."""
     source, target = make(optimizer="bf16", steps=1), make(optimizer="bf16")
     parameter = next(source.model.parameters())
-    source.optimizer.state[parameter]["exp_avg"] = torch.randn(parameter.shape, dtype=torch.float32)
+    source.optimizers.by_name[""].state[parameter]["exp_avg"] = torch.randn(parameter.shape, dtype=torch.float32)
     copy(source, target)
-    received = target.optimizer.state[next(target.model.parameters())]["exp_avg"]
+    received = target.optimizers.by_name[""].state[next(target.model.parameters())]["exp_avg"]
     assert received.dtype is torch.float32
-    assert received.equal(source.optimizer.state[parameter]["exp_avg"])
+    assert received.equal(source.optimizers.by_name[""].state[parameter]["exp_avg"])
 
 
 def test_any_changed_bit_changes_the_hash() -> None:
@@ -131,7 +131,7 @@ def test_any_changed_bit_changes_the_hash() -> None:
         assert state_hash(state.capture()) != before
         tensor.copy_(kept)
         assert state_hash(state.capture()) == before
-    state.optimizer.param_groups[0]["lr"] *= 2
+    state.optimizers.by_name[""].param_groups[0]["lr"] *= 2
     assert state_hash(state.capture()) != before
 
 
@@ -148,9 +148,9 @@ def test_state_of_another_optimizer_is_refused() -> None:
     with pytest.raises(StateMismatchError, match=r"another optimizer.s: its options include .*betas.* where dampening"):
         copy(make(steps=1), make(optimizer="sgd"))
     newer, older = make(steps=1), make()
-    newer.optimizer.param_groups[0]["option_of_a_later_torch"] = True
+    newer.optimizers.by_name[""].param_groups[0]["option_of_a_later_torch"] = True
     copy(newer, older)
-    assert older.optimizer.param_groups[0]["option_of_a_later_torch"] is True
+    assert older.optimizers.by_name[""].param_groups[0]["option_of_a_later_torch"] is True
 
 
 def test_a_manifest_that_lies_is_refused() -> None:

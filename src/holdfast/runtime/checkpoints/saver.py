@@ -171,9 +171,9 @@ class CheckpointSaver:
 
     def load(self, name: str, state: TrainingState, *, first: bool) -> int:
         """As `load_checkpoint`; the first rank says where the checkpoint's learning rates are not the script's."""
-        mine = state.learning_rates()
+        mine = state.optimizers.learning_rates()
         step = load_checkpoint(self.directory, name, state, self._samples)
-        theirs = state.learning_rates()
+        theirs = state.optimizers.learning_rates()
         if first and mine != theirs:
             logger.warning("the checkpoint's learning rate %s is used, not the script's %s", theirs, mine)
         return step

@@ -99,21 +99,39 @@ def replacing(buffers: Callable[[], None]) -> Generator[None]:
         raise
 
 
+def foreign_gradient(parameter: torch.nn.Parameter) -> StepUseError:
+    """Return what is said of a gradient that is no sum of this step's."""
+    return StepUseError(
+        f"the gradient of a parameter of shape {tuple(parameter.shape)} was made or changed outside of "
+        "step.backward(loss): leave loss.backward() out, zero_grad(set_to_none=False) too, and let "
+        "protect(..., max_grad_norm=...) clip"
+    )
+
+
 class GradientBuckets:
     """The local and the reduced gradients of a model, independent of the world's size.
 
     Local gradients are those that plain PyTorch would have: autograd's own tensors, None where there is none.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], *, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        whose: str = "the model",
+    ) -> None:
         """Take over the gradients of the parameters that require one.
+
+        Args:
+            whose: they are, in words.
 
         Raises:
             BadInputError: no parameter requires a gradient, or one that does is complex.
         """
         trained = list(dict.fromkeys(parameter for parameter in parameters if parameter.requires_grad))
         if not trained:
-            raise BadInputError("the model has no parameter that requires a gradient: there is nothing to train")
+            raise BadInputError(f"{whose} has no parameter that requires a gradient: there is nothing to train")
         for parameter in trained:
             if parameter.is_complex():
                 raise BadInputError(
@@ -166,11 +184,7 @@ class GradientBuckets:
             for parameter, known, version in zip(bucket.parameters, bucket.local, bucket.versions, strict=True):
                 here = parameter.grad
                 if (here is not None and here is not known) or (known is not None and known._version != version):
-                    raise StepUseError(
-                        f"the gradient of a parameter of shape {tuple(parameter.shape)} was made or changed outside of "
-                        "step.backward(loss): leave loss.backward() out, zero_grad(set_to_none=False) too, and let "
-                        "protect(..., max_grad_norm=...) clip"
-                    )
+                    raise foreign_gradient(parameter)
 
     def hide(self) -> None:
         """Let every `p.grad` be None: what user code does to it before the next backward leaves the sums alone."""

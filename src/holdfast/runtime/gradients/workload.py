@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.errors import BadInputError, StepUseError
+from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch
-from holdfast.runtime.gradients.loss_scale import LossScale
+from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
-from holdfast.runtime.gradients.reduction import GradientBuckets, Reduced, reduce_gradients
+from holdfast.runtime.gradients.reduction import Reduced, reduce_gradients
+from holdfast.runtime.gradients.updates import Update, Updates
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.moe.holding.binding import dense_parameters
-from holdfast.runtime.moe.holding.choices import RoutingChoices
-from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
+from holdfast.runtime.state.refusals import check_extra
 from holdfast.runtime.state.state import TrainingState
 from holdfast.step_samples import StepSamples
 
@@ -52,7 +51,7 @@ class Workload:
         state: TrainingState,
         loader: MicroBatchLoader,
         seed: int,
-        max_grad_norm: float | None,
+        updates: Updates,
         loss_scale: LossScale,
         experts: JobExperts | None = None,
         noted: Sequence[NoteSource] = (),
@@ -60,25 +59,19 @@ class Workload:
         """Take over the model's gradients.
 
         Args:
+            updates: what each step updates of the state.
             experts: of the model's MoE layers; None for a dense model.
             noted: what leaves a note of each micro-batch beside its gradient; the same on all ranks, in this order.
-
-        Raises:
-            BadInputError: nothing to train, or a norm that is not positive.
         """
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise BadInputError(f"max_grad_norm is {max_grad_norm}: it must be positive, or None for no clipping")
         self.state = state
         self.loader = loader
         self.samples = StepSamples(
             seed=seed, micro_batches=loader.order.micro_batches, micro_batch=loader.order.micro_batch
         )
         self.seed = seed
-        self.max_grad_norm = max_grad_norm
+        self.updates = updates
         self.loss_scale = loss_scale
         self.experts = experts
-        self.buckets = GradientBuckets(dense_parameters(state.model))
-        self._reduced = {id(parameter) for parameter in (*self.buckets.parameters, *expert_parameters(state.model))}
         self.sums = LocalSums()
         self._notes = Notes(noted, self.micro_batches)
         #: the notes that were gathered last are those of all micro-batches
@@ -88,9 +81,9 @@ class Workload:
         self._fetched = 0
 
     @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer."""
-        return self.state.optimizer
+    def update(self) -> Update:
+        """What the step under way updates; before the first one, what that will."""
+        return self.updates.at(max(self.sums.step, 1))
 
     @property
     def micro_batches(self) -> int:
@@ -108,14 +101,14 @@ class Workload:
         self._notes.restart()
         if not summed:
             self.sums = LocalSums(step=step)
-            self.buckets.zero()
+            self.update.begin(anew=True)
             return
         if self.sums.step != step or sorted(self.sums.micro_batches) != sorted(summed):
             raise RuntimeError(
                 f"broken invariant: step {step} is to go on from micro-batches {sorted(summed)}, but the sums here are "
                 f"of step {self.sums.step}, micro-batches {sorted(self.sums.micro_batches)}"
             )
-        self.buckets.hide()
+        self.update.begin(anew=False)
 
     def load(self, micro_batch: int) -> Any:
         """Fetch a micro-batch, and seed everything for it."""
@@ -139,9 +132,10 @@ class Workload:
         if not isinstance(given, torch.Tensor) or given.numel() != 1:
             raise BadInputError("backward() needs the micro-batch's mean loss: one number, in a tensor")
         self._notes.computed()
-        self.buckets.check()
+        update = self.update
+        update.check()
         torch.autograd.backward(self.loss_scale.scaled(loss))
-        self.buckets.collect()
+        update.collect()
         self.sums.hashes += self._fetched
         if self.experts is not None:
             self.experts.computed()
@@ -176,11 +170,12 @@ class Workload:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact.
             StepUseError: gradients were made or changed by other hands, or are of a parameter that was not trained.
         """
-        self._check_gradients()
-        self.buckets.say_noted(self._notes.any(self.sums.notes))
+        update = self.update
+        update.check_trained()
+        update.buckets.say_noted(self._notes.any(self.sums.notes))
         scale = 1.0 / (self.micro_batches * self.loss_scale.value)
-        reduced = reduce_gradients(self._gradients, comm, scale, self.max_grad_norm)
-        if self.buckets.any_noted():
+        reduced = reduce_gradients(update.gradients(self.experts), comm, scale, update.max_norm)
+        if update.buckets.any_noted():
             self._noted = self._notes.gather(comm, self.sums.notes)
         else:
             self._notes.take_none()
@@ -198,43 +193,53 @@ class Workload:
     def apply(self, commit: Commit) -> None:
         """Change the state by the reduced gradients: the same on every rank, in every bit.
 
-        A step with gradients that are not finite changes nothing but schedule and loss scale; all ranks see the same
+        A step with gradients that are not finite changes nothing but schedules and loss scale; all ranks see the same
         count. The reduced gradients stay in the parameters until the next step begins.
         """
         if self.experts is not None:
             self.experts.passed()
+        update = self.update
         if commit.nonfinite == 0:
-            for part in self._gradients:
+            for part in update.gradients(self.experts):
                 part.use_reduced()
-            self.optimizer.step()
+            update.step()
         self._notes.apply()
         self.loss_scale.advance(skipped=commit.nonfinite > 0)
-        for thing in self.state.extra.values():
-            if isinstance(thing, LRScheduler):
-                _advance(thing)
-
-    def _check_gradients(self) -> None:
-        """Look for gradients that are no sum of this step's backward, or that nobody reduces: replicas would differ."""
-        self.buckets.check()
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and id(parameter) not in self._reduced:
-                    raise StepUseError(
-                        f"a parameter of shape {tuple(parameter.shape)} has a gradient, but required none at "
-                        "job.protect(), or was not there: let all that is ever trained require a gradient from the "
-                        "start, and freeze by a learning rate of 0"
-                    )
-
-    @property
-    def _gradients(self) -> Sequence[GradientBuckets | ExpertGradients | RoutingChoices]:
-        """All that is reduced, by kind; what belongs to experts are other objects in each generation."""
-        experts = self.experts
-        return (self.buckets,) if experts is None else (self.buckets, experts.gradients, experts.choices)
+        update.advance_schedules()
 
 
-def _advance(scheduler: LRScheduler) -> None:
-    # torch counts calls of optimizer.step() to warn of a wrong order; a skipped step and a state that was received
-    # are neither.
-    optimizer: Any = scheduler.optimizer
-    optimizer._opt_called = True
-    scheduler.step()
+@dataclass(frozen=True, slots=True)
+class ScriptObjects:
+    """What a script gives to `Job.protect`, beside its data; `follows`: it has an `after_apply`."""
+
+    model: torch.nn.Module
+    optimizer: Optimizer | Mapping[str, Optimizer]
+    updates: Sequence[str] | None
+    max_grad_norm: float | Mapping[str, float] | None
+    scaler: GradScaler | None
+    extra: Mapping[str, Any] | None
+    follows: bool
+
+
+def workload_of(given: ScriptObjects, loader: MicroBatchLoader, device: torch.device) -> Workload:
+    """Take a script's objects over.
+
+    Args:
+        device: where the model belongs.
+
+    Raises:
+        BadInputError: something does not fit.
+    """
+    model, seed = given.model, loader.order.seed
+    experts = expert_parameters(model)
+    loss_scale = LossScale(given.scaler, model.parameters(), device)
+    state = TrainingState(model, given.optimizer, with_scaler(given.extra, given.scaler), apart=experts)
+    check_extra(state.extra, state.optimizers)
+    return Workload(
+        state=state,
+        loader=loader,
+        seed=seed,
+        updates=Updates(state, given.updates, given.max_grad_norm),
+        loss_scale=loss_scale,
+        experts=experts_of(model, state.optimizers.holder_of(experts), seed=seed),
+    )

@@ -42,6 +42,8 @@ class Attempt:
         self._compute = compute
         self._generation = generation
         workload.begin(compute.step, compute.summed)
+        #: the name of the optimizer that the step updates
+        self.update = workload.update.name
 
     @property
     def undone(self) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import platform
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -29,16 +29,16 @@ from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.torch_loader import DataOptions
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
-from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.gradients.workload import ScriptObjects, Workload, workload_of
 from holdfast.runtime.moe.experts.emulation import Emulation
-from holdfast.runtime.moe.holding.job_experts import experts_of
-from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
+from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
-from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.refusals import said_untrained
+
+logger = logging.getLogger(__name__)
 
 _ALONE = "alone/0/0"
 #: of a model's list of tensors; a hash of all that it says goes beside it
@@ -63,7 +63,8 @@ class Job:
         self._session: Session | None = None
         self._last_words: LastWords | None = None
         self._ended = False
-        self._difference = ""
+        #: what is to be said once, and not on every worker
+        self._warnings: list[str] = []
         self._after_apply: Callable[[Step], None] | None = None
         self._step: Step | None = None
         local = settings.local_rank if settings else 0
@@ -83,14 +84,15 @@ class Job:
     def protect(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
         data: Any,
         *,
+        updates: Sequence[str] | None = None,
         global_batch: int,
         micro_batch: int,
         seed: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
-        max_grad_norm: float | None = None,
+        max_grad_norm: float | Mapping[str, float] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         extra: Mapping[str, Any] | None = None,
         after_apply: Callable[[Step], None] | None = None,
@@ -102,16 +104,18 @@ class Job:
 
         Args:
             model, optimizer: on `job.device`; all workers' must be made alike. The first worker's values count.
+                Several optimizers are given by name: each step updates one of them, `step.update`.
             data: a map-style dataset, or a DataLoader of one, which is taken apart: its data set and collate function
                 are used, its order is not. Who computes which sample follows from the seed alone.
+            updates: of several optimizers, the order in which steps update them, over and over; each once if None.
             global_batch: samples per step, whatever the world. micro_batch: samples per forward pass.
             seed: of the order of samples, and of all randomness inside the micro-batches.
             collate: makes a micro-batch of a list of samples; torch's default_collate if None.
-            max_grad_norm: clip the global batch's gradient to this norm.
+            max_grad_norm: clip the global batch's gradient to this norm, that of several optimizers by name.
             scaler: for float16: scales the loss, and skips the optimizer on all workers at a step with a gradient that
                 is not finite on any of them; call none of its methods.
             extra: more state, by name: anything with state_dict() and load_state_dict(). Learning rate schedulers of
-                torch among them are stepped once per step.
+                torch among them are stepped once per step that updates their optimizer.
             after_apply: the script's own part of a step, such as a moving average of the weights in `extra`: called
                 inside `apply()`, on every worker, before the state is saved or sent to anybody. It must be a function
                 of the state and of the step's loss, norm and the like alone, and may change the model and `extra`; an
@@ -122,23 +126,14 @@ class Job:
         """
         if self._session is not None:
             raise BadInputError("job.protect() was called twice: a job trains one model")
-        loader = MicroBatchLoader(
-            data,
-            device=self.device,
-            seed=seed,
-            global_batch=global_batch,
-            micro_batch=micro_batch,
-            options=DataOptions(collate=collate),
-        )
+        order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
+        loader = MicroBatchLoader(data, device=self.device, options=DataOptions(collate=collate), **order)
         self._emulate(model)
-        experts = experts_of(model, optimizer, seed=seed)
-        loss_scale = LossScale(scaler, model.parameters(), self.device)
-        state = TrainingState(model, optimizer, with_scaler(extra, scaler), apart=expert_parameters(model))
-        workload = Workload(
-            state=state, loader=loader, seed=seed, max_grad_norm=max_grad_norm, loss_scale=loss_scale, experts=experts
-        )
+        given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
         self._after_apply = after_apply
-        self._difference = loader.difference
+        workload = workload_of(given, loader, self.device)
+        untrained = said_untrained(model, workload.state.optimizers)
+        self._warnings = [warning for warning in (loader.difference, untrained) if warning]
         self._session = self._open(workload)
 
     def steps(self, count: int) -> Iterator[Step]:
@@ -162,7 +157,7 @@ class Job:
             if compute.step > count:
                 session.finish()
             else:
-                self._say_the_difference(session)
+                self._warn(session)
                 self._step = step = Step(session.attempt(compute, generation), session.settle)
                 yield step
                 step.left()
@@ -186,11 +181,11 @@ class Job:
         with self._session.pause(reason):
             yield
 
-    def _say_the_difference(self, session: Session) -> None:
-        """Say once, and not on every worker, what a script's DataLoader would have done otherwise."""
-        difference, self._difference = self._difference, ""
-        if difference and session.rank == 0:
-            logging.getLogger(__name__).warning("%s", difference)
+    def _warn(self, session: Session) -> None:
+        """Say once, and not on every worker, what differs from what a script may expect."""
+        warnings, self._warnings = self._warnings, []
+        for warning in warnings if session.rank == 0 else ():
+            logger.warning("%s", warning)
 
     def _applied(self, number: int, commit: Commit) -> None:
         """Let the script do its part of a step, which is always the one that its loop is at."""
@@ -260,7 +255,7 @@ class Job:
             "global batch": order.global_batch,
             "micro-batch": order.micro_batch,
             "seed": order.seed,
-            "max_grad_norm": workload.max_grad_norm,
+            **workload.updates.describe(),
             "tensors": tensors[:_LISTED_CHARACTERS],
             "state": everything,  # what the list has no room for, and the optimizer's settings
         }
@@ -282,7 +277,7 @@ def _progress(settings: WorkerSettings | None) -> ProgressSlot:
         answer_with_stacks(settings.stacks)
         return ProgressWriter(settings.progress, settings.local_rank)
     except OSError as error:
-        logging.getLogger(__name__).warning("the agent's page of progress cannot be opened: %s", error)
+        logger.warning("the agent's page of progress cannot be opened: %s", error)
         return NoProgress()
 
 

@@ -29,6 +29,8 @@ class Step:
                 it is applied here by then.
         """
         self.number = attempt.step
+        #: the name of the optimizer that this step updates, of several; "" of one
+        self.update = attempt.update
         self.loss = math.nan
         self.grad_norm = math.nan
         self.skipped = False

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from holdfast.errors import BadInputError
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
+from holdfast.runtime.state.optimizers import Optimizers
 from holdfast.runtime.tensors import has_extra_state, named_modules
 
 MAX_TENSORS = 1 << 20
@@ -64,7 +65,7 @@ class TrainingState:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Mapping[str, Optimizer],
         extra: Mapping[str, Any] | None = None,
         *,
         apart: Iterable[torch.nn.Parameter] = (),
@@ -72,6 +73,7 @@ class TrainingState:
         """Take note of the objects.
 
         Args:
+            optimizer: one, or several by name.
             apart: parameters that are no part of this state, nor what the optimizer keeps of them: experts differ
                 from rank to rank.
 
@@ -79,7 +81,7 @@ class TrainingState:
             BadInputError: an object cannot give or take its state.
         """
         self.model = model
-        self.optimizer = optimizer
+        self.optimizers = Optimizers(optimizer)
         self.extra = dict(extra or {})
         for name, thing in self.extra.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
@@ -94,7 +96,7 @@ class TrainingState:
         self._apart = {id(parameter) for parameter in apart}
         named = model.named_parameters()
         self._parameters = {name: parameter for name, parameter in named if id(parameter) not in self._apart}
-        self._check_optimizer()
+        self._check_optimizers()
 
     def capture(self) -> StateView:
         """Return the state as it is now, without copying.
@@ -115,7 +117,8 @@ class TrainingState:
         buffers = self._buffers()
         for name, tensor in (*self._parameters.items(), *buffers.items()):
             take(name, tensor)
-        optimizer = tree.pack(self._optimizer_state(), lambda t: take("optimizer", t), "optimizer state")
+        kept = self.optimizers.capture(self._apart)
+        optimizer = tree.pack(kept, lambda t: take("optimizer", t), "optimizer state")
         extra = {
             name: tree.pack(thing.state_dict(), lambda t, name=name: take(f"extra.{name}", t), f"extra[{name!r}]")
             for name, thing in self.extra.items()
@@ -142,6 +145,8 @@ class TrainingState:
             )
         if sorted(manifest.extra) != sorted(self.extra):
             raise StateMismatchError(f"it has extra {sorted(manifest.extra)} where this job has {sorted(self.extra)}")
+        if other := self.optimizers.differences(manifest.optimizer):
+            raise StateMismatchError(other)
         trees = [manifest.optimizer, *manifest.extra.values()]
         named = sorted(place for node in trees for place in tree.places(node))
         if named != list(range(len(own), len(manifest.tensors))):
@@ -164,15 +169,11 @@ class TrainingState:
         """
         self.watch.forget()
         try:
-            self._set_optimizer_state(tree.unpack(manifest.optimizer, tensors))
+            self.optimizers.adopt(tree.unpack(manifest.optimizer, tensors), self._apart)
             for name, node in manifest.extra.items():
                 self.extra[name].load_state_dict(tree.unpack(node, tensors))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateMismatchError(f"{type(error).__name__}: {error}") from error
-
-    def learning_rates(self) -> list[float]:
-        """Return those of the parameter groups, as they were before any schedule."""
-        return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in self.optimizer.param_groups]
 
     def buffer_versions(self) -> dict[str, tuple[int, int]]:
         """Return what changes when a buffer is written to or replaced: (identity, torch's version counter).
@@ -193,52 +194,10 @@ class TrainingState:
     def _device(self) -> torch.device:
         return next((parameter.device for parameter in self._parameters.values()), torch.device("cpu"))
 
-    def _check_optimizer(self) -> None:
+    def _check_optimizers(self) -> None:
         known = {id(parameter) for parameter in self._parameters.values()} | self._apart
-        optimized = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        if any(id(parameter) not in known for parameter in optimized):
+        if any(id(parameter) not in known for parameter in self.optimizers.parameters):
             raise BadInputError("the optimizer has parameters that are not the model's: protect the model it is for")
-        # LBFGS and the like call the closure several times a step, and wrappers keep state elsewhere.
-        if type(self.optimizer).state_dict is not Optimizer.state_dict:
-            raise BadInputError(
-                f"optimizer {type(self.optimizer).__name__} has its own state_dict: only plain torch optimizers can be "
-                "protected"
-            )
-
-    def _optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer's state with parameters named by their order in the groups, as state_dict() does."""
-        numbers: dict[torch.Tensor, int] = {}
-        groups: list[dict[str, Any]] = []
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                numbers.setdefault(parameter, len(numbers))
-            groups.append({key: value for key, value in sorted(group.items()) if key not in ("params", "param_names")})
-        state = {
-            number: dict(sorted(self.optimizer.state[p].items()))
-            for p, number in numbers.items()
-            if p in self.optimizer.state and id(p) not in self._apart
-        }
-        return {"groups": groups, "state": state}
-
-    def _set_optimizer_state(self, value: dict[str, Any]) -> None:
-        """Set the state itself: Optimizer.load_state_dict would cast it to the parameters' dtype."""
-        groups = self.optimizer.param_groups
-        if len(value["groups"]) != len(groups):
-            raise ValueError(f"{len(value['groups'])} parameter groups where the optimizer has {len(groups)}")
-        for group, saved in zip(groups, value["groups"], strict=True):
-            # (versions of torch and schedulers add options; each side has some of its own only in another optimizer)
-            gone, new = saved.keys() - group.keys(), group.keys() - saved.keys() - {"params", "param_names"}
-            if gone and new:
-                ours, theirs = ", ".join(sorted(new)), ", ".join(sorted(gone))
-                raise ValueError(f"another optimizer's: its options include {theirs} where {ours} are needed")
-        parameters = list(dict.fromkeys(parameter for group in groups for parameter in group["params"]))
-        for group, saved in zip(groups, value["groups"], strict=True):
-            group.update(saved)
-        for parameter in parameters:
-            if id(parameter) not in self._apart:
-                self.optimizer.state.pop(parameter, None)
-        for number, state in value["state"].items():
-            self.optimizer.state[parameters[number]] = state
 
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:

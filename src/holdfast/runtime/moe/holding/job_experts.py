@@ -47,10 +47,11 @@ _LOOKED_AT = 16
 class JobExperts:
     """All experts that live here, and what they do in a step."""
 
-    def __init__(self, layers: Sequence[ExpertLayer], optimizer: Optimizer, *, seed: int = 0) -> None:
+    def __init__(self, layers: Sequence[ExpertLayer], optimizer: Optimizer | None, *, seed: int = 0) -> None:
         """Hold all experts, as a script has made them; work alone until `take_up`.
 
         Args:
+            optimizer: the one that steps them; None for none.
             seed: of the job.
 
         Raises:
@@ -273,10 +274,11 @@ class JobExperts:
         self._hold(names, arrived)
 
 
-def experts_of(model: nn.Module, optimizer: Optimizer, *, seed: int = 0) -> JobExperts | None:
+def experts_of(model: nn.Module, optimizer: Optimizer | None, *, seed: int = 0) -> JobExperts | None:
     """Return the experts of a model, None for a dense one.
 
     Args:
+        optimizer: the one that steps them; None for none.
         seed: of the job.
 
     Raises:

@@ -1,0 +1,200 @@
+"""Whose turn a step is: of several optimizers each step updates one, in an order that the script gives.
+
+An update is a step of its own, with a reduction, a norm and a commit operation. It leaves the parameters of the other
+optimizers alone, and what autograd makes for them on its way is let go of after each backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from holdfast.errors import BadInputError, StepUseError
+from holdfast.runtime.gradients.reduction import GradientBuckets, foreign_gradient
+from holdfast.runtime.moe.holding.binding import dense_parameters
+from holdfast.runtime.moe.holding.choices import RoutingChoices
+from holdfast.runtime.moe.holding.gradients import ExpertGradients
+from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.moe.layer.expert_layer import expert_parameters
+from holdfast.runtime.state.optimizers import NAMELESS, Optimizers, listed, parameters_of
+from holdfast.runtime.state.state import TrainingState
+
+
+class Update:
+    """One optimizer of a job, and what a step does that updates it."""
+
+    def __init__(
+        self, name: str, optimizer: Optimizer, state: TrainingState, *, max_norm: float | None, only: bool
+    ) -> None:
+        """Take over the gradients of what it trains.
+
+        Args:
+            name: of the optimizer.
+            max_norm: its gradients are clipped to this norm; None for no clipping.
+            only: there is no other: all gradients of the model are its.
+
+        Raises:
+            BadInputError: it trains nothing.
+        """
+        self.name = name
+        self.max_norm = max_norm
+        self._optimizer = optimizer
+        experts = {id(weight) for weight in expert_parameters(state.model)}
+        mine = {id(parameter) for parameter in parameters_of(optimizer)}
+        dense = dense_parameters(state.model)
+        self.buckets = GradientBuckets([p for p in dense if only or id(p) in mine], whose=_said(name))
+        self._reduced = {id(parameter) for parameter in self.buckets.parameters} | experts
+        #: (a frozen one of its own is none of them: trained after all, it is to be told of)
+        self._others: list[Parameter] = [] if only else [p for p in dense if id(p) not in self._reduced | mine]
+        #: it is the one that steps the experts
+        self.steps_experts = only or bool(experts & mine)
+        self._schedulers = [thing for thing in state.extra.values() if _drives(thing, optimizer)]
+
+    def begin(self, *, anew: bool) -> None:
+        """Its turn begins, with no gradient or with those that are summed up already; the others have none."""
+        if anew:
+            self.buckets.zero()
+        else:
+            self.buckets.hide()
+        for parameter in self._others:
+            parameter.grad = None
+
+    def check(self) -> None:
+        """Before each backward: nobody else has made or changed gradients.
+
+        Raises:
+            StepUseError: somebody has.
+        """
+        self.buckets.check()
+        for parameter in self._others:
+            if parameter.grad is not None:
+                raise foreign_gradient(parameter)
+
+    def collect(self) -> None:
+        """After each backward: take in its own gradients, and let go of the others'."""
+        self.buckets.collect()
+        for parameter in self._others:
+            parameter.grad = None
+
+    def check_trained(self) -> None:
+        """Before the reduction: its optimizer would use no gradient that nobody reduces.
+
+        Raises:
+            StepUseError: it would, and replicas would differ.
+        """
+        self.check()
+        for parameter in parameters_of(self._optimizer):
+            if parameter.grad is not None and id(parameter) not in self._reduced:
+                raise StepUseError(
+                    f"a parameter of shape {tuple(parameter.shape)} has a gradient, but required none at "
+                    "job.protect(), or was not there: let all that is ever trained require a gradient from the "
+                    "start, and freeze by a learning rate of 0"
+                )
+
+    def gradients(self, experts: JobExperts | None) -> Sequence[GradientBuckets | ExpertGradients | RoutingChoices]:
+        """Return all that is reduced, by kind; what belongs to experts are other objects in each generation."""
+        if experts is None or not self.steps_experts:
+            return (self.buckets,)
+        return (self.buckets, experts.gradients, experts.choices)
+
+    def step(self) -> None:
+        """Change the parameters by the gradients that they have now."""
+        self._optimizer.step()
+
+    def advance_schedules(self) -> None:
+        """Its turn is over: its learning rate schedules are one step further."""
+        for scheduler in self._schedulers:
+            # torch counts calls of optimizer.step() to warn of a wrong order; a skipped step and a state that was
+            # received are neither.
+            optimizer: Any = scheduler.optimizer
+            optimizer._opt_called = True
+            scheduler.step()
+
+
+class Updates:
+    """The order in which steps update a job's optimizers."""
+
+    def __init__(
+        self,
+        state: TrainingState,
+        order: Sequence[str] | None,
+        max_grad_norm: float | Mapping[str, float] | None,
+    ) -> None:
+        """Begin with the first at step 1, and begin anew after the last.
+
+        Args:
+            order: names of optimizers, each at least once; as they were given if None.
+            max_grad_norm: for all, or by name.
+
+        Raises:
+            BadInputError: a name is unknown or missing, a norm is not positive, or there is nothing to train.
+        """
+        optimizers = state.optimizers
+        self.order = _checked_order(order, optimizers)
+        norms = _norms(max_grad_norm, optimizers)
+        only = len(optimizers.by_name) == 1
+        self._by_name = {
+            name: Update(name, optimizer, state, max_norm=norms.get(name), only=only)
+            for name, optimizer in optimizers.by_name.items()
+        }
+
+    def at(self, step: int) -> Update:
+        """Return the update that a step is; steps count from 1."""
+        return self._by_name[self.order[(step - 1) % len(self.order)]]
+
+    def describe(self) -> dict[str, object]:
+        """Return order and norms by what they are called; all workers of a job must have the same."""
+        norms = {name: update.max_norm for name, update in self._by_name.items()}
+        if NAMELESS in norms:
+            return {"max_grad_norm": norms[NAMELESS]}
+        return {"updates": self.order, "max_grad_norm": norms}
+
+
+def _said(name: str) -> str:
+    return f"optimizer {name!r}" if name else "the model"
+
+
+def _drives(thing: object, optimizer: Optimizer) -> bool:
+    return isinstance(thing, LRScheduler) and thing.optimizer is optimizer
+
+
+def _checked_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple[str, ...]:
+    names = list(optimizers.by_name)
+    if order is None:
+        return tuple(names)
+    if NAMELESS in optimizers.by_name:
+        raise BadInputError(
+            'updates is for several optimizers by name, such as optimizer={"generator": a, "critic": b}'
+        )
+    given = cast(object, order)
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise BadInputError(f"updates is {given!r}: give the names of the optimizers in their order, in a list")
+    for name in order:
+        if name not in names:
+            raise BadInputError(f"updates names {name!r}, which is no optimizer: there are {listed(names)}")
+    if missing := [name for name in names if name not in order]:
+        raise BadInputError(f"updates leaves out {listed(missing)}: no step would ever update it")
+    return tuple(order)
+
+
+def _norms(given: float | Mapping[str, float] | None, optimizers: Optimizers) -> dict[str, float]:
+    """Return the norms by name, of those that are clipped."""
+    if given is None:
+        return {}
+    names = list(optimizers.by_name)
+    if isinstance(given, Mapping) and NAMELESS in names:
+        raise BadInputError("max_grad_norm is a mapping, but the job has one optimizer: give one number")
+    norms: dict[str, float] = dict(given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    for name, norm in norms.items():
+        if name not in names:
+            raise BadInputError(f"max_grad_norm names {name!r}, which is no optimizer: there are {listed(names)}")
+        number = cast(object, norm)
+        if not isinstance(number, int | float) or not number > 0:
+            by_name = isinstance(given, Mapping)
+            said, none = (f"max_grad_norm[{name!r}]", "left out") if by_name else ("max_grad_norm", "None")
+            raise BadInputError(f"{said} is {norm!r}: it must be positive, or {none} for no clipping")
+    return norms

@@ -1,0 +1,197 @@
+"""The optimizers of a job, by name, and what of them is state."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.state import tree
+
+#: the name of a job's only optimizer where the script gives it none
+NAMELESS = ""
+#: the key under which named optimizers lie in a state, where that of a nameless one has its groups
+_BY_NAME = "optimizers"
+
+
+class Optimizers:
+    """One optimizer without a name, or several by name."""
+
+    def __init__(self, given: Optimizer | Mapping[str, Optimizer]) -> None:
+        """Take note of them.
+
+        Raises:
+            BadInputError: one is no optimizer that can be protected, or a parameter is in two of them.
+        """
+        found = cast(object, given)  # a script's own, whatever it says it is
+        by_name = cast(Mapping[object, object], found) if isinstance(found, Mapping) else {NAMELESS: found}
+        #: in the script's order
+        self.by_name: dict[str, Optimizer] = {}
+        for name, optimizer in by_name.items():
+            if not isinstance(name, str) or (not name and found is not optimizer):
+                raise BadInputError(f"optimizer={{{name!r}: ...}}: the name of an optimizer is a text, and not empty")
+            self.by_name[name] = _checked(name, optimizer)
+        if not self.by_name:
+            raise BadInputError("optimizer is an empty mapping: there is nothing to train with")
+        self._check_apart()
+
+    def __iter__(self) -> Iterator[Optimizer]:
+        """In the script's order."""
+        return iter(self.by_name.values())
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Those of all."""
+        return [parameter for optimizer in self for parameter in parameters_of(optimizer)]
+
+    def holder_of(self, parameters: Iterable[Parameter]) -> Optimizer | None:
+        """Return the optimizer that has some of these parameters, the only one whatever it has; None where none has.
+
+        Raises:
+            BadInputError: several have.
+        """
+        if len(self.by_name) == 1:
+            return next(iter(self))
+        wanted = {id(parameter) for parameter in parameters}
+        names = [
+            name
+            for name, one in self.by_name.items()
+            if any(id(parameter) in wanted for parameter in parameters_of(one))
+        ]
+        if len(names) > 1:
+            raise BadInputError(
+                f"the experts of the model's MoE layers are in the optimizers {listed(names)}: give all of them to one"
+            )
+        return self.by_name[names[0]] if names else None
+
+    def learning_rates(self) -> list[float]:
+        """Return those of all parameter groups, as they were before any schedule."""
+        groups = [group for optimizer in self for group in optimizer.param_groups]
+        return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
+
+    # ---- state ----
+
+    def capture(self, apart: set[int]) -> dict[str, Any]:
+        """Return the state of all, with tensors in it.
+
+        Args:
+            apart: ids of parameters that are left out.
+        """
+        if NAMELESS in self.by_name:
+            return _state_of(self.by_name[NAMELESS], apart)
+        return {_BY_NAME: {name: _state_of(optimizer, apart) for name, optimizer in self.by_name.items()}}
+
+    def differences(self, state: tree.Node) -> str:
+        """Return in what a captured state is one of other optimizers, "" where their names are the same."""
+        theirs, mine = _names_in(state), sorted(self.by_name)
+        if theirs == mine:
+            return ""
+        return f"it has {_called(theirs)} where this job has {_called(mine)}"
+
+    def adopt(self, value: dict[str, Any], apart: set[int]) -> None:
+        """Take up a captured state as it is: `Optimizer.load_state_dict` would cast it to the parameters' dtype.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: it does not fit.
+        """
+        named = value if NAMELESS in self.by_name else value[_BY_NAME]
+        for name, optimizer in self.by_name.items():
+            _adopt(optimizer, named if name == NAMELESS else named[name], apart)
+
+    def _check_apart(self) -> None:
+        owner: dict[int, str] = {}
+        for name, optimizer in self.by_name.items():
+            for parameter in parameters_of(optimizer):
+                other = owner.setdefault(id(parameter), name)
+                if other != name:
+                    raise BadInputError(
+                        f"a parameter of shape {tuple(parameter.shape)} is in the optimizers {other!r} and {name!r}: "
+                        "each step updates one of them, so a parameter belongs to one"
+                    )
+
+
+def parameters_of(optimizer: Optimizer) -> list[Parameter]:
+    """Return the parameters of an optimizer in the order of its groups, each once."""
+    return list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as they stand in a sentence."""
+    return ", ".join(repr(name) for name in names)
+
+
+def needed_arguments(method: Any) -> list[str]:
+    """Return the names of a method's arguments, beside its object, that have no default."""
+    _, *arguments = inspect.signature(method).parameters.values()
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in arguments if one.default is inspect.Parameter.empty and one.kind not in kinds]
+
+
+def _checked(name: str, optimizer: object) -> Optimizer:
+    said = f"optimizer {name!r}" if name else "optimizer"
+    if not isinstance(optimizer, Optimizer):
+        raise BadInputError(
+            f"{said} is a {type(optimizer).__name__}: give a torch.optim.Optimizer, or several by name, such as "
+            'optimizer={"generator": a, "critic": b}'
+        )
+    kind = type(optimizer)
+    if arguments := needed_arguments(kind.step):
+        raise BadInputError(
+            f"{said} is a {kind.__name__}, whose step() needs a {arguments[0]}: it computes gradients several times a "
+            "step, which no other worker would know of; use one that does without, such as AdamW"
+        )
+    if kind.state_dict is not Optimizer.state_dict:  # wrappers keep state elsewhere
+        raise BadInputError(
+            f"{said} is a {kind.__name__}, which has its own state_dict(): only plain torch optimizers can be protected"
+        )
+    return optimizer
+
+
+def _names_in(state: tree.Node) -> list[str]:
+    """Return the names of the optimizers of a captured state, sorted."""
+    for key, inner in state.items if isinstance(state, tree.Mapping) else ():
+        if key == _BY_NAME and isinstance(inner, tree.Mapping):
+            return sorted(str(name) for name, _ in inner.items)
+    return [NAMELESS]
+
+
+def _called(names: list[str]) -> str:
+    return "one optimizer without a name" if names == [NAMELESS] else f"the optimizers {listed(names)}"
+
+
+def _state_of(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
+    """Return an optimizer's state with parameters named by their order in the groups, as state_dict() does."""
+    groups = [
+        {key: value for key, value in sorted(group.items()) if key not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
+    state = {
+        number: dict(sorted(optimizer.state[parameter].items()))
+        for number, parameter in enumerate(parameters_of(optimizer))
+        if parameter in optimizer.state and id(parameter) not in apart
+    }
+    return {"groups": groups, "state": state}
+
+
+def _adopt(optimizer: Optimizer, value: dict[str, Any], apart: set[int]) -> None:
+    groups = optimizer.param_groups
+    if len(value["groups"]) != len(groups):
+        raise ValueError(f"{len(value['groups'])} parameter groups where the optimizer has {len(groups)}")
+    for group, saved in zip(groups, value["groups"], strict=True):
+        # (versions of torch and schedulers add options; each side has some of its own only in another optimizer)
+        gone, new = saved.keys() - group.keys(), group.keys() - saved.keys() - {"params", "param_names"}
+        if gone and new:
+            ours, theirs = ", ".join(sorted(new)), ", ".join(sorted(gone))
+            raise ValueError(f"another optimizer's: its options include {theirs} where {ours} are needed")
+    parameters = parameters_of(optimizer)
+    for group, saved in zip(groups, value["groups"], strict=True):
+        group.update(saved)
+    for parameter in parameters:
+        if id(parameter) not in apart:
+            optimizer.state.pop(parameter, None)
+    for number, state in value["state"].items():
+        optimizer.state[parameters[number]] = state
