@@ -13,7 +13,7 @@ import typer
 from msgspec import Struct
 
 from holdfast.cli.options import EXPERIMENTS, EXPERTS, JOB, OUTPUT, RECOVERY
-from holdfast.documents import Given, build, check_known, keys_of, read_toml
+from holdfast.documents import Given, Key, build, check_known, keys_of, read_toml
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import JobSpec
 
@@ -76,7 +76,7 @@ class SpecGroup:
                 _python_name(option),
                 inspect.Parameter.KEYWORD_ONLY,
                 default=False if keys[option.key].is_flag else None,
-                annotation=self._annotation(option),
+                annotation=self._annotation(option, keys[option.key]),
             )
             for option in self._options()
         ]
@@ -95,8 +95,7 @@ class SpecGroup:
     def _options(self) -> Iterable[SpecOption]:
         return (option for option in SPEC_OPTIONS if option.name in self.names)
 
-    def _annotation(self, option: SpecOption) -> object:
-        key = keys_of(JobSpec)[option.key]
+    def _annotation(self, option: SpecOption, key: Key) -> object:
         default = (self.defaults or {}).get(option.key, key.default)
         if key.is_flag:
             return Annotated[bool, typer.Option(option.name, help=key.description, rich_help_panel=option.panel)]
