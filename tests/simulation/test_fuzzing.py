@@ -25,18 +25,38 @@ from holdfast.simulation.schedules.shrinking import failure, shrunk, signature
 from holdfast.simulation.world import Parts
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_a_schedule_has_the_same_story_in_every_process(family: str) -> None:
+def numbers_of(family: str) -> list[str]:
     offsets = (10,) if family == "large" else (3, 14, 159)
-    numbers = [str(FAMILIES[family].start + offset) for offset in offsets]
-    code = "import sys; from holdfast.simulation.__main__ import main\nfor n in sys.argv[1:]: main(['replay', n])"
-    stories = []
+    return [str(FAMILIES[family].start + offset) for offset in offsets]
+
+
+@pytest.fixture(scope="module")
+def stories() -> list[dict[str, str]]:
+    """Schedules of all families as each of two processes tells them, by number."""
+    code = """
+import sys
+from holdfast.simulation.__main__ import main
+for number in sys.argv[1:]:
+    print(end=f"\f{number}\f")
+    main(["replay", number])
+"""
+    command = [sys.executable, "-c", code, *(number for family in FAMILIES for number in numbers_of(family))]
+    told: list[dict[str, str]] = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-c", code, *numbers]
-        stories.append(subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True).stdout)
-    assert stories[0] == stories[1]
-    assert stories[0].count(b"FaultPlan(seed=") == stories[0].count(b"JobStarted(") == len(numbers)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        parts = done.stdout.split("\f")[1:]
+        told.append(dict(zip(parts[::2], parts[1::2], strict=True)))
+    return told
+
+
+@pytest.mark.xdist_group("stories")
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_schedule_has_the_same_story_in_every_process(stories: list[dict[str, str]], family: str) -> None:
+    for number in numbers_of(family):
+        first, second = (told[number] for told in stories)
+        assert first == second
+        assert first.count("FaultPlan(seed=") == first.count("JobStarted(") == 1
 
 
 class SeesNoEnds(Coordinator):
