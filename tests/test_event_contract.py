@@ -77,7 +77,7 @@ CONTRACT = {
         "step_time",
     },
     "action_requested": {"who", "command", "why", "about", "about_seq"},
-    "job_finished": {"reason", "steps", "samples", "final_loss"},
+    "job_finished": {"reason", "steps", "samples", "final_loss", "why", "resumable"},
     "job_failed": {"why", "traceback"},
 }
 COMMON = {"time", "job", "term", "generation", "seq"}

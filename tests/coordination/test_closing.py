@@ -8,7 +8,7 @@ from machinery import Job, applied, attach, commit, hello, kept, w, written
 
 from holdfast.coordination.inputs import Received, Shutdown
 from holdfast.coordination.instructions import EndJob
-from holdfast.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
+from holdfast.errors import EXIT_DONE, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.messages import any_side as msg
@@ -63,7 +63,8 @@ def test_all_members_save_where_they_stand_and_the_job_can_be_taken_up_again(pol
     assert [end.exit_code for end in job.sent(msg.EndNode)] == [EXIT_INTERRUPTED] * 3
     assert job.machine.record.outcome == ""
     assert job.machine.record.checkpoints[-1].step == 4
-    assert not job.said(ev.JobFinished)
+    (finished,) = job.said(ev.JobFinished)
+    assert (finished.reason, finished.why, finished.steps, finished.outcome) == ("stopped", "Ctrl-C", 4, "stopped")
 
 
 def test_a_step_that_has_passed_somewhere_is_applied_and_saved() -> None:
@@ -147,10 +148,48 @@ def test_the_job_ends_at_once_where_nothing_can_be_saved() -> None:
     waiting.connect(hello("n0"))
     waiting.say(msgspec.structs.replace(attach(w("n0")), saves=True))
     waiting.feed(CTRL_C)
-    assert waiting.kinds == ["EndNode", "end"]
+    assert waiting.kinds == ["JobFinished", "EndNode", "end"]
     unsaved = Job().start()
     unsaved.feed(CTRL_C)
-    assert unsaved.kinds == ["EndNode", "EndNode", "EndNode", "end"]
+    assert unsaved.kinds == ["JobFinished", "EndNode", "EndNode", "EndNode", "end"]
+
+
+def test_a_job_whose_time_is_up_is_saved_and_can_be_taken_up_again() -> None:
+    job = Job(spec=JobSpec(time_limit=60.0)).start(saves=True)
+    job.step(1)
+    pass_time(job, 59.0)
+    assert job.orders(msg.Stop) == {}
+    pass_time(job, 2.0)
+    assert job.machine.state == "stopping"
+    all_report(job, 1)
+    all_save(job, 1)
+    assert job.machine.over == EndJob(EXIT_ENDED, "its time limit of 60 s is over")
+    (finished,) = job.said(ev.JobFinished)
+    assert (finished.reason, finished.resumable) == ("time_limit", True)
+
+
+def test_the_time_limit_is_that_of_a_run_whoever_coordinates_it() -> None:
+    job = Job(spec=JobSpec(time_limit=60.0)).start(saves=True)
+    since = job.machine.record.run_since
+    pass_time(job, 30.0)
+    job.boot(takeover=True)
+    assert job.machine.record.run_since == since
+    pass_time(job, 29.0)
+    assert job.machine.over is None
+    pass_time(job, 2.0)
+    assert job.machine.over is not None  # (nobody is there who could save anything)
+    job.boot()
+    assert job.machine.record.run_since > since + 60
+    job.tick(1.0)
+    assert job.machine.over is None
+
+
+def pass_time(job: Job, seconds: float) -> None:
+    """Let time pass, with all nodes alive."""
+    for _ in range(int(seconds)):
+        for connection in job.connections.values():
+            job.feed(Received(connection, msg.Heartbeat()))
+        job.tick(1.0)
 
 
 def test_a_node_that_comes_late_is_told_to_end() -> None:

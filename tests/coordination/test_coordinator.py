@@ -631,7 +631,7 @@ def test_faults_that_cannot_be_are_refused(wanted: InjectFault, error: type[Exce
 def test_ctrl_c_ends_every_node() -> None:
     job = Job().start()
     job.feed(Shutdown(130, "Ctrl-C"))
-    assert job.kinds == ["EndNode", "EndNode", "EndNode", "end"]
+    assert job.kinds == ["JobFinished", "EndNode", "EndNode", "EndNode", "end"]
 
 
 def test_a_step_that_a_decision_rests_on_outlives_the_coordinator_that_heard_of_it() -> None:

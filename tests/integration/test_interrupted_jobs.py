@@ -31,7 +31,9 @@ def test_an_interrupted_job_goes_on_where_it_was(
     step = first.all(StepCommitted)[-1].step
     assert [event.step for event in first.all(CheckpointSaved)] == [step], first.story()
     assert f"step {step} is saved: the same command goes on from there" in first.output()
-    assert not first.all(JobFinished)
+    (finished,) = first.all(JobFinished)
+    why = f"ended by {signal.Signals(number).name}"
+    assert (finished.reason, finished.why, finished.resumable, finished.steps) == ("stopped", why, True, step)
 
     again = start_job(*FOREVER, nodes=2, options=options)
     assert again.wait(RolledBack).to_step == step
@@ -46,10 +48,11 @@ def test_experts_are_saved_too(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "1000")
     first = start_job(*FOREVER, nodes=2, options=options, script=TINY_MOE)
     first.wait(StepCommitted, step=5)
-    assert first.process is not None
-    first.process.send_signal(signal.SIGINT)
-    assert first.wait_exit(60) == 130, first.story()
+    answer = first.call("stop")
+    assert first.wait_exit(60) == 75, first.story()
     step = first.all(StepCommitted)[-1].step
+    assert f"stopped (holdfast stop): {step} steps" in answer
+    assert f"step {step} is saved" in answer
     assert [event.step for event in first.all(CheckpointSaved)] == [step], first.story()
     again = start_job("--steps", str(step + 3), nodes=3, options=options, script=TINY_MOE)
     assert again.wait_exit() == 0, again.story()

@@ -462,8 +462,8 @@ MUTANTS = (
     Mutant(
         name="terms_do_not_grow",
         file=COORDINATOR,
-        old="        turn.change(term=self.record.term + 1)\n",
-        new="        turn.change(term=max(1, self.record.term))\n",
+        old="        turn.change(term=self.record.term + 1, run_since=since or now)\n",
+        new="        turn.change(term=max(1, self.record.term), run_since=since or now)\n",
         why="terms tell coordinators from each other",
         quick=True,
     ),

@@ -12,7 +12,7 @@ from typer.exceptions import TyperException
 
 from holdfast.cli.experts import plan
 from holdfast.cli.history import audit, explain, report
-from holdfast.cli.job import act, look, run, schema, servers
+from holdfast.cli.job import act, end, look, run, schema, servers
 from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
 from holdfast.cli.simulate import command as simulate
 from holdfast.errors import EXIT_OUR_FAULT, HoldfastError
@@ -51,6 +51,7 @@ app = typer.Typer(
 run.register(app)
 look.register(app)
 act.register(app)
+end.register(app)
 explain.register(app)
 report.register(app)
 audit.register(app)

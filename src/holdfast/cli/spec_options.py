@@ -34,6 +34,7 @@ SPEC_OPTIONS = (
     SpecOption("--name", "name", "NAME", JOB),
     SpecOption("--nodes", NODES, "N|MIN:MAX", JOB),
     SpecOption("--workers-per-node", "workers_per_node", "N", JOB),
+    SpecOption("--time-limit", "time_limit", "TIME", JOB),
     SpecOption("--checkpoint-dir", "checkpoint.dir", "DIR", RECOVERY),
     SpecOption("--checkpoint-every", "checkpoint.every", "STEPS", RECOVERY),
     SpecOption("--on-node-failure", "recovery.on_node_failure", "shrink|restart-all", RECOVERY),

@@ -131,9 +131,9 @@ class CoordinatorClient:
         answer = self._ask("GET", f"/node-requests?after={after}&wait={wait_s}", wait_s=wait_s)
         return [(wish.id, wish.count) for wish in self._read(answer.content, _Wishes).requests]
 
-    def shutdown(self, exit_code: int, why: str) -> None:
-        """End the job."""
-        self._ask("POST", "/shutdown", ShutdownRequest(exit_code=exit_code, why=why))
+    def shutdown(self, exit_code: int, why: str, *, save: bool = False) -> None:
+        """End the job, `save` after a last checkpoint."""
+        self._ask("POST", "/shutdown", ShutdownRequest(exit_code=exit_code, why=why, save=save))
 
     def events(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[ReadEvent]:
         """Yield the events whose lines `event_lines` yields."""

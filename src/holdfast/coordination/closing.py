@@ -7,7 +7,7 @@ from holdfast.coordination.ending import Ending
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Shutdown
 from holdfast.coordination.turn import Turn
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol.record import LastWill
 
 #: of a coordinator that ended before it had written any
@@ -35,6 +35,11 @@ class Closing:
     def renews(self) -> bool:
         """True where the job is not to end: all workers are started again from what is being saved."""
         return self.under_way and self._will is not None and self._will.renew
+
+    @property
+    def _ends(self) -> bool:
+        """True where the end is under way, and not only all workers' restart."""
+        return self.under_way and not self.renews
 
     def ask(self, request: Shutdown) -> None:
         """End the job as it is asked for; asking for a checkpoint once more gives it no more time."""
@@ -66,7 +71,11 @@ class Closing:
             self.under_way, self._will, self._since = True, record.will, self._turn.now
 
     def tick(self) -> None:
-        """Give up what takes too long."""
+        """End the job whose time is up; give up what takes too long."""
+        limit_s = self._config.spec.time_limit
+        if limit_s and self._turn.now - self._turn.record.run_since >= limit_s and not self._ends:
+            why = f"its time limit of {limit_s:g} s is over"
+            self._begin(LastWill(why=why, exit_code=EXIT_ENDED, reason="time_limit"), save=True)
         if self.under_way and self._turn.now - self._since > self._config.save_timeout_s:
             self.end()
 
@@ -81,7 +90,7 @@ class Closing:
         if will.failed:
             self._ending.failed(why, will.exit_code, will.traceback)
         else:
-            self._ending.by_will(will.exit_code, why)
+            self._ending.by_will(will.exit_code, will.reason, why)
 
     def _begin(self, will: LastWill, *, save: bool) -> None:
         record, before = self._turn.record, self._will

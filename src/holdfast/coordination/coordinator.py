@@ -94,7 +94,8 @@ class Coordinator:
         turn.now = self._last_tick = now
         first = self.record.term == 0
         self.parts.progress.begin(now, first=first)
-        turn.change(term=self.record.term + 1)
+        since = self.record.run_since if self.config.takeover else 0.0
+        turn.change(term=self.record.term + 1, run_since=since or now)
         if self.record.outcome == "failed" and not self.config.takeover:
             turn.change(outcome="", plan=None, pending=None, decision=None, passed=(), raised=(), given_up=())
         if not self.record.checkpoints and checkpoints and self.record.plan is None:
@@ -160,7 +161,7 @@ class Coordinator:
             elif plan.last:
                 self.parts.closing.end()
             else:
-                self.parts.ending.done(self.parts.progress)
+                self.parts.ending.done()
             return
         self.parts.joining.arm()
         if self._settled is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from holdfast.coordination.instructions import EndJob
 from holdfast.coordination.nodes.membership import Node
-from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.events import JobFailed, JobFinished
@@ -29,12 +28,11 @@ class Ending:
         outcome = self._turn.record.outcome
         self._end(EXIT_DONE if outcome == "finished" else EXIT_FAILED, f"the job is {outcome}")
 
-    def done(self, progress: Progress) -> None:
+    def done(self) -> None:
         """Every member has finished."""
         turn = self._turn
         turn.change(outcome="finished")
-        steps, samples, loss = progress.ledger.committed, progress.samples, progress.loss
-        turn.emit(JobFinished, reason="completed", steps=steps, samples=samples, final_loss=loss)
+        self._tell("completed")
         turn.order_all((info.id for info in turn.members.workers()), JobDone())
         # (those without workers are still starting: nobody is there whom JobDone would let go)
         starting = (node.connection for node in turn.members.nodes.values() if not node.workers)
@@ -47,12 +45,21 @@ class Ending:
             return
         self._turn.change(outcome="failed")
         self._turn.emit(JobFailed, why=why, traceback=traceback)
-        self.by_will(exit_code, why)
+        self._send_home(exit_code, why)
 
-    def by_will(self, exit_code: int, why: str) -> None:
-        """All nodes are told to end; nothing is written: the job can be taken up again."""
+    def by_will(self, exit_code: int, reason: str, why: str) -> None:
+        """All nodes are told to end; no outcome is written: the job can be taken up again."""
         if self.over is not None:
             return
+        self._tell(reason, why, resumable=True)
+        self._send_home(exit_code, why)
+
+    def _tell(self, reason: str, why: str = "", *, resumable: bool = False) -> None:
+        at = self._turn.position
+        totals = {"steps": at.step, "samples": at.samples, "final_loss": at.loss}
+        self._turn.emit(JobFinished, reason=reason, why=why, resumable=resumable, **totals)
+
+    def _send_home(self, exit_code: int, why: str) -> None:
         here = (node.connection for node in self._turn.members.nodes.values())
         self._turn.broadcast(here, EndNode(exit_code=exit_code, why=why))
         self._end(exit_code, why)

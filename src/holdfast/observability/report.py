@@ -10,15 +10,12 @@ from holdfast.observability.accounts.time_ledger import TimeAccount, TimeLedger
 from holdfast.observability.history.audit import About, audit_events
 from holdfast.observability.history.episodes import episodes
 from holdfast.protocol.events import (
-    JobFailed,
-    JobFinished,
     JobStarted,
     ReadEvent,
     Rebalanced,
     Recovered,
     RolledBack,
     StepCommitted,
-    name_of,
 )
 
 
@@ -81,11 +78,10 @@ def make_report(events: Sequence[ReadEvent]) -> JobReport:
     for event in events:
         ledger.take(event)
     usual = statistics.median([step.step_s for step in steps[1:]]) if len(steps) > 1 else 0.0
-    outcomes = [name_of(event) for event in events if isinstance(event, JobFinished | JobFailed)]
     audited = audit_events(events)
     return JobReport(
         job=first.job,
-        outcome=outcomes[-1].removeprefix("job_") if outcomes else "running",
+        outcome=audited.outcome,
         started=first.time,
         elapsed_s=events[-1].time - first.time,
         steps=len(steps),

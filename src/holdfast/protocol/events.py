@@ -356,12 +356,23 @@ class ActionRequested(Event, frozen=True, kw_only=True, tag_field="event", tag="
 
 
 class JobFinished(Event, frozen=True, kw_only=True, tag_field="event", tag="job_finished"):
-    """Every member has finished. `reason`: completed."""
+    """The job has ended well. `reason`: completed, stopped (by its script, a person or a signal), time_limit.
+
+    `why`: the reason in words, as far as somebody gave one. `resumable`: it was ended from outside, and the same
+    command goes on from its newest checkpoint.
+    """
 
     reason: str
     steps: int
     samples: int
     final_loss: float | None
+    why: str = ""
+    resumable: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """What has become of the job: finished, or stopped."""
+        return "stopped" if self.resumable else "finished"
 
 
 class JobFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="job_failed"):

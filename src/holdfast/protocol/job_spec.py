@@ -153,6 +153,14 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=1, description="Nodes that the job is given; the first step waits for MIN, else all of them.")
     ] = 4
     workers_per_node: Annotated[int, Meta(ge=1, le=1024, description="Worker processes on each node.")] = 1
+    time_limit: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="After this time the job is saved and ends, with exit code 75; 0: never.",
+            extra=SECONDS,
+        ),
+    ] = 0.0
     checkpoint: CheckpointSpec = CheckpointSpec()
     experts: ExpertSpec = ExpertSpec()
     recovery: RecoverySpec = RecoverySpec()

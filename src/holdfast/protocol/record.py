@@ -75,11 +75,13 @@ class GivenUp(Struct, frozen=True, kw_only=True):
 class LastWill(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the job is to end once what it has led to is saved: with this exit code, and cause.
 
-    `failed`: for good; else it can be taken up again. `renew`: it does not end, all workers are started again.
+    `reason`: as of `job_finished`, where it does not fail. `failed`: for good; else it can be taken up again.
+    `renew`: it does not end, all workers are started again.
     """
 
     why: str
     exit_code: int
+    reason: str = "stopped"
     failed: bool = False
     renew: bool = False
     traceback: str = ""
@@ -96,6 +98,7 @@ class Record(Struct, frozen=True, kw_only=True):
     `global_batch` say which samples a step has; `refusal` is of the step in progress. `checkpoints`, oldest first, are
     those that the job can go back to; those whose names are in `superseded` may be removed from the directory.
     `raised`: the newest exceptions of the script, oldest first. `will`: given while the last plan is in force.
+    `run_since`: when this run was begun, unix seconds, whoever coordinates it now.
     """
 
     schema: int
@@ -122,6 +125,7 @@ class Record(Struct, frozen=True, kw_only=True):
     outbox: tuple[AnyEvent, ...] = ()
     raised: tuple[RaisedBefore, ...] = ()
     will: LastWill | None = None
+    run_since: float = 0.0
     quarantined: tuple[Quarantined, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
     outcome: str = ""  # "", finished, failed

@@ -56,6 +56,7 @@ OPTIONS = {
         "--join-window",
         "--max-restarts",
         "--failure-classes",
+        "--time-limit",
         "--allow-faults",
         "--checkpoint-dir",
     },
@@ -69,6 +70,7 @@ OPTIONS = {
     "audit": {*SERVER, "--json"},
     "scale": {*SERVER, "--json"},
     "undrain": {*SERVER, "--json"},
+    "stop": {*SERVER, "--now", "--no-wait", "--json"},
     "inject": {*SERVER, "--worker", "--step", "--phase", "--times", "--by", "--json"},
     "schema": set[str](),
     "simulate": {"--nodes", "--mtbf", "--mttr", "--standbys", "--hours", "--replications", "--seed", "--scale"}

@@ -99,6 +99,11 @@ def _stood(event: ev.StacksTaken) -> str:
     return f"stood still for {suspects}: {waiting} waited (holdfast explain {event.seq})"
 
 
+def _finished(event: ev.JobFinished) -> str:
+    end = f"stopped ({event.why})" if event.resumable else f"done ({event.why})" if event.why else "done"
+    return f"{end}: {event.steps} steps, {event.samples} samples, loss {loss_text(event.final_loss)}"
+
+
 _WORDS = dict(
     (
         _line(ev.JobStarted, lambda e: f"job {e.job} at {e.url}{_emulated(e)}"),
@@ -128,7 +133,7 @@ _WORDS = dict(
         _line(ev.LimitRaised, _limit),
         _line(ev.CorruptionFound, lambda e: f"corrupt {e.what} of step {e.step}, refused by all: {e.detail}"),
         _line(ev.ActionRequested, lambda e: f"the {e.who} may do: {e.command}"),
-        _line(ev.JobFinished, lambda e: f"done: {e.steps} steps, {e.samples} samples, loss {loss_text(e.final_loss)}"),
+        _line(ev.JobFinished, _finished),
         _line(JobFailed, lambda e: f"failed: {e.why}"),
     )
 )

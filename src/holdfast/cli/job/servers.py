@@ -44,6 +44,7 @@ _OF_COORDINATORS = SpecGroup(
     (
         "--name",
         "--nodes",
+        "--time-limit",
         "--checkpoint-dir",
         "--on-process-failure",
         "--fault-threshold",

@@ -30,7 +30,15 @@ from holdfast.control.processes import ChildProcess, ProcessHandle, end_all
 from holdfast.control.registry import live_jobs
 from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_DONE, EXIT_FAILED, EXIT_OUR_FAULT, BadInputError
+from holdfast.errors import (
+    EXIT_AFTER_SIGNAL,
+    EXIT_DONE,
+    EXIT_ENDED,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OUR_FAULT,
+    BadInputError,
+)
 from holdfast.protocol.events import ReadEvent
 from holdfast.protocol.record import KnownCheckpoint
 
@@ -44,9 +52,10 @@ _COORDINATOR_GRACE_S = 1.5
 _AGENT_GRACE_S = 2.0
 _LAST_EVENTS_S = 1.0
 _SHUTDOWN_PAUSE_S = 0.1
-#: an interrupted job is asked to save its state and to end, so often and for so long: the coordinator gives up before
-_SAVE_PAUSE_S = 0.5
+#: an interrupted job is asked to end, so often and for so long: a coordinator that has its state saved gives up before
+_ASK_AGAIN_S = 0.5
 _SAVE_S = 45.0
+_UNSAVED_S = 1.0
 #: files that each node takes at the most, beside one for each of its workers: of the launcher, and of its zygote
 _NODE_FILES = 3
 #: files for everything else
@@ -151,7 +160,7 @@ class Launcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tail_failed = False
         self._concluded = False
-        self._saving = False
+        self._interrupted = False
         self._hurry = asyncio.Event()
 
     async def run(self) -> int:
@@ -172,19 +181,19 @@ class Launcher:
                     await self._scripts_end()
             finally:
                 await self._end()
-        if self._saving and code not in (EXIT_DONE, EXIT_FAILED):
+        if self._spec.checkpoint.dir and code in (EXIT_ENDED, EXIT_INTERRUPTED):
             self._say(f"holdfast: {self._standing.line}")
         return EXIT_FAILED if code == EXIT_DONE and self._tail_failed else code
 
-    def interrupt(self, code: int) -> None:
+    def interrupt(self, number: signal.Signals) -> None:
         """End the job (a signal came), and save what it has led to; every further time wait for less."""
         if self._over.done():
             self._hurry.set()
-        elif not self._spec.checkpoint.dir or self._saving:
-            self._over.set_result(code)
+        elif self._interrupted:
+            self._over.set_result(EXIT_AFTER_SIGNAL[number.name])
         else:
-            self._saving = True
-            self._task(self._save(code))
+            self._interrupted = True
+            self._task(self._ask_for_the_end(number))
 
     # ---- what a director asks for ----
 
@@ -212,14 +221,16 @@ class Launcher:
         while not self._over.done() and not await self._follower.shutdown(EXIT_DONE, why):
             await asyncio.sleep(_SHUTDOWN_PAUSE_S)  # the coordinator is being started again
 
-    async def _save(self, code: int) -> None:
-        """Ask for the end after a last checkpoint, and ask again: a coordinator may die meanwhile."""
-        self._say("holdfast: the job is saved, then it ends; another signal ends it at once")
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _SAVE_S
+    async def _ask_for_the_end(self, number: signal.Signals) -> None:
+        """Ask for the end, after a last checkpoint if any are kept, and ask again: a coordinator may die meanwhile."""
+        save = bool(self._spec.checkpoint.dir)
+        if save:
+            self._say("holdfast: the job is saved, then it ends; another signal ends it at once")
+        loop, code = asyncio.get_running_loop(), EXIT_AFTER_SIGNAL[number.name]
+        until = loop.time() + (_SAVE_S if save else _UNSAVED_S)
         while not self._over.done() and loop.time() < until:
-            await self._follower.shutdown(code, "interrupted", save=True)
-            await asyncio.sleep(_SAVE_PAUSE_S)
+            await self._follower.shutdown(code, f"ended by {number.name}", save=save)
+            await asyncio.wait((self._over,), timeout=_ASK_AGAIN_S)
         if not self._over.done():
             self._over.set_result(code)
 
@@ -400,11 +411,11 @@ async def launch(
     with reserved_port(settings.port) as port, job_folders(settings) as (folder, sockets):
         launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director)
         loop = asyncio.get_running_loop()
-        codes = {signal.Signals[name]: code for name, code in EXIT_AFTER_SIGNAL.items()}
-        for number, code in codes.items():
-            loop.add_signal_handler(number, launcher.interrupt, code)
+        numbers = [signal.Signals[name] for name in EXIT_AFTER_SIGNAL]
+        for number in numbers:
+            loop.add_signal_handler(number, launcher.interrupt, number)
         try:
             return await launcher.run()
         finally:
-            for number in codes:
+            for number in numbers:
                 loop.remove_signal_handler(number)

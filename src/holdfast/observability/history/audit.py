@@ -120,8 +120,8 @@ class Audit:
                 self._generation_started(event)
             case JobFinished() | JobFailed():
                 self._ended(event)
-            case CoordinatorRestarted() if self._outcome == "failed":
-                self._outcome = "running"  # (whoever starts a failed job again takes it up)
+            case CoordinatorRestarted() if self._outcome in ("failed", "stopped"):
+                self._outcome = "running"  # (whoever starts such a job again takes it up)
             case _:
                 pass
         self._lineage.take(event)
@@ -281,7 +281,7 @@ class Audit:
             self._found(event, About.TOTALS, what)
 
     def _ended(self, event: JobFinished | JobFailed) -> None:
-        self._outcome = name_of(event).removeprefix("job_")
+        self._outcome = event.outcome if isinstance(event, JobFinished) else "failed"
         position = self._lineage.position
         if isinstance(event, JobFinished) and (event.steps, event.samples) != (position.step, position.samples):
             what = f"it says {event.steps} steps and {event.samples} samples"

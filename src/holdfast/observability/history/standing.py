@@ -10,6 +10,7 @@ from holdfast.observability.accounts.usual_steps import FAILED
 from holdfast.observability.history.episodes import episodes
 from holdfast.protocol.events import (
     ActionRequested,
+    CoordinatorRestarted,
     FailureDetected,
     GenerationStarted,
     JobFailed,
@@ -82,10 +83,16 @@ def standing_of(
 def _read(events: Sequence[ReadEvent]) -> tuple[str, str, float, int]:
     """Return the state by the events, why it is that, since when, and the number of the event that says so."""
     failed: FailureDetected | None = None
+    again: CoordinatorRestarted | None = None
     for event in reversed(events):
         match event:
+            case CoordinatorRestarted():
+                again = event
+            case JobFinished(resumable=True) if again is not None:
+                break
             case JobFinished():
-                return "finished", f"all is done: {event.reason}", event.time, event.seq
+                what = "it was ended and can be taken up again" if event.resumable else "all is done"
+                return event.outcome, f"{what}: {event.why or event.reason}", event.time, event.seq
             case JobFailed():
                 return "failed", event.why, event.time, event.seq
             case JobWaiting():  # (whatever failed meanwhile)
@@ -103,7 +110,7 @@ def _read(events: Sequence[ReadEvent]) -> tuple[str, str, float, int]:
                 return "recovering" if _broken(events) else "running", _entering(event), event.time, event.seq
             case _:
                 pass
-    return "waiting", "it waits for its first nodes", events[0].time, 0
+    return "waiting", "it waits for its first nodes", (again or events[0]).time, 0
 
 
 def _broken(events: Sequence[ReadEvent]) -> bool:
