@@ -119,9 +119,23 @@ LATENESS_MUTANTS = (
     Mutant(
         name="slow_work_takes_node_after_node",
         file=OWN_WORK,
-        old="            elif at_work.count(place) > 1 or not self._is_first(place, node_of(stand.worker)):\n",
-        new="            elif not self._is_first(place, node_of(stand.worker)) and False:\n",
+        old="            elif at_work.count(place) > 1 or not self._is_first(place, stand.worker):\n",
+        new="            elif not self._is_first(place, stand.worker) and False:\n",
         why="a long sequence is as long on the second node",
+    ),
+    Mutant(
+        name="kept_share_is_ended_again_and_again",
+        file=OWN_WORK,
+        old=", AGAIN_LONGER ** sum(node_of(one) == node for one in before))\n",
+        new=")\n",
+        why="with a rank that is kept, the same node computes the same long sequence in each process",
+    ),
+    Mutant(
+        name="every_long_sequence_costs_a_process",
+        file=OWN_WORK,
+        old="        factor = max(ROOM * self._lately(stand.activity), ",
+        new="        factor = max(1.0, ",
+        why="one of them every minute would use up the budgets of all nodes",
     ),
     Mutant(
         name="script_is_ended_again_and_again",

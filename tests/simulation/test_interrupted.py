@@ -60,10 +60,10 @@ def test_the_last_step_may_have_been_saved_before_its_last_generation_is_entered
     faults = (
         Fault(kind=FaultKind.STOP_WORKER, time=1.1025467853975437, target=4, duration=0.5),
         Fault(kind=FaultKind.LAG_DOWN, time=0.6225817290609734, target=15, duration=0.6),
-        Fault(kind=FaultKind.INTERRUPT, time=0.6926883088797338),
+        Fault(kind=FaultKind.INTERRUPT, time=0.65),
     )
     plan = FaultPlan(
-        seed=55858725,
+        seed=55858726,
         nodes=5,
         start_nodes=5,
         steps=4,

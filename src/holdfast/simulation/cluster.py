@@ -76,7 +76,8 @@ class SimCluster:
         """
         timing = self.world.timing
         alone_s = self.plan.micro_batches * timing.spans["micro_batch"][1]
-        return 2 * self.world.config.lease_s + timing.build_timeout_s + alone_s
+        slow_s = len(self.plan.slow_work) * self.plan.slow_work_s
+        return 2 * self.world.config.lease_s + timing.build_timeout_s + alone_s + slow_s
 
     @property
     def _waits_for_a_person(self) -> bool:

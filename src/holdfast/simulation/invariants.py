@@ -21,7 +21,7 @@ from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
 from holdfast.protocol.state import CheckpointSource
-from holdfast.simulation.faults.ends import barred, may_fail, unsaved, wronged
+from holdfast.simulation.faults.ends import barred, may_fail, unjust, unsaved, wronged
 from holdfast.simulation.faults.plans import FaultKind, Raises
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts import broken_guarantee, shape_of
@@ -435,9 +435,9 @@ class Checker:
         """The run is over."""
         if not self._outcome and not self._world.interrupted:
             self._fail("the run is over and the journal does not say how")
-        audited = audit_events(self._world.journal.events)
-        if not audited.sound:
-            self._fail(f"the journal does not prove what was done: {audited.findings}")
+        events = self._world.journal.events
+        if findings := (*audit_events(events).findings, *unjust(self._world.plan, events)):
+            self._fail(f"the journal does not prove what was done, or that it was just: {findings}")
 
     def stuck(self) -> NoReturn:
         """No step was committed for longer than may be, and the job has not ended."""

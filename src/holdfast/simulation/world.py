@@ -150,6 +150,13 @@ class World:
         """Let something happen in a process after a time that is drawn from `timing`."""
         self.timeline.after(self.rng.uniform(*self.timing.spans[span]), process.deliver, action, *args)
 
+    def after_work(
+        self, step: int, micro_batch: int, process: Delivers, action: Callable[..., object], *args: Any
+    ) -> None:
+        """The same once a micro-batch is computed, which takes what the plan says."""
+        took_s = self.rng.uniform(*self.timing.spans["micro_batch"]) + self.plan.longer_s(step, micro_batch)
+        self.timeline.after(took_s, process.deliver, action, *args)
+
     def after_disk(self, span: str, process: Delivers, node: str, action: Callable[..., object], *args: Any) -> None:
         """The same for what goes to a node's disk."""
         delay, slow_s = self.rng.uniform(*self.timing.spans[span]), self.troubles(node).slow_until - self.timeline.now

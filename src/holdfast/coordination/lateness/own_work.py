@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.events import LimitRaised
 from holdfast.protocol.messages.progress import Activity, Stand
@@ -13,9 +14,13 @@ from holdfast.protocol.names import node_of
 OWN_WORK = frozenset({Activity.SCRIPT, Activity.COMPUTE, Activity.PAUSED, Activity.APPLYING, Activity.SAVING})
 #: Where several are late at once, it is more likely that they all do the same: they have so many times their limits.
 SEVERAL = 3.0
-#: What a script does between steps is its own, and what nobody has learnt yet, may take any time: each worker that was
-#: ended there makes the limit so many times longer.
+#: What a script does between steps is its own, and what nobody has learnt yet, may take any time; and a node that keeps
+#: its share computes the same again in another process: each worker that was ended there makes the limit so many times
+#: longer.
 AGAIN_LONGER = 10.0
+#: What the work takes its time for once, it may take it for again, elsewhere (long sequences, say): within the window
+#: of nodes' budgets that activity has so many times what it took then, but no more than the factor above.
+ROOM = 1.5
 
 Place = tuple[int, Activity, int | None]
 
@@ -25,8 +30,11 @@ class OwnWork:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
+        #: the workers that were, by place
         self._late_at: dict[Place, set[str]] = {}
         self._script_factor = 1.0
+        #: by activity: by how much the work has exceeded its limit, and when that was seen last
+        self._exceeded: dict[Activity, tuple[float, float]] = {}
 
     def forget_up_to(self, step: int) -> None:
         """These steps are behind all."""
@@ -37,38 +45,50 @@ class OwnWork:
         """Return those of the workers that hang, as it seems, for which the work is no excuse."""
         places = [_place(stand) for stand in hung]
         at_work = [place for place in places if place is not None]
-        left: list[Stand] = []
+        left, works = list[Stand](), list[tuple[Place, Stand]]()
         for stand, place in zip(hung, places, strict=True):
             if place is None:
                 left.append(stand)
-            elif self._takes_its_time(stand, len(at_work)):
+            elif self._takes_its_time(place, stand, len(at_work)):
                 continue
-            elif at_work.count(place) > 1 or not self._is_first(place, node_of(stand.worker)):
-                self._raise(place, stand)
+            elif at_work.count(place) > 1 or not self._is_first(place, stand.worker):
+                works.append((place, stand))
             else:
                 if stand.activity is Activity.SCRIPT:
                     self._script_factor *= AGAIN_LONGER
                 left.append(stand)
+        for place, stand in works:
+            self._raise(place, stand)
         return left
 
-    def _takes_its_time(self, stand: Stand, at_once: int) -> bool:
-        factor = self._script_factor if stand.activity is Activity.SCRIPT else 1.0
+    def _takes_its_time(self, place: Place, stand: Stand, at_once: int) -> bool:
+        before, node = self._late_at.get(place, set[str]()) - {stand.worker}, node_of(stand.worker)
+        factor = max(ROOM * self._lately(stand.activity), AGAIN_LONGER ** sum(node_of(one) == node for one in before))
+        if stand.activity is Activity.SCRIPT:
+            factor = max(factor, self._script_factor)
         return stand.for_s <= stand.limit_s * max(factor, SEVERAL if at_once > 1 else 1.0)
 
-    def _is_first(self, place: Place, node: str) -> bool:
-        """Note that a node is late at a place; False where another was before."""
+    def _lately(self, activity: Activity) -> float:
+        """Return by how much the work has exceeded the limit of an activity within the window, 0 for not at all."""
+        exceeded, seen = self._exceeded.get(activity, (0.0, 0.0))
+        return exceeded if self._turn.now - seen < WINDOW_S else 0.0
+
+    def _is_first(self, place: Place, worker: str) -> bool:
+        """Note that a worker is late at a place; False where one of another node was before."""
         before = self._late_at.setdefault(place, set())
-        if before - {node}:
+        if any(node_of(other) != node_of(worker) for other in before):
             return False
-        before.add(node)
+        before.add(worker)
         return True
 
     def _raise(self, place: Place, stand: Stand) -> None:
-        """Say, once for each node, that the work is to be given its time."""
-        nodes, node = self._late_at.setdefault(place, set()), node_of(stand.worker)
-        others = ", ".join(sorted(nodes - {node})) or "others"
-        if node not in nodes:
-            nodes.add(node)
+        """Give the work its time, and say so once for each worker."""
+        by = min(stand.for_s / stand.limit_s, AGAIN_LONGER / ROOM) if stand.limit_s else 0.0
+        self._exceeded[stand.activity] = max(by, self._lately(stand.activity)), self._turn.now
+        late, node = self._late_at.setdefault(place, set()), node_of(stand.worker)
+        others = ", ".join(sorted({node_of(worker) for worker in late} - {node})) or "others"
+        if stand.worker not in late:
+            late.add(stand.worker)
             why = f"{others} was late there, too: it is the work that takes its time"
             step, phase, micro_batch = stand.step, str(stand.activity), stand.micro_batch
             self._turn.emit(

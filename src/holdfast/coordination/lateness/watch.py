@@ -5,6 +5,7 @@ It says nothing of whose fault that is: only who sees all nodes can.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class LateWatch:
         self._away: deque[tuple[float, float]] = deque(maxlen=16)
         self._seen: dict[str, _Seen] = {}
         self._totals: dict[str, tuple[int, Mapping[Activity, Total]]] = {}
-        self._learnt_at = self._told_at = 0.0
+        self._learnt_at = self._told_at = -math.inf
         #: how long each worker computes a micro-batch
         self._own: dict[str, RunningMean] = {}
 

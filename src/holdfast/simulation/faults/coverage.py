@@ -33,6 +33,8 @@ AT_WORKERS = frozenset(
         FaultKind.FULL_DISK,
         FaultKind.CORRUPT_SUM,
         FaultKind.RAISE,
+        FaultKind.LINK_DOWN,
+        FaultKind.CORRUPT_STATE,
     }
 )
 #: a coordinator that dies before it writes this

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 
-from holdfast.protocol.events import AnyEvent, GenerationStarted, NodeLeft
+from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, NodeLeft
 from holdfast.protocol.record import Record
 from holdfast.simulation.faults.plans import FaultKind, FaultPlan, Raises
 
@@ -15,6 +15,21 @@ def refused_twice(plan: FaultPlan, why: str) -> bool:
     return corrupt > 1 and "had kept nothing" in why
 
 
+def diverged(plan: FaultPlan, why: str) -> bool:
+    """Tell whether a job ends because somebody's state is another than the others'."""
+    return any(fault.kind is FaultKind.CORRUPT_STATE for fault in plan.faults) and "replicas diverged" in why
+
+
+def unjust(plan: FaultPlan, events: Iterable[AnyEvent]) -> Sequence[AnyEvent]:
+    """Return how somebody was taken out for work that takes its time wherever it is done; one process each is just."""
+    if not plan.slow_work or plan.faults or plan.crashes:
+        return ()
+    told = [event for event in events if isinstance(event, FailureDetected | NodeLeft)]
+    failed = [event for event in told if isinstance(event, FailureDetected)]
+    left = [event for event in told if isinstance(event, NodeLeft) and event.reason != "finished"]
+    return told if left or len(failed) > len(plan.slow_work) else ()
+
+
 def works_fault(plan: FaultPlan, why: str) -> bool:
     """Tell whether a job ends because its script always raises, wherever it runs."""
     return plan.raises is not Raises.NOTHING and f"step {plan.raises_at[0]}" in why and "Oops" in why
@@ -22,7 +37,7 @@ def works_fault(plan: FaultPlan, why: str) -> bool:
 
 def may_fail(plan: FaultPlan, why: str) -> bool:
     """Tell whether a job ends for what its plan does to it, although a worker lives that has its state."""
-    return refused_twice(plan, why) or works_fault(plan, why) or last_quarantined(plan, why)
+    return refused_twice(plan, why) or works_fault(plan, why) or last_quarantined(plan, why) or diverged(plan, why)
 
 
 def unsaved(plan: FaultPlan, why: str, committed: int, saved: Collection[int]) -> bool:

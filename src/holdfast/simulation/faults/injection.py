@@ -133,7 +133,7 @@ class Injector:
             world = self._world
             world.store_slow_until = max(world.store_slow_until, world.timeline.now + fault.duration)
         elif kind is FaultKind.CLOCK_JUMP:
-            self._world.jump(_JUMPS_S[fault.target % len(_JUMPS_S)])
+            self._jump(fault, agent)
         elif kind is FaultKind.INTERRUPT:
             cluster.interrupt()
         elif kind is FaultKind.KILL_WITNESSES:
@@ -149,6 +149,13 @@ class Injector:
             self._strike_node(fault, agent)
             if worker is not None:
                 self._strike_worker(fault, worker)
+
+    def _jump(self, fault: Fault, agent: SimAgent | None) -> None:
+        """Set the clocks of the coordinator's machine and of a node."""
+        seconds = _JUMPS_S[fault.target % len(_JUMPS_S)]
+        self._world.jump(seconds)
+        if agent is not None:
+            self._world.troubles(agent.name).wall_off_s -= seconds
 
     def _bring(self, fault: Fault) -> None:
         """Let a node come: a new one, one that is gone, or one that was not allowed to."""
@@ -238,6 +245,9 @@ class Injector:
                 troubles.up_until = max(troubles.up_until, until)
             case FaultKind.LAG_DOWN:
                 troubles.down_until = max(troubles.down_until, until)
+            case FaultKind.LINK_DOWN:
+                troubles.up_until, troubles.down_until = max(troubles.up_until, until), max(troubles.down_until, until)
+                world.data_plane.part(world.timeline, Partition(frozenset([node]), None), fault.duration)
             case FaultKind.SLOW_DISK:
                 troubles.slow_until = max(troubles.slow_until, until)
             case FaultKind.FULL_DISK:
@@ -269,6 +279,8 @@ class Injector:
                 worker.glitch()
             case FaultKind.CORRUPT_SUM:
                 worker.corrupt()
+            case FaultKind.CORRUPT_STATE:
+                worker.corrupted = True
             case FaultKind.HANG:
                 worker.hanging = True
                 tell = self._tell_coordinator_of_hang if fault.target % 2 else self._tell_agent_of_hang

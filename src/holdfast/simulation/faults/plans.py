@@ -38,7 +38,9 @@ class FaultKind(StrEnum):
     CORRUPT_SUM = "corrupt_sum"  # a gradient is in a worker's sums twice, or not, or is another's, or of a step before
     INTERRUPT = "interrupt"  # the job's user wants it to end, saved
     UNDRAIN = "undrain"  # somebody lets a quarantined node come back, and starts its agent again
-    CLOCK_JUMP = "clock_jump"  # the coordinator's machine shows another time, as coordinators from the next on will see
+    CLOCK_JUMP = "clock_jump"  # a node shows another time; and the coordinator's machine, as the next ones will see
+    LINK_DOWN = "link_down"  # nothing gets in or out of a node, until the end of the duration
+    CORRUPT_STATE = "corrupt_state"  # a worker's state is another from the next step on that it applies
     RAISE = "raise"  # a script raises at the next micro-batch that it computes
 
 
@@ -80,6 +82,7 @@ class FaultPlan:
     once. witnesses: how many workers tell of a step as it passes; 0: as many as in a real job.
     hold: the ranks of processes that end are kept for those that follow. max_restarts: of a node, within a window.
     raises, raises_at: at which (step, micro-batch) scripts always raise, on every node.
+    slow_work, slow_work_s: which (step, micro-batch) take so much longer wherever they are computed.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -109,6 +112,8 @@ class FaultPlan:
     max_restarts: int = 100
     raises: Raises = Raises.NOTHING
     raises_at: tuple[int, int] = (0, 0)
+    slow_work: tuple[tuple[int, int], ...] = ()
+    slow_work_s: float = 0.0
     handle_s: float = 0.0
     send_s: float = 0.0
 
@@ -116,6 +121,10 @@ class FaultPlan:
     def nodes_for_experts(self) -> int:
         """How many nodes have room for all experts."""
         return -(-self.experts // self.slots) if self.slots else 1
+
+    def longer_s(self, step: int, micro_batch: int) -> float:
+        """Return by how much a micro-batch of a step takes longer than others, in seconds."""
+        return self.slow_work_s if (step, micro_batch) in self.slow_work else 0.0
 
     def raises_in(self, step: int, micro_batch: int | None) -> bool:
         """Tell whether every script raises when it computes this; None: when it applies the step."""

@@ -19,6 +19,8 @@ class Troubles:
     #: what it says to the coordinator, and what it is told, is held up
     up_until: float = 0.0
     down_until: float = 0.0
+    #: how far its wall clock was set
+    wall_off_s: float = 0.0
     #: no checkpoint can be written
     full_until: float = 0.0
     #: writing and renaming a checkpoint end no sooner

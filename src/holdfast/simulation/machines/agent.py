@@ -184,7 +184,8 @@ class SimAgent(Process):
         connection = self._cluster.connect(self)
         if connection is not None:
             self._connection = connection
-            self._obey(self.machine.connected(self._now, wall=self._now))
+            wall = self._now + self._world.troubles(self.name).wall_off_s
+            self._obey(self.machine.connected(self._now, wall=wall))
 
     def disconnected(self, connection: SimConnection) -> None:
         """The connection is gone: connect again, for ever."""

@@ -81,8 +81,8 @@ class SimWorker(Process):
         self.pusher = Pusher(self)
         #: the state that has come, until the training thread takes it
         self.receipt: training.SimReceipt | None = None
-        #: in apply; at the next micro-batch; its gradient joins the sums wrongly
-        self.raise_next = self.raise_script = self.corrupting = False
+        #: in apply; at the next micro-batch; its gradient joins the sums wrongly; its state is not what it should be
+        self.raise_next = self.raise_script = self.corrupting = self.corrupted = False
         #: the training thread is to hang where it comes next; it does
         self.hanging = self.hung = False
         self._troubles = self.world.troubles(agent.name)
@@ -261,7 +261,7 @@ class SimWorker(Process):
             self.page.micro_batch = todo
             value = training.gradient(self.state, task.step, todo)
             made = training.SimGradient(value, self.world.samples.hash_of(task.step, todo))
-            self.world.after("micro_batch", self, self._computed, todo, made)
+            self.world.after_work(task.step, todo, self, self._computed, todo, made)
             self.boundary("computing")
 
     def _leave_loop(self) -> None:
@@ -414,7 +414,7 @@ class SimWorker(Process):
         assert plan is not None
         if self._mover is not None:
             self._mover.apply(plan, self.machine.step)
-        instructions = self.machine.applied_step(str(self.state))
+        instructions = self.machine.applied_step(f"{self.state}{' corrupted' * self.corrupted}")
         self.gradients.clear()
         self.checker.applied(self, before, reduced, commit)
         self.obey(instructions)

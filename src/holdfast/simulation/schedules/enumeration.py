@@ -10,9 +10,11 @@ from holdfast.simulation.families.corrupt_plans import corrupt_plan
 from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.level_plans import level_plan
+from holdfast.simulation.families.link_plans import link_plan
 from holdfast.simulation.families.raising_plans import raising_plan
 from holdfast.simulation.families.storm_plans import storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
+from holdfast.simulation.families.work_plans import work_plan
 from holdfast.simulation.faults.plans import (
     STEP_BOUNDARIES,
     Fault,
@@ -51,6 +53,10 @@ FIRST_LEVEL_SEED = 9_000_000_000
 FIRST_WITNESSES_SEED = 10_000_000_000
 #: from here on, random ones whose nodes fail too often
 FIRST_LADDER_SEED = 13_000_000_000
+#: from here on, random ones with work that takes its time
+FIRST_WORK_SEED = 14_000_000_000
+#: from here on, random ones whose links fall silent
+FIRST_LINK_SEED = 16_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones with one wrong gradient in somebody's sums
@@ -109,7 +115,9 @@ FAMILIES: dict[str, range] = {
     "raising": range(FIRST_RAISING_SEED, FIRST_CORRUPT_SEED),
     "corrupt": range(FIRST_CORRUPT_SEED, FIRST_LADDER_SEED),
     "ladder": range(FIRST_LADDER_SEED, FIRST_LADDER_SEED + 1_000_000_000),
-    "storm": range(FIRST_STORM_SEED, FIRST_STORM_SEED + 1_000_000_000),
+    "work": range(FIRST_WORK_SEED, FIRST_STORM_SEED),
+    "storm": range(FIRST_STORM_SEED, FIRST_LINK_SEED),
+    "links": range(FIRST_LINK_SEED, FIRST_LINK_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -125,6 +133,8 @@ _RANDOM_PLANS = {
     "corrupt": corrupt_plan,
     "ladder": ladder_plan,
     "storm": storm_plan,
+    "work": work_plan,
+    "links": link_plan,
     "raising": raising_plan,
 }
 

@@ -31,6 +31,8 @@ SHARES = {
     "raising": 2,
     "ladder": 2,
     "storm": 3,
+    "work": 1,
+    "links": 3,
     "large": 1,
     "levels": 2,
     "corrupt": 2,
