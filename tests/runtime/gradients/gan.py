@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
 import holdfast
@@ -16,6 +19,43 @@ from holdfast.runtime.session.step import Step
 UPDATES = ("critic", "critic", "generator")
 SCALE = 2.0**24
 X = torch.randn(64, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def rounded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the nearest multiples of 2**-24."""
+    return (tensor * SCALE).round() / SCALE
+
+
+class Followers:
+    """What follows the steps of a GAN: averages of its generator, a target of its critic, a rate that waits for both.
+
+    For a script's after_apply, and all of it state.
+    """
+
+    def __init__(self, gan: Gan) -> None:
+        self.gan = gan
+        generator, critic = gan.model["generator"], gan.model["critic"]
+        self.moving = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(0.75))
+        self.mean = AveragedModel(generator)
+        self.target = copy.deepcopy(critic).requires_grad_(False)
+        self.plateau = ReduceLROnPlateau(gan.optimizers["critic"], factor=0.5, patience=0, threshold=0.0)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What is to be protected."""
+        return {"moving": self.moving, "mean": self.mean, "target": self.target, "plateau": self.plateau}
+
+    def follow(self, update: str, number: int, loss: float) -> None:
+        """A step is applied."""
+        if update == "generator":
+            self.moving.update_parameters(self.gan.model["generator"])
+            if number > 6:
+                self.mean.update_parameters(self.gan.model["generator"])
+            return
+        with torch.no_grad():
+            for mine, new in zip(self.target.parameters(), self.gan.model["critic"].parameters(), strict=True):
+                mine.lerp_(new, 0.25)
+        self.plateau.step(loss)
 
 
 class Gan:
@@ -40,7 +80,7 @@ class Gan:
     def round_gradients(self) -> None:
         """Let every micro-batch's gradients be multiples of 2**-24, whose sums are exact in whatever order."""
         for parameter in self.model.parameters():
-            parameter.register_hook(lambda gradient: (gradient * SCALE).round() / SCALE)
+            parameter.register_hook(rounded)
 
     def loss(self, update: str, real: torch.Tensor) -> torch.Tensor:
         """Return what an update makes smaller, over a micro-batch."""
@@ -57,15 +97,22 @@ class Gan:
     def compute(self, step: Step) -> None:
         """Go through a step's micro-batches."""
         for (real,) in step.micro_batches():
-            step.backward(self.loss(step.update, real))
+            loss = self.loss(step.update, real)
+            step.backward(loss + (rounded(loss) - loss).detach())
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
     """What every worker of a job runs; one line of JSON per applied step."""
     torch.set_num_threads(1)
     job, gan = holdfast.init(), Gan()
+    followers = Followers(gan)
     gan.round_gradients()
-    gan.protect(job)
+    schedule = {"schedule": gan.schedules["generator schedule"]}
+    gan.protect(
+        job,
+        extra={**schedule, **followers.state},
+        after_apply=lambda step: followers.follow(step.update, step.number, step.loss),
+    )
     with (Path(directory) / f"{node}.jsonl").open("a") as file:
         for step in job.steps(options["steps"]):
             while step.number in options.get("gates", ()) and not (Path(directory) / f"go{step.number}").exists():

@@ -1,4 +1,7 @@
-"""A generator and its critic in a job of several processes: equal in every bit to one process, whatever fails."""
+"""A generator and its critic in a job of several processes: equal in every bit to one process, whatever fails.
+
+So is what follows its steps: averages of the weights, a target network, a learning rate that follows the loss.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ optimizers alone, and what autograd makes for them on its way is let go of after
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -21,6 +21,7 @@ from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.state.optimizers import NAMELESS, Optimizers, listed, parameters_of
+from holdfast.runtime.state.refusals import needs_metric
 from holdfast.runtime.state.state import TrainingState
 
 
@@ -158,8 +159,9 @@ def _said(name: str) -> str:
     return f"optimizer {name!r}" if name else "the model"
 
 
-def _drives(thing: object, optimizer: Optimizer) -> bool:
-    return isinstance(thing, LRScheduler) and thing.optimizer is optimizer
+def _drives(thing: object, optimizer: Optimizer) -> TypeGuard[LRScheduler]:
+    """Return whether it is a schedule of this optimizer, and one that needs nothing but to be stepped."""
+    return isinstance(thing, LRScheduler) and thing.optimizer is optimizer and not needs_metric(thing)
 
 
 def _checked_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple[str, ...]:

@@ -234,7 +234,7 @@ def workload_of(given: ScriptObjects, loader: MicroBatchLoader, device: torch.de
     experts = expert_parameters(model)
     loss_scale = LossScale(given.scaler, model.parameters(), device)
     state = TrainingState(model, given.optimizer, with_scaler(given.extra, given.scaler), apart=experts)
-    check_extra(state.extra, state.optimizers)
+    check_extra(state.extra, state.optimizers, follows=given.follows)
     return Workload(
         state=state,
         loader=loader,

@@ -115,7 +115,8 @@ class Job:
             scaler: for float16: scales the loss, and skips the optimizer on all workers at a step with a gradient that
                 is not finite on any of them; call none of its methods.
             extra: more state, by name: anything with state_dict() and load_state_dict(). Learning rate schedulers of
-                torch among them are stepped once per step that updates their optimizer.
+                torch among them are stepped once per step that updates their optimizer; those that need a metric are
+                stepped by `after_apply`.
             after_apply: the script's own part of a step, such as a moving average of the weights in `extra`: called
                 inside `apply()`, on every worker, before the state is saved or sent to anybody. It must be a function
                 of the state and of the step's loss, norm and the like alone, and may change the model and `extra`; an

@@ -9,16 +9,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.state.optimizers import Optimizers
+from holdfast.runtime.state.optimizers import Optimizers, needed_arguments
 
 _NAMED = 3
 
 
-def check_extra(extra: Mapping[str, object], optimizers: Optimizers) -> None:
+def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, follows: bool) -> None:
     """Look for what would never do in `extra` what it is for.
 
+    Args:
+        follows: the script has an `after_apply`.
+
     Raises:
-        BadInputError: an optimizer, or a schedule of one that is not protected.
+        BadInputError: an optimizer, a schedule of one that is not protected, or one that needs a metric and gets none.
     """
     protected = [id(optimizer) for optimizer in optimizers]
     for name, thing in extra.items():
@@ -32,6 +35,16 @@ def check_extra(extra: Mapping[str, object], optimizers: Optimizers) -> None:
                 f"extra[{name!r}] is a {type(thing).__name__} of an optimizer that is not protected, whose learning "
                 "rate no step would use: make it of the one that is given as optimizer=..."
             )
+        if isinstance(thing, LRScheduler) and needs_metric(thing) and not follows:
+            raise BadInputError(
+                f"extra[{name!r}] is a {type(thing).__name__}, whose step() needs a metric: call it in a function that "
+                "is given as protect(..., after_apply=...), such as scheduler.step(step.loss)"
+            )
+
+
+def needs_metric(scheduler: LRScheduler) -> bool:
+    """Return whether a scheduler's step needs to be told something: only the script knows what."""
+    return bool(needed_arguments(type(scheduler).step))
 
 
 def said_untrained(model: torch.nn.Module, optimizers: Optimizers) -> str:

@@ -1,0 +1,135 @@
+"""State that follows the steps: averages, target networks, rates that follow a metric, as plain PyTorch has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gan import Followers, Gan
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, SequentialLR
+from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
+from torch.utils.data import TensorDataset
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.session.job import Job
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(X, X.sum(1, keepdim=True))
+
+
+def protected(gan: Gan, followers: Followers, directory: Path | str = "") -> Job:
+    job = Job(None, checkpoint_dir=str(directory), checkpoint_every=100)
+    gan.protect(
+        job,
+        extra=followers.state,
+        after_apply=lambda step: followers.follow(step.update, step.number, step.loss),
+    )
+    return job
+
+
+def run(gan: Gan, followers: Followers, steps: int, directory: Path | str = "") -> None:
+    for step in protected(gan, followers, directory).steps(steps):
+        gan.compute(step)
+        assert step.apply()
+
+
+def tensors(followers: Followers) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for part in (followers.moving, followers.mean, followers.target):
+        found += part.state_dict().values()
+    return found
+
+
+def test_they_are_what_a_plain_loop_makes_them() -> None:
+    gan, plain = Gan(), Gan()
+    mine, theirs = Followers(gan), Followers(plain)
+    job = protected(gan, mine)
+    assert job._session is not None
+    workload, rates = job._session.workload, set()
+    for step in job.steps(12):
+        gan.compute(step)
+        assert step.apply()
+        for optimizer in plain.optimizers.values():
+            optimizer.zero_grad()
+        losses = []
+        for number in range(6):
+            (real,) = workload.load(number)
+            loss = plain.loss(step.update, real)
+            (loss / 6).backward()
+            losses.append(float(loss.detach()))
+        plain.optimizers[step.update].step()
+        theirs.follow(step.update, step.number, sum(losses) / 6)
+        for here, there in zip(tensors(mine), tensors(theirs), strict=True):
+            torch.testing.assert_close(here, there, rtol=1e-6, atol=1e-9)
+        rates.add(gan.optimizers["critic"].param_groups[0]["lr"])
+        assert mine.plateau.num_bad_epochs == theirs.plateau.num_bad_epochs
+    assert len(rates) > 1, "the rate has followed the loss"
+    assert int(mine.moving.n_averaged) == 4
+    assert int(mine.mean.n_averaged) == 2
+
+
+def test_they_resume_with_the_step(tmp_path: Path) -> None:
+    def trained(steps: int, directory: Path | str) -> Followers:
+        gan = Gan()
+        followers = Followers(gan)
+        run(gan, followers, steps, directory)
+        return followers
+
+    whole, _, second = trained(12, ""), trained(7, tmp_path), trained(12, tmp_path)
+    assert all(here.equal(there) for here, there in zip(tensors(second), tensors(whole), strict=True))
+    assert second.plateau.state_dict() == whole.plateau.state_dict()
+
+
+def test_weights_are_averaged_with_a_rate_of_their_own() -> None:
+    """SWA as torch describes it: a schedule that ends in SWALR, a mean from there on, and update_bn at the end."""
+
+    def made() -> tuple[torch.nn.Module, torch.optim.Optimizer, SequentialLR, AveragedModel]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parts: Any = [CosineAnnealingLR(optimizer, 8), SWALR(optimizer, swa_lr=0.02, anneal_epochs=2)]
+        return model, optimizer, SequentialLR(optimizer, parts, [4]), AveragedModel(model)
+
+    model, optimizer, schedule, mean = made()
+    job, means = Job(None), []
+    job.protect(
+        model,
+        optimizer,
+        DATA,
+        global_batch=4,
+        micro_batch=4,
+        extra={"schedule": schedule, "mean": mean},
+        after_apply=lambda step: mean.update_parameters(model) if step.number > 4 else None,
+    )
+    assert job._session is not None
+    workload = job._session.workload
+    plain, their_optimizer, their_schedule, their_mean = made()
+    for step in job.steps(8):
+        for x, y in step.micro_batches():
+            step.backward(torch.nn.functional.mse_loss(model(x), y))
+        assert step.apply()
+        x, y = workload.load(0)
+        their_optimizer.zero_grad()
+        torch.nn.functional.mse_loss(plain(x), y).backward()
+        their_optimizer.step()
+        their_schedule.step()
+        if step.number > 4:
+            their_mean.update_parameters(plain)
+        means.append([p.detach().clone() for p in mean.parameters()])
+        for mine, other in zip(mean.parameters(), their_mean.parameters(), strict=True):
+            torch.testing.assert_close(mine, other)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.02)
+    assert not means[3][0].equal(means[7][0])
+    update_bn(torch.utils.data.DataLoader(TensorDataset(X), batch_size=4), mean)
+
+
+def test_a_scheduler_that_needs_a_metric_and_has_nobody_to_give_it_is_refused() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    extra = {"plateau": ReduceLROnPlateau(optimizer)}
+    words = r"extra\['plateau'\] is a ReduceLROnPlateau, whose step\(\) needs a metric: .*scheduler\.step\(step\.loss\)"
+    with pytest.raises(BadInputError, match=words):
+        Job(None).protect(model, optimizer, DATA, global_batch=4, micro_batch=2, extra=extra)
