@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -248,6 +249,12 @@ def test_no_public_class_name_exists_twice() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_no_two_files_of_tests_share_a_name() -> None:
+    """They are imported by it: of two, each runs alone, and the whole suite does not."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_types_are_checked_strictly_everywhere() -> None:
