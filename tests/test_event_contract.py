@@ -29,7 +29,17 @@ CONTRACT = {
         "seed",
         "micro_batches",
     },
-    "step_committed": {"step", "loss", "samples", "world_size", "step_s", "skipped", "sample_hashes", "paused_s"},
+    "step_committed": {
+        "step",
+        "loss",
+        "samples",
+        "world_size",
+        "step_s",
+        "skipped",
+        "sample_hashes",
+        "paused_s",
+        "metrics",
+    },
     "failure_detected": {
         "node",
         "kind",

@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.protocol.commit import LANES, Commit, Flag, from_sums, lanes_of, to_numbers
+from holdfast.protocol.commit import (
+    LANES,
+    MAX_METRIC_NAME,
+    MAX_METRICS,
+    MAX_METRICS_BYTES,
+    Commit,
+    Flag,
+    from_sums,
+    lanes_of,
+    metrics_bytes,
+    to_numbers,
+    weight,
+)
 
 FLAGS = st.sets(st.sampled_from(Flag)).map(lambda raised: tuple(flag for flag in Flag if flag in raised))
 PARTS = st.builds(
@@ -56,3 +68,29 @@ def test_a_message_with_numbers_that_nobody_counts_to_is_refused(lane: str, valu
     said = {"type": "Commit", "grad_square": 1.0, "loss_sum": 1.0, "samples": 4, "nonfinite": 0, lane: value}
     with pytest.raises(msgspec.ValidationError, match=lane):
         msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=Commit)
+
+
+def v_with(metrics: dict[str, float]) -> Commit:
+    return Commit(grad_square=1.0, loss_sum=2.0, samples=4, nonfinite=0, metrics=metrics)
+
+
+def test_what_is_logged_is_no_lane_and_crosses_the_wire_in_every_bit() -> None:
+    v = v_with({"a": 0.1 + 0.2, "b": float("inf"), "ü" * MAX_METRIC_NAME: float("nan")})
+    assert to_numbers(v) == to_numbers(v_with({}))
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(v), type=Commit)
+    assert repr(back.metrics) == repr(v.metrics)
+
+
+def test_a_step_counts_for_more_the_more_it_logs() -> None:
+    few, many = {"loss": 1.0}, {f"{number:020}": 1.0 for number in range(MAX_METRICS_BYTES // 32)}
+    assert (weight(v_with({})), weight(v_with(few)), weight(v_with(many))) == (1, 1, 65)
+    for metrics in (few, many):
+        assert len(msgspec.msgpack.encode(metrics)) <= metrics_bytes(metrics) <= MAX_METRICS_BYTES
+
+
+@pytest.mark.parametrize(
+    "metrics", [{"": 1.0}, {"a" * (MAX_METRIC_NAME + 1): 1.0}, {str(name): 1.0 for name in range(MAX_METRICS + 1)}]
+)
+def test_a_message_that_logs_more_than_a_step_may_is_refused(metrics: dict[str, float]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="metrics"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(v_with(metrics)), type=Commit)

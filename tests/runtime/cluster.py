@@ -103,9 +103,18 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
                     outputs = model(inputs)
                     if half:  # gradients that overflow as they would in float16
                         outputs.register_hook(lambda gradient: gradient.half().to(dtype))
-                    step.backward(torch.nn.functional.mse_loss(outputs, targets))
+                    loss = torch.nn.functional.mse_loss(outputs, targets)
+                    step.backward(loss)
+                    if options.get("logs"):
+                        step.log({"x": inputs.sum(), "wrong": float("nan")})
+                        step.log({"largest": loss}, reduce="max")
+            if options.get("logs"):
+                step.log({"rate": optimizer.param_groups[0]["lr"]})
+                step.log({"workers": 1}, reduce="sum")
             if step.apply():
-                print(json.dumps([step.number, step.loss, job.rank, job.world_size]), file=file, flush=True)
+                print(
+                    json.dumps([step.number, step.loss, job.rank, job.world_size, step.metrics]), file=file, flush=True
+                )
 
 
 def _child(settings: WorkerSettings, node: str, directory: str, options: dict[str, Any]) -> None:

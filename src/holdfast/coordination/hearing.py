@@ -11,6 +11,7 @@ from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.progress.ledger import DivergedError
 from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
+from holdfast.protocol.commit import weight
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import node_of
 
@@ -66,7 +67,7 @@ class Hearing:
             witness = next((worker for worker, top in tops.items() if top >= kept.step), None)
             if witness is None or not record.lineage <= kept.generation <= record.generation:
                 continue
-            reached, learnt = kept.step, learnt + (not ledger.knows(kept.step))
+            reached, learnt = kept.step, learnt + weight(kept.commit) * (not ledger.knows(kept.step))
             try:
                 # (a clock that was set meanwhile must not bring times that are still to come)
                 time = min(self._turn.now, kept.time + node.ahead_s) if kept.time else 0.0

@@ -2,22 +2,34 @@
 
 Every rank puts in its part of v, one float64 for each lane and each flag, and gets all parts added up in rank order. A
 lane is the sum; a flag is up where every rank raised it. A further lane is one more field of Commit, a further flag one
-more member of Flag.
+more member of Flag. What the script has logged of the step comes another way: every rank that is READY has made it of
+the same notes, and puts it into the v that the operation returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
+import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.names import Struct
 
 #: of one step; so that those of all steps of a job are a number that a message can hold
 MAX_SAMPLES = 1 << 40
+#: of what a step may log: all names and values, and the characters of a name
+MAX_METRICS_BYTES = 16 << 10
+MAX_METRIC_NAME = 128
+#: around a name of a metric, with its value
+_METRIC_BYTES = 12
+MAX_METRICS = MAX_METRICS_BYTES // (_METRIC_BYTES + 1)
+#: a step whose metrics take so many bytes counts as one more, wherever steps are counted for the room that they take
+_WEIGHT_BYTES = 256
+
+MetricName = Annotated[str, Meta(min_length=1, max_length=MAX_METRIC_NAME)]
 
 
 class Flag(StrEnum):
@@ -32,7 +44,8 @@ class Commit(Struct, frozen=True, kw_only=True):
     `grad_square`: squared norm of the reduced gradients, before clipping; a rank's part is its shard's. `loss_sum`: of
     all samples. `samples`: how many were computed. `nonfinite`: how many elements of the gradients are not finite.
     `sample_hashes`: sum of the hashes of all micro-batches whose gradients are in (step_samples); -1: not known.
-    `flags`: those that every rank raised; of a part, those that the rank raises.
+    `flags`: those that every rank raised; of a part, those that the rank raises. `metrics`: what the script has logged,
+    by name in alphabetical order; may be infinite or no number.
     """
 
     grad_square: float
@@ -41,11 +54,14 @@ class Commit(Struct, frozen=True, kw_only=True):
     nonfinite: int
     sample_hashes: int = 0
     flags: tuple[Flag, ...] = ()
+    metrics: Annotated[dict[MetricName, float], Meta(max_length=MAX_METRICS)] = msgspec.field(
+        default_factory=dict[str, float]
+    )
 
 
 #: the lanes and their types (whole numbers are exact up to 2**53), in the order in which they cross the wire
 LANES: tuple[tuple[str, type[float] | type[int]], ...] = tuple(
-    (name, get_type_hints(Commit)[name]) for name in Commit.__struct_fields__ if name != "flags"
+    (name, get_type_hints(Commit)[name]) for name in Commit.__struct_fields__ if name not in ("flags", "metrics")
 )
 _FLAGS = tuple(Flag)
 #: returns the values of all lanes of a commit
@@ -71,6 +87,16 @@ def from_sums(sums: Sequence[float], world: int) -> Commit:
     }
     flags = [flag for flag, raised in zip(_FLAGS, sums[len(LANES) :], strict=True) if raised == world]
     return Commit(**lanes, flags=tuple(flags))
+
+
+def metrics_bytes(metrics: Mapping[str, float]) -> int:
+    """Return how many bytes these take of a message, at the most."""
+    return sum(len(name.encode()) + _METRIC_BYTES for name in metrics)
+
+
+def weight(commit: Commit) -> int:
+    """Return as how many steps one with this v counts where there is room for so many: 1 for one that logs little."""
+    return 1 + metrics_bytes(commit.metrics) // _WEIGHT_BYTES if commit.metrics else 1
 
 
 def _whole(value: float) -> int:

@@ -132,6 +132,8 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     `loss`: None for one that is not a number, or that nobody who is left knows.
     `sample_hashes`: the sum of its micro-batches' hashes, as v had it; None where nobody who is left knows v.
     `paused_s`: of `step_s`, for how long a script was in `job.pause()`, as far as witnesses tell.
+    `metrics`: what the script has logged of the step, by name; None for what is infinite or no number. Empty as well
+    where nobody who is left knows v.
     """
 
     step: int
@@ -142,6 +144,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     skipped: bool = False
     sample_hashes: int | None = None
     paused_s: float = 0.0
+    metrics: dict[str, float | None] = msgspec.field(default_factory=dict[str, float | None])
 
 
 class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="failure_detected"):

@@ -42,7 +42,7 @@ class Passed(Struct, frozen=True, kw_only=True, omit_defaults=True):
     world: Count = 0
 
 
-#: of so many of the newest steps a worker knows v; it gives them with its state
+#: of so many of the newest steps a worker knows v (of fewer where they log much); it gives them with its state
 MAX_PASSED = 512
 PassedSteps = Annotated[tuple[Passed, ...], Meta(max_length=MAX_PASSED)]
 

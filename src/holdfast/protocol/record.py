@@ -15,7 +15,8 @@ from holdfast.protocol.position import Position
 #: 2: `position` and `passed` count; a record without them says nothing of where the job stands.
 #: 3: events of format 2 in the outbox; the outcome is `finished`, not `done`.
 #: 4: v has the sum of its micro-batches' hashes.
-SCHEMA = 4
+#: 5: v has what the script has logged.
+SCHEMA = 5
 
 
 class KnownCheckpoint(Struct, frozen=True, kw_only=True):

@@ -108,12 +108,12 @@ class Checker:
         step = machine.applied or 0
         if not self._right_parts(reduced.parts, before, step):
             self._fail(f"{worker.id} applied step {step} with other parts than each micro-batch once: {reduced}")
-        if commit.samples != plan.micro_batches * plan.micro_batch:
-            self._fail(f"{worker.id} applied step {step} with {commit.samples} samples")
+        if training.wrong_v(plan, reduced, commit):
+            self._fail(f"{worker.id} applied step {step} with other samples or logged values than its own: {commit}")
         if worker.id in self._counted:
             self.holds(worker)
             known = self._commits.setdefault(step, commit)
-            if known != commit:
+            if not training.same_bits(known, commit):
                 self._fail(f"{worker.id} applied step {step} with {commit}, not the recorded {known}")
 
     def _right_parts(self, parts: tuple[int, ...], state: int, step: int) -> bool:
@@ -226,7 +226,7 @@ class Checker:
         self._commits = {step: commit for step, commit in self._commits.items() if step <= kept}
         if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
             known = self._commits.setdefault(decision.applied, decision.commit)
-            if known != decision.commit:
+            if not training.same_bits(known, decision.commit):
                 self._fail(f"FORWARD({decision.applied}) carries {decision.commit}, {known} was applied")
         if decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied < self._committed:
             self._fail(f"{decision} undoes step {self._committed}, which is committed")
@@ -355,10 +355,8 @@ class Checker:
             self._fail(f"step {step} was committed, but no member applied it")
         if event.loss != event.loss:
             self._nobody_knows(step)
-        elif event.loss != commit.loss_sum / commit.samples:
-            self._fail(f"step {step} was committed with loss {event.loss}, the lineage has {commit}")
-        elif event.skipped != (commit.nonfinite > 0):
-            self._fail(f"step {step} was announced as skipped: {event.skipped}, the lineage has {commit}")
+        elif training.told_wrongly(event, commit):
+            self._fail(f"step {step} was announced as {event}, the lineage has {commit}")
         # (The newest record may know a later generation already: one call can commit a step and swap.)
         for worker in self._members[event.generation]:
             process = self._world.worker(worker)

@@ -12,6 +12,7 @@ from holdfast.coordination.inputs import Received
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.agent import PAGE_STEPS, AppliedSteps
+from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from holdfast.protocol.position import Position
 
 A, B = w("n0"), msg.worker_id("n0", 1, "a")
@@ -175,3 +176,19 @@ def test_a_swap_that_is_in_the_journal_is_not_taken_for_the_one_that_is_pending(
     job.connect(hello("n0", life(w("n0")), term=1))
     job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     assert job.machine.record.pending == pending
+
+
+def test_pages_of_steps_that_log_much_fit_into_a_message() -> None:
+    """What they say of each step is there whole, and in order."""
+    much = {f"{number:020}": float(number) for number in range(500)}
+    kept, last = KeptSteps(), 3 * PAGE_STEPS
+    for step in range(1, last + 1):
+        kept.note(applied(A, 1, step, msgspec.structs.replace(commit(), metrics={**much, "step": float(step)})), 1.0)
+    assert max(len(msgspec.msgpack.encode(page)) for page in pages(kept)) < MAX_MESSAGE_BYTES // 4
+    said = [(step.step, step.commit.v.metrics["step"]) for page in pages(kept) for step in page.steps]
+    assert said == [(step, float(step)) for step in range(1, last + 1)]
+    assert [step.step for page in kept.after(last - 20, {A: last}) for step in page.steps] == [
+        *range(last - 19, last + 1)
+    ]
+    kept.forget_up_to(last - 1)
+    assert steps(kept, last - 1)[-1] == last

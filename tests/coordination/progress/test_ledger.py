@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,3 +106,29 @@ def test_only_what_nobody_can_tell_any_more_is_filled_in() -> None:
     assert [step.commit.samples for step in done] == [24, 24, 24]
     assert done[0].commit.loss_sum != done[0].commit.loss_sum
     assert [step.commit for step in done[1:]] == [commit(2.0), commit(3.0)]
+
+
+def test_steps_that_log_much_are_released_a_few_at_a_time() -> None:
+    heavy = msgspec.structs.replace(commit(), metrics={f"{number:020}": 1.0 for number in range(500)})
+    ledger = StepLedger()
+    ledger.follow(1, MEMBERS[:1])
+    for step in range(1, 101):
+        ledger.note(applied(MEMBERS[0], 1, step, heavy), 100.0)
+    assert ledger.more_than(1000, up_to=100)
+    assert not ledger.more_than(1000, up_to=10)
+    released: list[int] = []
+    while some := ledger.release(1000):
+        assert len(some) <= 16
+        assert all(done.commit == heavy for done in some)
+        released += [done.step for done in some]
+    assert released == list(range(1, 101))
+
+
+def test_what_was_logged_belongs_to_v() -> None:
+    """Replicas that make other values of the same notes differ."""
+    ledger = StepLedger()
+    nan = msgspec.structs.replace(commit(), metrics={"a": float("nan")})
+    ledger.note(applied(MEMBERS[0], 1, 1, nan), 100.0)
+    ledger.note(applied(MEMBERS[1], 1, 1, nan), 100.0)
+    with pytest.raises(DivergedError, match="step 1"):
+        ledger.note(applied(MEMBERS[2], 1, 1, msgspec.structs.replace(nan, metrics={"a": 0.0})), 100.0)

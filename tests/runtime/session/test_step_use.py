@@ -123,3 +123,23 @@ def test_a_complex_parameter_is_refused() -> None:
     model.phase = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
     with pytest.raises(BadInputError, match=r"shape \(2,\) is torch\.complex64"):
         Loop(model)
+
+
+def test_what_is_logged_is_the_step_s_once_it_is_applied() -> None:
+    loop = Loop()
+    seen: list[dict[str, float]] = []
+
+    def one(step: Step) -> None:
+        numbers = iter((1.0, 4.0))
+        loop.compute(step, lambda loss: step.log({"number": next(numbers), "loss": loss}))
+        step.log({"step": step.number}, reduce="max")
+        assert step.metrics == {}
+        assert step.apply()
+        seen.append(dict(step.metrics))
+        assert step.metrics["loss"] == pytest.approx(step.loss)
+        with pytest.raises(StepUseError, match=r"log\(\) belongs before apply\(\)"):
+            step.log({"late": 1.0})
+
+    loop.run(one)
+    assert [(metrics["number"], metrics["step"]) for metrics in seen] == [(2.5, 1.0), (2.5, 2.0)]
+    assert list(seen[0]) == ["loss", "number", "step"]

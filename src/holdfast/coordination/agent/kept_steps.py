@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from holdfast.protocol.commit import weight
 from holdfast.protocol.messages.agent import PAGE_STEPS, AppliedSteps, KeptStep, Lanes
 from holdfast.protocol.messages.worker import Applied
 from holdfast.protocol.plan import Passed
@@ -112,8 +113,7 @@ class KeptSteps:
         kept = [old for page in self._pages if page.last > step for old in _decoder.decode(page.data)]
         kept = [known for known in kept if known.step > step]
         kept += [self._newest[known] for known in sorted(self._newest) if known > step]
-        firsts = range(0, len(kept), PAGE_STEPS)
-        return [AppliedSteps(workers=tops, steps=tuple(kept[first : first + PAGE_STEPS])) for first in firsts]
+        return [AppliedSteps(workers=tops, steps=steps) for steps in _portions(kept)]
 
     def pages(self, tops: dict[str, int], committed: int) -> Iterator[AppliedSteps]:
         """Return all that is kept, oldest first, as it stands now; each page is made when it is taken.
@@ -128,8 +128,8 @@ class KeptSteps:
             yield AppliedSteps(workers=tops, given_up=min(first + PAGE_STEPS - 1, given_up))
         for page in pages:
             yield AppliedSteps(workers=tops, steps=_decoder.decode(page.data))
-        for first in range(0, len(newest), PAGE_STEPS):
-            yield AppliedSteps(workers=tops, steps=tuple(newest[first : first + PAGE_STEPS]))
+        for steps in _portions(newest):
+            yield AppliedSteps(workers=tops, steps=steps)
 
     @property
     def odd(self) -> tuple[Applied, ...]:
@@ -142,14 +142,30 @@ class KeptSteps:
             self._seal()
 
     def _seal(self) -> None:
-        steps = sorted(self._newest)[:PAGE_STEPS]
-        data = _encoder.encode([self._newest.pop(step) for step in steps])
-        self._pages.append(_Page(steps[-1], data))
+        oldest = next(_portions([self._newest[step] for step in sorted(self._newest)]))
+        self._newest = {step: kept for step, kept in self._newest.items() if step > oldest[-1].step}
+        data = _encoder.encode(oldest)
+        self._pages.append(_Page(oldest[-1].step, data))
         self._bytes += len(data)
         while self._bytes > self._max_bytes:
-            oldest = self._pages.popleft()
-            self._bytes -= len(oldest.data)
-            self.given_up = oldest.last
+            gone = self._pages.popleft()
+            self._bytes -= len(gone.data)
+            self.given_up = gone.last
+
+
+def _portions(steps: Sequence[KeptStep]) -> Iterator[tuple[KeptStep, ...]]:
+    """Cut steps into what a page takes: PAGE_STEPS of them, or fewer where they log much."""
+    portion: list[KeptStep] = []
+    room = PAGE_STEPS
+    for kept in steps:
+        each = weight(kept.commit)
+        if portion and each > room:
+            yield tuple(portion)
+            portion, room = [], PAGE_STEPS
+        portion.append(kept)
+        room -= each
+    if portion:
+        yield tuple(portion)
 
 
 def _kept(message: Applied, now: float) -> KeptStep:

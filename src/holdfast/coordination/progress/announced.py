@@ -15,7 +15,8 @@ from holdfast.protocol.names import seat_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.state import kind_of
 
-#: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn
+#: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn. Steps
+#: that log much count as several.
 AT_ONCE = 2048
 #: nodes are told what they need not keep every so many heartbeats; where that were more of them in a heartbeat than
 #: `TOLD_AT_ONCE`, more seldom
@@ -83,7 +84,7 @@ class Progress:
     def catch_up(self, workers: Collection[str]) -> bool:
         """Announce a portion of the steps that these have applied, where they are more than one record should hold."""
         reached = self.ledger.slowest(workers)
-        if reached - self.ledger.committed <= AT_ONCE:
+        if not self.ledger.more_than(AT_ONCE, up_to=reached):
             return False
         return self._announce_all(self.ledger.release(AT_ONCE, up_to=reached))
 
@@ -186,6 +187,7 @@ class Progress:
             paused_s=paused_s,
             skipped=commit.nonfinite > 0,
             sample_hashes=commit.sample_hashes if commit.sample_hashes >= 0 else None,
+            metrics={name: value if math.isfinite(value) else None for name, value in commit.metrics.items()},
         )
 
     def _recovered(self, done: CommittedStep) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.coordination.progress.standings import Standings
-from holdfast.protocol.commit import Commit
+from holdfast.protocol.commit import Commit, weight
 from holdfast.protocol.messages.agent import KeptStep
 from holdfast.protocol.messages.worker import Applied, Report
 from holdfast.protocol.plan import Passed
@@ -207,15 +207,23 @@ class StepLedger:
         self._generation, self._proven = generation, 0
         self._standings.follow(members)
 
+    def more_than(self, at_most: int, *, up_to: int) -> bool:
+        """Tell whether the steps after the committed one, up to this one, count as more than so many."""
+        if up_to - self.committed > at_most:
+            return True
+        pending = (self._steps.get(step) for step in range(self.committed + 1, up_to + 1))
+        return sum(1 if step is None else weight(step.commit) for step in pending) > at_most
+
     def release(self, at_most: int = sys.maxsize, *, up_to: int = 0) -> list[CommittedStep]:
         """Return the steps newly applied by all members, in order; members not heard of hold everything up.
 
         Args:
-            at_most: how many.
+            at_most: how many, where those that log much count as several; the last one may be more than is left.
             up_to: so far everybody is, whatever was heard of each.
         """
         out: list[CommittedStep] = []
-        while len(out) < at_most and (self._standings.all_beyond or self.committed < up_to):
+        room = at_most
+        while room > 0 and (self._standings.all_beyond or self.committed < up_to):
             done = self._steps.pop(self.committed + 1, None)
             if done is None:
                 if self.committed >= self._given_up:
@@ -224,6 +232,7 @@ class StepLedger:
             self.committed += 1
             self._standings.ask_next()
             step, v, paused_s = self.committed, done.commit, done.paused_s
+            room -= weight(v)
             out.append(CommittedStep(step=step, commit=v, world=done.world, time=done.time, paused_s=paused_s))
         return out
 

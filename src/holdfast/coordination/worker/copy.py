@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from enum import Enum, auto
 
+from holdfast.protocol.commit import weight
 from holdfast.protocol.plan import MAX_PASSED, Decision, DecisionKind, Passed
 
 
@@ -22,8 +23,9 @@ class StateCopy:
     def __init__(self) -> None:
         """Be the initial state of a process."""
         self.passed: Passed | None = None
-        #: the newest steps up to the state's, as far as v is known here
-        self.history: deque[Passed] = deque(maxlen=MAX_PASSED)
+        #: the newest steps up to the state's, as far as v is known here; as how many they count
+        self.history: deque[Passed] = deque()
+        self._weight = 0
         self._of: int | Stateless = Stateless.FRESH
 
     @property
@@ -38,13 +40,18 @@ class StateCopy:
 
     def hold(self, step: int, passed: Iterable[Passed] = ()) -> None:
         """The whole state of `step` is here; `passed`: the steps that have led there, beside those known before."""
-        self.history.extend(passed)
+        for one in passed:
+            self.history.append(one)
+            self._weight += weight(one.commit)
+        while self._weight > MAX_PASSED:
+            self._weight -= weight(self.history.popleft().commit)
         self._of, self.passed = step, self.history[-1] if self.history else None
 
     def spoil(self) -> None:
         """What is here is overwritten, or about to be."""
         self._of, self.passed = Stateless.VOID, None
         self.history.clear()
+        self._weight = 0
 
     def forward_due(self, decision: Decision | None) -> bool:
         """Return whether the decided step is the next one here, and was decided to be applied."""

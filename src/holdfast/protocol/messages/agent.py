@@ -17,7 +17,8 @@ from holdfast.protocol.messages.progress import EndHung, Late, OwnTimes, Probe, 
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
 from holdfast.protocol.names import Count, FailureRate, Name, Rack, Struct, Text, WorkerId
 
-#: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds.
+#: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds. Steps that log
+#: much count as several.
 PAGE_STEPS = 512
 
 # ---- agent -> coordinator ----

@@ -14,6 +14,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch
+from holdfast.runtime.gradients.logged_values import LoggedValues
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
 from holdfast.runtime.gradients.reduction import Reduced, reduce_gradients
@@ -73,7 +74,8 @@ class Workload:
         self.loss_scale = loss_scale
         self.experts = experts
         self.sums = LocalSums()
-        self._notes = Notes(noted, self.micro_batches)
+        self.logged = LoggedValues()
+        self._notes = Notes((*noted, self.logged), self.micro_batches)
         #: the notes that were gathered last are those of all micro-batches
         self._noted = True
         self._versions: dict[str, tuple[int, int]] = {}

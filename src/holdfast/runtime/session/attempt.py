@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.protocol.commit import Commit
@@ -80,6 +81,10 @@ class Attempt:
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
         """Add a micro-batch's gradients."""
         self._workload.backward(loss, micro_batch)
+
+    def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
+        """Log values of the micro-batch at hand; outside of the loop over them, of this rank."""
+        self._workload.logged.log(values, reduce)
 
     def check_extra(self) -> None:
         """Look whether an `extra` was changed outside of its apply.
@@ -180,6 +185,8 @@ class Attempt:
             with self._shared.changed:
                 self._shared.carry_out(machine.vote_abandoned())
             raise
+        if metrics := self._workload.logged.metrics:
+            v = replace(v, metrics=metrics)  # (all who are READY have made the same of the same notes)
         with self._shared.changed:
             self._shared.carry_out(machine.vote_passed(v))
             return v if machine.phase is not Phase.REFUSED else None

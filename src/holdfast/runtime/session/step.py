@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 
@@ -17,8 +17,8 @@ class Step:
     """One attempt at one step of the job.
 
     A failure elsewhere never raises here: the micro-batches simply end, `apply` returns False, and `job.steps` yields
-    the step again. After an `apply` that returned True, `loss` and `grad_norm` are those of the global batch, and
-    `skipped` says whether its gradients were not finite and left the model as it was.
+    the step again. After an `apply` that returned True, `loss` and `grad_norm` are those of the global batch, `skipped`
+    says whether its gradients were not finite and left the model as it was, and `metrics` has what was logged.
     """
 
     def __init__(self, attempt: Attempt, settle: Callable[[Attempt], Commit | None]) -> None:
@@ -34,6 +34,7 @@ class Step:
         self.loss = math.nan
         self.grad_norm = math.nan
         self.skipped = False
+        self.metrics: Mapping[str, float] = {}
         self.applied = False
         self._attempt = attempt
         self._settle = settle
@@ -66,6 +67,33 @@ class Step:
             raise StepUseError(f"step {self.number}: backward() belongs inside `for batch in step.micro_batches()`")
         micro_batch, self._open = self._open, None
         self._attempt.backward(loss, micro_batch)
+
+    def log(
+        self,
+        values: Mapping[str, float | torch.Tensor],
+        *,
+        reduce: Literal["mean", "sum", "min", "max"] = "mean",
+    ) -> None:
+        """Log values of the step: once it is applied, `metrics` has them, and the job's events (`step_committed`).
+
+        Inside the loop over the micro-batches a value is the micro-batch's, whoever computes that: it is reduced over
+        all those of the step that log it, in their order, so that it does not depend on the world. Outside of the loop
+        it is this worker's, and is reduced over the workers that log it; what is the same on all stays what it is. What
+        is infinite or no number is kept as it is (null in the events). Steps that log nothing cost nothing.
+
+        Args:
+            values: numbers by name (1 to 128 characters), or tensors of one element; 16 KiB a step with their names.
+            reduce: mean, sum, min or max; of one name always the same.
+
+        Raises:
+            BadInputError: a name is no string, a value no number, or it is too much.
+            StepUseError: after `apply`.
+        """
+        if self._ended:
+            raise StepUseError(
+                f"step {self.number}: log() belongs before apply(), which makes the values those of the step"
+            )
+        self._attempt.log(values, reduce)
 
     def apply(self) -> bool:
         """Reduce, agree, and change the state: on all survivors or on none.
@@ -115,6 +143,7 @@ class Step:
         self.loss = mean_loss(commit)
         self.grad_norm = math.sqrt(commit.grad_square)
         self.skipped = commit.nonfinite > 0
+        self.metrics = dict(commit.metrics)
 
 
 def mean_loss(commit: Commit) -> float:

@@ -83,6 +83,7 @@ class FaultPlan:
     hold: the ranks of processes that end are kept for those that follow. max_restarts: of a node, within a window.
     raises, raises_at: at which (step, micro-batch) scripts always raise, on every node.
     slow_work, slow_work_s: which (step, micro-batch) take so much longer wherever they are computed.
+    logs: scripts log values in every step.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -114,6 +115,7 @@ class FaultPlan:
     raises_at: tuple[int, int] = (0, 0)
     slow_work: tuple[tuple[int, int], ...] = ()
     slow_work_s: float = 0.0
+    logs: bool = False
     handle_s: float = 0.0
     send_s: float = 0.0
 
@@ -172,8 +174,9 @@ _AT_BOUNDARY = (
     FaultKind.CUT,
     FaultKind.CRASH_COORDINATOR,
 )
-#: the share of the plans whose model has experts
+#: the share of the plans whose model has experts, and of those whose script logs values
 _WITH_EXPERTS = 0.15
+_LOGS = 0.25
 _SIZES = (1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 8, 12, 16)
 
 
@@ -205,6 +208,7 @@ def random_plan(seed: int) -> FaultPlan:
         crashes=crashes,
         crash_down_s=rng.choice((0.01, 0.2, 1.5)),
         witnesses=Random(seed + 2_000_003).choice((1, 1, 1, 2, 0)),
+        logs=Random(seed + 3_000_017).random() < _LOGS,
     )
 
 

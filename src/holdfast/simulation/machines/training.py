@@ -8,12 +8,18 @@ values are the same in every process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from random import Random
 from typing import NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
 from holdfast.protocol.commit import Commit, Flag, from_sums, lanes_of, to_numbers
+from holdfast.protocol.events import StepCommitted
 from holdfast.protocol.plan import Passed
+from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.step_samples import StepSamples
 
 
@@ -101,6 +107,35 @@ def combine(votes: Iterable[Commit]) -> Commit:
     """Return v of all votes: lanes are added up, flags are up where all raised them."""
     numbers = [to_numbers(vote) for vote in votes]
     return from_sums([sum(column) for column in zip(*numbers, strict=True)], len(numbers))
+
+
+def logged(reduced: SimReduced) -> dict[str, float]:
+    """Return what the script has logged of the micro-batches of a step: one value, and one that may be no number."""
+    total = sum(part % 1009 for part in reduced.parts)
+    return {"doubtful": math.nan if total % 3 == 0 else math.inf, "mean": total / max(1, len(reduced.parts))}
+
+
+def with_logged(v: Commit, reduced: SimReduced | None) -> Commit:
+    """Return v with what the script has logged, as each rank puts it in by itself."""
+    return v if reduced is None else replace(v, metrics=logged(reduced))
+
+
+def same_bits(one: Commit, other: Commit) -> bool:
+    """Tell whether these are the same in every bit; a NaN equals itself here."""
+    return msgspec.msgpack.encode(one) == msgspec.msgpack.encode(other)
+
+
+def wrong_v(plan: FaultPlan, reduced: SimReduced, commit: Commit) -> bool:
+    """Tell whether v has not all samples of a step, or not exactly what its script logs."""
+    right = replace(commit, metrics=logged(reduced) if plan.logs else {})
+    return commit.samples != plan.micro_batches * plan.micro_batch or not same_bits(commit, right)
+
+
+def told_wrongly(event: StepCommitted, commit: Commit) -> bool:
+    """Tell whether what is announced of a step is not what its v says."""
+    metrics = {name: value if math.isfinite(value) else None for name, value in commit.metrics.items()}
+    told = (event.loss, event.skipped, event.metrics)
+    return told != (commit.loss_sum / commit.samples, commit.nonfinite > 0, metrics)
 
 
 def next_state(state: int, reduced: SimReduced, commit: Commit) -> int:

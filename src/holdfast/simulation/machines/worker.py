@@ -354,7 +354,7 @@ class SimWorker(Process):
     def _vote_done(self, v: msg.Commit) -> None:
         """The commit operation returned v."""
         self.checker.passes(self)
-        self.obey(self.machine.vote_passed(v))
+        self.obey(self.machine.vote_passed(training.with_logged(v, self.reduced) if self.world.plan.logs else v))
         refused = self.machine.phase is Phase.REFUSED
         if refused and self.reduced is not None:
             self.checker.refuses(self, self.reduced)

@@ -1,0 +1,143 @@
+"""What a script logs of a step: values of micro-batches or of ranks, made one number each by every rank for itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import cast
+
+import msgspec
+import torch
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.commit import MAX_METRIC_NAME, MAX_METRICS_BYTES, metrics_bytes
+from holdfast.runtime.gradients.notes import NoteSource
+
+
+def _mean(values: Sequence[float]) -> float:
+    # (a value that is the same everywhere stays what it is, in every bit)
+    return values[0] if all(value == values[0] for value in values) else sum(values) / len(values)
+
+
+def _least(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else min(values)
+
+
+def _greatest(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+_REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": _mean,
+    "sum": sum,
+    "min": _least,
+    "max": _greatest,
+}
+#: by name: how it is reduced, and a value
+_Said = dict[str, tuple[str, float]]
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Said)
+
+
+class LoggedValues(NoteSource):
+    """The values that the script logs in an attempt at a step, and what all ranks' values come to."""
+
+    def __init__(self) -> None:
+        """Have nothing logged."""
+        #: of the step whose notes were taken last: by name, in alphabetical order
+        self.metrics: dict[str, float] = {}
+        #: of the micro-batch at hand, None outside of the loop; and of this rank, outside of it
+        self._inside: dict[str, tuple[str, float | torch.Tensor]] | None = None
+        self._outside: dict[str, tuple[str, float | torch.Tensor]] = {}
+        self._reductions: dict[str, str] = {}
+
+    def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
+        """Log values; of a name that was logged here before, the last one counts.
+
+        Raises:
+            BadInputError: a name is none, a value is no number, or `reduce` is none, or another than before; or it is
+                more than a step may log.
+        """
+        if reduce not in _REDUCTIONS:
+            raise BadInputError(f"step.log(..., reduce={reduce!r}): it must be one of {', '.join(_REDUCTIONS)}")
+        given = cast(object, values)
+        if not isinstance(given, Mapping):
+            raise BadInputError(f"step.log() needs a mapping of names to numbers, not a {type(given).__name__}")
+        here = self._outside if self._inside is None else self._inside
+        for name, value in values.items():
+            _check_name(name)
+            if self._reductions.setdefault(name, reduce) != reduce:
+                raise BadInputError(
+                    f"step.log(): {name!r} is reduced by {reduce} here and by {self._reductions[name]} elsewhere: give "
+                    "one of them another name"
+                )
+            here[name] = (reduce, _number(name, value))
+        _bounded(dict.fromkeys((*self._outside, *here), 0.0))
+
+    def restart(self) -> None:
+        self._inside, self._outside = None, {}
+
+    def begin(self, step: int, micro_batch: int) -> None:
+        self._inside = {}
+
+    def note(self) -> bytes:
+        inside, self._inside = self._inside, None
+        return _said(inside or {})
+
+    def rank_note(self) -> bytes:
+        return _said(self._outside)
+
+    def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+        inside, outside = _columns(notes), _columns(of_ranks)
+        if both := sorted(inside.keys() & outside.keys()):
+            raise BadInputError(
+                f"step.log(): {both[0]!r} is logged inside the loop over the micro-batches and outside of it: give one "
+                "of them another name"
+            )
+        columns = inside | outside
+        self.metrics = {name: _REDUCTIONS[columns[name][0]](columns[name][1]) for name in sorted(columns)}
+        _bounded(self.metrics)
+
+
+def _said(values: Mapping[str, tuple[str, float | torch.Tensor]]) -> bytes:
+    if not values:
+        return b""
+    return _encoder.encode({name: (reduce, float(value)) for name, (reduce, value) in values.items()})
+
+
+def _columns(notes: Sequence[bytes]) -> dict[str, tuple[str, list[float]]]:
+    """Return all values of each name, in order; the first one says how they are reduced."""
+    columns: dict[str, tuple[str, list[float]]] = {}
+    for note in notes:
+        said = _decoder.decode(note) if note else {}
+        for name, (reduce, value) in said.items():
+            columns.setdefault(name, (reduce, []))[1].append(value)
+    return columns
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_METRIC_NAME:
+        raise BadInputError(
+            f"step.log(): {name!r} is not a name: a string of 1 to {MAX_METRIC_NAME} characters is needed"
+        )
+
+
+def _number(name: str, value: object) -> float | torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex():
+            kind = f"a tensor of {tuple(value.shape)}, {value.dtype}"
+            raise BadInputError(f"step.log(): the value of {name!r} is {kind}: one real number is needed")
+        # (one on a device is waited for at the end of the micro-batch: the script may go on issuing work)
+        return float(value.detach()) if value.device.type == "cpu" else value.detach().clone()
+    if isinstance(value, Real):
+        return float(value)
+    raise BadInputError(f"step.log(): the value of {name!r} is a {type(value).__name__}: one number is needed")
+
+
+def _bounded(metrics: Mapping[str, float]) -> None:
+    size = metrics_bytes(metrics)
+    if size > MAX_METRICS_BYTES:
+        raise BadInputError(
+            f"step.log(): {len(metrics)} values take {size} bytes with their names: a step may log {MAX_METRICS_BYTES}"
+        )

@@ -1,0 +1,131 @@
+"""What is logged of a step: one number a name, made of the notes in order; what is no number or too much is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.commit import MAX_METRICS_BYTES
+from holdfast.runtime.gradients.logged_values import LoggedValues
+
+
+def note(values: Mapping[str, Any], reduce: str = "mean") -> bytes:
+    """Return the note of a micro-batch in which this was logged."""
+    logged = LoggedValues()
+    logged.begin(1, 0)
+    logged.log(values, reduce)
+    return logged.note()
+
+
+def own(values: Mapping[str, Any], reduce: str = "mean") -> bytes:
+    """Return what a rank leaves that has logged this outside of the loop."""
+    logged = LoggedValues()
+    logged.log(values, reduce)
+    return logged.rank_note()
+
+
+def taken(notes: list[bytes], of_ranks: list[bytes]) -> dict[str, float]:
+    logged = LoggedValues()
+    logged.take(notes, of_ranks)
+    return logged.metrics
+
+
+@pytest.mark.parametrize(("reduce", "expected"), [("mean", 2.0), ("sum", 6.0), ("min", 0.5), ("max", 4.0)])
+def test_values_of_micro_batches_are_reduced_over_those_that_log_them(reduce: str, expected: float) -> None:
+    notes = [note({"a": value}, reduce) for value in (1.5, 4.0, 0.5)]
+    assert taken([notes[0], b"", *notes[1:]], [b""]) == {"a": expected}
+
+
+def test_what_is_the_same_everywhere_stays_what_it_is() -> None:
+    """Three tenths are not 0.1 three times."""
+    value = 0.1
+    assert sum([value] * 3) / 3 != value
+    assert taken([note({"rate": value})] * 3, [own({"other": value})] * 3) == {"other": value, "rate": value}
+
+
+def test_names_come_in_alphabetical_order_whoever_logs_them_first() -> None:
+    assert list(taken([note({"b": 1, "a": 2}), note({"c": 1})], [own({"ab": 1})])) == ["a", "ab", "b", "c"]
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum", "min", "max"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_number_stays_none(reduce: str, place: int) -> None:
+    values = [1.0, 1.0]
+    values[place] = math.nan
+    assert math.isnan(taken([note({"a": value}, reduce) for value in values], [b""])["a"])
+    assert taken([note({"a": math.inf}, reduce)], [b""]) == {"a": math.inf}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2, 2.0, np.float32(2), np.int64(2), torch.tensor(2), torch.tensor([2.0], requires_grad=True), torch.ones(1) * 2],
+)
+def test_numbers_of_all_kinds(value: Any) -> None:
+    assert taken([note({"a": value})], [b""]) == {"a": 2.0}
+    assert taken([note({"a": True})], [b""]) == {"a": 1.0}
+
+
+def test_a_value_is_the_one_that_it_was_when_it_was_logged() -> None:
+    value, logged = torch.tensor(1.0), LoggedValues()
+    logged.begin(1, 0)
+    logged.log({"a": value}, "mean")
+    value.fill_(9.0)
+    assert taken([logged.note()], [b""]) == {"a": 1.0}
+
+
+def test_the_last_value_of_a_micro_batch_counts_and_nothing_of_an_attempt_that_was_left() -> None:
+    logged = LoggedValues()
+    logged.log({"own": 1.0}, "mean")
+    logged.begin(1, 0)
+    logged.log({"a": 1.0}, "mean")
+    logged.restart()
+    assert logged.rank_note() == b""
+    logged.begin(1, 0)
+    assert logged.note() == b""
+    logged.begin(1, 1)
+    logged.log({"a": 2.0, "b": 1.0}, "mean")
+    logged.log({"a": 3.0}, "mean")
+    logged.take([logged.note()], [logged.rank_note()])
+    assert logged.metrics == {"a": 3.0, "b": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "reduce", "why"),
+    [
+        ({1: 2.0}, "mean", "1 is not a name"),
+        ({"": 2.0}, "mean", "'' is not a name"),
+        ({"a" * 129: 2.0}, "mean", "of 1 to 128 characters"),
+        ({"a": "2"}, "mean", "the value of 'a' is a str: one number"),
+        ({"a": None}, "mean", "is a NoneType"),
+        ({"a": 1j}, "mean", "is a complex"),
+        ({"a": torch.ones(2)}, "mean", r"a tensor of \(2,\), torch.float32: one real number"),
+        ({"a": torch.tensor(1j)}, "mean", "complex64"),
+        ({"a": 1.0}, "median", "reduce='median'.*: it must be one of mean, sum, min, max"),
+        ([("a", 1.0)], "mean", "needs a mapping .* not a list"),
+        ({f"{number:100}": 1.0 for number in range(200)}, "mean", f"a step may log {MAX_METRICS_BYTES}"),
+    ],
+)
+def test_what_cannot_be_logged_is_refused(values: Any, reduce: str, why: str) -> None:
+    with pytest.raises(BadInputError, match=why):
+        LoggedValues().log(values, reduce)
+
+
+def test_a_name_has_one_meaning() -> None:
+    logged = LoggedValues()
+    logged.log({"a": 1.0}, "mean")
+    with pytest.raises(BadInputError, match="'a' is reduced by sum here and by mean elsewhere"):
+        logged.log({"a": 1.0}, "sum")
+    with pytest.raises(BadInputError, match="'a' is logged inside the loop over the micro-batches and outside"):
+        taken([note({"a": 1.0})], [own({"a": 1.0})])
+
+
+def test_what_all_ranks_log_together_is_bounded_too() -> None:
+    each = [own({f"{rank}/{number:100}": 1.0 for number in range(100)}) for rank in range(2)]
+    with pytest.raises(BadInputError, match=f"a step may log {MAX_METRICS_BYTES}"):
+        taken([b""], each)
