@@ -13,7 +13,7 @@ from places import ROOT
 
 def test_workers_get_no_secret_and_no_place_of_another_launcher() -> None:
     given = {"PATH": "/bin", env.TOKEN: "s", env.TOKEN_FILE: "f", env.LOG: "debug", "RANK": "1", "WORLD_SIZE": "2"}
-    given |= {"MASTER_ADDR": "h", "MASTER_PORT": "1", env.WORKER: "{}"}
+    given |= {"MASTER_ADDR": "h", "MASTER_PORT": "1", env.WORKER: "{}", env.LOADER: "0"}
     assert env.for_workers(given) == {"PATH": "/bin", env.LOG: "debug", "OMP_NUM_THREADS": "1"}
     assert env.for_workers({"OMP_NUM_THREADS": "7"}) == {"OMP_NUM_THREADS": "7"}
 
@@ -26,6 +26,6 @@ def test_how_much_is_logged() -> None:
 
 
 def test_no_variable_of_ours_is_missing_from_the_table() -> None:
-    table = {*env.PUBLIC, env.WORKER}
+    table = {*env.PUBLIC, env.WORKER, env.LOADER}
     for path in (ROOT / "src").rglob("*.py"):
         assert set(re.findall(r"HOLDFAST_[A-Z_]+", path.read_text())) <= table, path

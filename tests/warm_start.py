@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from holdfast.control.agent.zygote import PRELOAD, Exited, Fork, Streams, ZygoteReply
-from holdfast.control.agent.zygote_client import start_zygote
+from holdfast.control.link.forking import PRELOAD, Exited, Fork, Streams, ZygoteReply, start_zygote
 from holdfast.control.link.framing import FrameDecoder, encode_frame
 from holdfast.control.processes import end_all
 

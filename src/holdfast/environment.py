@@ -27,8 +27,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 #: an agent's to its workers: their settings, as JSON; where it is set, a script runs under an agent
 WORKER = "HOLDFAST_WORKER"
 
+#: a worker's to its loader workers: which of them it is; where it is set, a script must not train
+LOADER = "HOLDFAST_LOADER"
+
 #: what no worker gets: secrets, and the places that other launchers have given to the process that starts it
-_NOT_FOR_WORKERS = {TOKEN, TOKEN_FILE, WORKER, "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_NOT_FOR_WORKERS = {TOKEN, TOKEN_FILE, WORKER, LOADER, "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def for_workers(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
+import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,3 +91,27 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def wait_until(true: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    """Wait until something is true that no event tells of."""
+    limit = time.monotonic() + deadline_s
+    while not true():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def loader_workers(job: LocalJob, node: str) -> list[tuple[int, list[str]]]:
+    """Return the loader workers of a node's only worker: pids, and what their descriptors beyond the streams lead to.
+
+    Memory of parcels is left out.
+    """
+    (worker,) = job.pids(node)[1]
+    found: list[tuple[int, list[str]]] = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and (process / "comm").read_text().strip() == f"loader-{worker}":
+                beyond = [entry for entry in (process / "fd").iterdir() if int(entry.name) > 2]
+                links = [os.readlink(entry) for entry in beyond]
+                found.append((int(process.name), [link for link in links if "holdfast-parcel" not in link]))
+    return found

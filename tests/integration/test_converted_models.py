@@ -8,7 +8,7 @@ import job_cases
 import pytest
 from job_cases import FOREVER, StartJob, goes_on, goes_on_until_interrupted
 
-from holdfast.control.agent.zygote import PRELOAD
+from holdfast.control.link.forking import PRELOAD
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import FailureDetected, GenerationStarted, Recovered, RolledBack, StepCommitted

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import signal
 
-from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_until_interrupted
+from job_cases import (
+    FOREVER,
+    TINY,
+    StartJob,
+    alive,
+    check_losses,
+    goes_on,
+    goes_on_until_interrupted,
+    loader_workers,
+    wait_until,
+)
 
 from holdfast.planning.levels import FLAT_UP_TO
 from holdfast.protocol.events import (
@@ -19,10 +29,17 @@ from holdfast.protocol.events import (
 
 
 def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob) -> None:
-    job = start_job(*FOREVER, "--step-seconds", "0.15", options=("--verify-state", "1"))
+    job = start_job(*FOREVER, "--step-seconds", "0.15", "--loader-workers", "1", options=("--verify-state", "1"))
     job.wait(StepCommitted, step=8)
     first, second = job.nodes()[:2]
+    orphans = set[int]()
+    for node in job.nodes():
+        wait_until(lambda node=node: bool(loader_workers(job, node)))
+        ((pid, links),) = loader_workers(job, node)
+        assert len(links) == 1, f"beside its streams and memory, one socket: {links}"
+        orphans |= {pid} if node == first else set()
     job.signal_node(first)
+    wait_until(lambda: not any(map(alive, orphans)))
     job.wait(GenerationStarted, reason="failure")
     job.wait(Recovered, action="shrink")
     job.call("scale", "+2")
@@ -30,9 +47,12 @@ def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob)
     since = len(job.events)
     job.signal_node(second)
     job.wait(Recovered, action="shrink", since=since)
+    wait_until(lambda: all(loader_workers(job, node) for node in job.nodes()))
+    left = [pid for node in job.nodes() for pid, _ in loader_workers(job, node)]
     goes_on_until_interrupted(job)
+    wait_until(lambda: not any(map(alive, left)))
     assert not job.all(WorkersChanged), "survivors go on in the same processes"
-    check_losses(job, script=TINY, least=16)
+    check_losses(job, script=TINY, least=16)  # (those of a run without loader workers)
     assert {event.world_size for event in job.all(StepCommitted)} >= {2, 3}
     assert not job.all(RolledBack)
     assert {e.node for e in job.all(FailureDetected)} == {first, second}

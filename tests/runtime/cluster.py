@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.control.agent.zygote import PRELOAD
+from holdfast.control.link.forking import PRELOAD
 from holdfast.control.link.framing import FrameDecoder, FromWorkerProcess, encode_frame
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.agent.instructions import Pass

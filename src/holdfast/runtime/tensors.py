@@ -50,6 +50,12 @@ def from_array(array: NDArray[Any]) -> torch.Tensor:
     return untyped.from_numpy(array)
 
 
+def from_buffer(buffer: object) -> torch.Tensor:
+    """Return a tensor of bytes, `(N,)`, that shares a buffer's memory; there must be at least one."""
+    untyped: Any = torch
+    return untyped.frombuffer(buffer, dtype=torch.uint8)
+
+
 def apply(function: type[torch.autograd.Function], *arguments: object) -> torch.Tensor:
     """Return what a differentiable function of one result makes of its arguments."""
     untyped: Any = function

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 from agent_harness import DEADLINE, alive
 
-from holdfast.control.agent.zygote import Fork, remove
-from holdfast.control.agent.zygote_client import ZygoteClient, ZygoteLostError, start_zygote
+from holdfast.control.agent.zygote import remove
+from holdfast.control.agent.zygote_client import ZygoteClient, ZygoteLostError
+from holdfast.control.link.forking import Fork, start_zygote
 from holdfast.control.link.framing import encode_frame
 from holdfast.control.processes import ChildProcess
 
@@ -254,7 +255,7 @@ def test_what_cannot_be_preloaded_is_left_to_the_scripts(tmp_path: Path) -> None
 
 def test_the_zygote_has_one_thread_and_workers_have_torch_and_compute(tmp_path: Path) -> None:
     """One true preload: importing everything starts no thread, and a forked worker trains at once."""
-    from holdfast.control.agent.zygote import PRELOAD
+    from holdfast.control.link.forking import PRELOAD
 
     code = """
 import sys

@@ -26,6 +26,7 @@ parser.add_argument("--pause-at", type=int, default=0, help="rank 0 pauses for a
 parser.add_argument("--dtype", default="float64")
 parser.add_argument("--raise-at", type=int, default=0, help="after_apply raises at this step")
 parser.add_argument("--raise-on", type=int, help="the rank on which it does, all if not given")
+parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -48,6 +49,7 @@ job.protect(
     data,
     global_batch=args.global_batch,
     micro_batch=args.micro_batch,
+    num_workers=args.loader_workers,
     max_grad_norm=1.0,
     seed=3,
     extra={"average": averaging.average},

@@ -15,9 +15,9 @@ from holdfast.cli.job.show import OnEvent, Shown, run_shown
 from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped
 from holdfast.cli.output import AsJson, start_log, warn
 from holdfast.cli.spec_options import SpecGroup, given_job, job_spec
-from holdfast.control.agent.zygote import PRELOAD
 from holdfast.control.launch.launcher import launch
 from holdfast.control.launch.settings import LaunchSettings
+from holdfast.control.link.forking import PRELOAD
 from holdfast.control.registry import registry_directory
 from holdfast.documents import Given
 from holdfast.environment import for_workers, log_level

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.control.agent.zygote import PRELOAD
+from holdfast.control.link.forking import PRELOAD
 from holdfast.protocol.job_spec import JobSpec
 
 

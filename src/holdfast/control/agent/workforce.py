@@ -206,7 +206,6 @@ class Workforce:
 
     async def _start(self, place: ProcessPlace, worker: str) -> None:
         settings = self.settings
-        environment = self._worker_settings(worker).to_environment()
         output = f"{settings.log_folder}/{settings.node}.{place.index}.log" if settings.log_folder else ""
         self._forking += 1
         try:
@@ -217,7 +216,7 @@ class Workforce:
                     pid = await zygote.fork(
                         script=settings.spec.script,
                         args=settings.spec.args,
-                        env=environment,
+                        env=self._worker_settings(worker).to_environment(),
                         cwd=settings.cwd,
                         output=output,
                     )
@@ -253,6 +252,7 @@ class Workforce:
             script_digest=settings.digest,
             progress=self._page.path if self._page is not None else "",
             stacks=self._stacks_path(worker),
+            zygote=self._zygotes.path,
         )
 
     def _stacks_path(self, worker: str) -> str:

@@ -23,74 +23,21 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
-
 from holdfast.control.agent.worker_process import run_script
+from holdfast.control.link.forking import PRELOAD, Exited, Fork, Forked, ForkFailed, Streams, ZygoteReply
 from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
-from holdfast.protocol.names import Text
+from holdfast.control.processes import die_with_parent
 
-#: what a worker needs; the runtime's own modules come last and may be missing
-PRELOAD = (
-    "numpy",
-    "torch",
-    "torch.distributed",
-    "torch.distributed.checkpoint",
-    "torch._dynamo",  # an optimizer's first use imports it: 1 s
-    "torch.utils.data",
-    "holdfast.runtime.session.job",
-)
 #: whoever started the zygote and the others is killed: they end at the same time as it, and some a little later
 _REMOVE_TRIES = 50
 _CHUNK = 1 << 16
-#: descriptors that come with a requester's first words: stdout and stderr
-_STREAMS = 2
+#: descriptors that come with a requester's first words: stdout and stderr, and perhaps one for a process of its own
+_STREAMS, _MOST = 2, 3
 _REMOVE_PAUSE_S = 0.1
 
 
-class Streams(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A requester's first words. With their first byte come its stdout and stderr, as descriptors: its workers' too."""
-
-
-class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Fork a worker that runs a script.
-
-    env: what its environment has beyond the zygote's. output: file for stdout and stderr, "" for the requester's.
-    """
-
-    request: int
-    script: Text
-    args: tuple[Text, ...]
-    env: dict[str, Text]
-    cwd: Text
-    output: Text = ""
-
-
-class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to Fork."""
-
-    request: int
-    pid: int
-
-
-class ForkFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to Fork where the system has no process left to give."""
-
-    request: int
-    why: str
-
-
-class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A worker of this requester ended; a negative code is a signal."""
-
-    pid: int
-    code: int
-
-
-ZygoteReply = Forked | ForkFailed | Exited
-
-
 class _Requester:
-    """One agent's connection."""
+    """The connection of an agent, or of a worker that wants a loader worker."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -102,8 +49,14 @@ class _Requester:
         """Return what has come, b"" at the end."""
         if self.streams:
             return self.connection.recv(_CHUNK)
-        data, self.streams, _, _ = socket.recv_fds(self.connection, _CHUNK, _STREAMS)
+        data, self.streams, _, _ = socket.recv_fds(self.connection, _CHUNK, _MOST)
         return data
+
+    def given(self) -> None:
+        """The third descriptor is its process's alone now: held here, it would hide that process's end."""
+        for stream in self.streams[_STREAMS:]:
+            os.close(stream)
+        del self.streams[_STREAMS:]
 
     def close(self) -> None:
         self.connection.close()
@@ -112,11 +65,15 @@ class _Requester:
 
 
 class Zygote:
-    """The server loop. `serve` returns None at the end of the lifeline, and in a forked child what the child is for."""
+    """The server loop. `serve` returns None at the end of the lifeline, and in a forked child what the child is for.
+
+    `channel`: in a child, the descriptor that is for it alone; -1 where there is none.
+    """
 
     def __init__(self, listener: socket.socket, lifeline: int) -> None:
         self._listener = listener
         self._lifeline = lifeline
+        self.channel = -1
         self._requesters: list[_Requester] = []
         self._children: dict[int, tuple[int, _Requester]] = {}  # pidfd -> pid and who asked for it
         self._selector = selectors.DefaultSelector()
@@ -166,15 +123,21 @@ class Zygote:
 
     def _fork(self, requester: _Requester, fork: Fork) -> bool:
         """Fork; True in the child."""
+        mine = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
+            requester.given()
             self._reply(requester, ForkFailed(request=fork.request, why=str(error)))
             return False
         if pid == 0:
-            _speak_through(requester.streams)
+            if fork.module:
+                die_with_parent(mine)  # (a worker trains on without its zygote; it gets other loader workers)
+            _speak_through(requester.streams[:_STREAMS])
+            self.channel = os.dup(requester.streams[_STREAMS]) if len(requester.streams) > _STREAMS else -1
             self._forget_everything()
             return True
+        requester.given()
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (pid, requester)
         self._selector.register(pidfd, selectors.EVENT_READ, None)
@@ -254,15 +217,16 @@ def become(fork: Fork) -> None:
         os.close(output)
     os.environ.update(fork.env)
     os.chdir(fork.cwd)
-    sys.argv = [fork.script, *fork.args]
-    sys.path.insert(0, str(Path(fork.script).parent))  # the zygote runs with -P: nothing of its own stands there
+    if fork.script:
+        sys.argv = [fork.script, *fork.args]
+        sys.path.insert(0, str(Path(fork.script).parent))  # the zygote runs with -P: nothing of its own stands there
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # what a worker said is not lost when it is killed
 
 
 def main() -> int:
-    """Run the zygote; in a forked child, run the worker's script."""
+    """Run the zygote; in a forked child, run the worker's script, or the module that was asked for."""
     parser = argparse.ArgumentParser(prog="python -m holdfast.control.agent.zygote", description=__doc__)
     parser.add_argument("--listen-fd", type=int, required=True, help="a listening Unix socket, inherited")
     parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first")
@@ -276,10 +240,11 @@ def main() -> int:
     preload([name for name in options.preload.split(",") if name])
     gc.collect()
     gc.freeze()  # so that a child's collections do not copy the pages that all share
-    fork = Zygote(listener, lifeline).serve()
+    zygote = Zygote(listener, lifeline)
+    fork = zygote.serve()
     if fork is not None:
         become(fork)
-        leave(run_script(fork.script))
+        leave(importlib.import_module(fork.module).main(zygote.channel) if fork.module else run_script(fork.script))
     if options.remove:
         remove(Path(options.remove))
     return 0

@@ -1,40 +1,18 @@
-"""An agent's end of the zygote: asks for workers, hears of their ends; and how a zygote is started."""
+"""An agent's end of the zygote: asks for workers, hears of their ends."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from holdfast.control.agent.zygote import PRELOAD, Exited, Fork, Forked, ForkFailed, Streams, ZygoteReply
+from holdfast.control.link.forking import Exited, Fork, Forked, ForkFailed, Streams, ZygoteReply, start_zygote
 from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
 from holdfast.control.processes import ChildProcess, end_all
 
 
 class ZygoteLostError(ConnectionError):
     """The zygote is gone, or cannot fork."""
-
-
-def start_zygote(
-    socket_path: str, *, environment: Mapping[str, str], remove: str = "", preload: Sequence[str] = PRELOAD
-) -> ChildProcess:
-    """Start a zygote that listens at once; requests wait there until its imports are done.
-
-    Args:
-        socket_path: where it listens; the folder must be private.
-        environment: the whole environment of the zygote, and so of the workers.
-        remove: a folder that it removes when whoever holds its stdin has gone.
-        preload: names of modules to import.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(socket_path)
-        listener.listen(128)
-        number = str(listener.fileno())
-        command = [sys.executable, "-P", "-m", "holdfast.control.agent.zygote", "--listen-fd", number]
-        command += ["--preload", ",".join(preload), "--remove", remove]
-        return ChildProcess(command, environment=environment, stdin=subprocess.PIPE, pass_fds=(listener.fileno(),))
 
 
 class ZygoteClient(asyncio.Protocol):
@@ -149,6 +127,8 @@ class ZygoteSupply:
         self._own: ChildProcess | None = None
         self._count = 0
         self._lock = asyncio.Lock()
+        #: socket of the zygote that was given last
+        self.path = ""
 
     async def get(self) -> ZygoteClient:
         """Return a connected zygote.
@@ -160,6 +140,7 @@ class ZygoteSupply:
             if self._client is None and self._shared:
                 try:
                     self._client = await ZygoteClient.connect(self._shared, self._on_exit, self._lost)
+                    self.path = self._shared
                 except OSError:
                     self._shared = ""  # it is gone for good; from here on this agent has its own
             if self._client is None:
@@ -182,6 +163,7 @@ class ZygoteSupply:
         self._count += 1
         path = f"{self._folder}/zygote-{self._count}.sock"
         self._own = start_zygote(path, environment=self._environment, preload=self._preload)
+        self.path = path
         return await ZygoteClient.connect(path, self._on_exit, self._lost)
 
     def _lost(self) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.control.agent.settings import AgentSettings
-from holdfast.control.agent.zygote_client import start_zygote
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
@@ -26,6 +25,7 @@ from holdfast.control.launch.children import AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.launch.follow import Follower
 from holdfast.control.launch.settings import LaunchSettings, script_digest
 from holdfast.control.launch.standing import Standing
+from holdfast.control.link.forking import start_zygote
 from holdfast.control.processes import ChildProcess, ProcessHandle, end_all
 from holdfast.control.registry import live_jobs
 from holdfast.coordination.agent.machine import TAIL_FAILED

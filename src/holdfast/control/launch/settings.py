@@ -9,9 +9,9 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.control.agent.zygote import PRELOAD
 from holdfast.control.coordinator.alerts import check_alert
 from holdfast.control.failure_classes import read_rules
+from holdfast.control.link.forking import PRELOAD
 from holdfast.control.programs import check_program
 from holdfast.control.store.choose import check_store
 from holdfast.errors import BadInputError

@@ -1,13 +1,17 @@
-"""Fetches a worker's micro-batches, and brings them to its device."""
+"""Fetches a worker's micro-batches, ahead of their use where it has loader workers, and brings them to its device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, cast
 
 import torch
 
+from holdfast.control.link.forking import ProcessSupply
 from holdfast.runtime.data.datasets import job_data
+from holdfast.runtime.data.loader_pool import PREFETCH_FACTOR, PRELOAD_FOR_LOADERS, Key, LoaderPool
 from holdfast.runtime.data.randomness import seed_fetch
 from holdfast.runtime.data.sampling import StepSizes
 from holdfast.runtime.data.torch_loader import DataOptions, take_apart
@@ -25,8 +29,12 @@ class MicroBatchLoader:
         global_batch: int,
         micro_batch: int,
         options: DataOptions | None = None,
+        zygote: str = "",
     ) -> None:
         """Look at the data and fix the order.
+
+        Args:
+            zygote: socket of one that loader workers may be forked by; "" where there is none.
 
         Raises:
             BadInputError: the data cannot be used as they are, or a number is wrong (`StepSizes`).
@@ -35,27 +43,98 @@ class MicroBatchLoader:
         dataset, self.options, self.difference = take_apart(data, options or DataOptions(), micro_batch)
         self._data = job_data(dataset, self.options.collate, sizes)
         self.device = device
+        self._coming: Iterator[Key] = iter(())
+        self._ahead: deque[Key] = deque()
+        self._pool = self._make_pool(zygote) if self.options.num_workers else None
 
     @property
     def order(self) -> StepSizes:
         """How many samples a step has; where they have numbers, a `SampleOrder`."""
         return self._data.order
 
+    def start(self) -> None:
+        """Start the loader workers, where there are to be any.
+
+        Raises:
+            HoldfastError: no process can be started.
+        """
+        if self._pool is not None:
+            self._pool.start()
+
+    def expect(self, coming: Iterator[Key]) -> None:
+        """Say which micro-batches will be loaded from now on, as things stand: step and number, in their order."""
+        if self._pool is not None:
+            self._coming, self._ahead = coming, deque()
+            self._want(self._pool)
+
     def load(self, step: int, micro_batch: int) -> Any:
-        """Return the collated micro-batch on the device."""
+        """Return the collated micro-batch on the device.
+
+        Raises:
+            BaseException: whatever data set and collate function raise, also in a loader worker.
+            HoldfastError: loader workers die of it.
+        """
+        self.order.check(step, micro_batch)
+        return to_device(self._pooled(step, micro_batch), self.device, pin=self._pins)
+
+    def close(self) -> None:
+        """End the loader workers."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _pooled(self, step: int, micro_batch: int) -> Any:
+        """Return it from a loader worker, where there is one."""
+        pool, key = self._pool, (step, micro_batch)
+        if pool is None:
+            return self._fetched_here(step, micro_batch)
+        if key not in self._ahead:
+            self._ahead.appendleft(key)
+            pool.want(self._ahead)
+        # (Where they are only coming up, who waited for them would lose more than time for one micro-batch.)
+        batch = pool.take(key) if pool.comes(key) else self._fetched_here(step, micro_batch)
+        while self._ahead.popleft() != key:
+            pass
+        self._want(pool)
+        return batch
+
+    def _fetched_here(self, step: int, micro_batch: int) -> Any:
         wanted = self._data.wanted(step, micro_batch)
         seed_fetch(self.order.seed, step, micro_batch, devices=True)
-        return to_device(self._data.fetch(step, micro_batch, wanted), self.device)
+        return self._data.fetch(step, micro_batch, wanted)
+
+    def _want(self, pool: LoaderPool) -> None:
+        self._ahead.extend(islice(self._coming, max(0, pool.capacity - len(self._ahead))))
+        pool.want(self._ahead)
+
+    def _make_pool(self, zygote: str) -> LoaderPool:
+        return LoaderPool(
+            self._data.fetch,
+            self._data.wanted,
+            seed=self.order.seed,
+            workers=self.options.num_workers,
+            ahead=self.options.prefetch_factor or PREFETCH_FACTOR,
+            processes=ProcessSupply(zygote, PRELOAD_FOR_LOADERS),
+        )
+
+    @property
+    def _pins(self) -> bool:
+        return self.options.pin_memory and self.device.type == "cuda"
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Move all tensors inside nested lists, tuples and mappings; leave everything else as it is."""
+def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
+    """Move all tensors inside nested lists, tuples and mappings; leave everything else as it is.
+
+    Args:
+        pin: by way of page-locked memory, so that nobody waits for the copy but the device.
+    """
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
+        return (batch.pin_memory() if pin and batch.device.type == "cpu" else batch).to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in cast(dict[Any, Any], batch).items()}
+        return {key: to_device(value, device, pin=pin) for key, value in cast(dict[Any, Any], batch).items()}
     if isinstance(batch, list | tuple):
         values = cast(Sequence[Any], batch)
-        moved, make = [to_device(value, device) for value in values], cast(Callable[..., Any], type(values))
+        moved = [to_device(value, device, pin=pin) for value in values]
+        make = cast(Callable[..., Any], type(values))
         return make(*moved) if hasattr(values, "_fields") else make(moved)
     return batch

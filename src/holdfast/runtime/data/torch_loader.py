@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from holdfast.errors import BadInputError
+from holdfast.runtime.options import check_whole
 from holdfast.runtime.tensors import leaves_samples
 
 Collate = Callable[[list[Any]], Any]
@@ -17,7 +18,7 @@ Collate = Callable[[list[Any]], Any]
 _PARTS = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class DataOptions:
     """How a data set is read.
 
@@ -30,6 +31,21 @@ class DataOptions:
     num_workers: int = 0
     prefetch_factor: int | None = None
     pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        """Look at the numbers.
+
+        Raises:
+            BadInputError: one makes no sense.
+        """
+        check_whole(num_workers=self.num_workers)
+        if self.num_workers < 0:
+            raise BadInputError(f"num_workers is {self.num_workers}: it must be at least 0, which is for none")
+        if self.prefetch_factor is None:
+            return
+        check_whole(prefetch_factor=self.prefetch_factor)
+        if self.prefetch_factor < 1:
+            raise BadInputError(f"prefetch_factor is {self.prefetch_factor}: it must be at least 1")
 
 
 def take_apart(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, DataOptions, str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
+from holdfast.coordination.generations.assignment import round_robin
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.progress import Activity
@@ -45,6 +47,7 @@ class Attempt:
         workload.begin(compute.step, compute.summed)
         #: the name of the optimizer that the step updates
         self.update = workload.update.name
+        workload.loader.expect(self._coming())
 
     @property
     def undone(self) -> bool:
@@ -73,6 +76,16 @@ class Attempt:
                 return
         progress.at(Activity.SCRIPT)
         self.complete = self._serve()
+
+    def _coming(self) -> Iterator[tuple[int, int]]:
+        """Yield the micro-batches that will be loaded here, with their steps, if nothing changes."""
+        compute = self._compute
+        yield from ((compute.step, one) for one in compute.micro_batches if one not in compute.summed)
+        with self._shared.changed:
+            generations = self._shared.machine.generations
+            usual = round_robin(self._workload.micro_batches, generations.world, generations.rank)
+        for step in count(compute.step + 1) if usual else ():
+            yield from ((step, one) for one in usual)
 
     def load(self, micro_batch: int) -> Any:
         """Fetch a micro-batch, and seed everything for it."""

@@ -22,11 +22,12 @@ from holdfast.control.link.progress_page import NoProgress, ProgressSlot, Progre
 from holdfast.control.link.stacks import answer_with_stacks
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
-from holdfast.environment import log_level
+from holdfast.environment import LOADER, log_level
 from holdfast.errors import BadInputError
 from holdfast.protocol.plan import Commit
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
 from holdfast.runtime.data.loading import MicroBatchLoader
+from holdfast.runtime.data.main_module import ScriptReachedInit
 from holdfast.runtime.data.torch_loader import DataOptions
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, workload_of
@@ -67,7 +68,7 @@ class Job:
         self._warnings: list[str] = []
         self._after_apply: Callable[[Step], None] | None = None
         self._step: Step | None = None
-        local = settings.local_rank if settings else 0
+        local, self._zygote = (settings.local_rank, settings.zygote) if settings else (0, "")
         #: where the model belongs
         self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -92,6 +93,9 @@ class Job:
         micro_batch: int,
         seed: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        pin_memory: bool = False,
         max_grad_norm: float | Mapping[str, float] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         extra: Mapping[str, Any] | None = None,
@@ -105,12 +109,13 @@ class Job:
         Args:
             model, optimizer: on `job.device`; all workers' must be made alike. The first worker's values count.
                 Several optimizers are given by name: each step updates one of them, `step.update`.
-            data: a map-style dataset, or a DataLoader of one, which is taken apart: its data set and collate function
-                are used, its order is not. Who computes which sample follows from the seed alone.
+            data: a map-style dataset, or a DataLoader of one, whose order is not used (docs/data.md).
             updates: of several optimizers, the order in which steps update them, over and over; each once if None.
             global_batch: samples per step, whatever the world. micro_batch: samples per forward pass.
             seed: of the order of samples, and of all randomness inside the micro-batches.
             collate: makes a micro-batch of a list of samples; torch's default_collate if None.
+            num_workers, prefetch_factor, pin_memory: as of torch's DataLoader; a loader worker is sent data set and
+                collate function once, pickled, and fetches micro-batches ahead of their use.
             max_grad_norm: clip the global batch's gradient to this norm, that of several optimizers by name.
             scaler: for float16: scales the loss, and skips the optimizer on all workers at a step with a gradient that
                 is not finite on any of them; call none of its methods.
@@ -128,7 +133,8 @@ class Job:
         if self._session is not None:
             raise BadInputError("job.protect() was called twice: a job trains one model")
         order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
-        loader = MicroBatchLoader(data, device=self.device, options=DataOptions(collate=collate), **order)
+        options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
+        loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, **order)
         self._emulate(model)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
         self._after_apply = after_apply
@@ -295,5 +301,7 @@ def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: int = 10
     level = log_level(os.environ)
     if level:
         logging.getLogger("holdfast").setLevel(level.upper())
+    if LOADER in os.environ:
+        raise ScriptReachedInit
     settings = WorkerSettings.from_environment(os.environ)
     return Job(settings, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)

@@ -176,6 +176,7 @@ class Session:
             saves=self._saver is not None,
         )
         self._link.send(message)
+        self.workload.loader.start()
 
     def next_compute(self) -> tuple[Compute, int] | None:
         """Do whatever comes before the next gradients, and return them with their generation; None: the job is done."""
@@ -290,6 +291,7 @@ class Session:
         if self._saver is not None:
             self._saver.close()
         self._groups.close(CLOSE_S)
+        self.workload.loader.close()
 
     def _take_up(self, task: Task) -> None:
         """Do what leads from one step to the next, or to the end; the machine is asked again afterwards."""

@@ -1,0 +1,140 @@
+"""What a worker and one of its loader workers say to each other, over a pair of sockets of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import struct
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from types import ModuleType
+from typing import Any
+
+from holdfast.runtime.data.parcels import pack, unpack
+
+_MESSAGE = struct.Struct("<BQ")
+_DESCRIPTOR = struct.Struct("@i")
+
+
+class Said(IntEnum):
+    """What a message is. To a loader worker: SET_UP, FETCHER, FETCH, DROP; from it: UP, DONE, FAILED."""
+
+    SET_UP = 1  # a LoaderSetting
+    FETCHER = 2  # what makes micro-batches
+    FETCH = 3  # step, micro-batch, and what is wanted of it; answered under the same number
+    DROP = 4  # what was asked for under this number is not wanted any more
+    UP = 5  # micro-batches can be fetched
+    DONE = 6  # the micro-batch
+    FAILED = 7  # an exception with its traceback; of the set-up under number 0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; `parcel`: a descriptor that is the receiver's to close, -1 for none."""
+
+    said: Said
+    number: int
+    parcel: int
+
+    def open(self, main: Callable[[], ModuleType] | None = None) -> Any:
+        """Return what is in the parcel, and close it.
+
+        Raises:
+            Exception: whatever unpickling raises.
+        """
+        try:
+            return unpack(self.parcel) if main is None else unpack(self.parcel, main)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the parcel back."""
+        if self.parcel >= 0:
+            os.close(self.parcel)
+
+
+class ChannelEnd:
+    """One end of a channel. Messages are a few bytes, so that sending waits for nobody who has few of them unread."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def fileno(self) -> int:
+        """Return the descriptor, to wait for messages."""
+        return self._end.fileno()
+
+    def send(self, said: Said, number: int = 0, parcel: int = -1) -> bool:
+        """Send a message; a descriptor stays the sender's. False where the other end is gone."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._end, [_MESSAGE.pack(said, number)], [] if parcel < 0 else [parcel])
+            return True
+        return False
+
+    def send_thing(self, said: Said, number: int, thing: object) -> bool:
+        """The same with something packed.
+
+        Raises:
+            Exception: whatever pickling raises.
+        """
+        parcel = pack(thing)
+        try:
+            return self.send(said, number, parcel)
+        finally:
+            os.close(parcel)
+
+    def receive(self, *, wait: bool) -> Message | None:
+        """Return the next message; None where none has come yet.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+        try:
+            # (socket.recv_fds takes flags, and leaves them out)
+            flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+            data, beside, _, _ = self._end.recvmsg(_MESSAGE.size, socket.CMSG_LEN(_DESCRIPTOR.size), flags)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            data, beside = b"", []
+        if not data:
+            raise EOFError
+        said, number = _MESSAGE.unpack(data)
+        parcels = [_DESCRIPTOR.unpack_from(given)[0] for _, _, given in beside]
+        return Message(Said(said), number, parcels[0] if parcels else -1)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()
+
+
+class LoaderTracebackError(Exception):
+    """Where something was raised in a loader worker: the cause of the same exception here."""
+
+    def __init__(self, where: str, story: str) -> None:
+        super().__init__(where, story)
+
+    def __str__(self) -> str:
+        where, story = self.args
+        return f'in {where}:\n"""\n{story}"""'
+
+
+def failure(error: BaseException, where: str) -> tuple[BaseException, str, str]:
+    """Return an exception as it can travel, where it was raised, and its traceback."""
+    story = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever an exception's own class makes of being pickled
+        error = RuntimeError("".join(traceback.format_exception_only(error)).strip())
+    error.__traceback__ = None
+    return error, where, story
+
+
+def raised(failure: tuple[BaseException, str, str]) -> BaseException:
+    """Return the exception of a failure, with its traceback as the cause."""
+    error, where, story = failure
+    error.__cause__ = LoaderTracebackError(where, story)
+    return error

@@ -1,0 +1,237 @@
+"""A worker's loader workers: asked for micro-batches ahead of their use, replaced where one dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import select
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.control.link.forking import ForkedProcess, ProcessSupply
+from holdfast.errors import BadInputError, HoldfastError
+from holdfast.runtime.data.datasets import Fetch
+from holdfast.runtime.data.loader_channel import ChannelEnd, Message, Said, raised
+from holdfast.runtime.data.loader_process import LoaderSetting
+from holdfast.runtime.data.parcels import pack
+
+logger = logging.getLogger(__name__)
+
+#: micro-batches that each loader worker is ahead, unless the script says otherwise: as torch has it
+PREFETCH_FACTOR = 2
+#: a process, and a micro-batch, is tried again so often where a loader worker has died of it
+_TRIED_AGAIN = 1
+_WORD_OF_END_S = 2.0
+_MODULE = "holdfast.runtime.data.loader_process"
+#: what a zygote for loader workers alone imports
+PRELOAD_FOR_LOADERS = ("numpy", "torch", "torch.utils.data", _MODULE)
+
+#: step and micro-batch
+Key = tuple[int, int]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _LoaderWorker:
+    """One loader worker, as its worker knows it; `asked`: what it has been asked for, in the order of its work."""
+
+    number: int
+    channel: ChannelEnd
+    process: ForkedProcess
+    up: bool = False
+    asked: dict[int, Key] = field(default_factory=dict[int, Key])
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.close()
+
+
+class LoaderPool:
+    """Fetches micro-batches in loader workers. For the training thread, which it never makes wait but in `take`."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        wanted: Callable[[int, int], Any],
+        *,
+        seed: int,
+        workers: int,
+        ahead: int,
+        processes: ProcessSupply,
+        keep_apart: bool = False,
+    ) -> None:
+        """Get ready; nothing is started yet.
+
+        Args:
+            fetch: makes micro-batches; each loader worker gets a copy.
+            wanted: what it needs to know of one, beside step and number, when it is asked for.
+            ahead: micro-batches that each loader worker may be ahead.
+            keep_apart: the same micro-batch of all steps is fetched by the same loader worker.
+
+        Raises:
+            BadInputError: `fetch` cannot be pickled.
+        """
+        self.capacity = workers * ahead
+        self._wanted, self._seed, self._keep_apart = wanted, seed, keep_apart
+        self._processes = processes
+        self._fetcher = _packed(fetch)
+        self._count = 0
+        self._done: dict[Key, Message] = {}
+        self._died_of: Counter[Key] = Counter()
+        self._failed_starts = 0
+        #: how the last one that has died ended
+        self._ended = ""
+        #: why there will be no loader workers any more
+        self._broken: BaseException | None = None
+        self._numbers = range(workers)
+        self._workers: list[_LoaderWorker] = []
+
+    @property
+    def up(self) -> int:
+        """How many loader workers are there."""
+        return sum(worker.up for worker in self._workers)
+
+    def start(self) -> None:
+        """Start the loader workers, which come up in their own time.
+
+        Raises:
+            HoldfastError: no process can be started.
+        """
+        if not self._workers:
+            self._workers = [self._start(number) for number in self._numbers]
+
+    def want(self, keys: Iterable[Key]) -> None:
+        """Have these fetched, the first ones first; what else was asked for is dropped."""
+        self._hear(wait=False)
+        asked = list(keys)[: self.capacity] if self._broken is None else []
+        for key in [key for key in self._done if key not in asked]:
+            self._done.pop(key).close()
+        for worker in self._workers:
+            for number in [number for number, key in worker.asked.items() if key not in asked]:
+                del worker.asked[number]
+                worker.channel.send(Said.DROP, number)
+        under_way = {key for worker in self._workers for key in worker.asked.values()}
+        for key in asked:
+            if key not in under_way and key not in self._done:
+                self._ask(key)
+
+    def take(self, key: Key) -> Any:
+        """Return a micro-batch that was asked for, once it is there.
+
+        Raises:
+            BaseException: whatever data set or collate function has raised, its traceback there as the cause.
+            HoldfastError: loader workers die of it.
+        """
+        while key not in self._done:
+            if self._broken is not None:
+                raise self._broken
+            if self._died_of[key] > _TRIED_AGAIN:
+                raise HoldfastError(f"{self._ended}; it was tried twice")
+            self._hear(wait=True)
+        message = self._done.pop(key)
+        if message.said is Said.FAILED:
+            raise raised(message.open())
+        return message.open()
+
+    def comes(self, key: Key) -> bool:
+        """Tell whether a micro-batch comes from a loader worker: not while none is up, unless one has died of it."""
+        self._hear(wait=False)
+        return self.up > 0 or self._broken is not None or self._died_of[key] > 0
+
+    def close(self) -> None:
+        """End the loader workers."""
+        for worker in self._workers:
+            worker.close()
+        for message in self._done.values():
+            message.close()
+        self._workers, self._done = [], {}
+        if self._fetcher >= 0:
+            os.close(self._fetcher)
+            self._fetcher = -1
+        self._processes.close()
+
+    def _start(self, number: int) -> _LoaderWorker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel = ChannelEnd(ours)
+        try:
+            with theirs:
+                process = self._processes.fork(_MODULE, theirs)
+        except OSError as error:
+            channel.close()
+            raise HoldfastError(f"loader worker {number} cannot be started: {error}") from None
+        channel.send_thing(Said.SET_UP, 0, LoaderSetting.of_this_process(number, self._seed))
+        channel.send(Said.FETCHER, 0, self._fetcher)
+        return _LoaderWorker(number=number, channel=channel, process=process)
+
+    def _ask(self, key: Key) -> None:
+        step, micro_batch = key
+        if self._keep_apart:
+            worker = self._workers[micro_batch % len(self._workers)]
+        else:
+            worker = min(self._workers, key=lambda one: len(one.asked))
+        self._count += 1
+        worker.asked[self._count] = key
+        worker.channel.send_thing(Said.FETCH, self._count, (step, micro_batch, self._wanted(step, micro_batch)))
+
+    def _hear(self, *, wait: bool) -> None:
+        """Take what the loader workers have said; `wait` until there is something."""
+        poll = select.poll()
+        for worker in self._workers:
+            poll.register(worker.channel, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(None if wait else 0)}
+        for worker in [worker for worker in self._workers if worker.channel.fileno() in ready]:
+            try:
+                while (message := worker.channel.receive(wait=False)) is not None:
+                    self._heard(worker, message)
+            except EOFError:
+                self._replace(worker)
+
+    def _heard(self, worker: _LoaderWorker, message: Message) -> None:
+        if message.said is Said.UP:
+            worker.up = True
+        elif not message.number:
+            self._broken = raised(message.open())
+        elif message.number in worker.asked:
+            self._done[worker.asked.pop(message.number)] = message
+        else:
+            message.close()  # dropped meanwhile
+
+    def _replace(self, dead: _LoaderWorker) -> None:
+        """A loader worker has died: what it was asked for is asked for again, of another in its place."""
+        how = dead.process.how_it_ended(_WORD_OF_END_S)
+        dead.close()
+        at = next(iter(dead.asked.values()), None) if dead.up else None
+        if at is not None:
+            self._died_of[at] += 1
+        self._failed_starts = 0 if dead.up else self._failed_starts + 1
+        self._ended = f"loader worker {dead.number} has ended {_doing(dead, at)}: {how}"
+        if self._failed_starts > _TRIED_AGAIN and self._broken is None:
+            self._broken = HoldfastError(f"{self._ended}; it was tried twice")
+        self._workers.remove(dead)
+        if self._broken is not None:
+            return
+        logger.warning("%s; another takes its place", self._ended)
+        self._workers.insert(dead.number, self._start(dead.number))
+        for key in dead.asked.values():
+            if self._died_of[key] <= _TRIED_AGAIN:
+                self._ask(key)
+
+
+def _doing(worker: _LoaderWorker, at: Key | None) -> str:
+    if at is not None:
+        return f"at micro-batch {at[1]} of step {at[0]}"
+    return "with nothing to do" if worker.up else "before it was up"
+
+
+def _packed(fetch: Fetch) -> int:
+    try:
+        return pack(fetch)
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise BadInputError(
+            f"the data set, or its collate function, cannot be sent to loader workers: {error}. Define their classes "
+            "and functions at the top of the script or of a module (no lambda), and open files where samples are read, "
+            "not before; or take num_workers=0"
+        ) from error

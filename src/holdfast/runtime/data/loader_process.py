@@ -1,0 +1,129 @@
+"""A loader worker: a process that makes micro-batches for one worker, one after the other, and ends with it.
+
+It is forked by a zygote, has no descriptor but its channel to the worker, stdin, stdout and stderr, and is killed by
+the zygote where the worker ends in the middle of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections import deque
+
+import msgspec
+import torch
+
+from holdfast import environment
+from holdfast.runtime.data.datasets import Fetch
+from holdfast.runtime.data.loader_channel import ChannelEnd, Message, Said, failure
+from holdfast.runtime.data.main_module import LoadedMain, MainModule
+from holdfast.runtime.data.randomness import seed_fetch
+
+_COMM = "/proc/self/comm"
+
+
+class LoaderSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """Around what micro-batches are made: the worker's own surroundings.
+
+    worker_pid: the worker's. number: of this loader worker, from 0. seed: the job's.
+    """
+
+    worker_pid: int
+    number: int
+    seed: int
+    environment: dict[str, str]
+    cwd: str
+    path: tuple[str, ...]
+    argv: tuple[str, ...]
+    main: MainModule
+
+    @classmethod
+    def of_this_process(cls, number: int, seed: int) -> LoaderSetting:
+        """Return those of this process, for a loader worker of its."""
+        kept = {name: value for name, value in os.environ.items() if name != environment.WORKER}
+        return cls(
+            worker_pid=os.getpid(),
+            number=number,
+            seed=seed,
+            environment={**kept, environment.LOADER: str(number)},
+            cwd=os.getcwd(),
+            path=tuple(sys.path),
+            argv=tuple(sys.argv),
+            main=MainModule.of_this_process(),
+        )
+
+    def take_up(self) -> None:
+        """Make this process's surroundings those of the worker, and its name in lists of processes say whose it is."""
+        with open(_COMM, "w") as name:
+            name.write(f"loader-{self.worker_pid}")
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self.cwd)
+        sys.path[:] = self.path
+        sys.argv[:] = self.argv
+
+
+class LoaderProcess:
+    """The loop of a loader worker."""
+
+    def __init__(self, channel: ChannelEnd) -> None:
+        self._channel = channel
+        self._asked: deque[Message] = deque()
+
+    def serve(self) -> None:
+        """Make micro-batches until the worker is gone.
+
+        Raises:
+            EOFError: it is.
+        """
+        setting, fetch, main = self._set_up()
+        self._channel.send(Said.UP)
+        while True:
+            self._hear()
+            self._fetch(self._asked.popleft(), setting, fetch, main)
+
+    def _set_up(self) -> tuple[LoaderSetting, Fetch, LoadedMain]:
+        message, given = self._channel.receive(wait=True), self._channel.receive(wait=True)
+        assert message is not None
+        assert given is not None
+        setting: LoaderSetting = message.open()
+        try:
+            setting.take_up()
+            main = LoadedMain(setting.main)
+            fetch: Fetch = given.open(main)
+        except BaseException as error:
+            where = f"loader worker {setting.number}, as it took over the data set"
+            self._channel.send_thing(Said.FAILED, 0, failure(error, where))
+            raise EOFError from error
+        return setting, fetch, main
+
+    def _hear(self) -> None:
+        """Take all that is asked for by now; wait where nothing is left to do."""
+        while (message := self._channel.receive(wait=not self._asked)) is not None:
+            if message.said is Said.FETCH:
+                self._asked.append(message)
+                continue
+            for unwanted in [asked for asked in self._asked if asked.number == message.number]:
+                self._asked.remove(unwanted)
+                unwanted.close()
+
+    def _fetch(self, asked: Message, setting: LoaderSetting, fetch: Fetch, main: LoadedMain) -> None:
+        step, micro_batch, wanted = asked.open(main)
+        try:
+            seed_fetch(setting.seed, step, micro_batch, devices=False)
+            self._channel.send_thing(Said.DONE, asked.number, fetch(step, micro_batch, wanted))
+        except BaseException as error:  # noqa: BLE001 - whatever data set and collate function raise is the script's
+            where = f"loader worker {setting.number}, at micro-batch {micro_batch} of step {step}"
+            self._channel.send_thing(Said.FAILED, asked.number, failure(error, where))
+
+
+def main(descriptor: int) -> int:
+    """Be a loader worker on the other end of this descriptor; return the exit code."""
+    torch.set_num_threads(1)
+    channel = ChannelEnd(socket.socket(fileno=descriptor))
+    try:
+        LoaderProcess(channel).serve()
+    except EOFError:
+        channel.close()
+    return 0

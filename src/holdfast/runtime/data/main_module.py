@@ -1,0 +1,90 @@
+"""A script's own module, loaded again in a loader worker, where its data set or collate function is defined in it.
+
+The script is run under another name than `__main__`, up to `holdfast.init()` at the most: what is defined before that
+is there, and nothing is trained.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.abc import InspectLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+import msgspec
+
+from holdfast.runtime.data.parcels import LOADED_MAIN, MAIN
+
+
+class ScriptReachedInit(BaseException):
+    """Raised by `holdfast.init()` in a loader worker: what comes after it is the worker's own."""
+
+
+class MainModule(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a script is: its file, or, where it was started by `-m`, its module's name; "" where that is not known."""
+
+    path: str = ""
+    name: str = ""
+
+    @classmethod
+    def of_this_process(cls) -> MainModule:
+        """Return where this process's script is."""
+        main = sys.modules[MAIN]
+        spec = getattr(main, "__spec__", None)
+        if spec is not None:
+            return cls(name=spec.name)
+        path = getattr(main, "__file__", None)
+        return cls(path=str(Path(path).absolute()) if path else "")
+
+
+class LoadedMain:
+    """The script's module of a loader worker: loaded when it is asked for."""
+
+    def __init__(self, main: MainModule) -> None:
+        self._main = main
+        self._module: ModuleType | None = None
+
+    def __call__(self) -> ModuleType:
+        """Return it.
+
+        Raises:
+            AttributeError: there is no script, or what is asked for of it is defined after `holdfast.init()`.
+            BaseException: whatever the script raises.
+        """
+        if self._module is None:
+            self._module = self._load()
+        return self._module
+
+    def _load(self) -> ModuleType:
+        module = _Script(LOADED_MAIN)
+        code = self._code(module)
+        sys.modules[LOADED_MAIN] = sys.modules[MAIN] = module
+        try:
+            exec(code, module.__dict__)
+        except ScriptReachedInit:
+            module.__dict__["__stopped__"] = True
+        return module
+
+    def _code(self, module: ModuleType) -> CodeType:
+        if self._main.name:
+            spec = importlib.util.find_spec(self._main.name)
+            loader = spec.loader if spec is not None else None
+            code = loader.get_code(self._main.name) if isinstance(loader, InspectLoader) else None
+            if spec is None or code is None:
+                raise AttributeError(f"there is no module {self._main.name} that could be loaded again")
+            module.__package__, module.__file__ = spec.parent, spec.origin
+            return code
+        if not self._main.path:
+            raise AttributeError("the script's module has no file: define data set and collate function in a module")
+        module.__file__ = self._main.path
+        return compile(Path(self._main.path).read_bytes(), self._main.path, "exec")
+
+
+class _Script(ModuleType):
+    """A script's module that says why something is not in it."""
+
+    def __getattr__(self, name: str) -> object:
+        stopped = self.__dict__.get("__stopped__", False) and not name.startswith("__")
+        why = "; in loader workers the script is run up to holdfast.init(): define it above that" if stopped else ""
+        raise AttributeError(f"the script {self.__dict__.get('__file__')} has no {name!r}{why}")

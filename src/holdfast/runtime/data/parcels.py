@@ -1,0 +1,139 @@
+"""Objects that go from one process of this machine to another through memory that both map.
+
+A parcel is a file in memory: a pickle, and after it what lies in large pieces (tensors, numpy's arrays), which the
+receiver maps and does not copy. Parcels travel between a worker and the loader workers that it has started itself, over
+a pair of sockets that nobody else can have: nothing else is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import struct
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from holdfast.runtime.tensors import from_buffer
+
+#: the script's own module: in the worker, and as a loader worker loads it
+MAIN, LOADED_MAIN = "__main__", "__mp_main__"
+_HEAD = struct.Struct("<QQ")
+_SIZE = struct.Struct("<Q")
+#: what torch gives its own tensors, and a little more than the widest vector instructions want
+_ALIGNED = 64
+
+
+def pack(thing: object) -> int:
+    """Return the descriptor of a new parcel.
+
+    Raises:
+        Exception: whatever pickling raises: PicklingError, TypeError or AttributeError where something cannot be.
+    """
+    pieces: list[memoryview] = []
+    stream = io.BytesIO()
+    _Pickler(stream, buffer_callback=lambda piece: pieces.append(piece.raw())).dump(thing)
+    sizes = b"".join(_SIZE.pack(piece.nbytes) for piece in pieces)
+    written = stream.getbuffer()
+    parcel = os.memfd_create("holdfast-parcel", os.MFD_CLOEXEC)
+    try:
+        place = _write(parcel, _HEAD.pack(written.nbytes, len(pieces)) + sizes, 0)
+        place = _write(parcel, written, place)
+        for piece in pieces:
+            place = _write(parcel, piece, _aligned(place))
+        os.ftruncate(parcel, max(place, _HEAD.size))
+    except BaseException:
+        os.close(parcel)
+        raise
+    return parcel
+
+
+def unpack(parcel: int, main: Callable[[], ModuleType] = lambda: sys.modules[MAIN]) -> Any:
+    """Return what is in a parcel; its descriptor stays open. The large pieces lie in the parcel's memory, writable.
+
+    Args:
+        main: returns the script's module, where something is defined in it.
+
+    Raises:
+        Exception: whatever unpickling raises.
+    """
+    memory = memoryview(mmap.mmap(parcel, 0, flags=mmap.MAP_SHARED))
+    pickled, count = _HEAD.unpack_from(memory)
+    place = _HEAD.size + count * _SIZE.size
+    sizes = [_SIZE.unpack_from(memory, _HEAD.size + number * _SIZE.size)[0] for number in range(count)]
+    start = place
+    place += pickled
+    pieces: list[memoryview] = []
+    for size in sizes:
+        place = _aligned(place)
+        pieces.append(memory[place : place + size])
+        place += size
+    return _Unpickler(io.BytesIO(memory[start : start + pickled]), pieces, main).load()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors on the host as pieces of memory of their own."""
+
+    def __init__(self, stream: io.BytesIO, *, buffer_callback: Callable[[pickle.PickleBuffer], None]) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=buffer_callback)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or not _plain(obj):
+            return NotImplemented
+        # The same strides on arrival: kernels may add up in another order where they differ.
+        span = 1 + sum((size - 1) * stride for size, stride in zip(obj.shape, obj.stride(), strict=True))
+        if obj.numel() == 0 or span > 2 * obj.numel():
+            obj = obj.contiguous()
+            span = obj.numel()
+        flat = obj.as_strided((span,), (1,)).view(torch.uint8)
+        numbers: Any = flat.numpy()
+        return _tensor, (pickle.PickleBuffer(numbers), obj.dtype, tuple(obj.shape), obj.stride())
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is nothing but numbers in the host's memory."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _tensor(piece: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    if not memoryview(piece).nbytes:
+        return torch.empty(shape, dtype=dtype)
+    return from_buffer(piece).view(dtype).as_strided(shape, stride)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds what a script defines itself."""
+
+    def __init__(self, stream: io.BytesIO, pieces: list[memoryview], main: Callable[[], ModuleType]) -> None:
+        super().__init__(stream, buffers=pieces)
+        self._main = main
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if module_name not in (MAIN, LOADED_MAIN):
+            return super().find_class(module_name, global_name)
+        found: Any = self._main()
+        for part in global_name.split("."):
+            found = getattr(found, part)
+        return found
+
+
+def _aligned(place: int) -> int:
+    return -(-place // _ALIGNED) * _ALIGNED
+
+
+def _write(parcel: int, piece: bytes | memoryview, place: int) -> int:
+    """Write a piece at a place, and return where it ends."""
+    left = memoryview(piece)
+    while left.nbytes:
+        written = os.pwrite(parcel, left, place)
+        left, place = left[written:], place + written
+    return place

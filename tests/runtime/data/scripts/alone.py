@@ -1,0 +1,36 @@
+"""Trains alone with two loader workers until it is killed; no `if __name__ ...`, and its data set is its own."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+import holdfast
+
+
+class Own:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.ones(1), os.getpid()
+
+
+def collate(samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, set[int]]:
+    return torch.stack([value for value, _ in samples]), {pid for _, pid in samples}
+
+
+job = holdfast.init()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+job.protect(model, optimizer, Own(), global_batch=4, micro_batch=2, num_workers=2, collate=collate)
+seen: set[int] = set()
+for step in job.steps(1_000_000):
+    for x, pids in step.micro_batches():
+        step.backward(model(x).sum())
+        seen |= pids
+    step.apply()
+    if len(seen) == 3 or (len(seen) == 2 and os.getpid() not in seen):
+        print("loader workers", *(seen - {os.getpid()}), flush=True)
+        seen = set(range(4))  # (said once)

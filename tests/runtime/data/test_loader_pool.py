@@ -1,0 +1,262 @@
+"""Loader workers: real processes, forked by a zygote, that fetch micro-batches ahead of their use."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.errors import BadInputError, HoldfastError
+from holdfast.runtime.data.loader_channel import LoaderTracebackError
+from holdfast.runtime.data.loading import MicroBatchLoader
+from holdfast.runtime.data.torch_loader import DataOptions
+
+CPU = torch.device("cpu")
+DEADLINE_S = 60.0
+STEP = 3  # micro-batches
+
+
+class Noisy:
+    """Draws from all generators; says which process it is asked in."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        drawn = torch.rand(3) + random.random() + float(np.random.rand())
+        return index + drawn, os.getpid()
+
+
+class Harmed:
+    """Does something to the process that fetches sample 5."""
+
+    def __init__(self, harm: Callable[[], object]) -> None:
+        self.harm = harm
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            self.harm()
+        return index
+
+
+class Once:
+    """Dies the first time."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __call__(self) -> None:
+        if not self.file.exists():
+            self.file.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class AwkwardError(Exception):
+    """Pickled it cannot be made again."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def die() -> None:
+    os._exit(7)
+
+
+def divide() -> None:
+    print(1 / 0)
+
+
+def be_awkward() -> None:
+    raise AwkwardError(1, 2)
+
+
+@pytest.fixture
+def make(warm_torch: str) -> Iterator[Callable[..., MicroBatchLoader]]:
+    made: list[MicroBatchLoader] = []
+
+    def loader(data: Any, workers: int = 1, up: bool = True, **options: Any) -> MicroBatchLoader:
+        one = MicroBatchLoader(
+            data,
+            device=CPU,
+            seed=4,
+            global_batch=6,
+            micro_batch=2,
+            options=DataOptions(num_workers=workers, **options),
+            zygote=warm_torch,
+        )
+        made.append(one)
+        one.start()
+        if workers and up:
+            until(lambda: one._pool is not None and one._pool.up == workers, one)
+        return one
+
+    yield loader
+    for one in made:
+        one.close()
+
+
+def until(true: Callable[[], bool], loader: MicroBatchLoader | None = None) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < deadline
+        if loader is not None:
+            assert loader._pool is not None
+            loader._pool.comes((1, 0))
+        time.sleep(0.005)
+
+
+def coming(step: int = 1) -> Iterator[tuple[int, int]]:
+    return ((number, part) for number in count(step) for part in range(STEP))
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_batches_are_the_same_bits_with_and_without(make: Callable[..., MicroBatchLoader]) -> None:
+    plain, pooled = make(Noisy(), 0), make(Noisy(), 2)
+    pooled.expect(coming())
+    pids: set[int] = set()
+    for step in range(1, 9):
+        for part in range(STEP):
+            (x, _), (y, by) = plain.load(step, part), pooled.load(step, part)
+            assert torch.equal(x, y)
+            pids |= set(by.tolist())
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+
+
+def test_while_none_is_up_the_worker_fetches_itself(make: Callable[..., MicroBatchLoader]) -> None:
+    loader = make(Noisy(), 1, up=False)
+    assert loader._pool is not None
+    loader._pool.comes = lambda key: False  # pyright: ignore[reportAttributeAccessIssue]
+    loader.expect(coming())
+    assert set(loader.load(1, 0)[1].tolist()) == {os.getpid()}
+
+
+def test_a_change_of_plan_is_followed_and_leaves_nothing(make: Callable[..., MicroBatchLoader]) -> None:
+    plain, loader = make(Noisy(), 0), make(Noisy(), 2, prefetch_factor=3)
+    before = len(os.listdir("/proc/self/fd"))
+    loader.expect(coming())
+    wanted = [(2, 1), (2, 0), (7, 2), (7, 1), (2, 0)]  # (the last one again, as after a failure)
+    for step, part in wanted:
+        loader.expect(iter([(step, part)]))
+        assert torch.equal(loader.load(step, part)[0], plain.load(step, part)[0])
+        assert torch.equal(loader.load(1, 2)[0], plain.load(1, 2)[0])  # (one that was not expected)
+    loader.expect(iter(()))
+    until(lambda: len(os.listdir("/proc/self/fd")) == before, loader)
+
+
+def test_it_has_no_descriptor_of_the_worker_and_ends_with_it(make: Callable[..., MicroBatchLoader]) -> None:
+    loader = make(Noisy(), 1)
+    pid = int(loader.load(1, 0)[1][0])
+    links = {int(entry.name): os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    beyond = [link for number, link in links.items() if number > 2 and "holdfast-parcel" not in link]
+    assert len(beyond) == 1, links
+    assert beyond[0].startswith("socket:")
+    assert Path(f"/proc/{pid}/comm").read_text() == f"loader-{os.getpid()}\n"
+    loader.close()
+    until(lambda: not alive(pid))
+
+
+def test_what_is_raised_in_it_is_raised_here_with_its_traceback(make: Callable[..., MicroBatchLoader]) -> None:
+    loader = make(Harmed(divide))
+    causes: list[tuple[int, BaseException | None]] = []
+    for part in range(STEP):  # one of the three has sample 5
+        try:
+            loader.load(1, part)
+        except ZeroDivisionError as error:
+            causes.append((part, error.__cause__))
+    ((part, cause),) = causes
+    assert isinstance(cause, LoaderTracebackError)
+    assert f"loader worker 0, at micro-batch {part} of step 1" in str(cause)
+    assert "print(1 / 0)" in str(cause)
+    with pytest.raises(RuntimeError, match="AwkwardError: 1 and 2"):
+        [make(Harmed(be_awkward)).load(1, part) for part in range(STEP)]
+
+
+def test_one_that_dies_is_replaced_and_its_micro_batch_tried_again(
+    make: Callable[..., MicroBatchLoader], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = make(Harmed(Once(tmp_path / "died")))
+    loader.expect(coming())
+    assert sorted(int(one) for part in range(STEP) for one in loader.load(1, part)) == list(range(6))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "loader worker 0 has ended at micro-batch" in said
+    assert "SIGKILL" in said
+
+
+def test_one_that_dies_twice_of_a_micro_batch_is_the_scripts_error(make: Callable[..., MicroBatchLoader]) -> None:
+    loader = make(Harmed(die))
+    loader.expect(coming())
+    fetched: list[int] = []
+    said: list[str] = []
+    for part in range(STEP):
+        try:
+            fetched += [int(one) for one in loader.load(1, part)]
+        except HoldfastError as error:
+            said.append(str(error))
+    assert len(fetched) == 4
+    assert len(said) == 1
+    assert "of step 1: exit code 7; it was tried twice" in said[0]
+
+
+def test_what_cannot_be_sent_to_it_is_refused_at_once(make: Callable[..., MicroBatchLoader]) -> None:
+    with pytest.raises(BadInputError, match=r"cannot be sent to loader workers: .*lambda.*num_workers=0"):
+        make(list(range(6)), collate=lambda samples: samples)
+    with pytest.raises(BadInputError, match="open files where samples are read"), open(os.devnull) as file:
+        make([file])
+
+
+class Hidden:
+    """Can be pickled, but is nothing that another process could find."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _only_here, (os.getpid(),)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def _only_here(pid: int) -> Hidden:
+    if pid != os.getpid():
+        raise FileNotFoundError("the index of the data set")
+    return Hidden()
+
+
+def test_a_data_set_that_cannot_be_taken_over_is_said_with_its_traceback(
+    make: Callable[..., MicroBatchLoader],
+) -> None:
+    loader = make(Hidden(), up=False)
+    until(lambda: loader._pool is not None and loader._pool.comes((1, 0)))
+    with pytest.raises(FileNotFoundError, match="the index of the data set") as error:
+        loader.load(1, 0)
+    assert "as it took over the data set" in str(error.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"num_workers": 1.5}, "num_workers is 1.5"),
+        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor is 0"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInputError, match=words):
+        DataOptions(**options)

@@ -1,0 +1,42 @@
+"""A script alone, without any zygote: its loader workers come from one of its own, and nothing outlives it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SCRIPT = Path(__file__).parent / "scripts" / "alone.py"
+DEADLINE_S = 120.0
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_killed_script_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    """A true cold start: the only one that has loader workers without a zygote to ask."""
+    command = [sys.executable, str(SCRIPT)]
+    environment = {"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as script:
+        assert script.stdout is not None
+        line = script.stdout.readline().split()
+        assert line[:2] == ["loader", "workers"], line
+        loaders = [int(word) for word in line[2:]]
+        (zygote,) = {parent(pid) for pid in loaders}
+        assert parent(zygote) == script.pid
+        assert list(tmp_path.glob("holdfast-*"))
+        script.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + DEADLINE_S
+    while any(map(runs, (zygote, *loaders))) or list(tmp_path.glob("holdfast-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
