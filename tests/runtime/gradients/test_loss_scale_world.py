@@ -12,7 +12,7 @@ from holdfast.protocol.messages import any_side as msg
 
 STEPS = 14
 #: So large that some steps overflow on all ranks, and later ones, when it has grown back, on one.
-SCALE = 2.0**18
+SCALE = 2.0**21
 Story = dict[int, tuple[float, bool]]
 
 

@@ -3,6 +3,11 @@
 Small float16 gradients vanish: the loss is multiplied by a scale before backward, and the reduced gradients are divided
 by it before norm and clipping. Where any of them is not finite, on any rank, v says so to everybody: all leave the
 optimizer alone at that step and take the scale back. The scale is state, as the optimizer's.
+
+A plain script that accumulates divides each micro-batch's loss by their number before it is scaled, so that gradients
+on their way through float16 are as small as those of the whole batch's mean loss. Here they are divided by the next
+power of two before, which rounds nothing, and by the rest after the reduction: as many steps overflow, and as few
+vanish.
 """
 
 from __future__ import annotations
@@ -23,7 +28,12 @@ class LossScale:
     """The scale of a job: the same on every rank at every step."""
 
     def __init__(
-        self, scaler: GradScaler | None, parameters: Iterable[torch.nn.Parameter], device: torch.device
+        self,
+        scaler: GradScaler | None,
+        parameters: Iterable[torch.nn.Parameter],
+        device: torch.device,
+        *,
+        micro_batches: int = 1,
     ) -> None:
         """Use a scaler from now on; its user calls none of its methods.
 
@@ -31,6 +41,7 @@ class LossScale:
             scaler: None or a disabled one: the scale is 1 and stays so.
             parameters: all that are trained.
             device: the model's.
+            micro_batches: M, per step.
 
         Raises:
             BadInputError: it is no GradScaler, or parameters are float16 themselves.
@@ -39,6 +50,7 @@ class LossScale:
         if given is not None and not isinstance(given, GradScaler):
             raise BadInputError(f"scaler is a {type(given).__name__}: give a torch.amp.GradScaler, or None")
         self._scaler = scaler if scaler is not None else GradScaler(enabled=False)
+        self._divisor = 1.0
         if not self._scaler.is_enabled():
             return
         if any(parameter.dtype == torch.float16 for parameter in parameters):
@@ -46,17 +58,23 @@ class LossScale:
                 "a loss scale needs parameters in float32: keep the model in float32 and compute in float16 under "
                 "torch.autocast"
             )
+        self._divisor = float(1 << (micro_batches - 1).bit_length())
         # The scaler rounds its scale to float32 at its first use: here, so that a rank that computes nothing does too.
         self._scaler.scale(torch.zeros((), device=device))
 
     @property
     def value(self) -> float:
-        """What losses are multiplied by now."""
+        """The scaler's own scale now, of a step's mean loss."""
         return self._scaler.get_scale()
+
+    @property
+    def factor(self) -> float:
+        """What a micro-batch's gradients are multiplied by now."""
+        return self.value / self._divisor
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Return what to call backward() on."""
-        return self._scaler.scale(loss)
+        return self._scaler.scale(loss) / self._divisor if self._scaler.is_enabled() else loss
 
     def advance(self, *, skipped: bool) -> None:
         """A step is applied: back off after a skipped one, grow after so many good ones, exactly as torch does."""

@@ -175,7 +175,7 @@ class Workload:
         update = self.update
         update.check_trained()
         update.buckets.say_noted(self._notes.any(self.sums.notes))
-        scale = 1.0 / (self.micro_batches * self.loss_scale.value)
+        scale = 1.0 / (self.micro_batches * self.loss_scale.factor)
         reduced = reduce_gradients(update.gradients(self.experts), comm, scale, update.max_norm)
         if update.buckets.any_noted():
             self._noted = self._notes.gather(comm, self.sums.notes)
@@ -234,7 +234,7 @@ def workload_of(given: ScriptObjects, loader: MicroBatchLoader, device: torch.de
     """
     model, seed = given.model, loader.order.seed
     experts = expert_parameters(model)
-    loss_scale = LossScale(given.scaler, model.parameters(), device)
+    loss_scale = LossScale(given.scaler, model.parameters(), device, micro_batches=loader.order.micro_batches)
     state = TrainingState(model, given.optimizer, with_scaler(given.extra, given.scaler), apart=experts)
     check_extra(state.extra, state.optimizers, follows=given.follows)
     return Workload(
