@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install test demo lint types bench-recovery bench-ladder bench-faults bench-peers bench-precision \
 	bench-outage bench-step bench-abandon \
 	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
-	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane figures-lazarus \
+	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery figures-lazarus \
 	fuzz every-write mutants
 
 install: $(STAMP)
@@ -77,6 +77,10 @@ bench-moe-recovery: install
 # the loss of disturbed runs against undisturbed ones: dense, and with experts (recorded assignments, learned gate)
 bench-precision: install
 	$(BIN)/python benchmarks/precision.py
+
+# the gallery's scripts with a kill and a join, against themselves undisturbed and their plain twins; changed lines
+bench-gallery: install
+	$(BIN)/python benchmarks/gallery.py
 
 # how soon failures are seen, and the right node named, beside Unicron's Table 2; false alarms; what watching costs
 bench-detect: install

@@ -1,0 +1,162 @@
+"""Do the gallery's scripts compute the same when nodes are killed and join, and as their plain twins on one process?
+
+    make bench-gallery
+    python benchmarks/gallery.py --only gan --only ema
+
+Each resilient script runs with 3 nodes, undisturbed, and once more with one node killed and another one that joins, in
+`--verify-state` mode: the hashes of all workers' state are compared after each step. Its losses are compared with the
+undisturbed run's, and with those of the plain script on one process, which is given samples in holdfast's order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from holdfast.control.agent.zygote import PRELOAD
+from holdfast.protocol.events import FailureDetected, GenerationStarted, StepCommitted
+from holdfast.testing.local_job import LocalJob
+
+ROOT = Path(__file__).resolve().parent.parent
+GALLERY = ROOT / "examples" / "gallery"
+NODES = 3
+PHASES = ("compute", "reducing", "ready", "voted", "passed", "applying")
+#: relative, of a loss; float16 rounds what differs in a float32 weight's last bit to its own
+BOUND, HALF_BOUND = 1e-6, 1e-4
+#: each micro-batch takes so many times as long, so that a step lasts long enough for a node to join
+SLOWER = 8.0
+TRANSFORMERS = {
+    "llama": "transformers.models.llama.modeling_llama",
+    "mixtral": "transformers.models.mixtral.modeling_mixtral",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """What came of one script. worst: relative differences of a loss; wrong: what must not be, "" for nothing."""
+
+    name: str
+    steps: int
+    worst_calm: float
+    worst_plain: float
+    worlds: str
+    wrong: str
+
+
+def main() -> int:
+    """Run all scripts and print the table; 1 where a bound is broken."""
+    lines = changed_lines()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=lines.names(), help="only this script")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    rng, broken = random.Random(options.seed), 0
+    print(f"{'script':26s} changed  steps  worlds     against calm  against plain")
+    for name in options.only or lines.names():
+        change = lines.change_of(name)
+        if name in TRANSFORMERS and importlib.util.find_spec("transformers") is None:
+            print(f"{name:26s} {change.changed:7d}  left out: transformers is not installed", flush=True)
+            continue
+        row = compare(name, options.steps, rng)
+        wrong = row.wrong or (f"{change.changed} lines changed" if change.changed > lines.MAX_CHANGED else "")
+        broken += bool(wrong)
+        print(
+            f"{name:26s} {change.changed:7d}  {row.steps:5d}  {row.worlds:9s}  {row.worst_calm:12.1e}  "
+            f"{row.worst_plain:13.1e}  {wrong}",
+            flush=True,
+        )
+    return 1 if broken else 0
+
+
+def changed_lines() -> ModuleType:
+    """Return the module that counts, which lies with the scripts."""
+    spec = importlib.util.spec_from_file_location("changed_lines", GALLERY / "changed_lines.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compare(name: str, steps: int, rng: random.Random) -> Row:
+    """Run one script's plain twin, then it itself, calmly and harmed."""
+    # (some write what they have trained into the folder where they run)
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, contextlib.chdir(folder):
+        plain = plain_losses(name, steps)
+        calm, _ = run(name, steps)
+        harmed, worlds = run(name, steps, rng)
+    bound = HALF_BOUND if name == "fp16" else BOUND
+    worst_calm, worst_plain = worst(calm, harmed), worst(plain, harmed)
+    wrong = [f"loss off by {value:.1e}" for value in (worst_calm, worst_plain) if not value <= bound]
+    if NODES - 1 not in worlds or worlds[-1] != NODES:
+        wrong.append("no node was missed, or none joined, in time")
+    seen = ", ".join(map(str, worlds))
+    return Row(
+        name=name,
+        steps=len(harmed),
+        worst_calm=worst_calm,
+        worst_plain=worst_plain,
+        worlds=seen,
+        wrong="; ".join(wrong),
+    )
+
+
+def worst(wanted: Sequence[float], losses: Sequence[float]) -> float:
+    """Return the largest relative difference of a loss."""
+    return max(abs(a - b) / abs(a) for a, b in zip(wanted, losses, strict=True))
+
+
+def plain_losses(name: str, steps: int) -> list[float]:
+    """Return what the plain script prints of each step, run on one process."""
+    script = [str(GALLERY / f"{name}_plain.py"), "--steps", str(steps)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "benchmarks" / "in_order.py"), *script]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return [float(loss) for loss in re.findall(r"^step \d+ .*loss (\S+)$", done.stdout, re.MULTILINE)]
+
+
+def run(name: str, steps: int, rng: random.Random | None = None) -> tuple[list[float], list[int]]:
+    """Return the loss of every step, and the sizes of the world one after the other; with `rng`, harm it."""
+    preload = ",".join((*PRELOAD, TRANSFORMERS[name]) if name in TRANSFORMERS else PRELOAD)
+    options = ("--nodes", str(NODES), "--verify-state", "1", "--allow-faults", "--preload", preload)
+    job = LocalJob(GALLERY / f"{name}.py", ("--steps", str(steps)), options=options)
+    with job:
+        if rng is not None:
+            harm(job, steps, rng)
+        code = job.wait_exit(timeout=300)
+        if code != 0:
+            raise SystemExit(f"{name}: the job ended with {code}:\n{job.story()}")
+        for event in job.all(FailureDetected)[1:]:
+            print(f"{name}: {event.node} failed, which nobody killed: {event.kind}, {event.detail}", flush=True)
+        committed = job.all(StepCommitted)
+        worlds = [event.world_size for event in job.all(GenerationStarted)]
+        return [float("nan") if event.loss is None else event.loss for event in committed], worlds
+
+
+def harm(job: LocalJob, steps: int, rng: random.Random) -> None:
+    """Kill a node where a step of the first third reaches some phase, and let another one join."""
+    job.wait(StepCommitted, step=1)
+    victim, step = rng.choice(job.nodes()), rng.randint(4, max(4, steps // 3))
+    with job.client() as client:
+        for node in job.nodes():
+            client.inject("slow", node, times=SLOWER)
+        client.inject("kill", victim, step=step, phase=rng.choice(PHASES))
+    job.wait(FailureDetected, node=victim)
+    with job.client() as client:
+        client.add_nodes(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Run a plain training script on one process, its DataLoader shuffled in the order in which holdfast serves samples.
+
+    python benchmarks/in_order.py examples/gallery/llama_plain.py --steps 60
+
+Nothing else of the script is touched: so its losses can be compared with those of its resilient twin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import RandomSampler
+
+from holdfast.runtime.data.sampling import SampleOrder
+
+#: `job.protect`'s own
+SEED = 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("script")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    options = parser.parse_args()
+    RandomSampler.__iter__ = served
+    sys.path[0] = str(Path(options.script).resolve().parent)
+    sys.argv = [options.script, *options.args]
+    runpy.run_path(options.script, run_name="__main__")
+
+
+def served(self: RandomSampler) -> Iterator[int]:
+    """Yield a sampler's data set in the order of holdfast's first pass over it."""
+    source: Any = self.data_source
+    order = SampleOrder(seed=SEED, length=len(source), global_batch=1, micro_batch=1)
+    return map(order.sample, range(len(source)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""A GPT whose blocks keep no activations: backward computes them again."""
+
+from __future__ import annotations
+
+import torch
+from parts.gpt import GPT, loss_of
+from parts.setting import parse_steps, seed_all
+from parts.text import Text, read_text
+from torch.utils.data import DataLoader
+
+import holdfast
+
+CONTEXT = 32
+
+
+def main() -> None:
+    steps = parse_steps(__doc__, 60)
+    seed_all(0)
+    job = holdfast.init()
+    device = job.device
+    model = GPT(context=CONTEXT, recompute=True).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = DataLoader(Text(read_text(), CONTEXT), batch_size=4, shuffle=True)
+    job.protect(model, optimizer, loader, global_batch=12, micro_batch=4, max_grad_norm=1.0)
+    for step in job.steps(steps):
+        for inputs, targets in step.micro_batches():
+            step.backward(loss_of(model, inputs, targets))
+        if step.apply() and job.rank == 0:
+            print(f"step {step.number} loss {step.loss:.9g}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

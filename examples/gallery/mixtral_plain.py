@@ -1,0 +1,56 @@
+"""A small Mixtral of Hugging Face's transformers in a plain loop: accumulation, and the loss that balances experts."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import torch
+from parts.setting import parse_steps, seed_all
+from parts.text import VOCABULARY, LabelledText, read_text
+from torch.utils.data import DataLoader
+from transformers import MixtralConfig, MixtralForCausalLM
+
+CONTEXT = 32
+ACCUMULATE = 4
+
+
+def make_model() -> torch.nn.Module:
+    config = MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
+        router_aux_loss_coef=0.01,
+        max_position_embeddings=CONTEXT,
+        use_cache=False,
+    )
+    return MixtralForCausalLM(config)
+
+
+def main() -> None:
+    steps = parse_steps(__doc__, 40)
+    seed_all(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = make_model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    loader = DataLoader(LabelledText(read_text(), CONTEXT), batch_size=4, shuffle=True)
+    batches = iter(loader)
+    for number in range(1, steps + 1):
+        total = 0.0
+        for batch in islice(batches, ACCUMULATE):
+            loss = model(**{name: tensor.to(device) for name, tensor in batch.items()}).loss
+            (loss / ACCUMULATE).backward()
+            total += loss.item() / ACCUMULATE
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+        optimizer.zero_grad()
+        print(f"step {number} loss {total:.9g}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The gallery's scripts take few lines more than plain ones, and alone compute what those do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from places import BENCHMARKS, EXAMPLES
+from warm_start import run_warm
+
+GALLERY = EXAMPLES / "gallery"
+NAMES = sorted(path.stem.removesuffix("_plain") for path in GALLERY.glob("*_plain.py"))
+#: importing a model of transformers, or what compiles, takes ten times longer than the rest: for `make bench-gallery`
+SLOW = {"llama", "mixtral", "compiled"}
+
+
+def test_no_script_needs_more_than_fifteen_changed_lines(warm_torch: str) -> None:
+    done = run_warm(warm_torch, GALLERY / "changed_lines.py")
+    changed = {row[0]: int(row[4]) for row in map(str.split, done.stdout.splitlines()[1:])}
+    assert sorted(changed) == NAMES
+    assert {name: lines for name, lines in changed.items() if lines > 15} == {}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW])
+def test_a_script_alone_computes_what_its_plain_twin_does(
+    name: str, warm_torch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plain twin is given samples in holdfast's order."""
+    monkeypatch.chdir(tmp_path)
+    plain = run_warm(warm_torch, BENCHMARKS / "in_order.py", str(GALLERY / f"{name}_plain.py"), "--steps", "3")
+    alone = run_warm(warm_torch, GALLERY / f"{name}.py", "--steps", "3")
+    assert (plain.returncode, alone.returncode) == (0, 0), plain.stderr + alone.stderr
+    assert _losses(alone.stdout) == pytest.approx(_losses(plain.stdout), rel=1e-6)
+    assert len(_losses(alone.stdout)) == 3
+
+
+def _losses(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"^step \d+ .*loss (\S+)$", printed, re.MULTILINE)]
