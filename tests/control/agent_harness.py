@@ -18,8 +18,18 @@ from websockets.exceptions import ConnectionClosed
 from holdfast.clock import SystemClock
 from holdfast.control.agent.node_agent import Agent
 from holdfast.control.agent.settings import AgentSettings
+from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.job_spec import JobSpec
-from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, FromWorker, Hello, ToWorker, Welcome
+from holdfast.protocol.messages.agent import (
+    AgentMessage,
+    CoordinatorMessage,
+    EndNode,
+    FromWorker,
+    Hello,
+    Leave,
+    ToWorker,
+    Welcome,
+)
 from holdfast.protocol.messages.orders import Inject
 from holdfast.protocol.messages.worker import Attach, WorkerMessage
 from places import CONTROL_SCRIPTS
@@ -108,6 +118,8 @@ class FakeCoordinator:
             self.hellos.append(message)
             if self.welcome is not None:
                 await connection.send(msgspec.msgpack.encode(self.welcome))
+        if isinstance(message, Leave) and message.waits:
+            await connection.send(msgspec.msgpack.encode(EndNode(exit_code=EXIT_FAILED, why=message.detail)))
         async with self._changed:
             self.heard.append(message)
             self._changed.notify_all()

@@ -21,6 +21,7 @@ SHARES = {
     "raising": (1, 1),
     "ladder": (1, 1),
     "storm": (1, 1),
+    "beginning": (1, 1),
 }
 
 

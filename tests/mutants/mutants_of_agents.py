@@ -54,6 +54,13 @@ AGENT_MUTANTS = (
         why="what its processes die of may be the work's, and the others only slower to meet it",
     ),
     Mutant(
+        name="who_must_go_starts_anew",
+        file=AGENT,
+        old="        if self._unfit is not None:\n            return self._leave(",
+        new="        if False:\n            return self._leave(",
+        why="what it had to say was not heard, and it would come back as if nothing were wrong",
+    ),
+    Mutant(
         name="budget_never_refills",
         file=BUDGET,
         old="        while self._tries and self._tries[0] <= now - self.window_s:\n",

@@ -123,6 +123,13 @@ FAILURE_MUTANTS = (
         why="the others may only be slower to meet what it has met",
     ),
     Mutant(
+        name="who_says_that_it_must_go_is_not_answered",
+        file=LADDER,
+        old="        if leave.waits:\n",
+        new="        if False:\n",
+        why="it waits to be heard, and says it again and again",
+    ),
+    Mutant(
         name="the_step_under_way_speaks_for_the_others",
         file=LADDER,
         old="        step = turn.position.step + 2\n",

@@ -23,6 +23,7 @@ from holdfast.simulation.families.witness_plans import witness_plan
 from holdfast.simulation.faults.plans import FaultKind, interrupted_plan, lively_plan, random_plan, slow_plan, wide_plan
 from holdfast.simulation.schedules.enumeration import (
     FIRST_BASELINE_SEED,
+    FIRST_BEGINNING_SEED,
     FIRST_INTERRUPTED_SEED,
     FIRST_LARGE_SEED,
     FIRST_LEVEL_SEED,
@@ -65,6 +66,15 @@ def run_all(seeds: Iterable[int]) -> list[Outcome]:
         except Exception as error:
             raise AssertionError(f"schedule {seed} failed: python -m holdfast.simulation replay {seed}") from error
     return outcomes
+
+
+def test_a_script_that_never_comes_to_its_loop_ends_the_job_whichever_node_is_first() -> None:
+    """No node is quarantined for it (`wronged` in faults/ends.py), and the job ends saying what was raised."""
+    numbers = range(FIRST_BEGINNING_SEED, FIRST_BEGINNING_SEED + 100)
+    calm = [number for number in numbers if not plan_of(number).faults and not plan_of(number).crashes]
+    assert len(calm) > 20
+    for outcome in run_all(calm):
+        assert (outcome.exit_code, "Oops" in outcome.why) == (EXIT_FAILED, True), outcome
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

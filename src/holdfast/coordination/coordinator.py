@@ -244,6 +244,8 @@ class Coordinator:
 
     def _leave_at_last(self, node: Node, leave: msg.Leave) -> None:
         self._depart(node, leave.reason)
+        if leave.waits:
+            self.parts.ending.late(node)
 
     def _depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
         workers = self.members.remove(node.name)

@@ -63,7 +63,7 @@ class SimCluster:
                 if helped == self.plan.nodes or not self._waits_for_a_person:
                     self.checker.stuck()
                 helped, helped_at = helped + 1, now
-                self.undrain()
+                self._help()
         self.checker.finished()
         assert self.ended is not None
         return Outcome(exit_code=self.ended[0], why=self.ended[1], time=self.world.timeline.now - START, events=steps)
@@ -81,9 +81,22 @@ class SimCluster:
 
     @property
     def _waits_for_a_person(self) -> bool:
-        """A job that has not begun waits for all its nodes: one that is out comes when it is undrained."""
+        """A job that has not begun waits for all its nodes: one that is out comes when it is undrained.
+
+        One whose nodes are all gone, and not all of them for good, waits for those, or others.
+        """
         record = self.world.store.record
-        return record is not None and record.generation == 0 and bool(barred(record) or record.given_up)
+        if record is None:
+            return False
+        deserted = record.generation > 0 and not any(agent.alive for agent in self.agents.values())
+        return deserted or (record.generation == 0 and bool(barred(record) or record.given_up))
+
+    def _help(self) -> None:
+        """Bring what the job waits for."""
+        if any(agent.alive for agent in self.agents.values()):
+            self.undrain()
+        else:
+            self.injector.rescue()
 
     @property
     def over(self) -> bool:

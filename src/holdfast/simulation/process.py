@@ -51,6 +51,7 @@ class Process:
 #: what a training thread is about -> what its page says of it
 _ACTIVITIES = {
     "": Activity.AWAITING,
+    "before": Activity.AWAITING,
     "compute": Activity.COMPUTE,
     "reduce": Activity.REDUCING,
     "pause": Activity.REDUCING,

@@ -476,7 +476,7 @@ def test_nothing_uncommitted_of_a_live_worker_is_lost(story: list[tuple[str, int
         elif what == "down" and bench.worker:
             bench.die()
             expected = set()
-            if bench.machine.over is not None:
+            if not bench.worker:
                 return
             bench.say(attach(bench.worker))
     assert {step for step in bench.kept_steps() if step > committed} == {step for step in expected if step > committed}
@@ -671,12 +671,26 @@ def test_a_node_whose_workers_die_again_and_again_leaves() -> None:
     bench = Bench()
     for _ in range(MAX_RESTARTS):
         assert isinstance(bench.die()[-1], StartWorker)
-    told, leave, end = bench.die()
+    told, leave = bench.die()
     assert isinstance(told, Say)
     why = "node node-0: its workers fail again and again, 6 times in 300 s: code -9"
     assert leave == Say(Leave(reason="exhausted", detail=why))
-    assert isinstance(end, EndAgent)
-    assert end.exit_code == EXIT_FAILED
+    assert bench.hear(EndNode(exit_code=EXIT_FAILED, why=why)) == [EndAgent(EXIT_FAILED, why)]
+
+
+def test_a_node_that_leaves_says_so_until_it_is_heard_and_starts_nothing_more() -> None:
+    """What it had said on a connection that was being closed nobody heard, and the job waited for ever."""
+    bench = Bench(workers=2)
+    first, second = bench.workers
+    died = msgspec.structs.replace(down(first), detail="uncorrectable ECC error")
+    leave = bench.machine.worker_ended(died, bench.now, clean=False)[-1]
+    assert isinstance(leave, Say)
+    assert isinstance(leave.message, Leave)
+    (reconnect,) = bench.hear(Refused(why="come again", exit_code=EXIT_FAILED, retry=True))
+    assert isinstance(reconnect, Reconnect)
+    assert bench.connect()[-1] == leave.message
+    assert bench.die(second) == [Say(down(second))]
+    assert bench.connect()[-1] == leave.message
 
 
 def test_a_node_that_leaves_tells_why_before_it_goes() -> None:
@@ -690,17 +704,21 @@ def test_a_node_that_leaves_tells_why_before_it_goes() -> None:
     assert isinstance(hello, Hello)
     assert [type(kept) for kept in hello.kept] == [WorkerDown]
     assert isinstance(leave, Leave)
-    assert bench.machine.over is not None
 
 
 def test_a_process_that_dies_of_its_machine_is_not_started_again() -> None:
     bench = Bench()
     detail = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     died = WorkerDown(worker=bench.worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1)
-    told, leave, end = bench.machine.worker_ended(died, bench.now, clean=False)
+    told, leave = bench.machine.worker_ended(died, bench.now, clean=False)
     assert told == Say(died)
     assert leave == Say(Leave(reason="quarantined", detail=f"node node-0: ecc_error: {detail}"))
-    assert isinstance(end, EndAgent)
+
+
+def left(instructions: list[AgentInstruction]) -> str:
+    """Return why the node leaves."""
+    (said,) = [one.message for one in instructions if isinstance(one, Say) and isinstance(one.message, Leave)]
+    return said.reason
 
 
 def raised(worker: str, detail: str = "ValueError: oops") -> Raised:
@@ -727,19 +745,20 @@ def test_what_scripts_raise_uses_up_the_same_budget_and_may_be_the_machines() ->
         assert isinstance(bench.hear(Replace(worker=bench.worker))[-1], StartWorker)
         bench.say(attach(bench.worker))
     bench.say(raised(bench.worker))
-    assert isinstance(bench.hear(Replace(worker=bench.worker))[-1], EndAgent)
+    assert left(bench.hear(Replace(worker=bench.worker))) == "exhausted"
     broken.say(raised(broken.worker, "CUDA error: uncorrectable ECC error encountered"))
-    assert isinstance(broken.hear(Replace(worker=broken.worker))[-1], EndAgent)
+    assert left(broken.hear(Replace(worker=broken.worker))) == "quarantined"
 
 
 def test_the_coordinator_says_how_many_restarts_there_are_and_what_is_how_bad() -> None:
     strict, sited = Bench(), Bench()
     rule = FailureRule(pattern="code -9", status="bad_fan", severity=Severity.NODE)
-    for bench, changes in ((strict, {"max_restarts": 0}), (sited, {"rules": (rule,)})):
+    told = (strict, {"max_restarts": 0}, "exhausted"), (sited, {"rules": (rule,)}, "quarantined")
+    for bench, changes, reason in told:
         bench.machine.disconnected()
         bench.machine.connected(bench.now)
         bench.hear(msgspec.structs.replace(welcome(1), **changes))
-        assert isinstance(bench.die()[-1], EndAgent)
+        assert left(bench.die()) == reason
 
 
 def test_a_worker_that_is_stopped_for_longer_than_a_lease_is_killed() -> None:

@@ -31,7 +31,7 @@ from holdfast.coordination.agent.replay import envelopes, fitting
 from holdfast.coordination.agent.restarts import Restarts
 from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.coordination.telling.rendezvous import PostedTooMuchError
-from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import (
     AgentMessage,
@@ -231,6 +231,8 @@ class AgentMachine:
     def _refused(self, refused: Refused) -> list[AgentInstruction]:
         if not refused.retry:
             return self._end(EndAgent(refused.exit_code, refused.why))
+        if self._unfit is not None:
+            return self._leave(f"{refused.why}; it comes back to say why it must go")
         # Nothing that the old workers said may count: new ones, and a new session.
         self.session, self._steps = self._nonce(), NodeSteps(self._places, self.committed)
         fresh = [self._fill(place, index) for index, place in enumerate(self._places)]
@@ -341,7 +343,7 @@ class AgentMachine:
         # may be done again, with another v.
         place.down = down
         self._steps.undo_after(max(other.applied for other in self._places))
-        if down.final or down.exit_code == EXIT_BAD_INPUT:
+        if down.final or down.exit_code == EXIT_BAD_INPUT or self._unfit is not None:
             place.ended = True  # another process would say the same; the coordinator decides what becomes of the job
         elif why := self._restarts.refuse(down, now):
             place.ended = True
@@ -373,11 +375,8 @@ class AgentMachine:
         return [*self._tell(Leave(reason="finished"), now), *self._end(EndAgent(self._tail_code))]
 
     def _leave_unfit(self, now: float) -> list[AgentInstruction]:
-        """The node must go; whoever coordinates hears why first, be it later."""
-        leave = self._unfit
-        if leave is None or self._welcome is None:
-            return []
-        return [*self._tell(leave, now), *self._end(EndAgent(EXIT_FAILED, leave.detail))]
+        """The node must go; whoever coordinates hears why first, be it later, and ends it."""
+        return self._tell(self._unfit, now) if self._unfit is not None and self._welcome is not None else []
 
     # ---- what is kept ----
 

@@ -11,10 +11,10 @@ from holdfast.coordination.failures.budget import TOGETHER_S, Budget
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
-from holdfast.errors import UnreachableError
+from holdfast.errors import EXIT_FAILED, UnreachableError
 from holdfast.protocol.events import NodeLeft, NodeRepaired
 from holdfast.protocol.failures import Detector, FailureKind, Severity
-from holdfast.protocol.messages.agent import Leave
+from holdfast.protocol.messages.agent import EndNode, Leave
 from holdfast.protocol.names import index_of
 from holdfast.protocol.record import GivenUp, Quarantined
 
@@ -113,11 +113,13 @@ class Ladder:
         self._out = node, f"is quarantined: {why}"
 
     def left(self, node: Node, leave: Leave) -> None:
-        """An agent has ended: its machine is broken, or it has used up its tries, or all is well."""
+        """An agent goes: its machine is broken, or it has used up its tries (it waits to be heard), or all is well."""
         if leave.reason == "quarantined":
             self.quarantine(node.name, node.host, leave.detail)
         elif leave.reason == "exhausted":
             self._give_up(node.name, node.host, leave.detail)
+        if leave.waits:
+            self._turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=leave.detail))
 
     def _give_up(self, node: str, host: str, why: str) -> None:
         """A node has used up its tries: whether that is its own fault, the steps of the others say.

@@ -138,11 +138,17 @@ class Posts(Struct, frozen=True, kw_only=True):
 class Leave(Struct, frozen=True, kw_only=True):
     """The agent ends: `finished`, `drained`, `quarantined` (its machine is broken) or `exhausted`.
 
-    The last one: its workers have failed as often as they may. Whose fault that is others know.
+    The last one: its workers have failed as often as they may. Whose fault that is others know. A node that is
+    quarantined or exhausted says so until EndNode answers it.
     """
 
     reason: Text
     detail: Text = ""
+
+    @property
+    def waits(self) -> bool:
+        """True where the agent waits for EndNode."""
+        return self.reason in ("quarantined", "exhausted")
 
 
 Seen = Late | Whereabouts | Stacks | OwnTimes

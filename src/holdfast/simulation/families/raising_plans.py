@@ -16,6 +16,24 @@ from holdfast.simulation.faults.plans import (
 )
 
 
+def beginning_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed whose script raises before its first step on all nodes, as slow as these may be.
+
+    The job ends by that, and no node is to blame, unless something else befalls it.
+    """
+    plan, rng = raising_plan(seed), Random(seed * 79 + 37)
+    return replace(
+        plan,
+        raises=Raises.BEFORE,
+        raises_at=(0, 0),
+        faults=plan.faults if rng.random() < 0.5 else (),
+        crashes=plan.crashes if rng.random() < 0.5 else (),
+        start_spread=rng.choice((0.0, 0.05, 1.0, 5.0)),
+        max_restarts=rng.choice((0, 1, 3, 5)),
+        hold=rng.random() < 0.3,
+    )
+
+
 def raising_plan(seed: int) -> FaultPlan:
     """Return the plan of a seed in which scripts raise, alone or beside few other faults.
 

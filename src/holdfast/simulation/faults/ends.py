@@ -32,7 +32,8 @@ def unjust(plan: FaultPlan, events: Iterable[AnyEvent]) -> Sequence[AnyEvent]:
 
 def works_fault(plan: FaultPlan, why: str) -> bool:
     """Tell whether a job ends because its script always raises, wherever it runs."""
-    return plan.raises is not Raises.NOTHING and f"step {plan.raises_at[0]}" in why and "Oops" in why
+    where = "" if plan.raises is Raises.BEFORE else f"step {plan.raises_at[0]}"
+    return plan.raises is not Raises.NOTHING and where in why and "Oops" in why
 
 
 def may_fail(plan: FaultPlan, why: str) -> bool:
@@ -58,7 +59,9 @@ def barred(record: Record | None) -> set[str]:
 
 def wronged(plan: FaultPlan, record: Record | None, event: AnyEvent) -> str:
     """Return what an event says that must not become of a node, "" for nothing."""
-    blameless = plan.raises is not Raises.NOTHING and plan.max_restarts >= FaultPlan(seed=0).max_restarts
+    few = plan.max_restarts < FaultPlan(seed=0).max_restarts
+    alone = plan.raises is Raises.BEFORE and not plan.faults and not plan.crashes  # (who is not heard may be lost)
+    blameless = alone or (plan.raises is not Raises.NOTHING and not few)
     if blameless and isinstance(event, NodeLeft) and event.reason == "quarantined":
         return f"a node is quarantined for what the work does wrong: {event}"
     if isinstance(event, GenerationStarted) and barred(record) & set(event.members):

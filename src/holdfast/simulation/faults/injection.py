@@ -85,7 +85,7 @@ class Injector:
                 self.extend(fault.time + fault.duration)
         if self._plan.faults:
             self.extend(_RESCUE_AFTER_S)
-            timeline.at(self.quiet_from, self._rescue)
+            timeline.at(self.quiet_from, self.rescue)
 
     def extend(self, seconds: float) -> None:
         """Something is wrong until `seconds` from now."""
@@ -103,7 +103,7 @@ class Injector:
             self._world.trace(worker.id, "at", name)
             self._strike(fault, self._cluster.agents[worker.node], worker)
             self.extend(fault.duration + _RESCUE_AFTER_S)
-            self._world.timeline.after(fault.duration + _RESCUE_AFTER_S, self._rescue)
+            self._world.timeline.after(fault.duration + _RESCUE_AFTER_S, self.rescue)
             return
 
     def strike(self, fault: Fault) -> None:
@@ -311,7 +311,7 @@ class Injector:
         self.extend(again_s)
         self._world.timeline.after(again_s, worker.agent.deliver, self._tell_coordinator_of_hang, worker)
 
-    def _rescue(self) -> None:
+    def rescue(self) -> None:
         """Bring nodes where none is left, or too few to start."""
         cluster = self._cluster
         if cluster.ended is not None:

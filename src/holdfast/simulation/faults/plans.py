@@ -51,6 +51,7 @@ class Raises(StrEnum):
     SAMPLE = "sample"  # a micro-batch of a step
     STEP = "step"  # any micro-batch of a step
     APPLY = "apply"  # a step's optimizer
+    BEFORE = "before"  # what comes before the loop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ micro-batch or an apply. Whatever is half done is garbage: a value that no other
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from holdfast.coordination.experts.holding import HeldExperts
@@ -15,6 +16,7 @@ from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Phase
 from holdfast.simulation.collectives import Group, Underway
+from holdfast.simulation.faults.plans import Raises
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.building import Builder
@@ -111,6 +113,9 @@ class SimWorker(Process):
         if self.boundary("attach"):
             return
         self.tell(attachment(self.world, self.id, self.pid, self.experts))
+        if self.world.plan.raises is Raises.BEFORE:
+            self.busy = "before"
+            self.world.after("start", self, self._script_raises, None)
 
     def kill(self) -> None:
         """End without a word; the peers' collectives with it break."""
@@ -168,11 +173,9 @@ class SimWorker(Process):
         if isinstance(order, msg.Begin):
             self.checker.began(self, order, bool(instructions))
         self.obey(instructions)
-        if isinstance(order, msg.Stop) and self.boundary("stopped"):
-            return
-        if isinstance(order, msg.Begin) and self.boundary("begun"):
-            return
-        self.advance()
+        boundary = "stopped" if isinstance(order, msg.Stop) else "begun" if isinstance(order, msg.Begin) else ""
+        if not (boundary and self.boundary(boundary)):
+            self.advance()
 
     def obey(self, instructions: Iterable[tasks.WorkerInstruction]) -> None:
         """Carry out what the machine asks for."""
@@ -289,11 +292,12 @@ class SimWorker(Process):
         if self.gradients:
             training.corrupted(self.gradients, self.world.samples, self.state, self.machine.step, self.world.rng)
 
-    def _script_raises(self, micro_batch: int) -> None:
-        """The script ends with an exception; what is whole of the state is kept."""
+    def _script_raises(self, micro_batch: int | None) -> None:
+        """The script ends with an exception, None: outside of its loop; what is whole of the state is kept."""
+        self.busy = ""
         machine, place = self.machine, f"Oops({self.id})" if self.raise_script else "Oops"
         if not machine.keep():
-            self.raised()
+            self.raised("" if micro_batch is not None else place)
             return
         self.gradients.clear()
         self.tell(told_of(machine, place, micro_batch))
@@ -306,11 +310,7 @@ class SimWorker(Process):
         generation = self.machine.generation
         self._given = dict(self.gradients)
         payload = tuple(gradient.value for gradient in training.summed(self._given))
-
-        def combine(shares: Iterable[Any]) -> training.SimReduced:
-            return training.reduce_parts(shares, generation)
-
-        self.issue("reduce", payload, combine)
+        self.issue("reduce", payload, partial(training.reduce_parts, generation=generation))
 
     def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
         self.checker.issues(self, kind)

@@ -11,7 +11,7 @@ from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.level_plans import level_plan
 from holdfast.simulation.families.link_plans import link_plan
-from holdfast.simulation.families.raising_plans import raising_plan
+from holdfast.simulation.families.raising_plans import beginning_plan, raising_plan
 from holdfast.simulation.families.storm_plans import storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
 from holdfast.simulation.families.work_plans import work_plan
@@ -59,6 +59,8 @@ FIRST_WORK_SEED = 14_000_000_000
 FIRST_LINK_SEED = 16_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
+#: from here on, random ones whose script never comes to its loop
+FIRST_BEGINNING_SEED = 17_000_000_000
 #: from here on, random ones with one wrong gradient in somebody's sums
 FIRST_CORRUPT_SEED = 12_000_000_000
 #: from here on, random ones whose scripts raise
@@ -117,7 +119,8 @@ FAMILIES: dict[str, range] = {
     "ladder": range(FIRST_LADDER_SEED, FIRST_LADDER_SEED + 1_000_000_000),
     "work": range(FIRST_WORK_SEED, FIRST_STORM_SEED),
     "storm": range(FIRST_STORM_SEED, FIRST_LINK_SEED),
-    "links": range(FIRST_LINK_SEED, FIRST_LINK_SEED + 1_000_000_000),
+    "links": range(FIRST_LINK_SEED, FIRST_BEGINNING_SEED),
+    "beginning": range(FIRST_BEGINNING_SEED, FIRST_BEGINNING_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -135,6 +138,7 @@ _RANDOM_PLANS = {
     "storm": storm_plan,
     "work": work_plan,
     "links": link_plan,
+    "beginning": beginning_plan,
     "raising": raising_plan,
 }
 

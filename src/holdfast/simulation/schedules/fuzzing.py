@@ -30,6 +30,7 @@ SHARES = {
     "witnesses": 2,
     "raising": 2,
     "ladder": 2,
+    "beginning": 1,
     "storm": 3,
     "work": 1,
     "links": 3,
