@@ -92,6 +92,11 @@ def named_modules(model: torch.nn.Module) -> tuple[tuple[str, torch.nn.Module], 
     return tuple(untyped.named_modules())
 
 
+def uncompiled(name: str) -> str:
+    """Return the name that a tensor of a model has where no part of that went through torch.compile."""
+    return name.replace("_orig_mod.", "")
+
+
 def has_extra_state(module: torch.nn.Module) -> bool:
     """Return whether a module's class saves more than parameters and buffers."""
     own: Any = type(module)

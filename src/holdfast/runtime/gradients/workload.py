@@ -22,7 +22,7 @@ from holdfast.runtime.gradients.updates import Update, Updates
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
-from holdfast.runtime.state.refusals import check_extra
+from holdfast.runtime.state.refusals import check_extra, check_model
 from holdfast.runtime.state.state import TrainingState
 from holdfast.step_samples import StepSamples
 
@@ -233,6 +233,7 @@ def workload_of(given: ScriptObjects, loader: MicroBatchLoader, device: torch.de
         BadInputError: something does not fit.
     """
     model, seed = given.model, loader.order.seed
+    check_model(model, device)
     experts = expert_parameters(model)
     loss_scale = LossScale(given.scaler, model.parameters(), device, micro_batches=loader.order.micro_batches)
     state = TrainingState(model, given.optimizer, with_scaler(given.extra, given.scaler), apart=experts)

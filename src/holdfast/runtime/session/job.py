@@ -135,10 +135,10 @@ class Job:
         order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
         options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
         loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, **order)
-        self._emulate(model)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
         self._after_apply = after_apply
         workload = workload_of(given, loader, self.device)
+        self._emulate(model)
         untrained = said_untrained(model, workload.state.optimizers)
         self._warnings = [warning for warning in (loader.difference, untrained) if warning]
         self._session = self._open(workload)

@@ -2,16 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import cast
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.state.optimizers import Optimizers, needed_arguments
+from holdfast.runtime.tensors import named_modules, uncompiled
 
 _NAMED = 3
+#: modules of torch's by class, and what to do instead (looked for by name: to import them takes seconds)
+_REFUSED = {
+    "DistributedDataParallel": "drop the wrapper and give the module in it, holdfast reduces the gradients itself",
+    "DataParallel": "drop the wrapper and give the module in it, each accelerator has a worker of its own",
+    "FullyShardedDataParallel": "drop the wrapper and give the module in it, every worker holds the whole model",
+    "FSDPModule": "leave fully_shard() out, every worker holds the whole model",
+    "SyncBatchNorm": "leave convert_sync_batchnorm() out, a forward pass that waits for others cannot be redone",
+}
+_SHARDED = "DTensor"
+
+
+def check_model(model: object, device: torch.device) -> None:
+    """Look for what cannot be reduced, sent or saved as it is.
+
+    Args:
+        model: what a script gives as one.
+        device: where it belongs.
+
+    Raises:
+        BadInputError: it is no module, or it is wrapped, sharded, elsewhere, not made yet, or shares memory.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise BadInputError(
+            f"the model is a {type(model).__name__}: give the torch.nn.Module that it computes with, and call the "
+            f"{type(model).__name__} in the loop"
+        )
+    for name, module in named_modules(model):
+        said = f"module {name!r}" if name else "the model"
+        for kind in _kinds_of(module):
+            if kind in _REFUSED:
+                raise BadInputError(f"{said} is torch's {kind}: {_REFUSED[kind]}")
+    for name, parameter in model.named_parameters():
+        _check_parameter(name, parameter, device)
+    _check_memory(model.named_parameters())
+
+
+def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.device) -> None:
+    if _SHARDED in (*_kinds_of(parameter), *_kinds_of(parameter.data)):
+        raise BadInputError(
+            f"parameter {name!r} is a DTensor: every worker holds the whole model, so leave out what shards it "
+            "(distribute_tensor, parallelize_module, fully_shard)"
+        )
+    if is_lazy(parameter):
+        raise BadInputError(f"parameter {name!r} has no shape yet: let a batch run through the model first")
+    if parameter.device != device:
+        raise BadInputError(
+            f"parameter {name!r} is on {parameter.device} and this worker's device is {device}: call "
+            "model.to(job.device) before the optimizer is made"
+        )
+    if any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
+        raise BadInputError(f"parameter {name!r} repeats elements in memory (expand): make it of a clone()")
+
+
+def _check_memory(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+    """Look for parameters that lie in the same memory: each would be updated, and sent, as if it were alone.
+
+    (One parameter in several places of a model, as with tied weights, is one.)
+    """
+    spans: list[tuple[int, int, str]] = []
+    for name, parameter in parameters:
+        reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+        if parameter.numel():
+            begin = parameter.data_ptr()
+            spans.append((begin, begin + (reach + 1) * parameter.element_size(), name))
+    for (_, end, first), (begin, _, second) in pairwise(sorted(spans)):
+        if begin < end:
+            raise BadInputError(
+                f"parameters {first!r} and {second!r} share memory: give each its own (clone()), or tie them by using "
+                "one parameter in both places"
+            )
+
+
+def _kinds_of(thing: object) -> list[str]:
+    """Return the names of those of an object's classes that are torch's."""
+    return [kind.__name__ for kind in cast(type, type(thing)).__mro__ if kind.__module__.split(".")[0] == "torch"]
 
 
 def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, follows: bool) -> None:
@@ -50,7 +129,7 @@ def needs_metric(scheduler: LRScheduler) -> bool:
 def said_untrained(model: torch.nn.Module, optimizers: Optimizers) -> str:
     """Return a warning of parameters that require a gradient and are in no optimizer, "" where there are none."""
     trained = {id(parameter) for parameter in optimizers.parameters}
-    named = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
+    named = [uncompiled(name) for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
     if not named:
         return ""
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""

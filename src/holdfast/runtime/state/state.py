@@ -18,7 +18,7 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
 from holdfast.runtime.state.optimizers import Optimizers
-from holdfast.runtime.tensors import has_extra_state, named_modules
+from holdfast.runtime.tensors import has_extra_state, named_modules, uncompiled
 
 MAX_TENSORS = 1 << 20
 
@@ -95,7 +95,7 @@ class TrainingState:
                 raise BadInputError(f"module {name!r} has extra state: pass an object that saves it as extra={{...}}")
         self._apart = {id(parameter) for parameter in apart}
         named = model.named_parameters()
-        self._parameters = {name: parameter for name, parameter in named if id(parameter) not in self._apart}
+        self._parameters = {uncompiled(name): p for name, p in named if id(p) not in self._apart}
         self._check_optimizers()
 
     def capture(self) -> StateView:
@@ -189,7 +189,7 @@ class TrainingState:
     # ---- inside ----
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        return dict(self.model.named_buffers())
+        return {uncompiled(name): buffer for name, buffer in self.model.named_buffers()}
 
     def _device(self) -> torch.device:
         return next((parameter.device for parameter in self._parameters.values()), torch.device("cpu"))
