@@ -68,8 +68,16 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
     job = holdfast.init()
     dtype = torch.float64 if options.get("float64") else torch.float32
     width = options.get("width", 16)
+    norms: list[torch.nn.Module] = []
+    if "batch_norm" in options:  # (before anything that is trained: in which order gradients are added does not show)
+        frozen = torch.nn.Linear(8, 8).requires_grad_(False)
+        norms = [torch.nn.BatchNorm1d(8, affine=False), frozen, torch.nn.BatchNorm1d(8, momentum=None)]
     model = torch.nn.Sequential(
-        torch.nn.Linear(8, width), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(width, 1)
+        *norms,
+        torch.nn.Linear(8, width),
+        torch.nn.Dropout(0.1),
+        torch.nn.Tanh(),
+        torch.nn.Linear(width, 1),
     ).to(job.device, dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
@@ -115,6 +123,11 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
                 print(
                     json.dumps([step.number, step.loss, job.rank, job.world_size, step.metrics]), file=file, flush=True
                 )
+
+    if "batch_norm" in options:
+        found = {name: buffer.double().view(-1).tolist() for name, buffer in model.named_buffers()}
+        statistics = {name: [value.hex() for value in values] for name, values in found.items()}
+        (Path(directory) / f"{node}.statistics").write_text(json.dumps(statistics))
 
 
 def _child(settings: WorkerSettings, node: str, directory: str, options: dict[str, Any]) -> None:

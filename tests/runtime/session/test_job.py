@@ -228,10 +228,40 @@ def test_a_loop_that_uses_steps_wrongly_is_told_so() -> None:
         break
 
 
-def test_a_buffer_that_follows_the_batches_is_refused() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-    with pytest.raises(BadInputError, match=r"buffer '1\."):
+class Largest(torch.nn.Module):
+    """Has a buffer of its own that follows the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest.copy_(torch.maximum(self.largest, x.detach().max()))
+        return x
+
+
+def test_a_buffer_that_follows_the_batches_in_a_way_of_its_own_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Largest(), torch.nn.Linear(4, 1))
+    with pytest.raises(BadInputError, match=r"buffer '1\.largest', and how is not known .* after_apply"):
         Trained(model=model).run(1)
+
+
+def test_running_statistics_are_those_of_plain_torch_and_are_resumed(tmp_path: Path) -> None:
+    def norm() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+    whole = Trained(model=norm()).run(4)
+    Trained(tmp_path, model=norm()).run(2)
+    resumed = Trained(tmp_path, model=norm()).run(4)
+    assert sorted(resumed.losses) == [3, 4]
+    assert whole.job._session is not None
+    order, plain = whole.job._session.workload.loader.order, torch.nn.BatchNorm1d(4)
+    for number in range(12):
+        plain(X[order.indices(1 + number // 3, number % 3)])
+    for name, expected in plain.named_buffers():
+        found = dict(whole.model.named_buffers())[f"0.{name}"]
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(found, dict(resumed.model.named_buffers())[f"0.{name}"])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from holdfast.runtime.gradients.logged_values import LoggedValues
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
 from holdfast.runtime.gradients.reduction import Reduced, reduce_gradients
+from holdfast.runtime.gradients.running_statistics import RunningStatistics
 from holdfast.runtime.gradients.updates import Update, Updates
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.moe.holding.job_experts import JobExperts, experts_of
@@ -148,8 +149,9 @@ class Workload:
             )
             # Each rank would see other samples: the replicas would no longer be equal.
             raise BadInputError(
-                f"the forward pass changes the buffer {changed[0]!r} (running statistics?): that state would differ "
-                "from replica to replica; use a layer without it (GroupNorm, LayerNorm, track_running_stats=False)"
+                f"the forward pass changes the buffer {changed[0]!r}, and how is not known (as it is of BatchNorm's, "
+                "InstanceNorm's and spectral_norm's): that state would differ from replica to replica; change it in a "
+                "function that is given as protect(..., after_apply=...), or use a layer without it"
             )
         samples = self.loader.order.micro_batch
         self.sums.micro_batches.append(micro_batch)
@@ -236,7 +238,9 @@ def workload_of(given: ScriptObjects, loader: MicroBatchLoader, device: torch.de
     check_model(model, device)
     experts = expert_parameters(model)
     loss_scale = LossScale(given.scaler, model.parameters(), device, micro_batches=loader.order.micro_batches)
-    state = TrainingState(model, given.optimizer, with_scaler(given.extra, given.scaler), apart=experts)
+    statistics = RunningStatistics(model)
+    extra = with_scaler(given.extra, given.scaler)
+    state = TrainingState(model, given.optimizer, extra, apart=experts, buffers=statistics.state)
     check_extra(state.extra, state.optimizers, follows=given.follows)
     return Workload(
         state=state,
@@ -245,4 +249,5 @@ def workload_of(given: ScriptObjects, loader: MicroBatchLoader, device: torch.de
         updates=Updates(state, given.updates, given.max_grad_norm),
         loss_scale=loss_scale,
         experts=experts_of(model, state.optimizers.holder_of(experts), seed=seed),
+        noted=[statistics],
     )

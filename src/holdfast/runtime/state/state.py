@@ -69,6 +69,7 @@ class TrainingState:
         extra: Mapping[str, Any] | None = None,
         *,
         apart: Iterable[torch.nn.Parameter] = (),
+        buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """Take note of the objects.
 
@@ -76,6 +77,7 @@ class TrainingState:
             optimizer: one, or several by name.
             apart: parameters that are no part of this state, nor what the optimizer keeps of them: experts differ
                 from rank to rank.
+            buffers: by name, those of the model that are state even while it holds others in their place.
 
         Raises:
             BadInputError: an object cannot give or take its state.
@@ -96,6 +98,7 @@ class TrainingState:
         self._apart = {id(parameter) for parameter in apart}
         named = model.named_parameters()
         self._parameters = {uncompiled(name): p for name, p in named if id(p) not in self._apart}
+        self._set_buffers = dict(buffers or {})
         self._check_optimizers()
 
     def capture(self) -> StateView:
@@ -178,18 +181,19 @@ class TrainingState:
     def buffer_versions(self) -> dict[str, tuple[int, int]]:
         """Return what changes when a buffer is written to or replaced: (identity, torch's version counter).
 
-        Of the modules that the model had when this was made, like the parameters.
+        Of the modules that the model had when this was made, like the parameters; without the `buffers` given there.
         """
         return {
             name: (id(buffer), buffer._version)
             for prefix, module in self._modules
             for name, buffer in module.named_buffers(prefix, recurse=False, remove_duplicate=False)
+            if name not in self._set_buffers
         }
 
     # ---- inside ----
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        return {uncompiled(name): buffer for name, buffer in self.model.named_buffers()}
+        return {uncompiled(name): self._set_buffers.get(name, buffer) for name, buffer in self.model.named_buffers()}
 
     def _device(self) -> torch.device:
         return next((parameter.device for parameter in self._parameters.values()), torch.device("cpu"))
