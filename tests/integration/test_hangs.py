@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from job_cases import FOREVER, TINY, StartJob, goes_on
 
-from holdfast.coordination.config import CoordinatorConfig
 from holdfast.protocol.events import (
     FailureDetected,
     GenerationStarted,
@@ -19,13 +18,9 @@ from holdfast.protocol.events import (
     StepCommitted,
 )
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.job_spec import JobSpec
 from holdfast.testing.namespaces import NamespacesRefusedError, NetworkJob, joined
 
 TIMEOUT_S = 4.0
-CONFIG = CoordinatorConfig(spec=JobSpec())
-#: from the moment at which nothing comes any more: the time-out, then two leases
-WITHIN_S = TIMEOUT_S + 2 * CONFIG.lease_s
 
 
 def test_a_thread_that_hangs_is_named_and_replaced(start_job: StartJob) -> None:
@@ -35,7 +30,6 @@ def test_a_thread_that_hangs_is_named_and_replaced(start_job: StartJob) -> None:
     )
     paused = job.wait(StepCommitted, step=7)
     assert 1.0 <= paused.paused_s <= paused.step_s, job.story()  # (and the first failure is the hang)
-    last = job.wait(StepCommitted, step=9)
     failure = job.wait(FailureDetected)
     assert (failure.node, failure.kind) == ("node-1", FailureKind.HANG), job.story()
     assert (failure.detector, failure.step, failure.phase) == ("statistics", 10, "compute"), job.story()
@@ -48,7 +42,8 @@ def test_a_thread_that_hangs_is_named_and_replaced(start_job: StartJob) -> None:
     assert any(TINY.name in line for line in where.lines), where
     assert any(worker.waits and worker.collectives for worker in stacks.workers), stacks
     again = job.wait(StepCommitted, step=10)
-    assert again.time - last.time < WITHIN_S
+    failures = [event for event in job.all(FailureDetected) if event.time < again.time]
+    assert failures == [failure], "one time-out is enough"
     goes_on(job, 10)
     assert not job.all(RolledBack)
 
@@ -75,8 +70,9 @@ def test_two_nodes_that_are_cut_off_from_each_other_are_never_put_together_again
         assert "no connection between" in failure.detail
         before = [event for event in job.all(StepCommitted) if event.time < failure.time][-1]
         again = job.wait(StepCommitted, step=before.step + 1)
-        assert again.time - before.time < WITHIN_S
         assert again.world_size == 2
+        blamed = {event.node for event in job.all(FailureDetected) if event.time < again.time}
+        assert blamed == {failure.node}, "one time-out is enough"
         # The one that was left out comes back with fresh workers, and no group can be built with it.
         job.wait(NodesJoined, lambda e: failure.node in e.names, since=cut)
         job.wait(StepCommitted, step=again.step + 100)

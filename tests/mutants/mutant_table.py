@@ -50,7 +50,6 @@ MUTANTS = (
         old="UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD})\n",
         new="UNDER_WAY = frozenset({Phase.APPLYING, Phase.FORWARD})\n",
         why="a report with the commit operation open is no promise: it may yet pass",
-        quick=True,
     ),
     Mutant(
         name="reports_within_apply",
@@ -75,7 +74,6 @@ MUTANTS = (
         new="            commit = msgspec.structs.replace(decision.commit, grad_square=0.5)\n"
         "            self.passed = Passed(step=decision.applied, commit=commit)\n",
         why="FORWARD applies the recorded v, never another",
-        quick=True,
     ),
     Mutant(
         name="judges_for_itself",
@@ -183,7 +181,6 @@ MUTANTS = (
         old="        return self.applied is not None and self.applied == decision.applied - 1\n",
         new="        return self.applied is not None and self.applied <= decision.applied\n",
         why="FORWARD is for those who stand right before the step",
-        quick=True,
     ),
     # ---- decisions ----
     Mutant(
@@ -427,7 +424,6 @@ MUTANTS = (
         old="        return [node for node in silent if now - node.seen > min(lease_s, node.lease.lasts_s)]\n",
         new="        return []\n",
         why="a node that falls silent is lost",
-        quick=True,
     ),
     Mutant(
         name="absent_nodes_are_awaited_for_ever",

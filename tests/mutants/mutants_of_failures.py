@@ -57,7 +57,6 @@ FAILURE_MUTANTS = (
         old="    if last.step is not None and len(here) > 1:\n",
         new="    if last.step is not None and len(here) > 0:\n",
         why="one node's exception starts a process again, and ends no job",
-        quick=True,
     ),
     Mutant(
         name="blame_anywhere_is_never",

@@ -54,7 +54,6 @@ SAMPLE_MUTANTS = (
         old="        msg.VoteRefused: while_it_goes_on(_vote_refused),\n",
         new="        msg.VoteRefused: while_it_goes_on(ignore),\n",
         why="who has refused waits for a decision",
-        quick=True,
     ),
     Mutant(
         name="wrong_sums_are_held",

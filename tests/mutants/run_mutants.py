@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent.parent
 SOURCE = TESTS.parent / "src" / "holdfast"
 
 #: rounds of the schedules in check_schedules.py, ten schedules each
-QUICK_ROUNDS, ROUNDS = 8, 60
+QUICK_ROUNDS, ROUNDS = 4, 60
 #: seconds of the CPU; a mutant that makes a schedule endless is caught, too
 LIMIT_S = 120
 UNIT_TESTS = ("coordination", "protocol")

@@ -75,7 +75,7 @@ def test_a_store_that_takes_its_time_holds_up_what_is_told_and_not_the_server(tm
         with pytest.raises(TimeoutError):
             agent.recv(timeout=0.5)
         url, token = coordinator.entry.url, coordinator.entry.token
-        answer = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}, timeout=5.0)
+        answer = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S)
         assert "holdfast_" in answer.text
         other.execute("ROLLBACK")
         told = hear(agent)

@@ -173,11 +173,8 @@ def test_a_signal_ends_everything(world: World, number: int, code: int) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "3")) as job:
         job.wait(StepCommitted, step=3)
         assert job.process is not None
-        asked = time.monotonic()
         os.kill(job.process.pid, number)
         assert job.wait_exit() == code
-        took = time.monotonic() - asked
-    assert took < 5.0  # the promise; it takes a tenth of that when nothing is stuck
     assert "Traceback" not in job.output_file.read_text()
     world.check_nothing_is_left()
 

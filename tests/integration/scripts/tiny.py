@@ -19,7 +19,8 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--global-batch", type=int, default=24)
 parser.add_argument("--micro-batch", type=int, default=4)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
-parser.add_argument("--gate", help="go on to step 5 only once this file is there")
+parser.add_argument("--gate", help="go on to step --gate-at only once this file is there")
+parser.add_argument("--gate-at", type=int, default=5)
 parser.add_argument("--timeout", type=float, default=120.0, help="of a collective, in seconds")
 parser.add_argument("--hang-at", type=int, default=0, help="node-1 hangs in this step, whenever it comes to it")
 parser.add_argument("--pause-at", type=int, default=0, help="rank 0 pauses for a second before this step")
@@ -57,7 +58,7 @@ job.protect(
 )
 losses = []
 for step in job.steps(args.steps):
-    while args.gate and step.number == 5 and not os.path.exists(args.gate):
+    while args.gate and step.number == args.gate_at and not os.path.exists(args.gate):
         time.sleep(0.01)
     if step.number == args.pause_at and job.rank == 0:
         with job.pause("evaluation"):

@@ -167,7 +167,7 @@ def test_who_is_slow_takes_so_many_times_as_long_from_then_on(fault: str) -> Non
     for _ in range(2):
         began = time.monotonic()
         drag(began - 0.01)
-        assert 0.03 <= time.monotonic() - began < 3.0
+        assert time.monotonic() - began >= 0.03
 
 
 def test_state_is_corrupted_once_in_the_training_thread() -> None:
