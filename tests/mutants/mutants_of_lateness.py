@@ -52,6 +52,13 @@ LATENESS_MUTANTS = (
         why="all of the machine stood still, perhaps",
     ),
     Mutant(
+        name="who_has_no_core_is_late",
+        file=WATCH,
+        old="        return max(0.0, total_s - starved.before_s)\n",
+        new="        return 0.0\n",
+        why="on a machine with too much to do, nodes were taken out for hanging that only waited for a core",
+    ),
+    Mutant(
         name="late_is_told_once",
         file=WATCH,
         old="                seen.next_at = AGAIN * for_s / limit_s\n",

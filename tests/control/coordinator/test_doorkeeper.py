@@ -136,7 +136,7 @@ def test_who_is_late_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
 
     play(story, seconds=2.0)
     assert len(caplog.messages) == 2
-    assert caplog.messages[0].endswith("is dropped: it has not shown it in time, 2.0 s at the most")
+    assert caplog.messages[0].endswith("is dropped: it has not shown it in time, 2 s at the most")
     assert caplog.messages[1].startswith("2 more like this")
 
 

@@ -78,6 +78,23 @@ def test_time_in_which_the_agent_did_not_run_counts_against_nobody() -> None:
     assert len(look_until(watch, COMPUTING, 130.4, 130.6)) == 1
 
 
+def test_time_in_which_a_worker_had_no_core_counts_not() -> None:
+    """On a machine that has four times as much to do as it has cores: no process there hangs."""
+    watch, late = made(), []
+    for look in range(-20, 200):
+        now = 100.0 + look / 50
+        starved = replace(COMPUTING, since=min(now, 100.0), starved_s=7.0 + 0.75 * look / 50)
+        late += [now for _ in watch.look(now, {ME: starved})]
+    assert 100.0 + 4 * LIMIT_S <= late[0] < 100.0 + 4 * LIMIT_S + 0.1
+
+
+def test_a_process_that_follows_another_has_starved_for_less() -> None:
+    watch = made()
+    assert look_until(watch, replace(COMPUTING, starved_s=50.0), 100.0, 100.3) == []
+    (at, _), *_ = look_until(watch, replace(COMPUTING, since=100.3, starved_s=0.1), 100.3, 102.0)
+    assert 100.3 + LIMIT_S < at < 100.3 + LIMIT_S + 0.03
+
+
 def test_who_waits_in_a_collective_is_not_late_while_it_looks() -> None:
     watch = made()
     for tenth in range(100):

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from holdfast.control.agent.memory import OomCounter
@@ -18,7 +19,7 @@ from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
 from holdfast.control.link.framing import Crashed, FromWorkerProcess, encode_frame
 from holdfast.control.link.progress_page import ProgressPage
 from holdfast.control.link.worker_settings import WorkerSettings
-from holdfast.control.processes import ProcessHandle, is_stopped
+from holdfast.control.processes import ProcessHandle, is_stopped, waited_for_core_s
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.messages.agent import WorkerDown
@@ -119,8 +120,12 @@ class Workforce:
         """Return where the workers stand, as far as that can be read."""
         if self._page is None:
             return {}
-        known = ((place.worker, self._page.read(place.index, place.pid)) for place in self.places if place.pid)
-        return {worker: reading for worker, reading in known if reading is not None}
+        found: dict[str, Reading] = {}
+        for place in self.places:
+            reading = self._page.read(place.index, place.pid) if place.pid else None
+            if place.pid and reading is not None:
+                found[place.worker] = replace(reading, starved_s=waited_for_core_s(place.pid))
+        return found
 
     def accounts(self) -> dict[str, ProgressAccount]:
         """Return what else is known of their progress."""

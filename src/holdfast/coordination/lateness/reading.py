@@ -37,7 +37,8 @@ class Reading:
     """Where a worker's training thread stands; times on the machine's monotonic clock, in seconds.
 
     `since`: when this activity began. `waits_since`: in a collective, None where it waits in none; `looked`: when it
-    last looked whether that has ended. `world`: members of its generation.
+    last looked whether that has ended. `world`: members of its generation. `starved_s`: for how long in its life it was
+    ready to run and had no core.
     """
 
     generation: int
@@ -48,6 +49,7 @@ class Reading:
     world: int
     waits_since: float | None = None
     looked: float = 0.0
+    starved_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

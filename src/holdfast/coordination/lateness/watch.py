@@ -40,6 +40,15 @@ class _Seen:
     next_at: float = 1.0
 
 
+@dataclass(slots=True)
+class _Starved:
+    """What of a worker's time without a core is from before `since`, and all of it, in seconds."""
+
+    since: float
+    before_s: float
+    total_s: float
+
+
 class LateWatch:
     """Of one node's workers. Times are on the node's monotonic clock, in seconds."""
 
@@ -51,6 +60,7 @@ class LateWatch:
         #: when this agent did not run
         self._away: deque[tuple[float, float]] = deque(maxlen=16)
         self._seen: dict[str, _Seen] = {}
+        self._starved: dict[str, _Starved] = {}
         self._totals: dict[str, tuple[int, Mapping[Activity, Total]]] = {}
         self._learnt_at = self._told_at = -math.inf
         #: how long each worker computes a micro-batch
@@ -97,6 +107,7 @@ class LateWatch:
             self._away.append((self._last, now))
         self._last = now
         self._seen = {worker: seen for worker, seen in self._seen.items() if worker in readings}
+        self._starved = {worker: starved for worker, starved in self._starved.items() if worker in readings}
         late: list[Late] = []
         due, shortest = [LONGEST_LOOK_S], [USUAL_LOOK_S / LOOK_PART]
         for worker, reading in readings.items():
@@ -104,7 +115,7 @@ class LateWatch:
                 continue
             known_s = self._limit_s(reading)
             limit_s = known_s or UNKNOWN_S
-            for_s = self._lasts(now, reading)
+            for_s = self._lasts(now, worker, reading)
             seen = self._seen_of(worker, reading)
             if for_s > seen.next_at * limit_s:
                 seen.next_at = AGAIN * for_s / limit_s
@@ -128,10 +139,23 @@ class LateWatch:
             return STALLED_S
         return self.times.limit_s(reading.activity, reading.world)
 
-    def _lasts(self, now: float, reading: Reading) -> float:
-        """Return for how long a worker is about what it is, or has not looked; without when this agent did not run."""
+    def _lasts(self, now: float, worker: str, reading: Reading) -> float:
+        """Return for how long a worker is about what it is, or has not looked.
+
+        Without when this agent did not run, and when the worker would have and had no core.
+        """
         since = reading.since if reading.waits_since is None else reading.looked
-        return now - since - sum(max(0.0, end - max(begin, since)) for begin, end in self._away)
+        away_s = sum(max(0.0, end - max(begin, since)) for begin, end in self._away)
+        return now - since - away_s - self._starved_s(worker, since, reading.starved_s)
+
+    def _starved_s(self, worker: str, since: float, total_s: float) -> float:
+        """Return for how long a worker had no core since then: from the last look before on, at the most."""
+        starved = self._starved.get(worker)
+        if starved is None or starved.since != since:
+            before_s = min(starved.total_s, total_s) if starved is not None else total_s
+            starved = self._starved[worker] = _Starved(since, before_s, total_s)
+        starved.total_s = total_s
+        return max(0.0, total_s - starved.before_s)
 
     def stands(self, now: float, readings: Mapping[str, Reading], stopped: Collection[str]) -> tuple[Stand, ...]:
         """Return where all workers stand, late or not; `stopped`: those whose processes are."""
@@ -145,7 +169,7 @@ class LateWatch:
             generation=reading.generation,
             step=reading.step,
             activity=reading.activity,
-            for_s=max(0.0, self._lasts(now, reading)),
+            for_s=max(0.0, self._lasts(now, worker, reading)),
             limit_s=self._limit_s(reading) or 0.0,
             micro_batch=reading.micro_batch,
             waits=reading.waits_since is not None,
