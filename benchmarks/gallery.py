@@ -35,7 +35,7 @@ PHASES = ("compute", "reducing", "ready", "voted", "passed", "applying")
 #: relative, of a loss; float16 rounds what differs in a float32 weight's last bit to its own
 BOUND, HALF_BOUND = 1e-6, 1e-4
 #: each micro-batch takes so many times as long, so that a step lasts long enough for a node to join
-SLOWER = 8.0
+SLOWER = 3.0
 TRANSFORMERS = {
     "llama": "transformers.models.llama.modeling_llama",
     "mixtral": "transformers.models.mixtral.modeling_mixtral",
@@ -59,7 +59,7 @@ def main() -> int:
     lines = changed_lines()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=lines.names(), help="only this script")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     rng, broken = random.Random(options.seed), 0
@@ -100,7 +100,7 @@ def compare(name: str, steps: int, rng: random.Random) -> Row:
     bound = HALF_BOUND if name == "fp16" else BOUND
     worst_calm, worst_plain = worst(calm, harmed), worst(plain, harmed)
     wrong = [f"loss off by {value:.1e}" for value in (worst_calm, worst_plain) if not value <= bound]
-    if NODES - 1 not in worlds or worlds[-1] != NODES:
+    if NODES - 1 not in worlds or max(worlds[worlds.index(NODES - 1) :]) < NODES:
         wrong.append("no node was missed, or none joined, in time")
     seen = ", ".join(map(str, worlds))
     return Row(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -32,9 +31,10 @@ def test_a_script_alone_computes_what_its_plain_twin_does(
     plain = run_warm(warm_torch, BENCHMARKS / "in_order.py", str(GALLERY / f"{name}_plain.py"), "--steps", "3")
     alone = run_warm(warm_torch, GALLERY / f"{name}.py", "--steps", "3")
     assert (plain.returncode, alone.returncode) == (0, 0), plain.stderr + alone.stderr
-    assert _losses(alone.stdout) == pytest.approx(_losses(plain.stdout), rel=1e-6)
-    assert len(_losses(alone.stdout)) == 3
+    assert _numbers(alone.stdout) == pytest.approx(_numbers(plain.stdout), rel=1e-6)
+    assert len(_numbers(alone.stdout)) >= 3
 
 
-def _losses(printed: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r"^step \d+ .*loss (\S+)$", printed, re.MULTILINE)]
+def _numbers(printed: str) -> list[float]:
+    """Return what a script has printed of each step, and of what it has trained."""
+    return [float(line.split()[-1]) for line in printed.splitlines()]

@@ -1,0 +1,50 @@
+"""A small ResNet with BatchNorm on images that loader workers make: accumulation, SGD, one cycle, an evaluation."""
+
+from __future__ import annotations
+
+import torch
+from parts.images import Images, ResNet
+from parts.setting import parse_steps, seed_all
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+import holdfast
+
+ACCUMULATE = 4
+
+
+@torch.no_grad()
+def accuracy(model: torch.nn.Module, device: torch.device) -> float:
+    """Return the part of images, not trained on, whose kind the model tells by its running statistics."""
+    model.eval()
+    right = [
+        (model(images.to(device)).argmax(1) == kinds.to(device)).float().mean().item()
+        for images, kinds in DataLoader(Images(64), batch_size=16)
+    ]
+    model.train()
+    return sum(right) / len(right)
+
+
+def main() -> None:
+    steps = parse_steps(__doc__, 40)
+    seed_all(0)
+    job = holdfast.init()
+    device = job.device
+    model = ResNet().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps + 1)
+    loader = DataLoader(Images(4096), batch_size=8, shuffle=True, num_workers=2)
+    extra = {"scheduler": scheduler}
+    job.protect(model, optimizer, loader, global_batch=8 * ACCUMULATE, micro_batch=8, extra=extra)
+    for step in job.steps(steps):
+        for images, kinds in step.micro_batches():
+            loss = F.cross_entropy(model(images.to(device)), kinds.to(device))
+            step.backward(loss)
+        if step.apply() and job.rank == 0:
+            print(f"step {step.number} loss {step.loss:.9g}", flush=True)
+    if job.rank == 0:
+        print(f"accuracy {accuracy(model, device):.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
