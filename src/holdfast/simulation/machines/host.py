@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import WorkerInstruction
 from holdfast.protocol.messages.worker import Attach, Raised, ScriptError, WorkerMessage
-from holdfast.protocol.plan import Phase
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.experts import StoredExperts
 from holdfast.simulation.world import Peer, World
@@ -61,9 +60,9 @@ def attachment(world: World, worker: str, pid: int, experts: StoredExperts | Non
     )
 
 
-def told_of(machine: WorkerMachine, place: str, micro_batch: int | None = None) -> Raised:
-    """Return what is told of an exception that a script has raised: at a micro-batch, in apply, or outside its loop."""
-    step = machine.step if micro_batch is not None or machine.phase is Phase.APPLYING else None
+def told_of(machine: WorkerMachine, place: str, micro_batch: int | None = None, *, looped: bool = True) -> Raised:
+    """Return what is told of an exception that a script has raised, in its loop or outside of it."""
+    step = machine.step if looped else None
     error = ScriptError(place=place, step=step, micro_batch=micro_batch, phase=machine.phase)
     generation, detail = machine.generation, f"ValueError: {place}"
     return Raised(worker=machine.worker, generation=generation, detail=detail, error=error, exit_code=1)

@@ -297,10 +297,10 @@ class SimWorker(Process):
         self.busy = ""
         machine, place = self.machine, f"Oops({self.id})" if self.raise_script else "Oops"
         if not machine.keep():
-            self.raised("" if micro_batch is not None else place)
+            self.raised("" if micro_batch is not None else place, looped=False)
             return
         self.gradients.clear()
-        self.tell(told_of(machine, place, micro_batch))
+        self.tell(told_of(machine, place, micro_batch, looped=micro_batch is not None))
         self.advance()
 
     def _reduce(self) -> None:
@@ -424,9 +424,9 @@ class SimWorker(Process):
         if not self.boundary("applied"):
             self.advance()
 
-    def raised(self, place: str = "") -> None:
+    def raised(self, place: str = "", *, looped: bool = True) -> None:
         """The script ends with an exception, and nothing of the state can be kept; where, if that is told."""
-        error = told_of(self.machine, place).error if place else None
+        error = told_of(self.machine, place, looped=looped).error if place else None
         self.agent.deliver(self.agent.worker_raised, self, error)
         self.kill()
 
