@@ -379,3 +379,36 @@ def test_a_job_that_is_over_is_not_asked_to_save() -> None:
     assert job.machine.over == EndJob(EXIT_DONE, "done")
     job.feed(CTRL_C)
     assert job.kinds == []
+
+
+def stopped_job(step: int = 1) -> Job:
+    """Three nodes whose scripts were asked to stop after a step, which all have applied."""
+    job = Job().start(saves=True)
+    v = msgspec.structs.replace(commit(), wishes=(msg.Wish.STOP,))
+    for node in ("n0", "n1", "n2"):
+        job.say(msgspec.structs.replace(applied(w(node), 1, step), commit=v))
+    assert job.machine.record.stopped == msg.Passed(step=step, commit=v)
+    return job
+
+
+def test_a_script_that_has_asked_for_the_end_is_done_with_its_reason() -> None:
+    job = stopped_job()
+    for node, why in (("n0", ""), ("n1", "good enough"), ("n2", "")):
+        job.say(msg.Finished(worker=w(node), generation=1, step=1, stopped=True, why=why))
+    (finished,) = job.said(ev.JobFinished)
+    assert (finished.reason, finished.why, finished.resumable) == ("stopped", "good enough", False)
+    assert job.machine.over == EndJob(EXIT_DONE, "done")
+    assert job.machine.record.outcome == "finished"
+
+
+def test_that_a_script_has_asked_for_the_end_outlives_everybody() -> None:
+    job = stopped_job()
+    job.say(written("n0", 1, "writing-1"))
+    job.say(kept("n0", 1, "step-1"))
+    job.boot(takeover=True)
+    for node in ("n0", "n1", "n2"):
+        job.connect(hello(node, (msgspec.structs.replace(attach(w(node, "b")), saves=True),), session="later"))
+    decision = next(iter(job.orders(msg.Begin).values())).decision
+    assert (decision.kind, decision.applied) == (DecisionKind.ROLLBACK, 1)
+    assert decision.commit is not None
+    assert decision.commit.wishes == (msg.Wish.STOP,)

@@ -17,6 +17,7 @@ from holdfast.protocol.events import (
     CheckpointRejected,
     CheckpointSaved,
     JobFailed,
+    JobFinished,
     JobStarted,
     RolledBack,
     StepCommitted,
@@ -71,8 +72,10 @@ def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_
 def test_a_job_resumes_from_its_checkpoints(start_job: StartJob, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     options = ("--checkpoint-dir", str(folder), "--checkpoint-every", "10")
-    first = start_job("--steps", "20", nodes=2, options=options)
+    first = start_job("--steps", "90", "--stop-at", "20", nodes=2, options=options)
     assert first.wait_exit() == 0
+    (finished,) = first.all(JobFinished)
+    assert (finished.reason, finished.why, finished.steps, finished.resumable) == ("stopped", "good enough", 20, False)
     again = start_job("--steps", "20", nodes=3, options=options)
     assert again.wait_exit() == 0
     assert again.all(RolledBack)[0].to_step == 20

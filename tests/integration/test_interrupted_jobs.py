@@ -48,12 +48,15 @@ def test_experts_are_saved_too(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "1000")
     first = start_job(*FOREVER, nodes=2, options=options, script=TINY_MOE)
     first.wait(StepCommitted, step=5)
+    with first.client() as client:
+        client.checkpoint()
+    asked = first.wait(CheckpointSaved).step
     answer = first.call("stop")
     assert first.wait_exit(60) == 75, first.story()
     step = first.all(StepCommitted)[-1].step
     assert f"stopped (holdfast stop): {step} steps" in answer
     assert f"step {step} is saved" in answer
-    assert [event.step for event in first.all(CheckpointSaved)] == [step], first.story()
+    assert [event.step for event in first.all(CheckpointSaved)] == [asked, step], first.story()
     again = start_job("--steps", str(step + 3), nodes=3, options=options, script=TINY_MOE)
     assert again.wait_exit() == 0, again.story()
     assert [event.step for event in again.all(StepCommitted)] == [step + 1, step + 2, step + 3]

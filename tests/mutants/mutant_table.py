@@ -102,8 +102,8 @@ MUTANTS = (
     Mutant(
         name="keeps_its_share",
         file=WORKER,
-        old="        self._share = Share()\n        if self.holding is not None:\n",
-        new="        self._share.summed = []\n        if self.holding is not None:\n",
+        old="        self._share = Share()\n        self.wishes.passed(",
+        new="        self._share.summed = []\n        self.wishes.passed(",
         why="an assignment is for the first step only: after a swap to more ranks parts would be missing or double",
     ),
     Mutant(

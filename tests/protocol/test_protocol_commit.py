@@ -1,4 +1,4 @@
-"""v: lanes are sums, a flag is up where every rank raised it."""
+"""v: lanes are sums, a flag is up where every rank raised it, a wish where any did."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from holdfast.protocol.commit import (
     MAX_METRICS_BYTES,
     Commit,
     Flag,
+    Wish,
     from_sums,
     lanes_of,
     metrics_bytes,
@@ -22,6 +23,7 @@ from holdfast.protocol.commit import (
 )
 
 FLAGS = st.sets(st.sampled_from(Flag)).map(lambda raised: tuple(flag for flag in Flag if flag in raised))
+WISHES = st.sets(st.sampled_from(Wish)).map(lambda raised: tuple(wish for wish in Wish if wish in raised))
 PARTS = st.builds(
     Commit,
     grad_square=st.integers(0, 2**20).map(float),
@@ -30,6 +32,7 @@ PARTS = st.builds(
     nonfinite=st.integers(0, 2**40),
     sample_hashes=st.integers(0, 2**50),
     flags=FLAGS,
+    wishes=WISHES,
 )
 
 
@@ -37,28 +40,30 @@ def test_the_lanes_are_the_fields_of_v_in_the_order_of_the_wire() -> None:
     named = [("grad_square", float), ("loss_sum", float), ("samples", int), ("nonfinite", int), ("sample_hashes", int)]
     assert list(LANES) == named
     part = Commit(grad_square=1.5, loss_sum=2.5, samples=3, nonfinite=4, sample_hashes=5, flags=(Flag.SWAP,))
+    part = msgspec.structs.replace(part, wishes=(Wish.SAVE,))
     assert lanes_of(part) == (1.5, 2.5, 3, 4, 5)
-    assert to_numbers(part) == [1.5, 2.5, 3.0, 4.0, 5.0, 1.0]
+    assert to_numbers(part) == [1.5, 2.5, 3.0, 4.0, 5.0, 1.0, 0.0, 1.0]
 
 
 @given(st.lists(PARTS, min_size=1, max_size=6))
-def test_lanes_add_up_and_flags_need_everybody(parts: list[Commit]) -> None:
+def test_lanes_add_up_flags_need_everybody_and_wishes_anybody(parts: list[Commit]) -> None:
     v = from_sums([sum(column) for column in zip(*map(to_numbers, parts), strict=True)], len(parts))
     for name, kind in LANES:
         assert getattr(v, name) == sum(getattr(part, name) for part in parts)
         assert type(getattr(v, name)) is kind
     assert v.flags == tuple(flag for flag in Flag if all(flag in part.flags for part in parts))
+    assert v.wishes == tuple(wish for wish in Wish if any(wish in part.wishes for part in parts))
 
 
 def test_sums_of_another_version_are_refused() -> None:
-    with pytest.raises(ValueError, match="7 sums are not those of 5 lanes and 1 flags"):
-        from_sums([0.0] * (len(LANES) + len(Flag) + 1), 1)
+    with pytest.raises(ValueError, match="9 sums are not those of 5 lanes, 1 flags and 2 wishes"):
+        from_sums([0.0] * (len(LANES) + len(Flag) + len(Wish) + 1), 1)
 
 
 @pytest.mark.parametrize("sum_", [float("nan"), float("inf"), -float("inf"), 0.5])
 def test_a_count_that_is_none_equals_no_count(sum_: float) -> None:
     """A rank that puts in nonsense must not end all others: they refuse v."""
-    v = from_sums([1.0, 1.0, sum_, 0.0, sum_, 1.0], 1)
+    v = from_sums([1.0, 1.0, sum_, 0.0, sum_, 1.0, 0.0, 0.0], 1)
     assert (v.samples, v.sample_hashes) == (-1, -1)
 
 

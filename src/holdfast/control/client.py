@@ -131,6 +131,10 @@ class CoordinatorClient:
         answer = self._ask("GET", f"/node-requests?after={after}&wait={wait_s}", wait_s=wait_s)
         return [(wish.id, wish.count) for wish in self._read(answer.content, _Wishes).requests]
 
+    def checkpoint(self) -> None:
+        """Have a checkpoint saved; `checkpoint_saved` says when it is."""
+        self._ask("POST", "/checkpoint")
+
     def shutdown(self, exit_code: int, why: str, *, save: bool = False) -> None:
         """End the job, `save` after a last checkpoint."""
         self._ask("POST", "/shutdown", ShutdownRequest(exit_code=exit_code, why=why, save=save))

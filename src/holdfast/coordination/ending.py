@@ -31,8 +31,9 @@ class Ending:
     def done(self) -> None:
         """Every member has finished."""
         turn = self._turn
+        stops = [info.stopped for info in turn.members.workers() if info.stopped is not None]
         turn.change(outcome="finished")
-        self._tell("completed")
+        self._tell("stopped" if stops else "completed", next(filter(None, stops), ""))
         turn.order_all((info.id for info in turn.members.workers()), JobDone())
         # (those without workers are still starting: nobody is there whom JobDone would let go)
         starting = (node.connection for node in turn.members.nodes.values() if not node.workers)

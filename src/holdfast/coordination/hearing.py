@@ -178,6 +178,7 @@ class Hearing:
             return
         record, info = self._turn.record, node.workers[message.worker]
         if message.generation == self._turn.generation:  # (who ended its loop in an older one does so again)
+            info.stopped = message.why if message.stopped else None
             self._turn.members.finish(info)
         if record.lineage <= message.generation <= record.generation:
             self._parts.ledger.settle(info.id, message.step)

@@ -83,6 +83,11 @@ class Undrain:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveState:
+    """A user asks for a checkpoint, now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """The user ends the job (Ctrl-C); `save`: with a checkpoint of what it has led to, where it keeps any."""
 
@@ -100,6 +105,6 @@ class Planned:
 
 
 #: what users and the shell ask for
-Request = InjectFault | Undrain | Shutdown | Planned
-REQUESTS = (InjectFault, Undrain, Shutdown, Planned)
+Request = InjectFault | Undrain | SaveState | Shutdown | Planned
+REQUESTS = (InjectFault, Undrain, SaveState, Shutdown, Planned)
 Input = Received | Disconnected | Tick | Failure | Request

@@ -1,9 +1,9 @@
 """v: what the commit operation of a step returns, the same on every rank in every bit.
 
 Every rank puts in its part of v, one float64 for each lane and each flag, and gets all parts added up in rank order. A
-lane is the sum; a flag is up where every rank raised it. A further lane is one more field of Commit, a further flag one
-more member of Flag. What the script has logged of the step comes another way: every rank that is READY has made it of
-the same notes, and puts it into the v that the operation returns.
+lane is the sum; a flag is up where every rank raised it, a wish where any did. A further lane is one more field of
+Commit, a further flag or wish one more member of Flag or Wish. What the script has logged of the step comes another
+way: every rank that is READY has made it of the same notes, and puts it into the v that the operation returns.
 """
 
 from __future__ import annotations
@@ -38,14 +38,21 @@ class Flag(StrEnum):
     SWAP = "swap"  # armed to swap to the pending group
 
 
+class Wish(StrEnum):
+    """What one rank asks for, and all do once they have applied the step."""
+
+    STOP = "stop"  # leave the loop
+    SAVE = "save"  # a checkpoint
+
+
 class Commit(Struct, frozen=True, kw_only=True):
     """v, or one rank's part of it.
 
     `grad_square`: squared norm of the reduced gradients, before clipping; a rank's part is its shard's. `loss_sum`: of
     all samples. `samples`: how many were computed. `nonfinite`: how many elements of the gradients are not finite.
     `sample_hashes`: sum of the hashes of all micro-batches whose gradients are in (step_samples); -1: not known.
-    `flags`: those that every rank raised; of a part, those that the rank raises. `metrics`: what the script has logged,
-    by name in alphabetical order; may be infinite or no number.
+    `flags`: those that every rank raised; `wishes`: those that any did; of a part, what the rank raises.
+    `metrics`: what the script has logged, by name in alphabetical order; may be infinite or no number.
     """
 
     grad_square: float
@@ -54,6 +61,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     nonfinite: int
     sample_hashes: int = 0
     flags: tuple[Flag, ...] = ()
+    wishes: tuple[Wish, ...] = ()
     metrics: Annotated[dict[MetricName, float], Meta(max_length=MAX_METRICS)] = msgspec.field(
         default_factory=dict[str, float]
     )
@@ -61,32 +69,38 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 #: the lanes and their types (whole numbers are exact up to 2**53), in the order in which they cross the wire
 LANES: tuple[tuple[str, type[float] | type[int]], ...] = tuple(
-    (name, get_type_hints(Commit)[name]) for name in Commit.__struct_fields__ if name not in ("flags", "metrics")
+    (name, get_type_hints(Commit)[name])
+    for name in Commit.__struct_fields__
+    if name not in ("flags", "wishes", "metrics")
 )
-_FLAGS = tuple(Flag)
+_FLAGS, _WISHES = tuple(Flag), tuple(Wish)
 #: returns the values of all lanes of a commit
 lanes_of: Callable[[Commit], tuple[float | int, ...]] = attrgetter(*(name for name, _ in LANES))
 
 
 def to_numbers(part: Commit) -> list[float]:
     """Return what a rank puts into the operation."""
-    return [*map(float, lanes_of(part)), *[float(flag in part.flags) for flag in _FLAGS]]
+    flags, wishes = part.flags, part.wishes
+    return [*map(float, lanes_of(part)), *[float(f in flags) for f in _FLAGS], *[float(w in wishes) for w in _WISHES]]
 
 
 def from_sums(sums: Sequence[float], world: int) -> Commit:
     """Return v from the sums, over `world` ranks, of what each put in.
 
     Raises:
-        ValueError: there are more or fewer than lanes and flags.
+        ValueError: there are more or fewer than lanes, flags and wishes.
     """
-    if len(sums) != len(LANES) + len(_FLAGS):
-        raise ValueError(f"{len(sums)} sums are not those of {len(LANES)} lanes and {len(_FLAGS)} flags")
+    flags_end = len(LANES) + len(_FLAGS)
+    if len(sums) != flags_end + len(_WISHES):
+        known = f"{len(LANES)} lanes, {len(_FLAGS)} flags and {len(_WISHES)} wishes"
+        raise ValueError(f"{len(sums)} sums are not those of {known}")
     # On every step's way: plain loops, which take microseconds.
     lanes: dict[str, Any] = {
         name: value if kind is float else _whole(value) for (name, kind), value in zip(LANES, sums, strict=False)
     }
-    flags = [flag for flag, raised in zip(_FLAGS, sums[len(LANES) :], strict=True) if raised == world]
-    return Commit(**lanes, flags=tuple(flags))
+    flags = [flag for flag, raised in zip(_FLAGS, sums[len(LANES) : flags_end], strict=True) if raised == world]
+    wishes = [wish for wish, raised in zip(_WISHES, sums[flags_end:], strict=True) if raised > 0]
+    return Commit(**lanes, flags=tuple(flags), wishes=tuple(wishes))
 
 
 def metrics_bytes(metrics: Mapping[str, float]) -> int:

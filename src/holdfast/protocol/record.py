@@ -99,6 +99,7 @@ class Record(Struct, frozen=True, kw_only=True):
     `global_batch` say which samples a step has; `refusal` is of the step in progress. `checkpoints`, oldest first, are
     those that the job can go back to; those whose names are in `superseded` may be removed from the directory.
     `raised`: the newest exceptions of the script, oldest first. `will`: given while the last plan is in force.
+    `stopped`: the step after which a script has asked all to stop, with its v, until it is done without that.
     `run_since`: when this run was begun, unix seconds, whoever coordinates it now.
     """
 
@@ -126,6 +127,7 @@ class Record(Struct, frozen=True, kw_only=True):
     outbox: tuple[AnyEvent, ...] = ()
     raised: tuple[RaisedBefore, ...] = ()
     will: LastWill | None = None
+    stopped: Passed | None = None
     run_since: float = 0.0
     quarantined: tuple[Quarantined, ...] = ()
     given_up: tuple[GivenUp, ...] = ()

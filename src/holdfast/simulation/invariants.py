@@ -318,9 +318,9 @@ class Checker:
             return
         if plan.raises is not Raises.NOTHING:
             self._fail(f"finished although every script raises at {plan.raises_at}")
-        samples = plan.steps * plan.micro_batches * plan.micro_batch
-        if (event.steps, self._committed, event.samples) != (plan.steps, plan.steps, samples):
-            self._fail(f"finished after {event.steps} steps of {plan.steps}, with {event.samples} samples")
+        steps, samples = plan.last_step, plan.last_step * plan.micro_batches * plan.micro_batch
+        if (event.steps, self._committed, event.samples) != (steps, steps, samples):
+            self._fail(f"finished after {event.steps} steps of {steps}, with {event.samples} samples")
 
     @property
     def _committed(self) -> int:

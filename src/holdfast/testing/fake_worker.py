@@ -18,7 +18,15 @@ from holdfast.coordination.worker.tasks import (
     WorkerInstruction,
 )
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.messages.orders import AcceptCheckpoint, Inject, LookAround, Order, Posted, PruneCheckpoints
+from holdfast.protocol.messages.orders import (
+    AcceptCheckpoint,
+    AskCheckpoint,
+    Inject,
+    LookAround,
+    Order,
+    Posted,
+    PruneCheckpoints,
+)
 from holdfast.protocol.messages.worker import Attach, Post, WorkerMessage
 from holdfast.protocol.names import index_of, key_of
 from holdfast.protocol.plan import GenerationPlan, Phase
@@ -105,7 +113,7 @@ class FakeWorker:
             case Posted():
                 self._keys.setdefault(order.generation, set()).update(order.keys)
                 self._build(order.generation)
-            case AcceptCheckpoint() | PruneCheckpoints() | Inject() | LookAround():
+            case AcceptCheckpoint() | PruneCheckpoints() | AskCheckpoint() | Inject() | LookAround():
                 return
             case _:
                 self._obey(self.machine.order(order))

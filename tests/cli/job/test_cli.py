@@ -71,6 +71,7 @@ OPTIONS = {
     "scale": {*SERVER, "--json"},
     "undrain": {*SERVER, "--json"},
     "stop": {*SERVER, "--now", "--no-wait", "--json"},
+    "checkpoint": {*SERVER, "--no-wait", "--json"},
     "inject": {*SERVER, "--worker", "--step", "--phase", "--times", "--by", "--json"},
     "schema": set[str](),
     "simulate": {"--nodes", "--mtbf", "--mttr", "--standbys", "--hours", "--replications", "--seed", "--scale"}

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
-from machinery import Job, attach, hello, kept, w, written
+import pytest
+from machinery import Job, attach, commit, hello, kept, w, written
 
+from holdfast.coordination.inputs import SaveState
+from holdfast.errors import BadInputError
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
@@ -153,3 +156,27 @@ def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:
     job.report("n1", None, msg.Phase.ENTERING)
     (failed,) = job.said(ev.JobFailed)
     assert "no checkpoint can be read (1 could not)" in failed.why
+
+
+def test_who_asks_for_a_checkpoint_has_the_first_member_asked_in_each_generation_until_a_later_step_is_kept() -> None:
+    job = Job(nodes=2).start(saves=True)
+    saves(job, 1, "one")
+    job.feed(SaveState())
+    assert job.orders(msg.AskCheckpoint) == {w("n0"): msg.AskCheckpoint()}
+    job.step(2)
+    assert not job.orders(msg.AskCheckpoint)
+    job.lose("n0")
+    job.report("n1", 2)
+    assert job.orders(msg.AskCheckpoint) == {w("n1"): msg.AskCheckpoint()}
+    job.say(msg.Entered(worker=w("n1"), generation=2, applied=2))
+    job.say(msg.Applied(worker=w("n1"), generation=2, step=3, commit=commit(), world=1, witness=True))
+    job.say(written("n1", 3, ".three", generation=2))
+    job.say(kept("n1", 3, "three", generation=2))
+    job.tick(0.1)
+    assert not job.orders(msg.AskCheckpoint)
+
+
+def test_a_checkpoint_of_a_job_that_keeps_none_is_refused() -> None:
+    job = Job(nodes=1).start()
+    with pytest.raises(BadInputError, match="start it with --checkpoint-dir"):
+        job.feed(SaveState())

@@ -28,6 +28,7 @@ parser.add_argument("--dtype", default="float64")
 parser.add_argument("--raise-at", type=int, default=0, help="after_apply raises at this step")
 parser.add_argument("--raise-on", type=int, help="the rank on which it does, all if not given")
 parser.add_argument("--loader-workers", type=int, default=0)
+parser.add_argument("--stop-at", type=int, default=0, help="rank 1 stops the job after this step")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -63,6 +64,8 @@ for step in job.steps(args.steps):
     if step.number == args.pause_at and job.rank == 0:
         with job.pause("evaluation"):
             time.sleep(1.0)
+    if step.number == args.stop_at and job.rank == 1:
+        job.stop("good enough")
     for inputs, wanted in step.micro_batches():
         if step.number == args.hang_at and '"worker":"node-1/' in os.environ["HOLDFAST_WORKER"]:
             time.sleep(1e6)  # (a data loader that waits for a file server, say)

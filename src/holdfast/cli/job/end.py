@@ -1,4 +1,4 @@
-"""`holdfast stop`: a job is saved, and ends."""
+"""`holdfast stop` and `checkpoint`: a job is saved, and ends or goes on."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once: do not 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     app.command("stop", rich_help_panel="Act")(grouped(stop))
+    app.command("checkpoint", rich_help_panel="Act")(grouped(checkpoint))
 
 
 def stop(
@@ -46,6 +47,39 @@ def stop(
         say("the job is asked to end")
     else:
         say(f"{describe(end)}{'' if saved is None else f'; step {saved} is saved'}")
+
+
+def checkpoint(
+    no_wait: NoWait = False,
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Save the job after the step at hand, and let it go on."""
+    with server.client() as client:
+        status = client.status()
+        client.checkpoint()
+        saved = None if no_wait else _saved_beyond(client, status["events"], status["step"])
+    if as_json:
+        print_json({"asked": True, "saved_step": saved})
+    else:
+        say("a checkpoint is asked for" if saved is None else f"step {saved} is saved")
+
+
+def _saved_beyond(client: CoordinatorClient, after: int, step: int) -> int:
+    """Wait until a step beyond this one is saved, and return it.
+
+    Raises:
+        JobFailedError: the job is over before that.
+    """
+    for event in client.events(after, follow=True):
+        if isinstance(event, CheckpointSaved) and event.step > step:
+            return event.step
+        if isinstance(event, CoordinatorRestarted):
+            client.checkpoint()  # (nobody knows any more that it was asked for)
+        if isinstance(event, JobFinished | JobFailed):
+            break
+    raise JobFailedError(f"the job was over before a step beyond {step} was saved")
 
 
 def _end_of(client: CoordinatorClient, after: int, *, save: bool) -> tuple[JobFinished, int | None]:

@@ -29,7 +29,7 @@ from holdfast.control.api_types import (
 from holdfast.control.coordinator.agent_channel import AgentChannel
 from holdfast.control.coordinator.doorkeeper import Address
 from holdfast.control.coordinator.shell import MALFORMED, Shell
-from holdfast.coordination.inputs import InjectFault, Shutdown, Undrain
+from holdfast.coordination.inputs import InjectFault, SaveState, Shutdown, Undrain
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.observability.metrics import CONTENT_TYPE
@@ -156,6 +156,7 @@ class HttpApi:
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/inject", self.inject, methods=["POST"]),
             Route("/undrain", self.undrain, methods=["POST"]),
+            Route("/checkpoint", self.checkpoint, methods=["POST"]),
             Route("/shutdown", self.shutdown, methods=["POST"]),
             Route("/nodes", self.add_nodes, methods=["POST"]),
             Route("/node-requests", self.node_requests, methods=["GET"]),
@@ -216,12 +217,16 @@ class HttpApi:
             return _json({"started": True})
         return answer
 
+    async def checkpoint(self, request: Request) -> Response:
+        """Have a checkpoint saved."""
+        return await self._fed(SaveState())
+
     async def shutdown(self, request: Request) -> Response:
         """End the job."""
         body = await _body(request, ShutdownRequest, self._body_s)
         return await self._fed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
 
-    async def _fed(self, event: InjectFault | Undrain | Shutdown) -> Response:
+    async def _fed(self, event: InjectFault | Undrain | SaveState | Shutdown) -> Response:
         if not await self._shell.feed(event):
             return _error(503, "this coordinator does not lead the job any more: ask again")
         return _json({"ok": True})

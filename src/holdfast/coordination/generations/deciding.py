@@ -13,7 +13,7 @@ from holdfast.coordination.failures.seen import hung
 from holdfast.coordination.failures.suspects import Suspects, last_on, some_stay
 from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
-from holdfast.coordination.generations.finishing import left_alone
+from holdfast.coordination.generations.finishing import left_alone, with_the_end
 from holdfast.coordination.generations.planner import (
     first_assignment,
     held_experts,
@@ -260,7 +260,7 @@ class Deciding:
 
     def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
         """Write the next generation and tell its members."""
-        record, turn, decision = self._turn.record, self._turn, verdict.decision
+        record, turn, decision = self._turn.record, self._turn, with_the_end(verdict.decision, self._turn.record)
         experts = held_experts(decision, reports)
         plan = plan_generation(
             record, turn.members, workers, list(verdict.holders), experts, self._config, self._loads.tokens
@@ -298,7 +298,7 @@ class Deciding:
         """
         record = self._turn.record
         assert record.plan is not None
-        if decision.commit is not None:
+        if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
             self._ledger.expect(decision.applied, decision.commit)
         self._progress.release()
         self._turn.change(passed=self._ledger.unannounced)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from holdfast.coordination.nodes.membership import WorkerInfo
 from holdfast.coordination.parts import JobParts, JobState
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.plan import Phase
+from holdfast.protocol.plan import Decision, DecisionKind, Phase
+from holdfast.protocol.record import Record
 
 _BEFORE_REDUCTION = (Phase.IDLE, Phase.ENTERING, Phase.FORWARD, Phase.FINISHED, Phase.COMPUTE)
 
@@ -53,6 +56,14 @@ class Finishing:
             self._wait_s *= 2
             self._since = None
             parts.stopping.begin(now)
+
+
+def with_the_end(decision: Decision, record: Record) -> Decision:
+    """Return a decision that knows whether the step to which it goes back is the one after which all are to stop."""
+    stopped = record.stopped
+    if decision.kind is not DecisionKind.ROLLBACK or stopped is None or stopped.step != decision.applied:
+        return decision
+    return msgspec.structs.replace(decision, commit=stopped.commit)
 
 
 def left_alone(

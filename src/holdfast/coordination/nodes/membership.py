@@ -23,6 +23,8 @@ class WorkerInfo:
     entered: int = 0
     prepared: int = 0
     finished: bool = False
+    #: why its script has asked for the end, "" where another one has; None: nobody has
+    stopped: str | None = None
     #: its script has ended with an exception, and its process keeps the state
     raised: bool = False
     #: on its node

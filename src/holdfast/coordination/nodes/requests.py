@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.inputs import InjectFault, Planned, Request, Shutdown, Undrain
+from holdfast.coordination.inputs import InjectFault, Planned, Request, SaveState, Shutdown, Undrain
 from holdfast.coordination.nodes.injection import injection
 from holdfast.coordination.parts import JobParts
 
@@ -18,6 +18,8 @@ def grant(parts: JobParts, request: Request) -> None:
             parts.turn.send(*injection(parts.config, parts.members, request))
         case Undrain():
             parts.ladder.undrain(request.node)
+        case SaveState():
+            parts.checkpoints.want(parts.ledger.committed)
         case Shutdown():
             parts.closing.ask(request)
         case Planned():

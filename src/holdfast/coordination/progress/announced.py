@@ -9,10 +9,11 @@ from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
 from holdfast.coordination.progress.recovery_cost import RecoveryCost
 from holdfast.coordination.turn import Turn
+from holdfast.protocol.commit import Wish
 from holdfast.protocol.events import Rebalanced, Recovered, StepCommitted
 from holdfast.protocol.messages.agent import Committed
 from holdfast.protocol.names import seat_of
-from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Passed
 from holdfast.protocol.state import kind_of
 
 #: steps announced in one turn at the most, thousands after a long outage: a record holds all events of its turn. Steps
@@ -161,9 +162,18 @@ class Progress:
 
     def _announce_all(self, released: Sequence[CommittedStep]) -> bool:
         for done in released:
+            self._note_the_end(done)
             self._announce(done)
             self._recovered(done)
         return bool(released)
+
+    def _note_the_end(self, done: CommittedStep) -> None:
+        """Where all are to stop after this step, that outlives their processes."""
+        stopped = self._turn.record.stopped
+        if Wish.STOP in done.commit.wishes:
+            self._turn.change(stopped=Passed(step=done.step, commit=done.commit))
+        elif stopped is not None and stopped.step == done.step:
+            self._turn.change(stopped=None)
 
     def _announce(self, done: CommittedStep) -> None:
         commit = done.commit

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.coordination.turn import Turn
+from holdfast.errors import BadInputError
 from holdfast.protocol.events import CheckpointRejected, CheckpointSaved
-from holdfast.protocol.messages.orders import MAX_PRUNED, AcceptCheckpoint, PruneCheckpoints
+from holdfast.protocol.messages.orders import MAX_PRUNED, AcceptCheckpoint, AskCheckpoint, PruneCheckpoints
 from holdfast.protocol.messages.worker import CheckpointDamaged, CheckpointKept, CheckpointWritten
 from holdfast.protocol.record import KnownCheckpoint
 
@@ -26,6 +27,10 @@ class CheckpointBook:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._written: list[CheckpointWritten] = []
+        #: somebody wants one of a later step than this; None: nobody does
+        self._wanted: int | None = None
+        #: the generation whose first member was asked for that
+        self._asked = 0
 
     def take(self, message: CheckpointWritten | CheckpointKept | CheckpointDamaged, committed: int) -> bool:
         """Take in a member's message; True where the generation cannot go on (its checkpoint is damaged)."""
@@ -44,6 +49,20 @@ class CheckpointBook:
         self._written = [written for written in self._written if written.step > committed]
         for written in ripe:
             self._answer(written)
+        plan = self._turn.record.plan
+        if self._wanted is not None and plan is not None and plan.generation != self._asked:
+            self._asked = plan.generation
+            self._turn.order(plan.workers[0], AskCheckpoint())
+
+    def want(self, committed: int) -> None:
+        """A person asks for a checkpoint of a step after this one; of several generations, each is asked once.
+
+        Raises:
+            BadInputError: the job keeps none.
+        """
+        if not self._turn.record.saves:
+            raise BadInputError("the job keeps no checkpoints: start it with --checkpoint-dir DIR")
+        self._wanted, self._asked = committed, 0
 
     def rolled_back(self) -> None:
         """What was written of the abandoned steps never counts."""
@@ -84,6 +103,7 @@ class CheckpointBook:
         superseded = (*record.superseded, *old)[-MAX_PRUNED:]
         turn.change(checkpoints=checkpoints, superseded=superseded)
         if known in checkpoints:
+            self._wanted = None if self._wanted is not None and message.step > self._wanted else self._wanted
             turn.emit(
                 CheckpointSaved,
                 step=message.step,

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from holdfast.protocol.commit import weight
+from holdfast.protocol.commit import Wish, weight
 from holdfast.protocol.plan import MAX_PASSED, Decision, DecisionKind, Passed
 
 
@@ -38,6 +38,12 @@ class StateCopy:
         """True where the initial state is here, whole, and nobody has made it the job's."""
         return self._of is Stateless.FRESH
 
+    @property
+    def stops(self) -> bool:
+        """True where the step whose state is here was the last: a script has asked all to stop after it."""
+        last = self.history[-1] if self.history else None
+        return last is not None and last.step == self._of and Wish.STOP in last.commit.wishes
+
     def hold(self, step: int, passed: Iterable[Passed] = ()) -> None:
         """The whole state of `step` is here; `passed`: the steps that have led there, beside those known before."""
         for one in passed:
@@ -46,6 +52,11 @@ class StateCopy:
         while self._weight > MAX_PASSED:
             self._weight -= weight(self.history.popleft().commit)
         self._of, self.passed = step, self.history[-1] if self.history else None
+
+    def load(self, step: int, decision: Decision | None) -> None:
+        """The state of `step` is here from a checkpoint; a roll-back's decision has its v where a script stopped."""
+        v = decision.commit if decision is not None else None
+        self.hold(step, [] if v is None else [Passed(step=step, commit=v)])
 
     def spoil(self) -> None:
         """What is here is overwritten, or about to be."""

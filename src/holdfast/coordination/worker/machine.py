@@ -37,6 +37,7 @@ from holdfast.coordination.worker.tasks import (
     Wait,
     WorkerInstruction,
 )
+from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void
 from holdfast.protocol.messages.worker import Applied, Entered, Finished, KnownSteps, Prepared, Report, VoteRefused
@@ -69,7 +70,7 @@ class WorkerMachine:
         #: the generation whose placement of the experts was taken up last
         self._moved_in = 0
         self._complaints = Complaints(worker, self.generations)
-        self._share = Share()
+        self._share, self.wishes = Share(), Wishes()
         self._kept = False  # for others: the script has ended
         #: the steps that came with a state, until this node's agent knows them
         self._sent: tuple[Passed, ...] = ()
@@ -120,7 +121,7 @@ class WorkerMachine:
             return Wait()
         if self.phase is Phase.ENTERING:
             return self._due(self.plan)
-        if self.phase is Phase.COMPUTE and self.plan.last:
+        if self.phase is Phase.COMPUTE and (self.plan.last or self._copy.stops):
             return Finish()
         if self.phase is Phase.COMPUTE and not self._kept:
             return Compute(self.step, self.share, tuple(self._share.summed))
@@ -247,19 +248,16 @@ class WorkerMachine:
         self._follow("loaded")
         if self.holding is not None and self.plan.expert_plan is not None:
             self.holding.loaded(self.plan.expert_plan, self.generations.rank)
-        self._copy.hold(step)
+        self._copy.load(step, self.generations.decision)
         return True
 
     def entered(self, *, received_bytes: int = 0, transfer_s: float = 0.0) -> list[WorkerInstruction]:
         """The group stands and the decision is carried out."""
         if not self._cross("entered"):
             return []
+        me, generation, here = self.worker, self.generation, self.applied or 0
         message = Entered(
-            worker=self.worker,
-            generation=self.generation,
-            applied=self.applied or 0,
-            received_bytes=received_bytes,
-            transfer_s=transfer_s,
+            worker=me, generation=generation, applied=here, received_bytes=received_bytes, transfer_s=transfer_s
         )
         return [*self._tell_what_was_sent(), Tell(message)]
 
@@ -316,6 +314,7 @@ class WorkerMachine:
         witness = self.plan is not None and self.plan.is_witness(self.worker)
         self._copy.hold(step, [Passed(step=step, commit=commit, generation=generation, world=world)])
         self._share = Share()
+        self.wishes.passed(commit, unsaved=forward and self.holding is not None)
         if self.holding is not None:
             self.holding.passed()
         if not forward and self.generations.swap_due(commit):
@@ -357,7 +356,9 @@ class WorkerMachine:
         """The training loop asks for no further step, or the generation is the last."""
         if not self._cross("finish"):
             return []
-        return [Tell(Finished(worker=self.worker, generation=self.generation, step=self.applied or 0))]
+        stopped, why, step = self._copy.stops, self.wishes.why, self.applied or 0
+        told = Finished(worker=self.worker, generation=self.generation, step=step, stopped=stopped, why=why)
+        return [Tell(told)]
 
     def keep(self) -> bool:
         """The script has ended: only keep the state from here on. False: none is whole, or it is being changed."""

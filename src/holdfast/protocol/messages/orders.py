@@ -77,6 +77,10 @@ class PruneCheckpoints(Struct, frozen=True, kw_only=True):
     names: Annotated[tuple[Text, ...], Meta(max_length=MAX_PRUNED)]
 
 
+class AskCheckpoint(Struct, frozen=True, kw_only=True):
+    """A person wants a checkpoint: ask all for one after the step that passes next."""
+
+
 #: Where in a step an injected fault may strike. `reducing` is after the first all-to-all was issued, `voted` after the
 #: commit operation was, `applying` after the optimizer's step and before it is marked, `transfer` and `receiving` in
 #: the middle of a state transfer, at the sender and at the receiver, `moving` while experts move.
@@ -118,5 +122,5 @@ class JobDone(Struct, frozen=True, kw_only=True):
 #: what a worker's machine takes (coordination.worker); its agent makes it of what was said to the node
 GenerationOrder = Begin | Stop | Prepare | Arm | Void | JobDone
 #: what is said to one worker; it is for others in its process, but for a JobDone that comes late
-WorkerOrder = AcceptCheckpoint | PruneCheckpoints | Inject | JobDone
+WorkerOrder = AcceptCheckpoint | PruneCheckpoints | AskCheckpoint | Inject | JobDone
 Order = GenerationOrder | Posted | LookAround | WorkerOrder

@@ -136,11 +136,16 @@ class KnownSteps(Struct, frozen=True, kw_only=True):
 
 
 class Finished(Struct, frozen=True, kw_only=True):
-    """The training loop asks for no further step, in this generation."""
+    """The training loop asks for no further step, in this generation.
+
+    `stopped`: because a script has asked for that; `why`: in its words, where it was this one.
+    """
 
     worker: WorkerId
     generation: Count
     step: Count
+    stopped: bool = False
+    why: Text = ""
 
 
 class ScriptFailed(Struct, frozen=True, kw_only=True):

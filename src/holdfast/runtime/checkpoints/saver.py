@@ -128,8 +128,14 @@ class CheckpointSaver:
         """Return whether a checkpoint of this step is wanted: the same on all workers."""
         return step % self._every == 0
 
-    def free(self, step: int) -> bool:
-        """Return whether the one before is written, so that another can be; says so where not."""
+    def free(self, step: int, *, wait: bool = False) -> bool:
+        """Return whether the one before is written, so that another can be; says so where not.
+
+        Args:
+            wait: until it is.
+        """
+        if wait:
+            self.await_free()
         if self._saving is not None and not self._saving.done():
             logger.warning("the checkpoint of step %d is left out: the one before it is still being written", step)
             return False
@@ -140,20 +146,19 @@ class CheckpointSaver:
         if self._saving is not None:
             self._saving.result()
 
-    def offer(
-        self, state: TrainingState, step: int, origin: tuple[int, int], experts: ExpertRows | None = None
-    ) -> bool:
+    def offer(self, state: TrainingState, step: int, origin: tuple[int, int], *, asked: bool = False) -> bool:
         """The state is that of `step` now: snapshot it if a checkpoint is due, and return whether one is under way.
 
         Called by the training thread; the state must not change until it returns.
 
         Args:
             origin: term and generation of the plan under which the step was applied.
+            asked: one is due, whatever the step is, and the one before is waited for.
         """
-        return self.due(step) and self.free(step) and self.save(state, step, origin, experts)
+        return (asked or self.due(step)) and self.free(step, wait=asked) and self.save(state, step, origin)
 
     def save(self, state: TrainingState, step: int, origin: tuple[int, int], experts: ExpertRows | None = None) -> bool:
-        """As `offer`, due or not; the one before is written."""
+        """As `offer`, due or not; the one before is written. `experts`: those of all ranks, where there are any."""
         started = time.monotonic()
         term, generation = origin
         name = CheckpointName(term=term, generation=generation, step=step, nonce=secrets.token_hex(4))

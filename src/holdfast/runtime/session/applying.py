@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from holdfast.coordination.worker.tasks import Compute, Finish
-from holdfast.protocol.commit import Commit
+from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Passed, Phase
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
@@ -86,7 +86,7 @@ class Applying:
             self._give_up(step, generation, rank, failure)
         groups = resources.groups if resources is not None and not forward else None
         self._shared.progress.at(Activity.SAVING)
-        self._tell_and_save(step, origin, rank, groups)
+        self._tell_and_save(step, origin, rank, groups, asked=Wish.SAVE in commit.wishes)
         return True
 
     def forget(self) -> None:
@@ -107,20 +107,24 @@ class Applying:
             return error
         return None
 
-    def _tell_and_save(self, step: int, origin: tuple[int, int], rank: int, groups: Groups | None) -> None:
+    def _tell_and_save(
+        self, step: int, origin: tuple[int, int], rank: int, groups: Groups | None, *, asked: bool
+    ) -> None:
         """Tell the loads and save, where it is time to; with experts all ranks do so together.
 
         Args:
+            asked: somebody has asked for a checkpoint of just this step.
             groups: None where not all ranks are here: in FORWARD each applies the step for itself.
         """
         if self._experts is None:
             if self._saver is not None and rank == 0:
-                self._saver.offer(self._workload.state, step, origin)
+                self._saver.offer(self._workload.state, step, origin, asked=asked)
             return
         if rank == 0:
             self._experts.tell_loads(step=step, generation=origin[1])
         if groups is not None:
-            self._experts.after_step(groups, self._saver, step=step, origin=origin, verify=self._verifies(step))
+            verify = self._verifies(step)
+            self._experts.after_step(groups, self._saver, step=step, origin=origin, verify=verify, asked=asked)
 
     def finish(self) -> None:
         """Loop or job want no further step: what they have led to is saved, unless it is already."""

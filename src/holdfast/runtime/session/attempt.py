@@ -171,7 +171,7 @@ class Attempt:
             machine = self._shared.machine
             if self._shared.left(self._generation) or not machine.voting():
                 return None
-            flags = machine.generations.flags
+            flags, wishes = machine.generations.flags, machine.wishes.raised
         part = Commit(
             grad_square=reduced.grad_square,
             loss_sum=self._workload.sums.loss,
@@ -179,6 +179,7 @@ class Attempt:
             nonfinite=reduced.nonfinite,
             sample_hashes=self._workload.sample_hashes,
             flags=flags,
+            wishes=wishes,
         )
         return self._agree(groups, part)
 

@@ -24,7 +24,7 @@ from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.environment import LOADER, log_level
 from holdfast.errors import BadInputError
-from holdfast.protocol.plan import Commit
+from holdfast.protocol.commit import Commit, Wish
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.main_module import ScriptReachedInit
@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 _ALONE = "alone/0/0"
 #: of a model's list of tensors; a hash of all that it says goes beside it
 _LISTED_CHARACTERS = 8000
+#: of the reason that a script gives for the job's end
+_REASON_CHARACTERS = 1000
 
 
 class Job:
@@ -193,6 +195,37 @@ class Job:
         warnings, self._warnings = self._warnings, []
         for warning in warnings if session.rank == 0 else ():
             logger.warning("%s", warning)
+
+    def stop(self, reason: str) -> None:
+        """Have all workers leave their loops after the same step, save, and end the job as done (exit code 0).
+
+        It is enough that one worker calls it; that others do so at other steps, or not, does no harm. Called before
+        `step.apply()`, the step at hand is the last one, called after it, the next one. (A `break` that all workers
+        come to at the same step ends the loop right there.)
+
+        Args:
+            reason: said where the job's end is told, in its first 1000 characters.
+
+        Raises:
+            BadInputError: before `protect`.
+        """
+        if self._session is None:
+            raise BadInputError("call job.protect(...) before job.stop(...)")
+        self._session.want(Wish.STOP, reason[:_REASON_CHARACTERS])
+
+    def checkpoint(self) -> None:
+        """Have the state saved after the step at hand, or after the next one where `step.apply()` is through.
+
+        It is enough that one worker calls it. A checkpoint that is still being written is waited for.
+
+        Raises:
+            BadInputError: before `protect`, or without a folder for checkpoints.
+        """
+        if self._session is None:
+            raise BadInputError("call job.protect(...) before job.checkpoint()")
+        if not self._checkpoint_dir:
+            raise BadInputError("job.checkpoint(): there is no folder for it; give --checkpoint-dir, or checkpoint_dir")
+        self._session.want(Wish.SAVE)
 
     def _applied(self, number: int, commit: Commit) -> None:
         """Let the script do its part of a step, which is always the one that its loop is at."""

@@ -35,6 +35,7 @@ from holdfast.coordination.worker.tasks import (
     Wait,
     WorkerInstruction,
 )
+from holdfast.protocol.commit import Wish
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import ScriptError
@@ -222,6 +223,11 @@ class Session:
         """Loop or job want no further step: what they have led to is saved, unless it is already."""
         self._applying.finish()
 
+    def want(self, wish: Wish, why: str = "") -> None:
+        """Ask all for something, with the next step that passes."""
+        with self._changed:
+            self._machine.wishes.want(wish, why)
+
     @contextlib.contextmanager
     def pause(self, reason: str) -> Generator[None, None, None]:
         """Say that the script is busy with something of its own, which is as it should be."""
@@ -356,6 +362,8 @@ class Session:
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
                 if self._saver is not None:
                     self._saver.obey(order)
+            case msg.AskCheckpoint():
+                self._machine.wishes.want(Wish.SAVE)
             case msg.Inject():
                 self._faults.order(order)
             case _:

@@ -65,12 +65,20 @@ class SessionExperts:
             return machine.moved(resources.generation)
 
     def after_step(
-        self, groups: Groups, saver: CheckpointSaver | None, *, step: int, origin: tuple[int, int], verify: bool
+        self,
+        groups: Groups,
+        saver: CheckpointSaver | None,
+        *,
+        step: int,
+        origin: tuple[int, int],
+        verify: bool,
+        asked: bool,
     ) -> None:
-        """Compare all copies if asked to; if a checkpoint is due, bring the experts to rank 0, which saves them.
+        """Compare all copies if it is time to; if a checkpoint is due, bring the experts to rank 0, which saves them.
 
         Args:
             origin: term and generation under which the step was applied.
+            asked: a checkpoint is due, whatever the step is.
 
         Raises:
             ReplicasDifferError: on all ranks.
@@ -81,8 +89,8 @@ class SessionExperts:
         except (HaltedError, PeerLostError) as error:
             self._broken_off(groups, origin[1], error)
             return
-        if saver is not None and saver.due(step):
-            wanted = groups.world.rank == 0 and saver.free(step)
+        if saver is not None and (asked or saver.due(step)):
+            wanted = groups.world.rank == 0 and saver.free(step, wait=asked)
             self.save(groups, saver, step=step, origin=origin, wanted=wanted)
 
     def save(self, groups: Groups, saver: CheckpointSaver, *, step: int, origin: tuple[int, int], wanted: bool) -> None:

@@ -79,7 +79,8 @@ class FaultPlan:
     every change.
     crashes_after_strike: the same, counted from the first fault on. experts: per MoE layer, 0 for a dense model;
     slots: for them, per layer and node, 0 for room for all; rebalance_every: steps. leaves: all scripts leave their
-    loops (`break`) after the last step, and end. fan_out: of collectives that go level by level, 0 where all meet at
+    loops (`break`) after the last step, and end. stops_at: the step at which one of the scripts asks all to stop, 0 for
+    none. fan_out: of collectives that go level by level, 0 where all meet at
     once. witnesses: how many workers tell of a step as it passes; 0: as many as in a real job.
     hold: the ranks of processes that end are kept for those that follow. max_restarts: of a node, within a window.
     raises, raises_at: at which (step, micro-batch) scripts always raise, on every node.
@@ -108,6 +109,7 @@ class FaultPlan:
     crash_down_s: float = 0.2
     power_cuts: bool = False
     leaves: bool = False
+    stops_at: int = 0
     fan_out: int = 0
     witnesses: int = 1
     hold: bool = False
@@ -128,6 +130,15 @@ class FaultPlan:
     def longer_s(self, step: int, micro_batch: int) -> float:
         """Return by how much a micro-batch of a step takes longer than others, in seconds."""
         return self.slow_work_s if (step, micro_batch) in self.slow_work else 0.0
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the job is done."""
+        return self.stops_at or self.steps
+
+    def wants_the_end(self, step: int, rank: int, world: int) -> bool:
+        """Tell whether the script of this rank asks all to stop after this step: in each attempt, that of one."""
+        return 0 < self.stops_at <= step and rank == step % world
 
     def raises_in(self, step: int, micro_batch: int | None) -> bool:
         """Tell whether every script raises when it computes this; None: when it applies the step."""

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.protocol.commit import Commit, Flag, from_sums, lanes_of, to_numbers
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.protocol.commit import Commit, Wish, from_sums, lanes_of, to_numbers
 from holdfast.protocol.events import StepCommitted
 from holdfast.protocol.plan import Passed
 from holdfast.simulation.faults.plans import FaultPlan
@@ -85,26 +86,25 @@ def corrupted(sums: SimSums, samples: StepSamples, state: int, step: int, rng: R
     sums[micro_batch] = rng.choice(wrong)
 
 
-def vote(reduced: SimReduced, sums: SimSums, micro_batch: int, flags: tuple[Flag, ...]) -> Commit:
-    """Return one rank's part of v; now and then its gradients are not finite, all by itself.
-
-    Args:
-        micro_batch: samples in each of what is summed up.
-    """
+def vote(reduced: SimReduced, sums: SimSums, plan: FaultPlan, machine: WorkerMachine) -> Commit:
+    """Return one rank's part of v; now and then its gradients are not finite, all by itself."""
+    if plan.wants_the_end(machine.step, machine.generations.rank, machine.generations.world):
+        machine.wishes.want(Wish.STOP, "enough")
     gradients = summed(sums)
     share = tuple(gradient.value for gradient in gradients)
     return Commit(
         grad_square=float(reduced.rounding % 1048573),
         loss_sum=float(sum(part % 1009 for part in share)),
-        samples=len(gradients) * micro_batch,
+        samples=len(gradients) * plan.micro_batch,
         nonfinite=int(hash((23, reduced.rounding, share)) % 8 == 0),
         sample_hashes=sum(gradient.sample_hash for gradient in gradients),
-        flags=flags,
+        flags=machine.generations.flags,
+        wishes=machine.wishes.raised,
     )
 
 
 def combine(votes: Iterable[Commit]) -> Commit:
-    """Return v of all votes: lanes are added up, flags are up where all raised them."""
+    """Return v of all votes: lanes are added up, flags are up where all raised them, wishes where any did."""
     numbers = [to_numbers(vote) for vote in votes]
     return from_sums([sum(column) for column in zip(*numbers, strict=True)], len(numbers))
 

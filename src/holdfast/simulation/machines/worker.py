@@ -166,7 +166,7 @@ class SimWorker(Process):
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
                 self._saver.order(order)
                 return
-            case msg.Inject():
+            case msg.Inject() | msg.AskCheckpoint():
                 return
             case _:
                 instructions = self.machine.order(order)
@@ -383,8 +383,7 @@ class SimWorker(Process):
         assert self.reduced is not None
         if not machine.voting():
             return
-        micro_batch, flags = self.world.plan.micro_batch, machine.generations.flags
-        payload = training.vote(self.reduced, self._given, micro_batch, flags)
+        payload = training.vote(self.reduced, self._given, self.world.plan, machine)
         self.issue("vote", payload, training.combine)
         self.boundary("voted")
 

@@ -12,6 +12,7 @@ from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.level_plans import level_plan
 from holdfast.simulation.families.link_plans import link_plan
 from holdfast.simulation.families.raising_plans import beginning_plan, raising_plan
+from holdfast.simulation.families.stopping_plans import stopping_plan
 from holdfast.simulation.families.storm_plans import storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
 from holdfast.simulation.families.work_plans import work_plan
@@ -57,6 +58,8 @@ FIRST_LADDER_SEED = 13_000_000_000
 FIRST_WORK_SEED = 14_000_000_000
 #: from here on, random ones whose links fall silent
 FIRST_LINK_SEED = 16_000_000_000
+#: from here on, random ones whose scripts ask for the end
+FIRST_STOPPING_SEED = 18_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -118,9 +121,10 @@ FAMILIES: dict[str, range] = {
     "corrupt": range(FIRST_CORRUPT_SEED, FIRST_LADDER_SEED),
     "ladder": range(FIRST_LADDER_SEED, FIRST_LADDER_SEED + 1_000_000_000),
     "work": range(FIRST_WORK_SEED, FIRST_STORM_SEED),
+    "stopping": range(FIRST_STOPPING_SEED, FIRST_STOPPING_SEED + 1_000_000_000),
     "storm": range(FIRST_STORM_SEED, FIRST_LINK_SEED),
     "links": range(FIRST_LINK_SEED, FIRST_BEGINNING_SEED),
-    "beginning": range(FIRST_BEGINNING_SEED, FIRST_BEGINNING_SEED + 1_000_000_000),
+    "beginning": range(FIRST_BEGINNING_SEED, FIRST_STOPPING_SEED),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -136,6 +140,7 @@ _RANDOM_PLANS = {
     "corrupt": corrupt_plan,
     "ladder": ladder_plan,
     "storm": storm_plan,
+    "stopping": stopping_plan,
     "work": work_plan,
     "links": link_plan,
     "beginning": beginning_plan,

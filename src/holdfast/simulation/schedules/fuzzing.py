@@ -31,6 +31,7 @@ SHARES = {
     "raising": 2,
     "ladder": 2,
     "beginning": 1,
+    "stopping": 1,
     "storm": 3,
     "work": 1,
     "links": 3,

@@ -1,0 +1,135 @@
+"""What one script asks for, all do after the same step: they stop, or save."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import commit, w
+
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.coordination.worker.tasks import Compute, Finish, Tell
+from holdfast.coordination.worker.wishes import Wishes
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import DecisionKind
+from holdfast.step_samples import StepSamples
+
+ME, PEER = w("n0"), w("n1")
+SAMPLES = StepSamples(seed=3, micro_batches=4, micro_batch=6)
+
+
+def passing(step: int, *wishes: msg.Wish) -> msg.Commit:
+    """v of a step whose samples are right."""
+    return msgspec.structs.replace(commit(), sample_hashes=SAMPLES.expected(step), wishes=wishes)
+
+
+def begun(generation: int, kind: DecisionKind, applied: int, **fields: object) -> msg.Begin:
+    members = tuple(msg.Member(worker=worker, host="h", state_port=1) for worker in (ME, PEER))
+    the_plan = msg.GenerationPlan(term=1, generation=generation, members=members)
+    return msg.Begin(plan=the_plan, decision=msg.Decision(kind=kind, applied=applied, **fields))  # pyright: ignore[reportArgumentType]
+
+
+def computing() -> WorkerMachine:
+    machine = WorkerMachine(ME, samples=SAMPLES)
+    machine.order(begun(1, DecisionKind.START, 0))
+    machine.entered()
+    return machine
+
+
+def applies(machine: WorkerMachine, *wishes: msg.Wish) -> None:
+    """Let a machine apply its step, whose v has these wishes."""
+    for micro_batch in machine.share:
+        assert machine.computing(micro_batch)
+    assert machine.computed()
+    assert machine.reduced()
+    assert machine.voting()
+    machine.vote_passed(passing(machine.step, *wishes))
+    assert machine.begin_apply()
+    machine.applied_step()
+
+
+def finished(machine: WorkerMachine) -> msg.Finished:
+    (told,) = machine.finish()
+    assert isinstance(told, Tell)
+    assert isinstance(told.message, msg.Finished)
+    return told.message
+
+
+def test_all_finish_after_a_step_that_passed_with_the_wish_whoever_had_it() -> None:
+    asked, other = computing(), computing()
+    asked.wishes.want(msg.Wish.STOP, "good enough")
+    assert asked.wishes.raised == (msg.Wish.STOP,)
+    assert other.wishes.raised == ()
+    for machine in (asked, other):
+        assert isinstance(machine.task, Compute)
+        applies(machine, msg.Wish.STOP)
+        assert machine.task == Finish()
+    assert asked.wishes.raised == ()
+    assert (finished(asked).stopped, finished(other).stopped) == (True, True)
+
+
+def test_why_is_told_by_who_knows_it_and_a_loop_that_is_used_up_was_not_stopped() -> None:
+    asked, other = computing(), computing()
+    asked.wishes.want(msg.Wish.STOP, "good enough")
+    asked.wishes.want(msg.Wish.STOP, "said later")
+    applies(asked, msg.Wish.STOP)
+    applies(other)
+    told = finished(asked)
+    assert (told.stopped, told.why, told.step) == (True, "good enough", 1)
+    assert not finished(other).stopped
+
+
+def test_a_wish_is_raised_until_a_step_has_passed_with_it() -> None:
+    machine = computing()
+    machine.wishes.want(msg.Wish.SAVE)
+    machine.order(msg.Stop(term=1, generation=1))
+    machine.order(begun(2, DecisionKind.REDO, 0))
+    machine.entered()
+    assert machine.wishes.raised == (msg.Wish.SAVE,)
+    applies(machine, msg.Wish.SAVE)
+    assert machine.wishes.raised == ()
+    assert isinstance(machine.task, Compute)
+
+
+@pytest.mark.parametrize("unsaved", [True, False])
+def test_a_checkpoint_that_could_not_be_is_asked_for_again(unsaved: bool) -> None:
+    wishes = Wishes()
+    wishes.passed(passing(1, msg.Wish.SAVE), unsaved=unsaved)
+    assert wishes.raised == ((msg.Wish.SAVE,) if unsaved else ())
+
+
+def test_nobody_computes_on_who_comes_to_that_state_another_way() -> None:
+    redone = computing()
+    applies(redone, msg.Wish.STOP)
+    redone.order(msg.Stop(term=1, generation=1))
+    redone.order(begun(2, DecisionKind.REDO, 1))
+    redone.entered()
+    assert redone.task == Finish()
+    joined, order = WorkerMachine(ME, samples=SAMPLES), begun(2, DecisionKind.REDO, 1)
+    plan = msgspec.structs.replace(order.plan, sources={ME: msg.LiveSource(members=(PEER,))})
+    joined.order(msgspec.structs.replace(order, plan=plan))
+    assert joined.pushed(2)
+    assert joined.received(2, [msg.Passed(step=1, commit=passing(1, msg.Wish.STOP))], 1)
+    joined.entered()
+    assert joined.task == Finish()
+
+
+@pytest.mark.parametrize(("wishes", "task"), [((msg.Wish.STOP,), Finish), ((), Compute)])
+def test_a_checkpoint_of_the_last_step_is_the_end_as_well(wishes: tuple[msg.Wish, ...], task: type) -> None:
+    loads = computing()
+    loads.order(msg.Stop(term=1, generation=1))
+    v = passing(7, *wishes) if wishes else None
+    loads.order(begun(2, DecisionKind.ROLLBACK, 7, source=msg.CheckpointSource(name="seven"), commit=v))
+    assert loads.loaded(2, 7)
+    loads.entered()
+    assert isinstance(loads.task, task)
+
+
+def test_where_the_job_goes_back_further_it_goes_on() -> None:
+    machine = computing()
+    applies(machine)
+    applies(machine, msg.Wish.STOP)
+    machine.order(msg.Stop(term=1, generation=1))
+    machine.order(begun(2, DecisionKind.ROLLBACK, 1, source=msg.CheckpointSource(name="one")))
+    assert machine.loaded(2, 1)
+    machine.entered()
+    assert isinstance(machine.task, Compute)

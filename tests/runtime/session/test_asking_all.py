@@ -1,0 +1,74 @@
+"""job.stop and job.checkpoint, in a world of one: what a script sees of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from holdfast.errors import BadInputError
+from holdfast.protocol import checkpoint_dir
+from holdfast.runtime.session.job import Job
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+
+
+def protected(folder: Path | str = "") -> tuple[Job, torch.nn.Module]:
+    job, model = Job(None, checkpoint_dir=str(folder), checkpoint_every=1000), torch.nn.Linear(4, 1)
+    data = TensorDataset(X, X.sum(1, keepdim=True))
+    job.protect(model, torch.optim.SGD(model.parameters(), lr=0.01), data, global_batch=4, micro_batch=2)
+    return job, model
+
+
+def steps_of(
+    job: Job, model: torch.nn.Module, *, before: Callable[[int], None] | None = None, after: Callable[[int], None]
+) -> list[int]:
+    """Train for ten steps; return those that were applied."""
+    done: list[int] = []
+    for step in job.steps(10):
+        if before is not None:
+            before(step.number)
+        for x, y in step.micro_batches():
+            step.backward(torch.nn.functional.mse_loss(model(x), y))
+        assert step.apply()
+        done.append(step.number)
+        after(step.number)
+    return done
+
+
+def test_a_script_that_stops_ends_with_the_next_step_that_passes_and_is_saved(tmp_path: Path) -> None:
+    job, model = protected(tmp_path)
+    done = steps_of(job, model, after=lambda number: job.stop("good enough") if number == 3 else None)
+    assert done == [1, 2, 3, 4]
+    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [4]
+
+
+def test_asked_before_apply_the_step_at_hand_is_the_last() -> None:
+    job, model = protected()
+    done = steps_of(
+        job, model, before=lambda number: job.stop("good enough") if number == 3 else None, after=lambda _: None
+    )
+    assert done == [1, 2, 3]
+
+
+def test_a_checkpoint_by_hand_is_of_the_next_step_that_passes(tmp_path: Path) -> None:
+    job, model = protected(tmp_path)
+    steps_of(job, model, after=lambda number: job.checkpoint() if number in (3, 4) else None)
+    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [5, 10]  # (two are kept)
+
+
+def test_what_cannot_be_asked_for_is_refused() -> None:
+    alone = Job(None)
+    with pytest.raises(BadInputError, match=r"call job\.protect\(\.\.\.\) before job\.stop"):
+        alone.stop("enough")
+    with pytest.raises(BadInputError, match=r"call job\.protect\(\.\.\.\) before job\.checkpoint"):
+        alone.checkpoint()
+    job, model = protected()
+    with pytest.raises(BadInputError, match="there is no folder for it; give --checkpoint-dir"):
+        job.checkpoint()
+    job.stop("the test is over")
+    assert steps_of(job, model, after=lambda _: None) == [1]
