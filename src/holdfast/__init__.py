@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError, StepUseError, UnreachableError
 
 if TYPE_CHECKING:
+    from holdfast.runtime.data.datasets import Stream
     from holdfast.runtime.moe.experts.stack import StackedExperts
     from holdfast.runtime.moe.gates.balancing import BalancingBias
     from holdfast.runtime.moe.gates.gate import Choice, TopKGate
@@ -27,6 +28,7 @@ __all__ = [
     "StackedExperts",
     "Step",
     "StepUseError",
+    "Stream",
     "TopKGate",
     "UnreachableError",
     "init",
@@ -40,6 +42,7 @@ _HOMES = {
     "MoE": "holdfast.runtime.moe.layer.moe_layer",
     "StackedExperts": "holdfast.runtime.moe.experts.stack",
     "Step": "holdfast.runtime.session.step",
+    "Stream": "holdfast.runtime.data.datasets",
     "TopKGate": "holdfast.runtime.moe.gates.gate",
     "init": "holdfast.runtime.session.job",
 }

@@ -138,6 +138,52 @@ def test_batches_are_the_same_bits_with_and_without(make: Callable[..., MicroBat
     assert os.getpid() not in pids
 
 
+class Walks:
+    """A stream per micro-batch, of the batches' numbers and of who has made them."""
+
+    def open(self, micro_batch: int, micro_batches: int) -> Walk:
+        return Walk(micro_batch)
+
+
+class Walk:
+    def __init__(self, micro_batch: int) -> None:
+        self.micro_batch, self.at = micro_batch, 0
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> tuple[int, int, int]:
+        self.at += 1
+        return self.micro_batch, self.at, os.getpid()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_streams_are_gone_through_ahead_each_in_one_process(make: Callable[..., MicroBatchLoader]) -> None:
+    loader = make(Walks(), 2, up=False)
+    streams = loader.streams
+    assert streams is not None
+    loader.expect(coming())
+    by: set[tuple[int, int]] = set()
+    for step in range(1, 9):
+        loader.expect(coming(step))
+        for _ in range(1 + (step == 4)):  # (again, as after a failure)
+            notes: list[bytes] = []
+            for part in range(STEP):
+                number, at, pid = loader.load(step, part)
+                assert (number, at) == (part, step)
+                by.add((part, pid))
+                notes.append(streams.note())
+        streams.take(notes, [b""])
+        streams.apply()
+    assert len(by) == STEP
+    assert os.getpid() not in {pid for _, pid in by}
+
+
 def test_while_none_is_up_the_worker_fetches_itself(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Noisy(), 1, up=False)
     assert loader._pool is not None

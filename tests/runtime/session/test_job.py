@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import pickle
@@ -189,6 +190,49 @@ def test_a_data_set_of_another_length_is_refused_on_resume(tmp_path: Path) -> No
         Trained(tmp_path).run(8, dataset=shorter)
 
 
+class Walk:
+    """A stream per micro-batch: its state is where it stands."""
+
+    def open(self, micro_batch: int, micro_batches: int) -> Walk:
+        self.at = micro_batch
+        self.stride = micro_batches
+        return copy.copy(self)
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = slice(self.at % 20, self.at % 20 + 2)
+        self.at += self.stride
+        return X[rows], X[rows].sum(1, keepdim=True)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_streams_of_data_go_on_where_a_checkpoint_left_them(
+    tmp_path: Path, workers: int, warm_torch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Trained().run(11, dataset=Walk()).losses
+    made = Job.__init__
+
+    def with_zygote(job: Job, *arguments: Any, **options: Any) -> None:
+        made(job, *arguments, **options)
+        job._zygote = warm_torch
+
+    monkeypatch.setattr(Job, "__init__", with_zygote)
+    first = Trained(tmp_path).run(9, dataset=Walk(), num_workers=workers).losses
+    second = Trained(tmp_path).run(11, dataset=Walk(), num_workers=workers).losses
+    assert first | second == whole
+    assert sorted(second) == [10, 11]
+    with pytest.raises(BadInputError, match="samples in the data set was 0 and is 20"):
+        Trained(tmp_path).run(12)
+
+
 def test_a_data_loader_trains_as_its_data_set_does_and_the_order_is_said(caplog: pytest.LogCaptureFixture) -> None:
     loader = DataLoader(DATA, batch_size=2, shuffle=True)
     with caplog.at_level(logging.WARNING):
@@ -271,7 +315,7 @@ def test_running_statistics_are_those_of_plain_torch_and_are_resumed(tmp_path: P
         ({"global_batch": 6.0}, "global_batch is 6.0: it must be a whole number"),
         ({"seed": "x"}, "seed is 'x': it must be a whole number"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
-        ({"dataset": iter([1])}, "map-style"),
+        ({"dataset": iter([1])}, "neither by number nor in shards"),
     ],
 )
 def test_bad_input_is_one_clear_line(options: dict[str, Any], words: str) -> None:

@@ -11,33 +11,44 @@ from typing import Any, Protocol
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.data.sampling import SampleOrder, StepSizes
-from holdfast.runtime.data.torch_loader import Collate, is_stream
+from holdfast.runtime.data.torch_loader import Collate
 from holdfast.runtime.tensors import collate as default_collate
 
 #: makes a micro-batch, on the host, of (step, micro-batch, what is wanted of it)
 Fetch = Callable[[int, int, Any], Any]
 
 
-class JobData(Protocol):
-    """What a job is trained on."""
+class Stream(Protocol):
+    """Data that are made, not looked up: the script's own function of step and micro-batch."""
 
-    @property
-    def order(self) -> StepSizes:
-        """How many samples a step has, of which order where they have numbers."""
-        ...
+    def batch(self, step: int, micro_batch: int) -> Any:
+        """Return a micro-batch: the same one, whoever asks, whenever, and however often.
 
-    @property
-    def fetch(self) -> Fetch:
-        """What makes its micro-batches; may be pickled, and used by another process."""
-        ...
-
-    def wanted(self, step: int, micro_batch: int) -> Any:
-        """Return what `fetch` needs to know beside the numbers.
-
-        Raises:
-            ValueError: there is no such step or micro-batch.
+        Args:
+            step: from 1. micro_batch: from 0, below global_batch / micro_batch of `protect`.
         """
         ...
+
+
+class JobData:
+    """What a job is trained on; here, data whose micro-batches are functions of their numbers alone.
+
+    order: how many samples a step has, and of which order where they have numbers. fetch: makes its micro-batches; it
+    is pickled to loader workers. keep_apart: the same micro-batch of all steps is always fetched in one place.
+    """
+
+    def __init__(self, order: StepSizes, fetch: Fetch, *, keep_apart: bool = False) -> None:
+        self.order = order
+        self.fetch = fetch
+        self.keep_apart = keep_apart
+
+    def wanted(self, step: int, micro_batch: int) -> Any:
+        """Return what `fetch` needs to know beside the numbers, which are those of a micro-batch that there is."""
+        return None
+
+    def arrived(self, step: int, micro_batch: int, fetched: Any) -> Any:
+        """A micro-batch is about to be computed: return it, of what was fetched."""
+        return fetched
 
 
 class FetchSamples:
@@ -53,7 +64,7 @@ class FetchSamples:
         return self._collate(list(fetched))
 
 
-class MappedData:
+class MappedData(JobData):
     """A data set that has its samples by number."""
 
     def __init__(self, dataset: Any, collate: Collate | None, sizes: StepSizes) -> None:
@@ -62,25 +73,54 @@ class MappedData:
         Raises:
             BadInputError: it is empty.
         """
-        self.order: SampleOrder = SampleOrder(
-            seed=sizes.seed, length=len(dataset), global_batch=sizes.global_batch, micro_batch=sizes.micro_batch
-        )
-        self.fetch: Fetch = FetchSamples(dataset, collate)
+        self._samples = sizes.of(len(dataset))
+        super().__init__(self._samples, FetchSamples(dataset, collate))
 
     def wanted(self, step: int, micro_batch: int) -> list[int]:
         """Return the numbers of its samples."""
-        return self.order.indices(step, micro_batch)
+        return self._samples.indices(step, micro_batch)
 
 
-def job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
-    """Return what a script's data are.
+class FetchBatches:
+    """Asks a stream."""
 
-    Raises:
-        BadInputError: they cannot be used.
-    """
-    if is_stream(data) or not hasattr(data, "__len__"):
-        raise BadInputError(
-            f"the data set is a {type(data).__name__}: holdfast needs a map-style one, with __len__ and "
-            "__getitem__, so that every sample can be counted exactly once"
-        )
-    return MappedData(data, collate, sizes)
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __call__(self, step: int, micro_batch: int, _: None) -> Any:
+        return self._stream.batch(step, micro_batch)
+
+
+class FetchOfStep:
+    """Fetches samples by their numbers, of the data set of a step."""
+
+    def __init__(self, dataset_of: Callable[[int], Any], collate: Collate | None) -> None:
+        self._dataset_of = dataset_of
+        self._collate = collate
+
+    def __call__(self, step: int, micro_batch: int, indices: list[int]) -> Any:
+        return FetchSamples(self._dataset_of(step), self._collate)(step, micro_batch, indices)
+
+
+class CurriculumData(JobData):
+    """A data set for each step, by a function of the step's number; each has its samples by number."""
+
+    def __init__(self, dataset_of: Callable[[int], Any], collate: Collate | None, sizes: StepSizes) -> None:
+        super().__init__(sizes, FetchOfStep(dataset_of, collate))
+        self._dataset_of = dataset_of
+        self._newest: SampleOrder | None = None
+
+    def wanted(self, step: int, micro_batch: int) -> list[int]:
+        """Return the numbers of its samples; as long as the length is the same, they go on as in one data set.
+
+        Raises:
+            BadInputError: the step's data set is none that has its samples by number.
+        """
+        dataset = self._dataset_of(step)
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise BadInputError(
+                f"the data set of step {step} is a {type(dataset).__name__}: it needs __len__ and __getitem__"
+            )
+        if self._newest is None or self._newest.length != len(dataset):
+            self._newest = self.order.of(len(dataset))
+        return self._newest.indices(step, micro_batch)

@@ -137,9 +137,12 @@ class LoaderPool:
         return message.open()
 
     def comes(self, key: Key) -> bool:
-        """Tell whether a micro-batch comes from a loader worker: not while none is up, unless one has died of it."""
+        """Tell whether a micro-batch comes from a loader worker: not while none is up, unless one has died of it.
+
+        What is to be fetched in one place is not fetched in two.
+        """
         self._hear(wait=False)
-        return self.up > 0 or self._broken is not None or self._died_of[key] > 0
+        return self.up > 0 or self._keep_apart or self._broken is not None or self._died_of[key] > 0
 
     def close(self) -> None:
         """End the loader workers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -10,11 +11,13 @@ from typing import Any, cast
 import torch
 
 from holdfast.control.link.forking import ProcessSupply
-from holdfast.runtime.data.datasets import job_data
+from holdfast.errors import BadInputError
+from holdfast.runtime.data.datasets import CurriculumData, FetchBatches, JobData, MappedData
 from holdfast.runtime.data.loader_pool import PREFETCH_FACTOR, PRELOAD_FOR_LOADERS, Key, LoaderPool
 from holdfast.runtime.data.randomness import seed_fetch
 from holdfast.runtime.data.sampling import StepSizes
-from holdfast.runtime.data.torch_loader import DataOptions, take_apart
+from holdfast.runtime.data.streams import Shards, StreamedData
+from holdfast.runtime.data.torch_loader import Collate, DataOptions, is_stream, take_apart
 
 
 class MicroBatchLoader:
@@ -48,6 +51,11 @@ class MicroBatchLoader:
         self._pool = self._make_pool(zygote) if self.options.num_workers else None
 
     @property
+    def streams(self) -> StreamedData | None:
+        """Where the data's streams stand, which is part of the training state; None where they have no such thing."""
+        return self._data if isinstance(self._data, StreamedData) else None
+
+    @property
     def order(self) -> StepSizes:
         """How many samples a step has; where they have numbers, a `SampleOrder`."""
         return self._data.order
@@ -75,7 +83,8 @@ class MicroBatchLoader:
             HoldfastError: loader workers die of it.
         """
         self.order.check(step, micro_batch)
-        return to_device(self._pooled(step, micro_batch), self.device, pin=self._pins)
+        fetched = self._data.arrived(step, micro_batch, self._pooled(step, micro_batch))
+        return to_device(fetched, self.device, pin=self._pins)
 
     def close(self) -> None:
         """End the loader workers."""
@@ -115,11 +124,41 @@ class MicroBatchLoader:
             workers=self.options.num_workers,
             ahead=self.options.prefetch_factor or PREFETCH_FACTOR,
             processes=ProcessSupply(zygote, PRELOAD_FOR_LOADERS),
+            keep_apart=self._data.keep_apart,
         )
 
     @property
     def _pins(self) -> bool:
         return self.options.pin_memory and self.device.type == "cuda"
+
+
+def job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
+    """Return what a script's data are.
+
+    Raises:
+        BadInputError: they cannot be used.
+    """
+    if _takes(data, "batch", "step", "micro_batch"):
+        return JobData(sizes, FetchBatches(data))
+    if _takes(data, "open", "micro_batch", "micro_batches"):
+        return StreamedData(data, sizes)
+    if not is_stream(data) and hasattr(data, "__len__"):
+        return MappedData(data, collate, sizes)
+    if hasattr(data, "__iter__"):
+        return StreamedData(Shards(data, collate, sizes.micro_batch), sizes)
+    if callable(data):
+        return CurriculumData(data, collate, sizes)
+    raise BadInputError(
+        f"the data are a {type(data).__name__}: they must be a data set with __len__ and __getitem__, a DataLoader, an "
+        "object with batch(step, micro_batch) or open(micro_batch, micro_batches), or a function of the step that "
+        "returns a data set"
+    )
+
+
+def _takes(data: Any, method: str, *arguments: str) -> bool:
+    """Tell whether there is a method with these arguments (data sets of others have some of the same name)."""
+    found = getattr(data, method, None)
+    return callable(found) and tuple(inspect.signature(found).parameters)[: len(arguments)] == arguments
 
 
 def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:

@@ -61,6 +61,14 @@ class StepSizes:
         """M: micro-batches per step."""
         return self.global_batch // self.micro_batch
 
+    def of(self, length: int) -> SampleOrder:
+        """Return the order of so many samples, in steps of these sizes.
+
+        Raises:
+            BadInputError: there are none.
+        """
+        return SampleOrder(seed=self.seed, length=length, global_batch=self.global_batch, micro_batch=self.micro_batch)
+
     def check(self, step: int, micro_batch: int) -> None:
         """Look whether there is such a micro-batch; steps count from 1, micro-batches from 0.
 

@@ -66,6 +66,12 @@ def take_apart(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, 
             "each counts exactly once whoever computes it; leave that out. For an order of your own, give a data set "
             "that maps indices to the samples you want, or an object with batch(step, micro_batch)"
         )
+    if streaming and data.batch_size is None:
+        raise BadInputError(
+            "the DataLoader's batch_size is None and its data set is gone through: holdfast counts samples, so let the "
+            "data set give them one by one, with batch_size=micro_batch; or give an object with open(micro_batch, "
+            "micro_batches), which makes micro-batches"
+        )
     if data.batch_size not in (None, micro_batch):
         raise BadInputError(
             f"the DataLoader's batch_size is {data.batch_size} and micro_batch is {micro_batch}: both are the samples "

@@ -27,6 +27,9 @@ from holdfast.runtime.state.refusals import check_extra, check_model
 from holdfast.runtime.state.state import TrainingState
 from holdfast.step_samples import StepSamples
 
+#: where the data's streams stand, in the training state
+STREAMS = "holdfast.streams"
+
 
 @dataclass(kw_only=True, slots=True)
 class LocalSums:
@@ -238,8 +241,8 @@ def workload_of(given: ScriptObjects, loader: MicroBatchLoader, device: torch.de
     check_model(model, device)
     experts = expert_parameters(model)
     loss_scale = LossScale(given.scaler, model.parameters(), device, micro_batches=loader.order.micro_batches)
-    statistics = RunningStatistics(model)
-    extra = with_scaler(given.extra, given.scaler)
+    statistics, streams = RunningStatistics(model), loader.streams
+    extra = with_scaler(given.extra, given.scaler) | ({STREAMS: streams} if streams is not None else {})
     state = TrainingState(model, given.optimizer, extra, apart=experts, buffers=statistics.state)
     check_extra(state.extra, state.optimizers, follows=given.follows)
     return Workload(
@@ -249,5 +252,5 @@ def workload_of(given: ScriptObjects, loader: MicroBatchLoader, device: torch.de
         updates=Updates(state, given.updates, given.max_grad_norm),
         loss_scale=loss_scale,
         experts=experts_of(model, state.optimizers.holder_of(experts), seed=seed),
-        noted=[statistics],
+        noted=[statistics] if streams is None else [statistics, streams],
     )

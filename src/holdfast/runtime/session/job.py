@@ -111,7 +111,7 @@ class Job:
         Args:
             model, optimizer: on `job.device`; all workers' must be made alike. The first worker's values count.
                 Several optimizers are given by name: each step updates one of them, `step.update`.
-            data: a map-style dataset, or a DataLoader of one, whose order is not used (docs/data.md).
+            data: a data set or DataLoader, a `Stream`, or a function of the step that returns one (docs/data.md).
             updates: of several optimizers, the order in which steps update them, over and over; each once if None.
             global_batch: samples per step, whatever the world. micro_batch: samples per forward pass.
             seed: of the order of samples, and of all randomness inside the micro-batches.

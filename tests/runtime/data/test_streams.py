@@ -1,0 +1,260 @@
+"""Streams: whoever computes a micro-batch, and whatever was computed before, it is the next one of its stream."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.data.loading import MicroBatchLoader, job_data
+from holdfast.runtime.data.sampling import StepSizes
+from holdfast.runtime.data.streams import StreamedData
+from holdfast.runtime.data.torch_loader import DataOptions
+from holdfast.runtime.state import tree
+
+CPU = torch.device("cpu")
+M, SAMPLES = 3, 2
+SIZES = StepSizes(seed=5, global_batch=M * SAMPLES, micro_batch=SAMPLES)
+
+
+class Sharded(IterableDataset[int]):
+    """Of the same interface as an IterableDataset of Hugging Face's `datasets`; `length` samples in six shards."""
+
+    def __init__(self, length: int = 21, shards: tuple[int, ...] = tuple(range(6))) -> None:
+        self.length, self.shards = length, shards
+        self.epoch = self.given = 0
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.shards)
+
+    def shard(self, num_shards: int, index: int) -> Sharded:
+        return Sharded(self.length, self.shards[index::num_shards])
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["epoch"] == self.epoch
+        self.given = state["given"]
+
+    def __iter__(self) -> Iterator[int]:
+        samples = [number for shard in self.shards for number in range(shard, self.length, 6)]
+        random.Random(self.epoch).shuffle(samples)
+        while self.given < len(samples):
+            self.given += 1
+            yield samples[self.given - 1]
+
+
+class Counting:
+    """A stream of its own kind: an iterator per micro-batch, whose state has a tuple and a number of 128 bits."""
+
+    def __init__(self, wide: int = 1 << 127) -> None:
+        self.wide = wide
+
+    def open(self, micro_batch: int, micro_batches: int) -> Any:
+        class Pass:
+            at = 0
+
+            def __iter__(self) -> Any:
+                return self
+
+            def __next__(self) -> tuple[int, int]:
+                if self.at == 4:
+                    raise StopIteration
+                self.at += 1
+                return micro_batch, self.at
+
+            def state_dict(inner) -> dict[str, Any]:
+                return {"at": (inner.at, None), "wide": self.wide}
+
+            def load_state_dict(inner, state: dict[str, Any]) -> None:
+                assert state["wide"] == self.wide
+                inner.at, _ = state["at"]
+
+        return Pass()
+
+
+class Forgetful:
+    """Has no state: is gone through again from its beginning."""
+
+    def open(self, micro_batch: int, micro_batches: int) -> Any:
+        return iter(range(micro_batch, 50, micro_batches))
+
+
+class Numbered:
+    def batch(self, step: int, micro_batch: int) -> Any:
+        return step, micro_batch
+
+
+def fresh(data: Any) -> StreamedData:
+    made = job_data(data, list, SIZES)
+    assert isinstance(made, StreamedData)
+    return made
+
+
+def fetched(worker: StreamedData, step: int, micro_batch: int) -> Any:
+    """As in a loader worker: what is wanted and what is fetched are pickled on their way."""
+    wanted = pickle.loads(pickle.dumps(worker.wanted(step, micro_batch)))
+    return worker.arrived(step, micro_batch, worker.fetch(step, micro_batch, wanted))
+
+
+def calm(data: Any, steps: int) -> list[list[Any]]:
+    """Return the micro-batches of these steps as one worker goes through them that nothing happens to."""
+    worker, batches = fresh(data), list[list[Any]]()
+    for step in range(1, steps + 1):
+        batches.append([])
+        notes: list[bytes] = []
+        for part in range(M):
+            batches[-1].append(fetched(worker, step, part))
+            notes.append(worker.note())
+        worker.take(notes, [b""])
+        worker.apply()
+    return batches
+
+
+def passed_on(state: dict[str, Any]) -> dict[str, Any]:
+    """As a joiner gets it."""
+    node = tree.pack(state, lambda tensor: 0, "streams")
+    return tree.unpack(msgspec.msgpack.decode(msgspec.msgpack.encode(node), type=tree.Node), [])
+
+
+@pytest.mark.parametrize("make", [Sharded, Counting, Forgetful])
+@settings(max_examples=30, deadline=None)
+@given(story=st.randoms(use_true_random=False))
+def test_whoever_goes_on_takes_the_next_one(make: Callable[[], Any], story: random.Random) -> None:
+    """Workers come, go, share differently, fetch ahead, do steps again, go back to a state: the same micro-batches."""
+    expected = calm(make(), 12)
+    workers = [fresh(make()) for _ in range(3)]
+    saved = (0, passed_on(workers[0].state_dict()))
+    step = 1
+    for _ in range(25):
+        event = story.random()
+        if event < 0.15 and len(workers) > 1:
+            workers.pop(story.randrange(len(workers)))
+        elif event < 0.3:
+            joiner = fresh(make())
+            joiner.load_state_dict(passed_on(workers[0].state_dict()))
+            workers.append(joiner)
+        elif event < 0.35:
+            step, state = saved[0] + 1, saved[1]
+            for worker in workers:
+                worker.load_state_dict(copy.deepcopy(state))
+        if step > len(expected):
+            break
+        notes: list[bytes] = []
+        for part in range(M):
+            worker = story.choice(workers)
+            if story.random() < 0.3 and step < len(expected):  # ahead, and perhaps for nothing
+                assert worker.fetch(step + 1, part, worker.wanted(step + 1, part)).batch == expected[step][part]
+            for _ in range(story.choice([1, 1, 2])):  # (the second time as after a failure)
+                assert fetched(worker, step, part) == expected[step - 1][part]
+            notes.append(worker.note())
+        for worker in workers:
+            worker.take(notes, [b""])
+            worker.apply()
+        if story.random() < 0.2:
+            saved = (step, passed_on(story.choice(workers).state_dict()))
+        step += 1
+
+
+def test_each_pass_has_each_sample_once_across_steps() -> None:
+    taken = [sample for step in calm(Sharded(), 28) for batch in step for sample in batch]
+    assert len(taken) == 28 * M * SAMPLES
+    of_streams = [[sample for step in calm(Sharded(), 28) for sample in step[part]] for part in range(M)]
+    for part, samples in enumerate(of_streams):
+        own = sorted(number for shard in range(part, 6, M) for number in range(shard, 21, 6))
+        whole = [samples[start : start + len(own)] for start in range(0, len(samples) - len(own), len(own))]
+        assert [sorted(one) for one in whole] == [own] * len(whole)
+        assert len({tuple(one) for one in whole}) > 1  # set_epoch is heard
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (Counting(wide=0), None),
+        (Sharded(shards=(0, 1)), "has 2 shards and a step 3 micro-batches"),
+        (iter(range(4)), "neither by number nor in shards"),
+        (3, "the data are a int"),
+    ],
+)
+def test_data_that_cannot_be_cut_are_refused(data: Any, words: str | None) -> None:
+    if words is None:
+        assert isinstance(job_data(data, None, SIZES), StreamedData)
+        return
+    with pytest.raises(BadInputError, match=words):
+        job_data(data, None, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"buffer": "x" * 5000}, r"has 50\d\d bytes, and may have 4096"),
+        ({"generator": torch.zeros(4)}, "has a tensor of shape .4,."),
+        ({"file": object()}, "is a object"),
+    ],
+)
+def test_a_state_that_cannot_travel_is_refused(state: dict[str, Any], words: str) -> None:
+    class Wrong(Sharded):
+        def shard(self, num_shards: int, index: int) -> Sharded:
+            return Wrong(self.length, self.shards[index::num_shards])
+
+        def state_dict(self) -> dict[str, Any]:
+            return state
+
+    with pytest.raises(BadInputError, match=words):
+        fetched(fresh(Wrong()), 1, 0)
+
+
+def test_an_empty_stream_is_said() -> None:
+    with pytest.raises(BadInputError, match="the stream of micro-batch 0 has nothing in it"):
+        fetched(fresh(Sharded(length=0)), 1, 0)
+
+
+def test_streams_of_other_micro_batches_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="3 streams of data there, 2 micro-batches here"):
+        StreamedData(Counting(), StepSizes(seed=0, global_batch=2, micro_batch=1)).load_state_dict(
+            fresh(Counting()).state_dict()
+        )
+
+
+def load(data: Any, step: int, part: int, options: DataOptions | None = None) -> Any:
+    loader = MicroBatchLoader(data, device=CPU, seed=0, global_batch=M * SAMPLES, micro_batch=SAMPLES, options=options)
+    return loader.load(step, part)
+
+
+def test_a_stream_by_numbers_is_asked_for_them() -> None:
+    assert load(Numbered(), 7, 2) == (7, 2)
+    with pytest.raises(ValueError, match="no micro-batch 3 of step 7"):
+        load(Numbered(), 7, 3)
+
+
+def test_a_loader_of_an_iterable_data_set_is_taken_apart() -> None:
+    loader: Any = DataLoader(Sharded(), batch_size=SAMPLES)
+    assert torch.equal(load(loader, 1, 1), torch.tensor(calm(Sharded(), 1)[0][1]))
+    with pytest.raises(BadInputError, match="batch_size is None and its data set is gone through"):
+        load(DataLoader(Sharded(), batch_size=None), 1, 1)
+
+
+def test_a_data_set_may_depend_on_the_step() -> None:
+    def curriculum(step: int) -> list[int]:
+        return list(range(100 * (step // 3), 100 * (step // 3) + 6))
+
+    options = DataOptions(collate=list)
+    steps = [[sample for part in range(M) for sample in load(curriculum, step, part, options)] for step in range(1, 6)]
+    assert [sorted(step) for step in steps] == [[*range(6)]] * 2 + [[*range(100, 106)]] * 3
+    with pytest.raises(BadInputError, match="the data set of step 2 is a NoneType"):
+        load(lambda step: None if step == 2 else [1], 2, 0)
