@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,57 +14,59 @@ from job_cases import FOREVER, StartJob, goes_on
 from holdfast.protocol.events import (
     CheckpointSaved,
     FailureDetected,
-    GenerationStarted,
     JobFailed,
     NodeLeft,
     Recovered,
-    StepCommitted,
 )
+from holdfast.protocol.names import node_of
 from holdfast.testing.local_job import LocalJob
 
 #: for what must come
 DEADLINE_S = 60.0
 
 
-def status_until(job: LocalJob, found: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return the first status of a job that is as it is wanted."""
+def who_is_slow(job: LocalJob, fault: str, node: str, key: str, times: float) -> str:
+    """Make a node slow, and return whom the status then names as slowest, by far.
+
+    It is told again now and then: on a machine that is too busy its process may have been ended for something else.
+    """
     until = time.monotonic() + DEADLINE_S
-    with job.client() as client:
-        while not found(status := client.status()):
-            if time.monotonic() > until:
-                pytest.fail(f"{status}\n{job.story()}")
-            time.sleep(0.1)  # (nobody tells of a status)
-    return status
+    while time.monotonic() < until:
+        job.inject(fault, node, times=times)
+        goes_on(job)
+        with job.client() as client:
+            scored: list[dict[str, Any]] = client.status()[key]
+        if scored and scored[0]["score"] > 1.6 and scored[0]["worker"].startswith(f"{node}/"):
+            return node_of(scored[0]["worker"])
+    pytest.fail(f"{node} is not named\n{job.story()}")
 
 
 def test_one_job_meets_them_one_after_the_other(start_job: StartJob, tmp_path: Path) -> None:
-    kept = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "10")
-    job = start_job(*FOREVER, "--step-seconds", "0.6", nodes=4, options=(*kept, "--verify-state", "1"))
-    job.wait(CheckpointSaved, step=10)
-    first, second, third, _ = job.nodes()
+    kept = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "3")
+    wide = ("--step-seconds", "0.9", "--hidden", "30000")
+    job = start_job(*FOREVER, *wide, nodes=4, options=(*kept, "--verify-state", "1"))
+    job.wait(CheckpointSaved, step=3)
+    _, second, third, _ = job.nodes()
 
-    job.inject("slow", second, times=2.0)
     job.inject("clock-jump", third, by_s=-7200.0)
-    job.inject("disk-full", first)
     job.wait_output("clock was set by -7200.0 s; nothing is decided by it")
+    assert who_is_slow(job, "slow", second, "paces", 2.0) == second
+    assert who_is_slow(job, "slow-link", third, "links", 20.0) == third
+    assert f"slow: {third}, rank" in job.call("status")
+    assert [failure for failure in job.all(FailureDetected) if failure.severity == 1] == [], job.story()
+    assert job.all(NodeLeft) == [], "nobody is taken out"
+
+    job.inject("disk-full", job.nodes()[0])
     job.wait_output(f"failed: OSError: [Errno {errno.ENOSPC}] injected fault: {os.strerror(errno.ENOSPC)}")
-    status = status_until(job, lambda it: bool(it["paces"]) and it["paces"][0]["score"] > 1.5)
-    assert status["paces"][0]["worker"].startswith(f"{second}/"), status["paces"]
-    assert job.all(FailureDetected) == [], job.story()
-    assert len(job.all(GenerationStarted)) == 1, "nobody is taken out"
-    saved = len(job.all(CheckpointSaved))
 
     since = len(job.events)
     job.inject("link-down", third)
-    failure = job.wait(FailureDetected, since=since)
-    assert (failure.node, failure.kind, failure.severity) == (third, "lease_expired", 1), job.story()
+    failure = job.wait(FailureDetected, node=third, since=since)
+    assert (failure.kind, failure.severity) == ("lease_expired", 1), job.story()
     assert job.wait(NodeLeft, since=since).node == third
-    assert job.wait(Recovered, since=since).action == "shrink"
-    assert third not in job.nodes()
+    job.wait(Recovered, lambda e: third not in job.nodes(), since=since)
     goes_on(job)
-    assert len(job.all(CheckpointSaved)) == saved, "whoever is first writes, and its disk is full"
 
     job.inject("corrupt-state", second)
     assert "replicas diverged" in job.wait(JobFailed).why
     assert job.wait_exit(DEADLINE_S) == 1
-    assert job.all(StepCommitted)[-1].step >= 10

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.observability.journal_file import FileJournal
-from holdfast.observability.metrics import Metrics
+from holdfast.observability.metrics import Metrics, Slowness
 from holdfast.protocol import events as ev
 from made_events import joined, made
 from places import ROOT
@@ -63,7 +63,7 @@ def test_they_follow_the_events() -> None:
     metrics.observe(ev.Rebalanced(**_stamp(9, 2), step=2, moved_bytes=5, experts_moved=1, transfer_s=0.0, down_s=0.1))
     metrics.observe(ev.CheckpointSaved(**{**_stamp(10, 2), "time": 90.5}, step=2, save_s=0.1, saved_bytes=9))
     metrics.connected(3)
-    metrics.slowness = lambda: (1.25, {"compute": 2})
+    metrics.slowness = lambda: Slowness(worker=1.25, link=2.5, slow={"compute": 2})
     metrics.refused()
     values = _values(metrics)
     expected = {
@@ -76,6 +76,7 @@ def test_they_follow_the_events() -> None:
         "holdfast_generation": 2,
         "holdfast_agent_connections": 3,
         "holdfast_slowest_worker_ratio": 1.25,
+        "holdfast_slowest_link_ratio": 2.5,
         "holdfast_slow_total/compute": 2,
         "holdfast_steps_committed_total": 2,
         "holdfast_samples_committed_total": 64,

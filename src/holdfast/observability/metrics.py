@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from math import inf, nan
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -58,6 +59,18 @@ def _known(value: float | None) -> _Values:
     return {} if value is None else {(): value}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slowness:
+    """What no event tells: how slow the slowest worker and the slowest link are, against the others' median, if known.
+
+    slow: how often something took longer than usual, by what it was.
+    """
+
+    worker: float | None = None
+    link: float | None = None
+    slow: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
 class _Histogram:
     def __init__(self) -> None:
         self.sum = 0.0
@@ -89,8 +102,7 @@ class Metrics(Collector):
         self._counts: Counter[tuple[str, ...]] = Counter()
         self._saved_at: float | None = None
         self._agents = 0
-        #: how slow the slowest worker is, if known, and how often something took longer than usual, by what it was
-        self.slowness: Callable[[], tuple[float | None, Mapping[str, int]]] = lambda: (None, {})
+        self.slowness: Callable[[], Slowness] = Slowness
         self._step_s, self._down_s = _Histogram(), _Histogram()
         self.registry.register(self)
 
@@ -151,10 +163,11 @@ class Metrics(Collector):
     def _told_gauges(self) -> Iterator[Family]:
         for name, text in _GAUGES.items():
             yield self._gauge(name, text, _known(self._gauges.get(name)))
-        score, counts = self.slowness()
+        slowness = self.slowness()
         slowest = "A micro-batch's time of the slowest worker / the others' median"
-        yield self._gauge("slowest_worker_ratio", slowest, _known(score))
-        slow = {(phase,): float(count) for phase, count in counts.items()}
+        yield self._gauge("slowest_worker_ratio", slowest, _known(slowness.worker))
+        yield self._gauge("slowest_link_ratio", "The others' median rate / that of the slowest", _known(slowness.link))
+        slow = {(phase,): float(count) for phase, count in slowness.slow.items()}
         yield self._counter("slow", "What took 1.1 times as long as usual, as agents saw it", ("phase",), slow)
         yield self._gauge("agent_connections", "Agents connected now", {(): self._agents})
         saved_at = "When a checkpoint was accepted last"

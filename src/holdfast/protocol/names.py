@@ -33,6 +33,8 @@ FailureRate = Annotated[float, Meta(ge=FAILURE_RATES[0], le=FAILURE_RATES[1])]
 Count = Annotated[int, Meta(ge=0)]
 #: how long something has taken; no infinity, and not no number
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
+#: in bytes per second, likewise
+Rate = Annotated[float, Meta(ge=0.0, le=1e15)]
 Blob = Annotated[bytes, Meta(max_length=65536)]
 #: of a rendezvous key: the addresses at which one rank can be reached by each of the others
 MAX_KEY_BYTES = 1 << 19

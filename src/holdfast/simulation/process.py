@@ -108,7 +108,7 @@ class SimPage:
             since=self._since + ahead_s,
             world=machine.generations.world,
             waits_since=self._since + ahead_s if waits else None,
-            looked=self._stopped_at + ahead_s if stopped else now,
+            looked=now if waits and not stopped else ahead_s + (self._stopped_at if waits else self._since),
         )
 
     @property

@@ -73,7 +73,7 @@ class _Worker:
             since=self.since,
             world=self._world,
             waits_since=self.since if self.waits else None,
-            looked=now - LOOK_EVERY_S,
+            looked=now - LOOK_EVERY_S if self.waits else 0.0,
         )
 
 

@@ -47,6 +47,34 @@ def test_where_a_worker_stands_is_read_in_its_slot_alone(page: ProgressPage) -> 
     assert (page.read(0, ME), page.read(2, ME)) == (None, None)
 
 
+def test_the_end_of_a_wait_is_kept_and_how_fast_data_goes_out(page: ProgressPage) -> None:
+    writer = ProgressWriter(page.path, 0)
+    writer.at(Activity.REDUCING)
+    writer.wait("all_to_all", 4, 100)
+    waiting, account = page.read(0, ME), page.account(0, ME)
+    assert waiting is not None
+    assert waiting.waits_since == waiting.looked > 0.0
+    assert account is not None
+    assert account.link_bytes_per_s == 0.0
+    writer.go_on()
+    writer.link(2.5e9)
+    after, account = page.read(0, ME), page.account(0, ME)
+    assert after is not None
+    assert (after.waits_since, after.since) == (None, waiting.since)
+    assert after.looked >= waiting.looked
+    assert account is not None
+    assert account.link_bytes_per_s == 2.5e9
+
+
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), -1.0])
+def test_a_rate_that_makes_no_sense_is_not_known(page: ProgressPage, nonsense: float) -> None:
+    writer = ProgressWriter(page.path, 0)
+    writer.link(nonsense)
+    account = page.account(0, ME)
+    assert account is not None
+    assert account.link_bytes_per_s == 0.0
+
+
 def test_a_place_and_what_is_begun_in_it_are_said_in_one(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
     writer.place(1, 1, 2)

@@ -140,6 +140,18 @@ def test_it_looks_seldom_where_nothing_is_due() -> None:
     assert watch.look_s == 1.0
 
 
+def test_who_has_waited_for_others_is_not_late_for_that_when_it_goes_on() -> None:
+    """Asked in the moment between two collectives, whoever had waited in the first counted as late: a slow link of
+    another cost it its process."""
+    watch = made()
+    waited = replace(COMPUTING, looked=108.0)
+    (stood,) = watch.stands(108.1, {ME: waited}, ())
+    assert stood.for_s == pytest.approx(0.1)
+    assert watch.look(108.1, {ME: waited}) == []
+    late = [one for look in range(1, 25) for one in watch.look(108.1 + look / 50, {ME: waited})]
+    assert [one.stand.for_s for one in late] == [pytest.approx(0.5, abs=0.021)]
+
+
 def test_it_learns_now_and_then() -> None:
     watch = made()
     assert not watch.learns(1.0 + LEARN_S / 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from machinery import Job, w
 
 from holdfast.coordination.lateness.stragglers import Stragglers
@@ -11,7 +12,10 @@ NODES = ("n0", "n1", "n2", "n3")
 
 
 def times(node: str, seconds: float, slow: int = 0) -> OwnTimes:
-    return OwnTimes(compute_s={w(node): seconds}, slow={Activity.COMPUTE: slow} if slow else {})
+    counts = {Activity.COMPUTE: slow} if slow else dict[Activity, int]()
+    return OwnTimes(
+        compute_s={w(node): seconds}, slow=counts, link_bytes_per_s={w(node): 1e6 / seconds} if seconds else {}
+    )
 
 
 def scores(stragglers: Stragglers) -> dict[str, float]:
@@ -26,6 +30,15 @@ def test_each_is_compared_with_the_others_median() -> None:
     assert [pace.worker for pace in stragglers.paces(map(w, NODES))][:2] == [w("n1"), w("n2")]
 
 
+def test_links_are_compared_by_how_long_the_same_takes() -> None:
+    stragglers = Stragglers()
+    for node, seconds in zip(NODES, (0.125, 0.5, 0.25, 0.0), strict=True):
+        stragglers.told(node, times(node, seconds))
+    links = stragglers.links(map(w, NODES))
+    assert [(link.worker, link.bytes_per_s) for link in links] == [(w("n1"), 2e6), (w("n2"), 4e6), (w("n0"), 8e6)]
+    assert [link.score for link in links] == pytest.approx([0.5 / 0.1875, 0.25 / 0.3125, 0.125 / 0.375])
+
+
 def test_of_two_each_is_compared_with_the_other_and_one_alone_with_nobody() -> None:
     stragglers = Stragglers()
     stragglers.told("n0", times("n0", 1.0))
@@ -37,7 +50,7 @@ def test_of_two_each_is_compared_with_the_other_and_one_alone_with_nobody() -> N
 def test_a_node_tells_of_its_own_workers_alone_and_the_newest_word_counts() -> None:
     stragglers = Stragglers()
     stragglers.told("n0", times("n1", 9.0))
-    stragglers.told("n0", OwnTimes(compute_s={w("n0"): 1.0, w("n2"): 9.0}, slow={}))
+    stragglers.told("n0", OwnTimes(compute_s={w("n0"): 1.0, w("n2"): 9.0}, slow={}, link_bytes_per_s={}))
     stragglers.told("n1", times("n1", 3.0))
     stragglers.told("n1", times("n1", 1.0))
     assert scores(stragglers) == {w("n0"): 1.0, w("n1"): 1.0}

@@ -21,6 +21,7 @@ parser.add_argument("--micro-batch", type=int, default=4)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
 parser.add_argument("--gate", help="go on to step --gate-at only once this file is there")
 parser.add_argument("--gate-at", type=int, default=5)
+parser.add_argument("--hidden", type=int, default=32, help="so wide is the model")
 parser.add_argument("--timeout", type=float, default=120.0, help="of a collective, in seconds")
 parser.add_argument("--hang-at", type=int, default=0, help="node-1 hangs in this step, whenever it comes to it")
 parser.add_argument("--pause-at", type=int, default=0, help="rank 0 pauses for a second before this step")
@@ -40,9 +41,8 @@ x = torch.randn(96, 8, generator=generator, dtype=dtype)
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
 
 job = holdfast.init()
-model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(32, 1)).to(
-    job.device, dtype
-)
+layers = torch.nn.Linear(8, args.hidden), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(args.hidden, 1)
+model = torch.nn.Sequential(*layers).to(job.device, dtype)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 averaging = Averaging(job, model[-1], args.raise_at, args.raise_on)
 job.protect(

@@ -22,6 +22,7 @@ from holdfast.errors import EXIT_INTERRUPTED, BadInputError
 from holdfast.observability.accounts.time_ledger import TimeAccount
 from holdfast.observability.event_lines import read_events
 from holdfast.protocol.events import ReadEvent
+from holdfast.protocol.names import node_of
 
 EventsFile = Annotated[
     Path | None,
@@ -31,6 +32,10 @@ EventsFile = Annotated[
         show_default="the events of the job that runs",
     ),
 ]
+
+
+#: who takes so many times as long as the others is worth a line
+SLOW = 1.5
 
 
 def register(app: typer.Typer) -> None:
@@ -55,6 +60,8 @@ def status(server: Server, as_json: AsJson = False) -> None:
     nodes: list[dict[str, Any]] = answer.get("nodes") or []
     if nodes:
         console.print(_node_table(nodes))
+    for line in stragglers(answer):
+        console.print(line)
     if "time" in answer:
         print_account(msgspec.convert(answer["time"], TimeAccount), console)
     experts: dict[str, Any] = answer.get("experts") or {}
@@ -62,6 +69,16 @@ def status(server: Server, as_json: AsJson = False) -> None:
         given = experts["fault_threshold"]
         console.print(f"each expert lives on {given['given']} nodes or more (asked: {given['asked']})")
         console.print(_expert_table(experts["layers"]))
+
+
+def stragglers(answer: dict[str, Any]) -> Iterator[str]:
+    """Yield who is slow, and at what."""
+    ways = (("paces", "computes a micro-batch in {:.1f} times"), ("links", "sends the same in {:.1f} times"))
+    for key, way in ways:
+        scored: list[dict[str, Any]] = answer.get(key) or []
+        for one in scored:
+            if one["score"] >= SLOW:
+                yield f"slow: {node_of(one['worker'])}, rank {one['rank']}, {way.format(one['score'])} the others' time"
 
 
 def _node_table(nodes: list[dict[str, Any]]) -> Table:

@@ -10,10 +10,11 @@ import msgspec
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.experts.blobs import experts_by_layer
-from holdfast.coordination.lateness.stragglers import WorkerPace
+from holdfast.coordination.lateness.stragglers import LinkPace, WorkerPace
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.awaited import awaited_by
 from holdfast.observability.accounts.time_ledger import TimeLedger
+from holdfast.observability.metrics import Slowness
 from holdfast.protocol.record import Record
 
 #: who holds a job up, told by name
@@ -25,7 +26,8 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
     """Return the job's status as plain data; `state` as `Coordinator.state` has it, `time` from its ledger.
 
     `awaited`: who holds the job up, as far as is known, at most `MOST_AWAITED`; `paces`: how long members compute a
-    micro-batch, against the others' median, the slowest `MOST_PACES`; `clock`: the coordinator's.
+    micro-batch, and `links`: how fast their data goes out, against the others' median, the slowest `MOST_PACES`;
+    `clock`: the coordinator's.
     """
     record, progress = coordinator.record, coordinator.parts.progress
     plan = record.plan
@@ -53,6 +55,10 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
             {"rank": plan.rank(pace.worker) if plan else None, **dataclasses.asdict(pace)}
             for pace in paces_of(coordinator)[:MOST_PACES]
         ],
+        "links": [
+            {"rank": plan.rank(link.worker) if plan else None, **dataclasses.asdict(link)}
+            for link in links_of(coordinator)[:MOST_PACES]
+        ],
         "clock": now,
     }
 
@@ -63,10 +69,20 @@ def paces_of(coordinator: Coordinator) -> list[WorkerPace]:
     return coordinator.parts.inquiry.stragglers.paces(plan.workers if plan else ())
 
 
-def slowness_of(coordinator: Coordinator) -> tuple[float | None, dict[str, int]]:
-    """Return the slowest member's score, and how often something took longer than usual, by what it was."""
-    paces, slow = paces_of(coordinator), coordinator.parts.inquiry.stragglers.slow
-    return paces[0].score if paces else None, {str(activity): count for activity, count in slow.items()}
+def links_of(coordinator: Coordinator) -> list[LinkPace]:
+    """Return how fast the members' data goes out, the slowest first."""
+    plan = coordinator.record.plan
+    return coordinator.parts.inquiry.stragglers.links(plan.workers if plan else ())
+
+
+def slowness_of(coordinator: Coordinator) -> Slowness:
+    """Return the slowest members' scores, and how often something took longer than usual, by what it was."""
+    paces, links = paces_of(coordinator), links_of(coordinator)
+    return Slowness(
+        worker=paces[0].score if paces else None,
+        link=links[0].score if links else None,
+        slow={str(activity): count for activity, count in coordinator.parts.inquiry.stragglers.slow.items()},
+    )
 
 
 def _experts(record: Record) -> dict[str, Any] | None:

@@ -6,11 +6,12 @@ no /dev/shm is needed. Each worker has a slot, by its index on the node:
 
     offset  what
          0  head: number of the store, generation, step, since, pid, world, micro-batch (-1: none), activity, the number
-        56  look: when the training thread last looked whether the collective that it waits in has ended; since when it
-            waits (0: it does not)
+        56  look: when the training thread last looked whether the collective that it waits in has ended, or found that
+            it had; since when it waits (0: it does not)
         72  totals: by activity, how many have ended, their seconds, the longest
        456  waits: the newest four in collectives, each number, group's size, name, bytes, begin, end (0: not over)
        648  reason: why the script has paused, UTF-8
+       712  link: how fast its data goes out to its peers, in bytes per second; 0: not known
 
 Times are of CLOCK_MONOTONIC, which all processes of a machine share. A store that is under way, or anything that makes
 no sense, reads as nothing.
@@ -30,6 +31,8 @@ from holdfast.protocol.messages.progress import ACTIVITIES, Activity
 SLOT_BYTES = 1024
 #: thirty years; what says more makes no sense
 _MAX_UPTIME_S = 1e9
+#: far more than any link has, in bytes per second
+_MAX_RATE = 1e15
 _WAITS = 4
 _REASON_BYTES = 64
 
@@ -42,6 +45,7 @@ _LOOK_AT = _HEAD.size
 _TOTALS_AT = _LOOK_AT + _LOOK.size
 _WAITS_AT = _TOTALS_AT + len(ACTIVITIES) * _TOTAL.size
 _REASON_AT = _WAITS_AT + _WAITS * _WAIT.size
+_LINK_AT = _REASON_AT + _REASON_BYTES
 _ENDED_AT = _WAIT.size - _TIME.size
 
 
@@ -72,6 +76,10 @@ class ProgressSlot(Protocol):
         """It has ended."""
         ...
 
+    def link(self, bytes_per_s: float) -> None:
+        """Data goes out to peers so fast."""
+        ...
+
     @property
     def now(self) -> tuple[Activity, int]:
         """What has begun last, and with which micro-batch (-1: none)."""
@@ -99,6 +107,9 @@ class NoProgress:
         """Keep nothing."""
 
     def go_on(self) -> None:
+        """Keep nothing."""
+
+    def link(self, bytes_per_s: float) -> None:
         """Keep nothing."""
 
 
@@ -185,8 +196,13 @@ class ProgressWriter:
     def go_on(self) -> None:
         """It has ended."""
         entry = self._at + _WAITS_AT + self._waited % _WAITS * _WAIT.size
-        _TIME.pack_into(self._page, entry + _ENDED_AT, time.monotonic())
-        _TIME.pack_into(self._page, self._at + _LOOK_AT + _TIME.size, 0.0)
+        now = time.monotonic()
+        _TIME.pack_into(self._page, entry + _ENDED_AT, now)
+        _LOOK.pack_into(self._page, self._at + _LOOK_AT, now, 0.0)
+
+    def link(self, bytes_per_s: float) -> None:
+        """Data goes out to peers so fast."""
+        _TIME.pack_into(self._page, self._at + _LINK_AT, bytes_per_s)
 
 
 class ProgressPage:
@@ -247,10 +263,12 @@ class ProgressPage:
         rows = _TOTAL.iter_unpack(slot[_TOTALS_AT:_WAITS_AT])
         totals = [Total(count, sum_s, longest_s) for count, sum_s, longest_s in rows]
         reason = slot[_REASON_AT : _REASON_AT + _REASON_BYTES].rstrip(b"\0").decode(errors="replace")
+        (link,) = _TIME.unpack_from(slot, _LINK_AT)
         return ProgressAccount(
             totals={one: total for one, total in zip(ACTIVITIES, totals, strict=True) if _sane(total)},
             waits=_waits(slot[_WAITS_AT:_REASON_AT]),
             reason=reason,
+            link_bytes_per_s=link if 0.0 <= link < _MAX_RATE else 0.0,
         )
 
     def _slot(self, index: int, size: int) -> bytes | None:

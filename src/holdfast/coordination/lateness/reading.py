@@ -37,8 +37,8 @@ class Reading:
     """Where a worker's training thread stands; times on the machine's monotonic clock, in seconds.
 
     `since`: when this activity began. `waits_since`: in a collective, None where it waits in none; `looked`: when it
-    last looked whether that has ended. `world`: members of its generation. `starved_s`: for how long in its life it was
-    ready to run and had no core.
+    last looked whether that has ended, or found that the last one had. `world`: members of its generation.
+    `starved_s`: for how long in its life it was ready to run and had no core.
     """
 
     generation: int
@@ -54,8 +54,12 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressAccount:
-    """What an agent reads more seldom: a worker's totals, and its newest waits, oldest first."""
+    """What an agent reads more seldom: a worker's totals, and its newest waits, oldest first.
+
+    `link_bytes_per_s`: how fast its data goes out to a peer; 0: not known.
+    """
 
     totals: Mapping[Activity, Total] = field(default_factory=dict[Activity, Total])
     waits: tuple[CollectiveWait, ...] = ()
     reason: str = ""
+    link_bytes_per_s: float = 0.0

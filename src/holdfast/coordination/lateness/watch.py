@@ -89,7 +89,9 @@ class LateWatch:
             return []
         self._told_at, slow = now, dict(self.times.warnings)
         self.times.warnings.clear()
-        return [OwnTimes(compute_s={worker: own.mean_s for worker, own in self._own.items()}, slow=slow)]
+        means = {worker: own.mean_s for worker, own in self._own.items()}
+        links = {worker: account.link_bytes_per_s for worker, account in accounts.items() if account.link_bytes_per_s}
+        return [OwnTimes(compute_s=means, slow=slow, link_bytes_per_s=links)]
 
     def _add(self, worker: str, world: int, old: Mapping[Activity, Total], new: Mapping[Activity, Total]) -> None:
         none = Total(0, 0.0, 0.0)
@@ -140,11 +142,12 @@ class LateWatch:
         return self.times.limit_s(reading.activity, reading.world)
 
     def _lasts(self, now: float, worker: str, reading: Reading) -> float:
-        """Return for how long a worker is about what it is, or has not looked.
+        """Return for how long a worker is at its own part of what it is about, or has not looked.
 
-        Without when this agent did not run, and when the worker would have and had no core.
+        Without when this agent did not run, and when the worker would have and had no core. Waiting for others is no
+        work of its own, nor has it been once it is over.
         """
-        since = reading.since if reading.waits_since is None else reading.looked
+        since = max(reading.since, reading.looked) if reading.waits_since is None else reading.looked
         away_s = sum(max(0.0, end - max(begin, since)) for begin, end in self._away)
         return now - since - away_s - self._starved_s(worker, since, reading.starved_s)
 

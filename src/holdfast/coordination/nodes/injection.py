@@ -22,7 +22,7 @@ FAULTS = {
     "hang": "it stands still for ever",
     "hold": "it waits at --phase until another failure ends the generation",
     "slow": "from then on a worker's micro-batches take --times as long",
-    "slow-link": "from then on its collectives take --times as long",
+    "slow-link": "from then on its data goes out to others --times slower",
     "drop": "its connections to all others break",
     "disk-full": "from then on the checkpoints that it writes meet a full disk",
     "corrupt-state": "a bit of its parameters flips (found by --verify-state)",

@@ -102,10 +102,10 @@ class Inject(Struct, frozen=True, kw_only=True):
     """Fault injection: die in the given way, now or where the step reaches the phase.
 
     Some are no death. `hold`: the training thread waits at the phase until the generation is over, whoever ends it;
-    `hang`: it waits for ever; `slow`, `slow-link`: from then on its micro-batches, or its collectives, take so many
-    `times` as long; `drop`: the connections of its groups break; `link-down`: nothing comes through them any more;
-    `memory`: it meets a MemoryError; `disk-full`: from then on its checkpoints meet a full disk; `corrupt-state`: a bit
-    of its parameters flips.
+    `hang`: it waits for ever; `slow`: from then on its micro-batches take so many `times` as long; `slow-link`: its
+    data goes out so many times slower; `drop`: the connections of its groups break; `link-down`: nothing comes through
+    them any more; `memory`: it meets a MemoryError; `disk-full`: from then on its checkpoints meet a full disk;
+    `corrupt-state`: a bit of its parameters flips.
     """
 
     fault: Text

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.names import Count, Seconds, Struct, Text, WorkerId
+from holdfast.protocol.names import Count, Rate, Seconds, Struct, Text, WorkerId
 
 
 class Activity(IntEnum):
@@ -73,11 +73,12 @@ class OwnTimes(Struct, frozen=True, kw_only=True):
     """What a node's workers take, said every few seconds.
 
     `compute_s`: how long each computes a micro-batch, lately. `slow`: how often since the last word something took
-    1.1 times as long as usual, by what it was.
+    1.1 times as long as usual, by what it was. `link_bytes_per_s`: how fast its data goes out to a peer, where known.
     """
 
     compute_s: Annotated[dict[WorkerId, Seconds], Meta(max_length=1024)]
     slow: Annotated[dict[Activity, Count], Meta(max_length=len(Activity))]
+    link_bytes_per_s: Annotated[dict[WorkerId, Rate], Meta(max_length=1024)]
 
 
 class Probe(Struct, frozen=True, kw_only=True):

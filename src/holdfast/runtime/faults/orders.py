@@ -85,13 +85,9 @@ class Faults:
             time.sleep((self._times - 1.0) * (time.monotonic() - since))
 
     @property
-    def slow_link(self) -> bool:
-        """Whether this worker's link is to be slow."""
-        return self._link_times > 1.0
-
-    def drag_link(self, since: float) -> None:
-        """A collective that was waited for from then on (`time.monotonic()`) is over: take longer."""
-        time.sleep((self._link_times - 1.0) * (time.monotonic() - since))
+    def slow_link(self) -> float:
+        """How many times slower this worker's data is to go out to others; 1: as it does."""
+        return self._link_times
 
     def at_disk(self) -> None:
         """A checkpoint is being written.

@@ -18,6 +18,7 @@ import torch
 
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot
 from holdfast.errors import HoldfastError
+from holdfast.runtime.groups.transports.severing import GroupSockets
 
 #: Whether the generation is halted. Called in every round of polling, so it must be cheap and take no lock.
 HaltCheck = Callable[[], bool]
@@ -241,6 +242,11 @@ class Communicator:
     def tell_waits(self, progress: ProgressSlot) -> None:
         """Say from now on where the thread that uses this communicator waits in it."""
         self.progress = progress
+
+    @property
+    def sockets(self) -> tuple[GroupSockets, ...]:
+        """The connections of its groups, where they are known."""
+        return ()
 
     def sever(self) -> None:
         """Break the connections to all peers, so that whoever waits for this rank learns it at once. Any thread."""

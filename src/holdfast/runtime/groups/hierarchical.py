@@ -15,6 +15,7 @@ from holdfast.control.link.progress_page import ProgressSlot
 from holdfast.planning.levels import Levels
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Pending
 from holdfast.runtime.groups.rendezvous import Board
+from holdfast.runtime.groups.transports.severing import GroupSockets
 
 #: Builds the group of that name among those of a generation, of these ranks.
 BuildGroup = Callable[[str, Sequence[int]], Communicator]
@@ -72,6 +73,10 @@ class HierarchicalCommunicator(Communicator):
     def tell_waits(self, progress: ProgressSlot) -> None:
         for group in self._every():
             group.tell_waits(progress)
+
+    @property
+    def sockets(self) -> tuple[GroupSockets, ...]:
+        return tuple(sockets for group in self._every() for sockets in group.sockets)
 
     def sever(self) -> None:
         for group in self._every():

@@ -161,9 +161,14 @@ class Attempt:
             HaltedError, PeerLostError: left in the middle.
         """
         domain = groups.domain
-        if self._faults.slow_link or self._faults.armed("reducing", self.step):
+        if self._faults.slow_link > 1.0:
+            self._shared.link.slow_down(domain.sockets, self._faults.slow_link)
+        if self._faults.armed("reducing", self.step):
             domain = FaultingCommunicator(domain, self._faults, self.step, "reducing")
         reduced = self._workload.reduce(domain)
+        rate = self._shared.link.look(groups.domain.sockets)
+        if rate is not None:
+            self._shared.progress.link(rate)
         if not self._shared.cross(self._generation, lambda machine: machine.reduced()):
             return None
         self._faults.at("ready", self.step)

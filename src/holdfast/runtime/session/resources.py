@@ -18,6 +18,7 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.groups.communicator import Communicator, PeerLostError
 from holdfast.runtime.groups.reach import CONNECT_S, unreachable
 from holdfast.runtime.groups.rendezvous import Board
+from holdfast.runtime.groups.transports.link_rate import LinkRate
 
 if TYPE_CHECKING:
     from holdfast.runtime.state.receive import Receipt
@@ -153,6 +154,7 @@ class Shared:
     resources: Generations
     carry_out: Callable[[list[WorkerInstruction]], None]
     progress: ProgressSlot = field(default_factory=NoProgress)
+    link: LinkRate = field(default_factory=LinkRate)
 
     def left(self, generation: int) -> bool:
         """Return whether a generation is over for this worker; the lock is held."""

@@ -90,7 +90,7 @@ class GlooCommunicator(GroupCommunicator):
     ) -> None:
         super().__init__(group, generation=generation, timeout_s=timeout_s, halt=halt, graveyard=graveyard)
         self._under_way: list[Pending] = []
-        self.sockets = sockets
+        self._sockets = sockets
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         if input.nbytes < BROADCAST_BYTES:
@@ -116,8 +116,12 @@ class GlooCommunicator(GroupCommunicator):
             works.append(self._open().broadcast([parts[rank]], options))
         return self._started("all_gather", works, output, input)
 
+    @property
+    def sockets(self) -> tuple[GroupSockets, ...]:
+        return (self._sockets,)
+
     def sever(self) -> None:
-        self.sockets.sever()
+        self._sockets.sever()
 
     def retire(self, *, sever: bool = True) -> None:
         group = self._give_up()

@@ -62,14 +62,14 @@ def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *,
         if before.get(descriptor) == inode:
             continue
         handle = SocketHandle(descriptor=descriptor, inode=inode)
-        with _same(handle) as candidate:
+        with opened(handle) as candidate:
             if candidate is not None and _belongs(candidate, exchanged):
                 handles.append(handle)
     return GroupSockets(generation=generation, handles=tuple(handles))
 
 
 @contextlib.contextmanager
-def _same(handle: SocketHandle) -> Generator[socket.socket | None]:
+def opened(handle: SocketHandle) -> Generator[socket.socket | None]:
     """Give a duplicate of a handle's socket; None where the descriptor names something else by now.
 
     The duplicate is taken first and compared then, so that the descriptor cannot be reused in between.
@@ -96,7 +96,7 @@ def _same(handle: SocketHandle) -> Generator[socket.socket | None]:
 
 
 def _shut_down(handle: SocketHandle) -> bool:
-    with _same(handle) as duplicate:
+    with opened(handle) as duplicate:
         if duplicate is None:
             return False
         try:

@@ -1,0 +1,86 @@
+"""How fast a worker's data goes out to its peers: read of the kernel's counters, from what is sent anyway.
+
+The kernel counts for each connection what was acknowledged and for how long there was something on its way; waits for
+peers that compute are no part of that. A worker whose own link is slow is slow to all peers, and they are slow to it
+alone: so the median of its connections tells whose link it is.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from holdfast.runtime.groups.transports.severing import GroupSockets, opened
+
+#: it is looked so often: that takes microseconds for each connection
+LOOK_S = 5.0
+#: less than this says how long the peer took to acknowledge, and not how fast the link is
+LEAST_BYTES = 1 << 20
+
+_BYTES_ACKED_AT, _BUSY_AT, _LONG_ENOUGH = 120, 168, 184
+_TCP_INFO_BYTES = 256
+_TWO = struct.Struct("<QQ")
+_ONE = struct.Struct("<Q")
+_MAX_PACING = 47  # SO_MAX_PACING_RATE
+
+
+@dataclass(frozen=True, slots=True)
+class SentBytes:
+    """What has gone out over a connection: bytes that were acknowledged; seconds in which some were on their way.
+
+    Seconds in which the peer had no room for more do not count.
+    """
+
+    bytes: int
+    busy_s: float
+
+    def rate(self, before: SentBytes) -> float | None:
+        """Return bytes per second since then; None where it was too little to say."""
+        sent, busy_s = self.bytes - before.bytes, self.busy_s - before.busy_s
+        return sent / busy_s if sent >= LEAST_BYTES and busy_s > 0.0 else None
+
+
+class LinkRate:
+    """One worker's link, over however many groups; for the training thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, SentBytes] = {}
+        self._limited: set[int] = set()
+        self._looked_at = 0.0
+
+    def look(self, groups: Iterable[GroupSockets]) -> float | None:
+        """Return how fast data goes out to a peer, in bytes per second: the median; None where nothing new is known."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S:
+            return None
+        self._looked_at, known = now, self._known
+        self._known = {inode: traffic for inode, traffic, _ in _traffic(groups)}
+        new = (traffic.rate(known[inode]) for inode, traffic in self._known.items() if inode in known)
+        rates = [rate for rate in new if rate is not None]
+        return statistics.median(rates) if rates else None
+
+    def slow_down(self, groups: Iterable[GroupSockets], times: float) -> None:
+        """Let data go out so many times slower over each connection from now on, once: fault injection."""
+        for inode, traffic, connection in _traffic(groups):
+            rate = traffic.rate(SentBytes(0, 0.0))
+            if inode not in self._limited and rate is not None:
+                self._limited.add(inode)
+                connection.setsockopt(socket.SOL_SOCKET, _MAX_PACING, max(1, int(rate / times)))
+
+
+def _traffic(groups: Iterable[GroupSockets]) -> Iterator[tuple[int, SentBytes, socket.socket]]:
+    """Yield the inode of each connection, what has gone out, and the connection (valid until the next is asked for)."""
+    for sockets in groups:
+        for handle in sockets.handles:
+            with opened(handle) as connection:
+                if connection is None:
+                    continue
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+                if len(info) >= _LONG_ENOUGH:  # (an older kernel knows less)
+                    (sent,) = _ONE.unpack_from(info, _BYTES_ACKED_AT)
+                    busy_us, no_room_us = _TWO.unpack_from(info, _BUSY_AT)
+                    yield handle.inode, SentBytes(sent, max(0, busy_us - no_room_us) / 1e6), connection

@@ -1,0 +1,124 @@
+"""How fast data goes out over connections, as the kernel counts it; and made slow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.runtime.groups.transports import link_rate
+from holdfast.runtime.groups.transports.link_rate import LinkRate, SentBytes
+from holdfast.runtime.groups.transports.severing import GroupSockets, SocketHandle
+
+SENT = 4 << 20
+
+
+class Pair:
+    """A connection, and somebody who reads whatever comes."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.out = socket.create_connection(server.getsockname())
+            self._far, _ = server.accept()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with self._far:
+            while self._far.recv(1 << 20):
+                pass
+
+    def close(self) -> None:
+        self.out.close()
+        self._reader.join()
+
+    def send(self, size: int = SENT) -> None:
+        self.out.sendall(bytes(size))
+
+    @property
+    def handle(self) -> SocketHandle:
+        return SocketHandle(descriptor=self.out.fileno(), inode=os.fstat(self.out.fileno()).st_ino)
+
+
+@pytest.fixture
+def pairs() -> Iterator[list[Pair]]:
+    made = [Pair() for _ in range(3)]
+    yield made
+    for pair in made:
+        pair.close()
+
+
+def sockets(pairs: list[Pair]) -> GroupSockets:
+    return GroupSockets(generation=1, handles=tuple(pair.handle for pair in pairs))
+
+
+def acknowledged(pairs: list[Pair], size: int) -> None:
+    """Wait until all of it has been."""
+    while min(traffic.bytes for _, traffic, _ in link_rate._traffic([sockets(pairs)])) < size:
+        time.sleep(0.001)
+
+
+def test_a_rate_is_told_once_enough_has_gone_out(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_rate, "LOOK_S", 0.0)
+    link, groups = LinkRate(), (sockets(pairs),)
+    assert link.look(groups) is None, "what was before nobody knows"
+    assert link.look(groups) is None, "nothing has gone out"
+    for pair in pairs:
+        pair.send()
+    acknowledged(pairs, SENT)
+    rate = link.look(groups)
+    assert rate is not None
+    assert rate > 1e5
+    for pair in pairs:
+        pair.send(100)
+    assert link.look(groups) is None, "so little says nothing"
+
+
+def test_it_is_looked_at_now_and_then(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    link = LinkRate()
+    link.look((sockets(pairs),))
+    monkeypatch.setattr(link_rate, "_traffic", None)
+    assert link.look((sockets(pairs),)) is None
+
+
+def test_of_several_connections_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_rate, "LOOK_S", 0.0)
+    at = [SentBytes(0, 0.0)] * 3
+    monkeypatch.setattr(link_rate, "_traffic", lambda _: [(n, traffic, None) for n, traffic in enumerate(at)])
+    link = LinkRate()
+    link.look(())
+    at = [SentBytes(10 << 20, 1.0), SentBytes(10 << 20, 4.0), SentBytes(10 << 20, 2.0)]
+    assert link.look(()) == (10 << 20) / 2.0
+
+
+def test_a_link_is_made_slow_once_it_is_known_how_fast_it_is(
+    pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_rate, "LOOK_S", 0.0)
+    link, groups = LinkRate(), (sockets(pairs),)
+    link.slow_down(groups, 100.0)
+    for pair in pairs:
+        pair.send(16 << 20)
+    acknowledged(pairs, 16 << 20)
+    known = [traffic.rate(SentBytes(0, 0.0)) or 0.0 for _, traffic, _ in link_rate._traffic(groups)]
+    for _ in range(2):  # (the second changes nothing)
+        link.slow_down(groups, 100.0)
+    link.look(groups)
+    for pair in pairs:
+        pair.send(4 << 20)
+    acknowledged(pairs, 20 << 20)
+    rate = link.look(groups)
+    assert rate is not None
+    assert rate < statistics.median(known) / 5
+
+
+def test_a_connection_that_is_gone_says_nothing(pairs: list[Pair]) -> None:
+    groups = (sockets(pairs),)
+    for pair in pairs:
+        pair.out.close()
+    assert list(link_rate._traffic(groups)) == []
