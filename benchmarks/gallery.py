@@ -34,8 +34,6 @@ NODES = 3
 PHASES = ("compute", "reducing", "ready", "voted", "passed", "applying")
 #: relative, of a loss; float16 rounds what differs in a float32 weight's last bit to its own
 BOUND, HALF_BOUND = 1e-6, 1e-4
-#: each micro-batch takes so many times as long, so that a step lasts long enough for a node to join
-SLOWER = 3.0
 TRANSFORMERS = {
     "llama": "transformers.models.llama.modeling_llama",
     "mixtral": "transformers.models.mixtral.modeling_mixtral",
@@ -150,8 +148,6 @@ def harm(job: LocalJob, steps: int, rng: random.Random) -> None:
     job.wait(StepCommitted, step=1)
     victim, step = rng.choice(job.nodes()), rng.randint(4, max(4, steps // 3))
     with job.client() as client:
-        for node in job.nodes():
-            client.inject("slow", node, times=SLOWER)
         client.inject("kill", victim, step=step, phase=rng.choice(PHASES))
     job.wait(FailureDetected, node=victim)
     with job.client() as client:

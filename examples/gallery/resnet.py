@@ -31,8 +31,8 @@ def main() -> None:
     job = holdfast.init()
     device = job.device
     model = ResNet().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps + 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.03, total_steps=steps + 1)
     loader = DataLoader(Images(4096), batch_size=8, shuffle=True, num_workers=2)
     extra = {"scheduler": scheduler}
     job.protect(model, optimizer, loader, global_batch=8 * ACCUMULATE, micro_batch=8, extra=extra)

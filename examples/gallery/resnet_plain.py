@@ -30,8 +30,8 @@ def main() -> None:
     seed_all(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = ResNet().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps + 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.03, total_steps=steps + 1)
     loader = DataLoader(Images(4096), batch_size=8, shuffle=True, num_workers=2)
     batches = iter(loader)
     for number in range(1, steps + 1):
