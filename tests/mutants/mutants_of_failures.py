@@ -115,6 +115,13 @@ FAILURE_MUTANTS = (
         why="what they share has failed: a switch that flaps would have all of them quarantined",
     ),
     Mutant(
+        name="complaints_beside_a_script_that_ends_are_judged",
+        file=DECIDING,
+        old="report.refused or report.ending for",
+        new="report.refused for",
+        why="the script that has raised is why, although its traceback is still being made",
+    ),
+    Mutant(
         name="who_is_given_up_is_to_blame_at_once",
         file=LADDER,
         old="        step = turn.position.step + 2\n",

@@ -107,7 +107,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="who_left_a_refused_operation_is_suspect",
         file=DECIDING,
-        old="        if any(report.refused for report in reports.values()):\n",
+        old="        if any(report.refused or report.ending for report in reports.values()):\n",
         new="        if False:\n",
         why="a broken collective whose cause is known is no failure of anybody's",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 from machinery import Job, applied, attach, commit, hello, kept, w, written
 
@@ -200,6 +202,30 @@ def test_a_newcomer_that_raises_is_replaced_at_once() -> None:
 def down(node: str, *, step: int | None = 3, phase: Phase = Phase.APPLYING) -> msg.WorkerDown:
     place = msg.ScriptError(place="RuntimeError (train.py, line 9)", step=step, phase=phase)
     return msg.WorkerDown(worker=w(node), kind=FailureKind.EXCEPTION, detail=OOPS, exit_code=1, error=place)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+@pytest.mark.parametrize("timed_out", [True, False])
+def test_collectives_that_fail_around_a_script_that_has_raised_are_no_second_failure(
+    *, dies: bool, timed_out: bool
+) -> None:
+    """In whatever order it is heard: a worker may answer Stop while its traceback is still being made."""
+    complaints = [("complains", "n0"), ("complains", "n2")]
+    reports = [("reports", node) for node in ("n0", "n1", "n2")]
+    for order in permutations([*complaints, *reports, ("raises", "n1")]):
+        turn = {said: place for place, said in enumerate(order)}
+        if any(turn["complains", node] > turn["reports", node] for node in ("n0", "n2")):
+            continue
+        job = trained()
+        for what, node in order:
+            if what == "complains":
+                job.say(msg.Complaint(worker=w(node), generation=1, detail="reset by peer", timed_out=timed_out))
+            elif what == "raises":
+                job.tell(node, down(node)) if dies else job.say(raised(node))
+            elif job.machine.members.worker(w(node)) is not None and job.machine.parts.stopping.stop is not None:
+                job.report(node, 2, ending=turn["raises", "n1"] > turn[what, node] and node == "n1")
+        detected = [event.node for event in job.events if isinstance(event, ev.FailureDetected)]
+        assert detected == ["n1"], order
 
 
 def test_what_two_nodes_raise_while_the_state_changes_is_the_works_fault_too() -> None:

@@ -198,8 +198,8 @@ class Deciding:
         self._stopping.complaints.clear()
         if not complaints or not set(members) <= set(reports) or self._raisers.among(members):
             return False  # (somebody is gone, or has raised: that is why)
-        if any(report.refused for report in reports.values()):
-            return False  # all had put in their parts: who did not get v was left by those who refused it
+        if any(report.refused or report.ending for report in reports.values()):
+            return False  # all had put in their parts: who refused v left the others; or it will be told who has raised
         if self._closing.under_way and not any(complaint.timed_out for complaint in complaints.values()):
             return False  # members that are told to stop let go of groups that others still build
         now, first = self._turn.now, next(iter(complaints.values()))

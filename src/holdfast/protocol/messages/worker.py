@@ -84,6 +84,7 @@ class Report(Struct, frozen=True, kw_only=True):
     `state`: which parts of the state of `applied` are here. `result`: the same of `step` = applied + 1, once FORWARD
     was carried out; None where not all of its reductions are here.
     `refused`: the generation of the attempt at `step` whose v was refused here, 0 where none was.
+    `ending`: the script has ended here, by an exception or by itself; what became of it is still to be told.
     """
 
     worker: WorkerId
@@ -98,6 +99,7 @@ class Report(Struct, frozen=True, kw_only=True):
     state: Holding = Holding()
     result: Holding | None = None
     refused: Count = 0
+    ending: bool = False
 
     def holding_of(self, step: int) -> Holding | None:
         """Return which parts of a step's state are here, or can be made here once its v is known; None: not any."""

@@ -80,6 +80,9 @@ class Identity:
 class Session:
     """One worker's part in a job, from Attach to JobDone."""
 
+    #: the script has ended
+    _ending = False
+
     def __init__(
         self,
         identity: Identity,
@@ -247,6 +250,7 @@ class Session:
 
     def ending(self) -> None:
         """The script has ended, by an exception or by itself: what it was about is over."""
+        self._ending = True
         self._shared.progress.at(Activity.ENDING)
 
     def locate(self, error: ScriptError) -> ScriptError:
@@ -381,6 +385,8 @@ class Session:
         """Do what the machine asks, in order; the lock is held."""
         for instruction in instructions:
             match instruction:
+                case Tell(msg.Report() as report) if self._ending:
+                    self._link.send(msgspec.structs.replace(report, ending=True))
                 case Tell():
                     self._link.send(instruction.message)
                 case Halt():
