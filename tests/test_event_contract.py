@@ -40,6 +40,7 @@ CONTRACT = {
         "paused_s",
         "metrics",
     },
+    "evaluated": {"name", "step", "samples", "metrics"},
     "failure_detected": {
         "node",
         "kind",

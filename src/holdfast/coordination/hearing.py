@@ -194,6 +194,11 @@ class Hearing:
         if self._turn.is_member(message.worker) and self._parts.checkpoints.take(message, self._parts.ledger.committed):
             self._parts.stopping.begin(self._turn.now)
 
+    def _evaluated(self, node: Node, message: msg.EvaluationDone) -> None:
+        steps = [result.step for result in message.results]
+        if self._turn.is_member(message.worker) and self.plausible(node, *steps):
+            self._parts.evaluations.take(message)
+
     def _script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
         if self._turn.is_member(message.worker):
             self._parts.closing.fail(message.why)
@@ -263,6 +268,7 @@ class Hearing:
         msg.CheckpointKept: while_it_goes_on(_checkpoint),
         msg.CheckpointDamaged: while_it_goes_on(_checkpoint),
         msg.Loads: while_it_goes_on(_loads),
+        msg.EvaluationDone: while_it_goes_on(_evaluated),
         msg.ScriptFailed: while_it_goes_on(_script_failed),
         msg.Raised: while_it_goes_on(_raised),
         msg.Post: while_it_goes_on(ignore),  # its agent says it in a bundle: Posts

@@ -22,6 +22,7 @@ from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.checkpoints import CheckpointBook
+from holdfast.coordination.progress.evaluations import EvaluationBook
 from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.telling.rendezvous import KeyBundles
@@ -51,6 +52,7 @@ class JobParts:
         self.joining = Joining(turn, config, self.loads, self.telling, self.newcomers)
         self.rebalancing = Rebalancing(turn, config, self.loads, turn.position.step)
         self.checkpoints = CheckpointBook(turn)
+        self.evaluations = EvaluationBook(turn)
         self.ending = Ending(turn)
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)

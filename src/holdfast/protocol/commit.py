@@ -30,6 +30,7 @@ MAX_METRICS = MAX_METRICS_BYTES // (_METRIC_BYTES + 1)
 _WEIGHT_BYTES = 256
 
 MetricName = Annotated[str, Meta(min_length=1, max_length=MAX_METRIC_NAME)]
+Metrics = Annotated[dict[MetricName, float], Meta(max_length=MAX_METRICS)]
 
 
 class Flag(StrEnum):
@@ -62,9 +63,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     sample_hashes: int = 0
     flags: tuple[Flag, ...] = ()
     wishes: tuple[Wish, ...] = ()
-    metrics: Annotated[dict[MetricName, float], Meta(max_length=MAX_METRICS)] = msgspec.field(
-        default_factory=dict[str, float]
-    )
+    metrics: Metrics = msgspec.field(default_factory=dict[str, float])
 
 
 #: the lanes and their types (whole numbers are exact up to 2**53), in the order in which they cross the wire

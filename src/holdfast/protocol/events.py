@@ -147,6 +147,19 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     metrics: dict[str, float | None] = msgspec.field(default_factory=dict[str, float | None])
 
 
+class Evaluated(Event, frozen=True, kw_only=True, tag_field="event", tag="evaluated"):
+    """The state of `step` was evaluated on `samples` samples; once for each step and `name`, unless a roll-back came.
+
+    `metrics`: means over them, by name; None for what is infinite or no number. It may come before `step_committed` of
+    its step.
+    """
+
+    name: str
+    step: int
+    samples: int
+    metrics: dict[str, float | None]
+
+
 class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="failure_detected"):
     """`kind`: connection_lost, lease_expired, process_exit, exception, hang; `after_s` since the last sign of life.
 
@@ -394,6 +407,7 @@ AnyEvent = (
     | NodeRepaired
     | GenerationStarted
     | StepCommitted
+    | Evaluated
     | FailureDetected
     | LimitRaised
     | StacksTaken

@@ -98,6 +98,7 @@ class Record(Struct, frozen=True, kw_only=True):
     them: what the journal lacks of either after a crash is appended at the restart. `seed`, `micro_batches` and
     `global_batch` say which samples a step has; `refusal` is of the step in progress. `checkpoints`, oldest first, are
     those that the job can go back to; those whose names are in `superseded` may be removed from the directory.
+    `evaluated`: of each evaluation the newest step that was told.
     `raised`: the newest exceptions of the script, oldest first. `will`: given while the last plan is in force.
     `stopped`: the step after which a script has asked all to stop, with its v, until it is done without that.
     `run_since`: when this run was begun, unix seconds, whoever coordinates it now.
@@ -126,6 +127,7 @@ class Record(Struct, frozen=True, kw_only=True):
     position: Position = Position()
     outbox: tuple[AnyEvent, ...] = ()
     raised: tuple[RaisedBefore, ...] = ()
+    evaluated: Mapping[str, int] = msgspec.field(default_factory=dict[str, int])
     will: LastWill | None = None
     stopped: Passed | None = None
     run_since: float = 0.0

@@ -13,6 +13,7 @@ from holdfast.protocol.messages.worker import (
     CheckpointWritten,
     Complaint,
     Entered,
+    EvaluationDone,
     Finished,
     Loads,
     Prepared,
@@ -35,6 +36,7 @@ STAND = (
     CheckpointWritten,
     CheckpointKept,
     Loads,
+    EvaluationDone,
     ScriptFailed,
     Raised,
 )

@@ -45,7 +45,7 @@ class Deciding:
         self._stopping = parts.stopping
         self._failures = parts.failures
         self._absences = parts.absences
-        self._checkpoints = parts.checkpoints
+        self._checkpoints, self._evaluations = parts.checkpoints, parts.evaluations
         self._loads = parts.loads
         self._ending = parts.ending
         self._closing = parts.closing
@@ -243,6 +243,7 @@ class Deciding:
         why = "all workers were started again" if self._progress.restarting else why
         self._ledger.reset(verdict.decision.applied)
         self._checkpoints.rolled_back()
+        self._evaluations.rolled_back(verdict.decision.applied)
         self._turn.emit(RolledBack, to_step=verdict.decision.applied, why=why)
         return "rollback" if known else "start"
 

@@ -11,7 +11,16 @@ from holdfast.protocol.messages.progress import Activity, Stand
 from holdfast.protocol.names import node_of
 
 #: What a worker computes there is the step's, or the script's, and another one would compute the same.
-OWN_WORK = frozenset({Activity.SCRIPT, Activity.COMPUTE, Activity.PAUSED, Activity.APPLYING, Activity.SAVING})
+OWN_WORK = frozenset(
+    {
+        Activity.SCRIPT,
+        Activity.COMPUTE,
+        Activity.EVALUATING,
+        Activity.PAUSED,
+        Activity.APPLYING,
+        Activity.SAVING,
+    }
+)
 #: Where several are late at once, it is more likely that they all do the same: they have so many times their limits.
 SEVERAL = 3.0
 #: What a script does between steps is its own, and what nobody has learnt yet, may take any time; and a node that keeps

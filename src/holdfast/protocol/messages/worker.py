@@ -6,14 +6,16 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.commit import Commit
-from holdfast.protocol.names import Count, KeyName, KeyValue, Seconds, Struct, Text, WorkerId
+from holdfast.protocol.commit import Commit, Metrics
+from holdfast.protocol.names import Count, KeyName, KeyValue, Name, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding
 from holdfast.step_samples import MAX_MICRO_BATCHES
 
 #: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
 MAX_LOADS = 1 << 17
+#: of so many of the newest evaluations a worker tells
+MAX_TOLD = 16
 
 
 class Attach(Struct, frozen=True, kw_only=True):
@@ -241,6 +243,23 @@ class Loads(Struct, frozen=True, kw_only=True):
     token_s: Annotated[float, Meta(ge=0.0)]
 
 
+class EvaluationResult(Struct, frozen=True, kw_only=True):
+    """What an evaluation of the state of `step` came to."""
+
+    name: Name
+    step: Count
+    samples: Count
+    metrics: Metrics
+
+
+class EvaluationDone(Struct, frozen=True, kw_only=True):
+    """What the newest evaluations came to, oldest first: told by each witness, again with each; its agent keeps it."""
+
+    worker: WorkerId
+    generation: Count
+    results: Annotated[tuple[EvaluationResult, ...], Meta(max_length=MAX_TOLD)]
+
+
 class Post(Struct, frozen=True, kw_only=True):
     """Rendezvous: all keys that this worker posts for the group of `generation`, for all its members; {} for none.
 
@@ -268,6 +287,7 @@ WorkerMessage = (
     | CheckpointKept
     | CheckpointDamaged
     | Loads
+    | EvaluationDone
     | ScriptFailed
     | Raised
     | Post

@@ -24,6 +24,7 @@ from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
 from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
 from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints
 from holdfast.protocol.messages.worker import CheckpointKept, CheckpointWritten
+from holdfast.runtime.checkpoints.best import BestChoice, BestStates, Rating
 from holdfast.runtime.checkpoints.stored_tensors import first_cause, load_tensors
 from holdfast.runtime.data.sampling import StepSizes
 from holdfast.runtime.moe.holding.job_experts import JobExperts
@@ -113,6 +114,7 @@ class CheckpointSaver:
         #: what waits for the coordinator's answer, and the newest that was kept
         self._written: dict[CheckpointName, CheckpointWritten] = {}
         self._kept: CheckpointKept | None = None
+        self._best = BestStates(directory)
         self._on_idle: Callable[[], None] = lambda: None
 
     @property
@@ -173,6 +175,10 @@ class CheckpointSaver:
         self._saving = self._thread.submit(self._complete, upload, name, (started, stall_s))
         self._saving.add_done_callback(lambda _: self._on_idle())
         return True
+
+    def rate(self, rating: Rating, choice: BestChoice) -> None:
+        """The state of a step was evaluated: keep its checkpoint, once it is accepted, while it is one of the best."""
+        self._thread.submit(self._best.rate, rating, choice)
 
     def load(self, name: str, state: TrainingState, *, first: bool) -> int:
         """As `load_checkpoint`; the first rank says where the checkpoint's learning rates are not the script's."""
@@ -251,6 +257,7 @@ class CheckpointSaver:
                 seconds=written.seconds,
                 stall_s=written.stall_s,
             )
+            self._best.look(name.step)
             self._tell(self._kept)
             checkpoint_dir.remove_unfinished(self.directory, name)
         # What was written before it has been passed over: it will not be accepted any more. (Only now: whoever waits

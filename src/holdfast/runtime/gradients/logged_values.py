@@ -47,6 +47,8 @@ class LoggedValues(NoteSource):
         """Have nothing logged."""
         #: of the step whose notes were taken last: by name, in alphabetical order
         self.metrics: dict[str, float] = {}
+        #: what is in them whatever is logged: the same on all ranks
+        self.standing: dict[str, float] = {}
         #: of the micro-batch at hand, None outside of the loop; and of this rank, outside of it
         self._inside: dict[str, tuple[str, float | torch.Tensor]] | None = None
         self._outside: dict[str, tuple[str, float | torch.Tensor]] = {}
@@ -66,13 +68,13 @@ class LoggedValues(NoteSource):
             raise BadInputError(f"step.log() needs a mapping of names to numbers, not a {type(given).__name__}")
         here = self._outside if self._inside is None else self._inside
         for name, value in values.items():
-            _check_name(name)
+            checked_name("step.log()", name)
             if self._reductions.setdefault(name, reduce) != reduce:
                 raise BadInputError(
                     f"step.log(): {name!r} is reduced by {reduce} here and by {self._reductions[name]} elsewhere: give "
                     "one of them another name"
                 )
-            here[name] = (reduce, _number(name, value))
+            here[name] = (reduce, number_of("step.log()", name, value))
         _bounded(dict.fromkeys((*self._outside, *here), 0.0))
 
     def restart(self) -> None:
@@ -96,7 +98,10 @@ class LoggedValues(NoteSource):
                 "of them another name"
             )
         columns = inside | outside
-        self.metrics = {name: _REDUCTIONS[columns[name][0]](columns[name][1]) for name in sorted(columns)}
+        if both := sorted(columns.keys() & self.standing.keys()):
+            raise BadInputError(f"step.log(): {both[0]!r} is a value of job.evaluate(): give one of them another name")
+        found = {name: _REDUCTIONS[reduce](values) for name, (reduce, values) in columns.items()} | self.standing
+        self.metrics = dict(sorted(found.items()))
         _bounded(self.metrics)
 
 
@@ -116,23 +121,31 @@ def _columns(notes: Sequence[bytes]) -> dict[str, tuple[str, list[float]]]:
     return columns
 
 
-def _check_name(name: object) -> None:
+def checked_name(where: str, name: object) -> None:
+    """Look at a value's name.
+
+    Raises:
+        BadInputError: it is none; `where` it was given.
+    """
     if not isinstance(name, str) or not 0 < len(name) <= MAX_METRIC_NAME:
-        raise BadInputError(
-            f"step.log(): {name!r} is not a name: a string of 1 to {MAX_METRIC_NAME} characters is needed"
-        )
+        raise BadInputError(f"{where}: {name!r} is not a name: a string of 1 to {MAX_METRIC_NAME} characters is needed")
 
 
-def _number(name: str, value: object) -> float | torch.Tensor:
+def number_of(where: str, name: str, value: object) -> float | torch.Tensor:
+    """Return a value as a number, or as a tensor of one on a device.
+
+    Raises:
+        BadInputError: it is none; `where` it was given.
+    """
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             kind = f"a tensor of {tuple(value.shape)}, {value.dtype}"
-            raise BadInputError(f"step.log(): the value of {name!r} is {kind}: one real number is needed")
+            raise BadInputError(f"{where}: the value of {name!r} is {kind}: one real number is needed")
         # (one on a device is waited for at the end of the micro-batch: the script may go on issuing work)
         return float(value.detach()) if value.device.type == "cpu" else value.detach().clone()
     if isinstance(value, Real):
         return float(value)
-    raise BadInputError(f"step.log(): the value of {name!r} is a {type(value).__name__}: one number is needed")
+    raise BadInputError(f"{where}: the value of {name!r} is a {type(value).__name__}: one number is needed")
 
 
 def _bounded(metrics: Mapping[str, float]) -> None:

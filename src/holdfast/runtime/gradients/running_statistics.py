@@ -13,7 +13,8 @@ force, however many micro-batches it has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -109,6 +110,15 @@ class RunningStatistics(NoteSource):
         for number, layer in enumerate(self._layers):
             if not layer.count:
                 layer.module.register_forward_hook(self._counter(number))
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """Let a forward pass that is no micro-batch's change nothing."""
+        self.begin(0, 0)
+        try:
+            yield
+        finally:
+            self.restart()
 
     @property
     def state(self) -> dict[str, torch.Tensor]:

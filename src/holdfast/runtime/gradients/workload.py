@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -80,6 +81,7 @@ class Workload:
         self.sums = LocalSums()
         self.logged = LoggedValues()
         self._notes = Notes((*noted, self.logged), self.micro_batches)
+        self._statistics = next((source for source in noted if isinstance(source, RunningStatistics)), None)
         #: the notes that were gathered last are those of all micro-batches
         self._noted = True
         self._versions: dict[str, tuple[int, int]] = {}
@@ -95,6 +97,10 @@ class Workload:
     def micro_batches(self) -> int:
         """M, per step."""
         return self.loader.order.micro_batches
+
+    def statistics_aside(self) -> AbstractContextManager[None]:
+        """Return what lets a forward pass that is no micro-batch's change no running statistics."""
+        return self._statistics.aside() if self._statistics is not None else nullcontext()
 
     def begin(self, step: int, summed: tuple[int, ...]) -> None:
         """Start a step from nothing, or go on from the micro-batches that are summed up already.

@@ -10,6 +10,7 @@ from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Passed, Phase
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
+from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.resources import Groups, Shared
@@ -34,6 +35,7 @@ class Applying:
         after_apply: Callable[[int, Commit], None] | None,
         give_up: GiveUp,
         verify_state: int,
+        evaluating: Evaluating,
     ) -> None:
         """Carry out none yet; the arguments are those of the session.
 
@@ -52,6 +54,7 @@ class Applying:
         self._after_apply = after_apply
         self._give_up = give_up
         self._verify_state = verify_state
+        self._evaluating = evaluating
 
     def apply(self, generation: int, step: int, commit: Commit) -> bool:
         """Carry a passed step out; False where a Stop was faster: the decision will say what becomes of it.
@@ -92,6 +95,7 @@ class Applying:
     def forget(self) -> None:
         """The state is replaced by another that was not applied here."""
         self.last = None
+        self._evaluating.forget()
 
     def _verifies(self, step: int) -> bool:
         return self._verify_state > 0 and step % self._verify_state == 0

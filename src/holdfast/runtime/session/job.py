@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy
@@ -25,10 +25,12 @@ from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.environment import LOADER, log_level
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit, Wish
+from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.main_module import ScriptReachedInit
 from holdfast.runtime.data.torch_loader import DataOptions
+from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, workload_of
 from holdfast.runtime.moe.experts.emulation import Emulation
@@ -163,6 +165,8 @@ class Job:
             raise BadInputError(f"job.steps({count}): the number of steps must not be negative")
         while (work := session.next_compute()) is not None:
             compute, generation = work
+            if not session.evaluating.at(compute.step - 1, generation):
+                continue
             if compute.step > count:
                 session.finish()
             else:
@@ -174,6 +178,44 @@ class Job:
         if self._last_words is not None:
             self._last_words.remove()
         session.close()
+
+    def evaluate(
+        self,
+        fn: Callable[[Any], Mapping[str, torch.Tensor | float]],
+        data: Any,
+        *,
+        every: int,
+        name: str = "eval",
+        monitor: str = "loss",
+        mode: Literal["min", "max"] = "min",
+        save_top_k: int = 0,
+    ) -> None:
+        """Evaluate the model every so many steps, all workers together; called after `protect` and before `steps`.
+
+        The data are cut into shards, in their own order, which the workers share out; a failure costs the shards that
+        were under way. What comes of them does not depend on who computed them. The step that follows has the results
+        in its `metrics`, as `name/key`, and the job's events have them (`evaluated`).
+
+        Args:
+            fn: given a shard's batch on `job.device`, returns the means over its samples, by name: numbers, or tensors
+                of one element, the same names for every batch. Means over all data weigh shards by their samples.
+                Called without gradients, seeded by step and shard. It may call model.eval(): modes, random generators
+                and running statistics are afterwards what they were. It must not change anything else.
+            data: a map-style data set, in batches of `micro_batch`, or a DataLoader of one, in batches of its own; its
+                order is not used.
+            every: after each step whose number is a multiple of it, the loop's last one included.
+            monitor, mode: which value is best, least ("min") or greatest ("max").
+            save_top_k: so many of the best states stay in the checkpoint directory, as best-NAME-STEP.
+
+        Raises:
+            BadInputError: something does not fit, or `protect` was not called, or the model has MoE layers.
+        """
+        session = self._session
+        if session is None:
+            raise BadInputError("call job.protect(...) before job.evaluate(...)")
+        choice = BestChoice(monitor=monitor, mode=mode, keep=save_top_k)
+        batch = session.workload.loader.order.micro_batch
+        session.evaluating.add(ModelEvaluation(fn, data, every=every, name=name, micro_batch=batch, choice=choice))
 
     @contextmanager
     def pause(self, reason: str = "") -> Generator[None, None, None]:

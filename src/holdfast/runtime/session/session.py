@@ -41,6 +41,7 @@ from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import ScriptError
 from holdfast.protocol.names import node_of
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
+from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.faults.flipping import flip_bit
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
@@ -107,10 +108,8 @@ class Session:
             progress: where the training thread says what it is about; nowhere if None.
         """
         self.workload = workload
-        self._identity = identity
-        self._link = link
-        self._groups = groups
-        self._faults = faults
+        self._identity, self._link = identity, link
+        self._groups, self._faults = groups, faults
         self._saver, self._clock, self._paused = saver, clock, False
         self._attempt: Attempt | None = None
         self._changed = threading.Condition(threading.RLock())
@@ -127,6 +126,7 @@ class Session:
         self._building = GroupBuilding(shared, groups)
         self._passing = StatePassing(shared, workload.state, faults, None if identity.alone else identity.host)
         held = SessionExperts(shared, experts, workload.state, faults, clock) if experts else None
+        self.evaluating = Evaluating(shared, workload, saver)
         self._applying = Applying(
             shared,
             workload,
@@ -136,6 +136,7 @@ class Session:
             after_apply=after_apply,
             give_up=self._give_up,
             verify_state=verify_state,
+            evaluating=self.evaluating,
         )
         self._entrance = Entrance(
             shared, workload, faults, applying=self._applying, passing=self._passing, experts=held, saver=saver

@@ -1,0 +1,36 @@
+"""What evaluations came to: told once for each step, whoever tells it, and how often."""
+
+from __future__ import annotations
+
+import math
+
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.events import Evaluated
+from holdfast.protocol.messages.worker import EvaluationDone
+
+
+class EvaluationBook:
+    """Tells of evaluations of members; messages of others never get here."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def take(self, message: EvaluationDone) -> None:
+        """Tell what is news in a member's message, unless it is of a lineage that was left."""
+        turn, record = self._turn, self._turn.record
+        if not record.lineage <= message.generation <= record.generation:
+            return
+        told = dict(record.evaluated)
+        news = [result for result in message.results if result.step > told.get(result.name, 0)]
+        for result in sorted(news, key=lambda one: (one.step, one.name)):
+            told[result.name] = result.step
+            metrics = {key: value if math.isfinite(value) else None for key, value in result.metrics.items()}
+            turn.emit(Evaluated, name=result.name, step=result.step, samples=result.samples, metrics=metrics)
+        if news:
+            turn.change(evaluated=told)
+
+    def rolled_back(self, step: int) -> None:
+        """What comes after `step` is evaluated once more."""
+        evaluated = self._turn.record.evaluated
+        if any(newest > step for newest in evaluated.values()):
+            self._turn.change(evaluated={name: min(newest, step) for name, newest in evaluated.items()})

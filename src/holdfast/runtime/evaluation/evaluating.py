@@ -1,0 +1,219 @@
+"""Evaluates a state between two steps: shards are dealt out to the ranks, and a redo keeps those that are done.
+
+That is at the beginning of an attempt at a step, when the state of the one before is in force on all ranks. They tell
+each other which shards each has; what nobody has is dealt out, and all results are gathered. Nothing of the state
+changes, so nothing is decided: whoever leaves it in the middle, for a failure, begins again under the next generation
+with what is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.messages.progress import Activity
+from holdfast.protocol.messages.worker import MAX_TOLD, EvaluationDone, EvaluationResult
+from holdfast.runtime.checkpoints.best import Rating
+from holdfast.runtime.checkpoints.saver import CheckpointSaver
+from holdfast.runtime.data.loading import to_device
+from holdfast.runtime.data.randomness import seed_micro_batch
+from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, to_bits
+from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
+from holdfast.runtime.groups.gathering import gather_bytes
+from holdfast.runtime.session.resources import Shared
+from holdfast.runtime.tensors import fork_randomness, named_modules
+
+logger = logging.getLogger(__name__)
+
+#: (its randomness is not that of a step's micro-batch of the same number)
+_EVALUATING = 0x6576616C
+
+
+class _Share(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank says: its evaluation's settings, which shards it has; or results."""
+
+    settings: tuple[str, int, int, int]
+    bits: bytes
+
+
+_shares = msgspec.msgpack.Decoder(_Share)
+_results = msgspec.msgpack.Decoder(dict[int, ShardResult])
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Evaluating:
+    """All evaluations of a job; for the training thread."""
+
+    def __init__(self, shared: Shared, workload: Workload, saver: CheckpointSaver | None) -> None:
+        """Evaluate nothing yet; the arguments are those of the session."""
+        self._shared = shared
+        self._workload = workload
+        self._saver = saver
+        self._evaluations: list[ModelEvaluation] = []
+        #: of which step the results here are; by evaluation and shard
+        self._step = 0
+        self._held: dict[str, dict[int, ShardResult]] = {}
+        #: what all results came to, of the newest steps
+        self._found: list[EvaluationResult] = []
+
+    def add(self, evaluation: ModelEvaluation) -> None:
+        """Evaluate this as well.
+
+        Raises:
+            BadInputError: there is one of that name; or states are to be kept, and nowhere.
+        """
+        if any(other.name == evaluation.name for other in self._evaluations):
+            raise BadInputError(f"job.evaluate(name={evaluation.name!r}) was called twice: give them other names")
+        if self._workload.experts is not None:
+            raise BadInputError(
+                "job.evaluate() cannot be used with MoE layers yet, whose experts need all workers at each batch: "
+                "evaluate checkpoints in a world of one instead (python script.py)"
+            )
+        if evaluation.choice.keep and self._saver is None:
+            raise BadInputError(
+                f"job.evaluate(name={evaluation.name!r}, save_top_k={evaluation.choice.keep}) needs a checkpoint "
+                "directory: --checkpoint-dir, or holdfast.init(checkpoint_dir=...)"
+            )
+        self._evaluations.append(evaluation)
+
+    def forget(self) -> None:
+        """The state was replaced by another that was not made here: what is known of any state may be another's."""
+        self._step, self._held, self._found = 0, {}, []
+
+    def at(self, step: int, generation: int) -> bool:
+        """Evaluate the state of `step` where that is due; False where the generation was left meanwhile.
+
+        Raises:
+            BadInputError: what was measured does not fit.
+            Exception: whatever a script's function raised.
+        """
+        due = [evaluation for evaluation in self._evaluations if step > 0 and step % evaluation.every == 0]
+        self._workload.logged.standing = {}
+        if not due:
+            return True
+        with self._shared.changed:
+            resources = self._shared.resources.of(generation)
+            groups = resources.groups if resources is not None and not self._shared.left(generation) else None
+        if groups is None:
+            return False
+        if self._step != step:
+            self._step, self._held = step, {}
+        try:
+            for evaluation in due:
+                if not self._evaluate(evaluation, groups.domain, generation):
+                    return False
+        except (HaltedError, PeerLostError) as error:
+            self._shared.progress.at(Activity.AWAITING)
+            groups.retire()
+            if isinstance(error, PeerLostError):
+                self._shared.lost(generation, error)
+            self._shared.wait_for(generation, lambda: None)
+            return False
+        self._tell(generation)
+        return True
+
+    def _evaluate(self, evaluation: ModelEvaluation, comm: Communicator, generation: int) -> bool:
+        """Go through one evaluation; False where a Stop came."""
+        held = self._held.setdefault(evaluation.name, {})
+        self._shared.progress.at(Activity.EVALUATING)
+        known = self._known(evaluation, comm, held)
+        missing = [shard for shard, holder in enumerate(known) if holder is None]
+        with _as_it_was(self._workload):
+            for shard in missing[comm.rank :: comm.size]:
+                with self._shared.changed:
+                    if self._shared.left(generation):
+                        return False
+                self._shared.progress.at(Activity.EVALUATING, shard)
+                held[shard] = self._measure(evaluation, shard)
+        mine = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
+        mine |= {shard: held[shard] for shard, holder in enumerate(known) if holder == comm.rank}
+        self._shared.progress.at(Activity.EVALUATING)
+        for share in gather_bytes(comm, _encoder.encode(mine), "evaluation"):
+            held.update(_results.decode(share))
+        found = evaluation.combined([held[shard] for shard in range(evaluation.shards)])
+        self._keep(evaluation, found, comm.rank, generation)
+        return True
+
+    def _known(self, evaluation: ModelEvaluation, comm: Communicator, held: dict[int, ShardResult]) -> list[int | None]:
+        """Return which rank has each shard first.
+
+        Raises:
+            BadInputError: the workers evaluate other things.
+        """
+        mine = _Share(evaluation.settings, to_bits(held, evaluation.shards))
+        shares = [_shares.decode(share) for share in gather_bytes(comm, _encoder.encode(mine), "evaluation")]
+        if others := sorted({share.settings for share in shares} - {evaluation.settings}):
+            raise BadInputError(
+                f"job.evaluate() is not called alike on all workers: (name, every, samples, batch) is "
+                f"{evaluation.settings} here and {others[0]} elsewhere"
+            )
+        return holders_of([share.bits for share in shares], evaluation.shards)
+
+    def _measure(self, evaluation: ModelEvaluation, shard: int) -> ShardResult:
+        workload = self._workload
+        seed_micro_batch(workload.seed ^ _EVALUATING, self._step, shard)
+        batch = to_device(evaluation.fetch(self._step, shard), workload.loader.device)
+        with torch.no_grad():
+            return evaluation.measured(shard, evaluation.measure(batch))
+
+    def _keep(self, evaluation: ModelEvaluation, found: dict[str, float], rank: int, generation: int) -> None:
+        """Take note of what came of an evaluation, and have its state saved where it may be one of the best."""
+        step, name = self._step, evaluation.name
+        self._workload.logged.standing |= {f"{name}/{key}": value for key, value in found.items()}
+        if rank == 0:
+            self._save(evaluation, found, generation)
+        if any((one.name, one.step) == (name, step) for one in self._found):
+            return
+        result = EvaluationResult(name=name, step=step, samples=evaluation.samples, metrics=found)
+        self._found = [*self._found, result][-MAX_TOLD:]
+        if rank == 0:
+            values = ", ".join(f"{key} {value:g}" for key, value in found.items())
+            logger.info("%s of step %d: %s", name, step, values)
+
+    def _save(self, evaluation: ModelEvaluation, found: dict[str, float], generation: int) -> None:
+        """Have the state saved, where it may be one of the best and is not saved already."""
+        saver, plan, choice, step = self._saver, self._shared.machine.plan, evaluation.choice, self._step
+        if not choice.keep or saver is None or plan is None:
+            return
+        if saver.newest != step:
+            self._shared.progress.at(Activity.SAVING)
+            saver.await_free()
+            saver.save(self._workload.state, step, (plan.term, generation))
+        value = found[choice.monitor]
+        rating = Rating(evaluation=evaluation.name, step=step, monitor=choice.monitor, value=value)
+        saver.rate(rating, choice)
+
+    def _tell(self, generation: int) -> None:
+        """Say what all evaluations have come to, those of before again: whoever was told may not be there any more."""
+        with self._shared.changed:
+            machine = self._shared.machine
+            told = EvaluationDone(worker=machine.worker, generation=generation, results=tuple(self._found))
+            if machine.plan is not None and machine.plan.is_witness(machine.worker):
+                self._shared.tell(told)
+
+
+@contextmanager
+def _as_it_was(workload: Workload) -> Generator[None]:
+    """Leave generators, modes and buffers as they were."""
+    modules: Sequence[tuple[torch.nn.Module, bool]] = [
+        (module, module.training) for _, module in named_modules(workload.state.model)
+    ]
+    python, array = random.getstate(), np.random.get_state()
+    untyped: Any = np.random
+    try:
+        with fork_randomness(), workload.statistics_aside():
+            yield
+    finally:
+        random.setstate(python)
+        untyped.set_state(array)
+        for module, training in modules:
+            module.training = training

@@ -1,0 +1,147 @@
+"""One evaluation of a script: its data in shards, what one shard gives, and what all of them come to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import torch
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.commit import MAX_METRICS_BYTES, metrics_bytes
+from holdfast.protocol.names import NAME_PATTERN
+from holdfast.runtime.checkpoints.best import BestChoice
+from holdfast.runtime.data.datasets import FetchSamples
+from holdfast.runtime.data.torch_loader import is_stream
+from holdfast.runtime.gradients.logged_values import checked_name, number_of
+from holdfast.runtime.tensors import leaves_samples
+
+#: what a script computes of a batch: means over its samples, by name
+Measure = Callable[[Any], Mapping[str, "torch.Tensor | float"]]
+
+
+class ShardResult(msgspec.Struct, frozen=True, array_like=True):
+    """What came of one shard: how many samples it has, and the means over them."""
+
+    samples: int
+    means: dict[str, float]
+
+
+class ModelEvaluation:
+    """What is measured, of which data, how often."""
+
+    def __init__(
+        self, measure: Measure, data: Any, *, every: int, name: str, micro_batch: int, choice: BestChoice
+    ) -> None:
+        """Cut the data into shards.
+
+        Args:
+            data: a map-style data set, in batches of `micro_batch`, or a DataLoader of one, in its own.
+
+        Raises:
+            BadInputError: something does not fit.
+        """
+        where = f"job.evaluate(name={name!r})"
+        if not isinstance(cast(object, name), str) or not re.fullmatch(NAME_PATTERN, name):
+            raise BadInputError(
+                f"{where}: a name has up to 64 letters, digits, '.', '_' and '-', and begins with neither"
+            )
+        for said, number, least in (("every", every, 1), ("save_top_k", choice.keep, 0)):
+            if not isinstance(cast(object, number), int) or number < least:
+                raise BadInputError(f"{where}: {said} is {number!r}: it must be a whole number, {least} at least")
+        if choice.mode not in ("min", "max"):
+            raise BadInputError(f"{where}: mode is {choice.mode!r}: it must be min or max")
+        dataset, collate, batch = data, None, micro_batch
+        if hasattr(data, "dataset") and hasattr(data, "collate_fn"):
+            dataset, collate = data.dataset, None if leaves_samples(data.collate_fn) else data.collate_fn
+            batch = getattr(data, "batch_size", None) or micro_batch
+        if is_stream(dataset) or not hasattr(dataset, "__len__"):
+            raise BadInputError(
+                f"{where}: the data set is a {type(dataset).__name__}: it needs __len__ and __getitem__, so that each "
+                "sample counts exactly once"
+            )
+        if len(dataset) < 1:
+            raise BadInputError(f"{where}: the data set is empty: it needs at least one sample")
+        self.measure, self.name, self.every, self.choice = measure, name, every, choice
+        self.samples, self.batch = len(dataset), batch
+        self._fetch = FetchSamples(dataset, collate)
+
+    @property
+    def shards(self) -> int:
+        """How many there are."""
+        return -(-self.samples // self.batch)
+
+    @property
+    def settings(self) -> tuple[str, int, int, int]:
+        """What all workers must have alike."""
+        return self.name, self.every, self.samples, self.batch
+
+    def indices(self, shard: int) -> list[int]:
+        """Return a shard's samples."""
+        return list(range(shard * self.batch, min((shard + 1) * self.batch, self.samples)))
+
+    def fetch(self, step: int, shard: int) -> Any:
+        """Return a shard's batch, on the host."""
+        return self._fetch(step, shard, self.indices(shard))
+
+    def measured(self, shard: int, found: object) -> ShardResult:
+        """Return what a script has measured of a shard, as numbers.
+
+        Raises:
+            BadInputError: it is no mapping of names to numbers.
+        """
+        where = f"the function of job.evaluate(name={self.name!r})"
+        if not isinstance(found, Mapping):
+            raise BadInputError(f"{where} returned a {type(found).__name__}: it must return means by name")
+        means: dict[str, float] = {}
+        for name, value in cast(Mapping[str, object], found).items():
+            checked_name(where, f"{self.name}/{name}" if isinstance(cast(object, name), str) else name)
+            means[name] = float(number_of(where, name, value))
+        if metrics_bytes({f"{self.name}/{name}": 0.0 for name in means}) > MAX_METRICS_BYTES // 2:
+            raise BadInputError(f"{where} returned {len(means)} values: they may take {MAX_METRICS_BYTES // 2} bytes")
+        return ShardResult(len(self.indices(shard)), means)
+
+    def combined(self, results: Sequence[ShardResult]) -> dict[str, float]:
+        """Return the means over all samples: shard by shard, in their order, each weighted by its samples.
+
+        Raises:
+            BadInputError: not all shards have the same names, or what is monitored is not among them.
+        """
+        names = sorted(results[0].means)
+        for number, result in enumerate(results):
+            if sorted(result.means) != names:
+                raise BadInputError(
+                    f"the function of job.evaluate(name={self.name!r}) returned {names} for shard 0 and "
+                    f"{sorted(result.means)} for shard {number}: it must return the same names for every batch"
+                )
+        if self.choice.keep and self.choice.monitor not in names:
+            raise BadInputError(
+                f"job.evaluate(name={self.name!r}, monitor={self.choice.monitor!r}): its function returns {names}"
+            )
+        found: dict[str, float] = {}
+        for name in names:
+            total = 0.0
+            for result in results:
+                total += result.samples * result.means[name]
+            found[name] = total / self.samples
+        return found
+
+
+def to_bits(shards: Mapping[int, ShardResult], count: int) -> bytes:
+    """Return which of so many shards are there."""
+    there = np.zeros(count, dtype=np.bool_)
+    there[list(shards)] = True
+    return np.packbits(there).tobytes()
+
+
+def holders_of(bits: Sequence[bytes], count: int) -> list[int | None]:
+    """Return the first rank that has each shard, None where nobody has; `bits`: of all ranks."""
+    found: list[int | None] = [None] * count
+    for rank in range(len(bits) - 1, -1, -1):
+        there = np.unpackbits(np.frombuffer(bits[rank], dtype=np.uint8), count=count)
+        for shard in np.flatnonzero(there):
+            found[int(shard)] = rank
+    return found

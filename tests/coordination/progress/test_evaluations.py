@@ -1,0 +1,71 @@
+"""What an evaluation came to is told once, whoever tells it, and after which coordinator."""
+
+from __future__ import annotations
+
+from machinery import Job, attach, hello, w
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+
+
+def done(worker: str, *steps: int, generation: int = 1, value: float = 0.5) -> msg.EvaluationDone:
+    results = [msg.EvaluationResult(name="eval", step=step, samples=10, metrics={"loss": value}) for step in steps]
+    return msg.EvaluationDone(worker=worker, generation=generation, results=tuple(results))
+
+
+def evaluated(job: Job) -> list[ev.Evaluated]:
+    return [event for event in job.events if isinstance(event, ev.Evaluated)]
+
+
+def told(job: Job) -> list[tuple[str, int]]:
+    return [(event.name, event.step) for event in evaluated(job)]
+
+
+def test_each_is_told_once_and_in_order() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    job.step(2)
+    job.say(done(w("n0"), 1))
+    job.say(done(w("n1"), 1))
+    job.say(done(w("n1"), 1, 2))
+    job.say(done(w("n0"), 1, 2))
+    assert told(job) == [("eval", 1), ("eval", 2)]
+    assert [event.metrics for event in evaluated(job)] == [{"loss": 0.5}] * 2
+
+
+def test_a_coordinator_that_comes_later_knows_what_was_told() -> None:
+    before = Job(nodes=2).start()
+    before.step(1)
+    before.say(done(w("n0"), 1))
+    job = Job(nodes=2, records=before.records, events=before.events, now=before.now + 1.0).boot(takeover=True)
+    kept = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=1), done(w("n0"), 1))
+    job.connect(hello("n0", kept, term=1))
+    job.connect(hello("n1", (attach(w("n1")), msg.Entered(worker=w("n1"), generation=1, applied=1)), term=1))
+    assert told(job) == [("eval", 1)]
+    job.say(done(w("n1"), 1, 2))
+    assert told(job) == [("eval", 1), ("eval", 2)]
+
+
+def test_what_a_roll_back_undoes_is_told_again() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.say(done(w("n0"), 1))
+    job.machine.parts.evaluations.rolled_back(0)
+    assert dict(job.machine.record.evaluated) == {"eval": 0}
+    job.say(done(w("n0"), 1, value=0.7))
+    assert told(job) == [("eval", 1), ("eval", 1)]
+
+
+def test_what_is_no_number_is_null() -> None:
+    job = Job(nodes=1).start()
+    job.step(1)
+    job.say(done(w("n0"), 1, value=float("nan")))
+    assert [event.metrics for event in evaluated(job)] == [{"loss": None}]
+
+
+def test_a_stranger_s_word_and_one_of_a_generation_to_come_do_not_count() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    job.say(done(w("n0"), 1, generation=9))
+    job.say(done("n0/0/ffff", 1))
+    assert told(job) == []

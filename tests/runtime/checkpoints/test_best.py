@@ -1,0 +1,89 @@
+"""The best states stay, by their files alone, whatever becomes of the checkpoints that they were made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from holdfast.protocol import checkpoint_dir
+from holdfast.protocol.checkpoint_names import CheckpointName
+from holdfast.runtime.checkpoints.best import BestChoice, BestStates, Rating
+
+
+def written(directory: Path, step: int) -> Path:
+    """Write what looks like a checkpoint."""
+    path = directory / CheckpointName(term=1, generation=1, step=step, nonce="ab").final
+    path.mkdir()
+    (path / "data").write_text(f"state {step}")
+    checkpoint_dir.write_manifest(path, step)
+    return path
+
+
+def rated(best: BestStates, step: int, value: float | None, mode: Literal["min", "max"] = "min", keep: int = 2) -> None:
+    best.rate(
+        Rating(evaluation="eval", step=step, monitor="loss", value=value),
+        BestChoice(monitor="loss", mode=mode, keep=keep),
+    )
+
+
+def kept(directory: Path) -> dict[int, str]:
+    """Return the step of each state that is kept, with what its files hold."""
+    found = {path: (path / "data").read_text() for path in sorted(directory.glob("best-*")) if path.is_dir()}
+    said = [json.loads(path.read_text())["step"] for path in sorted(directory.glob("best-*.json"))]
+    steps = [int(path.name.rsplit("-", 1)[1]) for path in found]
+    assert said == steps
+    return dict(zip(steps, found.values(), strict=True))
+
+
+@pytest.mark.parametrize(("mode", "best_two"), [("min", [2, 5]), ("max", [1, 4])])
+def test_the_best_stay_and_others_go(tmp_path: Path, mode: Any, best_two: list[int]) -> None:
+    best = BestStates(tmp_path)
+    for step, value in enumerate((9.0, 1.0, 5.0, 8.0, 2.0, None), start=1):
+        path = written(tmp_path, step)
+        rated(best, step, value, mode)
+        shutil.rmtree(path)  # (as pruned)
+    assert kept(tmp_path) == {step: f"state {step}" for step in best_two}
+    for step in best_two:
+        assert checkpoint_dir.verify(tmp_path / f"best-eval-{step:08d}") == step
+
+
+def test_a_state_is_kept_once_its_checkpoint_is_there(tmp_path: Path) -> None:
+    best = BestStates(tmp_path)
+    rated(best, 3, 1.0)
+    assert kept(tmp_path) == {}
+    path = written(tmp_path, 3)
+    best.look(3)
+    assert kept(tmp_path) == {3: "state 3"}
+    assert os.stat(path / "data").st_ino == os.stat(tmp_path / "best-eval-00000003" / "data").st_ino, "takes no room"
+
+
+def test_another_job_goes_on_with_what_is_there(tmp_path: Path) -> None:
+    for step, value in ((1, 3.0), (2, 2.0), (3, 1.0)):
+        written(tmp_path, step)
+        rated(BestStates(tmp_path), step, value)
+    assert sorted(kept(tmp_path)) == [2, 3]
+
+
+def test_a_step_that_is_done_again_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    best = BestStates(tmp_path)
+    written(tmp_path, 1)
+    rated(best, 1, 1.0)
+    rated(best, 1, 9.0)
+    assert json.loads((tmp_path / "best-eval-00000001.json").read_text())["value"] == 9.0
+    assert sorted(kept(tmp_path)) == [1]
+
+
+def test_no_number_is_worse_than_any_and_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "best-eval-mine.json").write_text("{")
+    best = BestStates(tmp_path)
+    for step, value in ((1, float("nan")), (2, 5.0), (3, 7.0)):
+        written(tmp_path, step)
+        rated(best, step, value, keep=1)
+    assert (tmp_path / "best-eval-mine.json").read_text() == "{"
+    (tmp_path / "best-eval-mine.json").unlink()
+    assert sorted(kept(tmp_path)) == [2]

@@ -1,0 +1,91 @@
+"""One evaluation: shards that are each sample once, and means that weigh them by their samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from holdfast.errors import BadInputError
+from holdfast.runtime.checkpoints.best import BestChoice
+from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, to_bits
+
+X = torch.arange(10.0)
+DATA = TensorDataset(X)
+
+
+def evaluation(data: Any = DATA, **options: Any) -> ModelEvaluation:
+    chosen = BestChoice(monitor="loss", mode=options.pop("mode", "min"), keep=options.pop("keep", 0))
+    arguments: dict[str, Any] = {"every": 2, "name": "eval", "micro_batch": 4, "choice": chosen, **options}
+    return ModelEvaluation(lambda batch: {"loss": batch[0].mean()}, data, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("data", "sizes"),
+    [(DATA, [4, 4, 2]), (DataLoader(DATA, batch_size=3), [3, 3, 3, 1]), (DataLoader(DATA, batch_size=None), [4, 4, 2])],
+)
+def test_each_sample_is_in_one_shard(data: Any, sizes: list[int]) -> None:
+    one = evaluation(data)
+    batches = [one.fetch(1, shard)[0] for shard in range(one.shards)]
+    assert [len(batch) for batch in batches] == sizes
+    assert torch.equal(torch.cat(batches), X)
+    results = [one.measured(shard, one.measure(one.fetch(1, shard))) for shard in range(one.shards)]
+    assert one.combined(results) == {"loss": pytest.approx(X.mean().item())}
+
+
+def test_a_collate_function_is_used() -> None:
+    loader = DataLoader(DATA, batch_size=5, collate_fn=lambda samples: len(samples))
+    assert [evaluation(loader).fetch(1, shard) for shard in range(2)] == [5, 5]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"every": 0}, "every is 0: it must be a whole number, 1 at least"),
+        ({"every": 2.0}, "every is 2.0"),
+        ({"keep": -1}, "save_top_k is -1"),
+        ({"mode": "best"}, "mode is 'best': it must be min or max"),
+        ({"name": "a/b"}, "a name has up to 64 letters"),
+        ({"name": ""}, "a name has up to 64 letters"),
+        ({"data": TensorDataset(torch.empty(0))}, "the data set is empty"),
+        ({"data": Stream()}, "the data set is a Stream: it needs __len__"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInputError, match=why):
+        evaluation(**options)
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (1.0, "returned a float: it must return means by name"),
+        ({"loss": "low"}, "the value of 'loss' is a str"),
+        ({3: 1.0}, "3 is not a name"),
+        ({"a" * 200: 1.0}, "is not a name"),
+        ({f"{number:90}": 1.0 for number in range(100)}, "100 values: they may take"),
+    ],
+)
+def test_what_is_no_means_by_name_is_refused(found: Any, why: str) -> None:
+    with pytest.raises(BadInputError, match=why):
+        evaluation().measured(0, found)
+
+
+def test_every_shard_has_the_same_names_and_what_is_monitored() -> None:
+    with pytest.raises(BadInputError, match=r"returned \['a'\] for shard 0 and \['b'\] for shard 1"):
+        evaluation().combined([ShardResult(4, {"a": 1.0}), ShardResult(4, {"b": 1.0}), ShardResult(2, {"a": 1.0})])
+    with pytest.raises(BadInputError, match=r"monitor='loss'\): its function returns \['a'\]"):
+        evaluation(keep=1).combined([ShardResult(4, {"a": 1.0})] * 3)
+
+
+def test_who_has_which_shard_first() -> None:
+    result = ShardResult(1, {})
+    bits = [to_bits(dict.fromkeys(shards, result), 11) for shards in ([0, 10], [3, 0], [])]
+    assert holders_of(bits, 11) == [0, None, None, 1, *[None] * 6, 0]

@@ -1,0 +1,151 @@
+"""`job.evaluate` in a world of one: when it is done, what it leaves as it was, and what it may not be."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+from holdfast.errors import BadInputError
+from holdfast.protocol import checkpoint_dir
+from holdfast.runtime.session.job import Job
+from holdfast.runtime.session.step import Step
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(X, X.sum(1, keepdim=True))
+
+
+class Script:
+    """A small job, and what it has seen."""
+
+    def __init__(self, directory: Path | str = "") -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        self.job = Job(None, checkpoint_dir=str(directory), checkpoint_every=100)
+        self.job.protect(self.model, self.optimizer, DATA, global_batch=4, micro_batch=2, after_apply=self.follow)
+        self.metrics: dict[int, dict[str, float]] = {}
+        self.followed: dict[int, float] = {}
+        self.losses: list[float] = []
+        self.shards = 0
+
+    def follow(self, step: Step) -> None:
+        if "eval/loss" in step.metrics:
+            self.followed[step.number] = step.metrics["eval/loss"]
+
+    def measure(self, batch: Any) -> dict[str, torch.Tensor | float]:
+        x, y = batch
+        self.shards += 1
+        self.model.eval()
+        return {"loss": mse_loss(self.model(x), y), "rows": len(x)}
+
+    def run(self, steps: int) -> Script:
+        for step in self.job.steps(steps):
+            for x, y in step.micro_batches():
+                step.backward(mse_loss(self.model(x), y))
+            step.log({"seen": step.number})
+            assert step.apply()
+            self.losses.append(step.loss)
+            self.metrics[step.number] = dict(step.metrics)
+        return self
+
+
+def test_the_step_that_follows_has_what_was_found() -> None:
+    script = Script()
+    script.job.evaluate(script.measure, DATA, every=2)
+    script.run(4)
+    assert script.shards == 2 * 10, "after step 2, and after the last one"
+    assert list(script.metrics[3]) == ["eval/loss", "eval/rows", "seen"]
+    assert script.metrics[3]["eval/rows"] == 2
+    assert {number: list(found) for number, found in script.metrics.items() if number != 3} == {
+        number: ["seen"] for number in (1, 2, 4)
+    }
+    assert script.followed == {3: script.metrics[3]["eval/loss"]}
+
+
+def test_it_leaves_training_as_it_was() -> None:
+    """Modes, generators and running statistics, though it trains the layers, draws and has gradients switched off."""
+    seen: list[Any] = []
+
+    def disturb(batch: Any) -> dict[str, float]:
+        assert not torch.is_grad_enabled()
+        script.model.train()
+        script.model(batch[0] * 100)
+        script.model.eval()
+        seen.append((torch.rand(()).item(), random.random(), np.random.rand()))
+        return {"loss": 0.0}
+
+    plain = Script().run(4)
+    left = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    script = Script()
+    script.job.evaluate(disturb, DATA, every=1)
+    script.run(4)
+    assert script.model.training
+    assert script.losses == plain.losses
+    for name, buffer in plain.model.named_buffers():
+        assert torch.equal(dict(script.model.named_buffers())[name], buffer)
+    assert len(set(seen)) == len(seen), "every shard of every step draws of its own"
+    assert left == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    again = Script()
+    again.job.evaluate(disturb, DATA, every=1)
+    first, script = list(seen), again
+    seen.clear()
+    again.run(4)
+    assert seen == first
+
+
+def test_the_best_states_stay(tmp_path: Path) -> None:
+    losses = iter((3.0, 1.0, 2.0, 5.0))
+    script = Script(tmp_path)
+    script.job.evaluate(lambda batch: {"loss": found[0]}, DATA, every=2, name="valid", save_top_k=2)
+    found = [0.0]
+    for step in script.job.steps(8):
+        for x, y in step.micro_batches():
+            step.backward(mse_loss(script.model(x), y))
+        assert step.apply()
+        if step.number % 2 == 0:
+            found[0] = next(losses)
+    kept = sorted(path.name for path in tmp_path.glob("best-*") if path.is_dir())
+    assert kept == ["best-valid-00000004", "best-valid-00000006"]
+    assert [checkpoint_dir.verify(tmp_path / name) for name in kept] == [4, 6]
+    said = json.loads((tmp_path / "best-valid-00000004.json").read_text())
+    assert said == {"evaluation": "valid", "step": 4, "monitor": "loss", "value": 1.0}
+
+
+def test_what_it_raises_ends_the_script() -> None:
+    def fails(batch: Any) -> dict[str, float]:
+        raise LookupError("no such word")
+
+    script = Script()
+    script.job.evaluate(fails, DATA, every=1)
+    with pytest.raises(LookupError, match="no such word"):
+        script.run(2)
+    assert sorted(script.metrics) == [1]
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(BadInputError, match=r"call job.protect\(...\) before job.evaluate"):
+        Job(None).evaluate(lambda batch: {}, DATA, every=1)
+    script = Script()
+    script.job.evaluate(script.measure, DATA, every=1)
+    with pytest.raises(BadInputError, match=r"evaluate\(name='eval'\) was called twice"):
+        script.job.evaluate(script.measure, DATA, every=2)
+    with pytest.raises(BadInputError, match=r"save_top_k=1.* needs a checkpoint directory"):
+        script.job.evaluate(script.measure, DATA, every=2, name="best", save_top_k=1)
+    for step in script.job.steps(2):
+        for x, y in step.micro_batches():
+            step.backward(mse_loss(script.model(x), y))
+        if step.number == 2:
+            step.log({"eval/loss": 1.0})
+            with pytest.raises(BadInputError, match=r"'eval/loss' is a value of job.evaluate"):
+                step.apply()
+            break
+        assert step.apply()
