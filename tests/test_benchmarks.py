@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 
 from places import BENCHMARKS
-from warm_start import run_warm, zygote
+from warm_start import run_warm
 
 
-def test_every_benchmark_says_how_it_is_used() -> None:
+def test_every_benchmark_says_how_it_is_used(warm_torch: str) -> None:
     scripts = [path for path in sorted(BENCHMARKS.rglob("*.py")) if 'if __name__ == "__main__":' in path.read_text()]
-    with zygote() as warm:
-        said = {script.name: run_warm(warm, script, "--help") for script in scripts}
+    said = {script.name: run_warm(warm_torch, script, "--help") for script in scripts}
     assert len(said) > 20
     assert {name: done.stderr for name, done in said.items() if not _is_usage(done)} == {}
 

@@ -43,8 +43,7 @@ def test_a_converted_model_lives_through_kills_and_joins(start_job: StartJob) ->
         job.inject("kill", victim, phase=phase)
         job.wait(FailureDetected, node=victim, since=since)
         job.wait(Recovered, action="shrink", since=since)
-        with job.client() as client:
-            client.add_nodes(1)
+        job.add_nodes(1)
         job.wait(GenerationStarted, reason="join", world_size=3, since=since)
         job.wait(Recovered, action="grow", since=since)
     goes_on_until_interrupted(job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -38,13 +39,21 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
     job = start_job(*FOREVER, *experts, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
     assert job.wait(GenerationStarted).fault_threshold == FaultThreshold(asked=2, given=2)
+    shown = json.loads(job.call("status", "--json"))["experts"]
+    assert shown["fault_threshold"] == {"asked": 2, "given": 2}
+    assert [sorted(layer) for layer in shown["layers"]] == [sorted(job.nodes())] * 2
+    for layer in shown["layers"]:
+        assert [len(held) for held in layer.values()] == [4] * 4
+        hosts = Counter(chain.from_iterable(map(set, layer.values())))
+        assert hosts.keys() == set(range(6))
+        assert min(hosts.values()) >= 2
     first, second = job.nodes()[:2]
     job.signal_node(first)
     shrunk = job.wait(Recovered, action="shrink")
     assert shrunk.experts_moved > 0
     assert shrunk.moved_bytes > 0
     since = len(job.events)
-    job.call("scale", "+2")
+    job.add_nodes(2)
     job.wait(GenerationStarted, reason="join", world_size=5, since=since)
     job.wait(Recovered, action="grow", since=since)
     since = len(job.events)
@@ -67,7 +76,8 @@ def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
         goes_on(job)
     since = len(job.events)
     assert job.wait(GenerationStarted, world_size=1).fault_threshold == FaultThreshold(asked=2, given=1)
-    job.call("scale", "+2")
+    assert "each expert lives on 1 nodes or more (asked: 2)" in job.call("status")
+    job.add_nodes(2)
     job.wait(GenerationStarted, reason="join", world_size=3, since=since)
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=14)
@@ -87,7 +97,7 @@ def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None
         job.inject("kill", victim, phase=phase)
         job.wait(FailureDetected, node=victim, since=since)
         job.wait(Recovered, action="shrink", since=since)
-        job.call("scale", "+1")
+        job.add_nodes(1)
         job.wait(GenerationStarted, reason="join", world_size=4, since=since)
         job.wait(Recovered, action="grow", since=since)
     goes_on_until_interrupted(job)
@@ -119,7 +129,7 @@ def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: S
     job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=2, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
     job.signal_node(job.nodes()[0])
-    job.call("scale", "+1")
+    job.add_nodes(1)
     assert job.wait_exit() == 1
     why = job.all(JobFailed)[0].why
     assert "no live copy" in why
@@ -134,7 +144,7 @@ def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_pa
     job.wait(CheckpointSaved)
     since = len(job.events)
     job.signal_node(job.nodes()[0])
-    job.call("scale", "+1")
+    job.add_nodes(1)
     rolled_back = job.wait(RolledBack, since=since)
     assert "expert" in rolled_back.why, rolled_back
     goes_on_until_interrupted(job)
@@ -199,16 +209,3 @@ def test_too_few_slots_for_the_experts_are_bad_input(start_job: StartJob) -> Non
     assert "9 experts" in job.output()
     assert "slots" in job.output()
     assert "Traceback" not in job.output()
-
-
-def test_status_shows_where_each_expert_lives(start_job: StartJob) -> None:
-    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=2, options=("--expert-slots", "5"), script=TINY_MOE)
-    job.wait(StepCommitted, step=2)
-    experts = json.loads(job.call("status", "--json"))["experts"]
-    assert experts["fault_threshold"] == {"asked": 2, "given": 1}
-    assert [sorted(layer) for layer in experts["layers"]] == [sorted(job.nodes())] * 2
-    for layer in experts["layers"]:
-        assert [len(held) for held in layer.values()] == [5, 5]
-        assert set(chain.from_iterable(layer.values())) == set(range(8))
-    text = job.call("status")
-    assert "each expert lives on 1 nodes or more (asked: 2)" in text

@@ -259,6 +259,11 @@ class LocalJob(EventLog):
         with self.client() as client:
             client.inject(fault, node, worker=worker, step=step, phase=phase, times=times, by_s=by_s)
 
+    def add_nodes(self, count: int) -> None:
+        """Ask for further nodes, within milliseconds."""
+        with self.client() as client:
+            client.add_nodes(count)
+
     @property
     def url(self) -> str:
         """The coordinator's address."""
