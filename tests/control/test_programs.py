@@ -49,7 +49,7 @@ def test_what_a_program_said_is_known_though_another_could_say_more(tmp_path: Pa
 
 def test_who_gives_a_program_up_does_not_wait_for_what_it_leaves_running(tmp_path: Path, left: Path) -> None:
     with pytest.raises(TimeoutError):
-        run(tmp_path / "run", LEAVES.format(pid=left) + "exec sleep 60", 0.5)
+        run(tmp_path / "run", LEAVES.format(pid=left) + "exec sleep 60", 3.0)
     end(left)
 
 

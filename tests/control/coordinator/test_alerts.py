@@ -95,8 +95,8 @@ def test_one_that_hangs_is_killed_with_all_that_it_has_started(
     script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! $$ > {tmp_path}/pids\nwait\n")
     script.chmod(0o755)
     with caplog.at_level(logging.WARNING, LOGGER):
-        handed_on(str(script), request(), longest_s=0.5)
-    assert [record.getMessage() for record in caplog.records] == ["the alert about event 7 took longer than 0.5 s"]
+        handed_on(str(script), request(), longest_s=3.0)
+    assert [record.getMessage() for record in caplog.records] == ["the alert about event 7 took longer than 3 s"]
     for pid in (tmp_path / "pids").read_text().split():
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(int(pid))
