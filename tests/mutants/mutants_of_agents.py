@@ -77,8 +77,8 @@ AGENT_MUTANTS = (
     Mutant(
         name="classes_last_rule_wins",
         file=CLASSES,
-        old="        rules = (*site, *TABLE)\n",
-        new="        rules = (*TABLE, *site)\n",
+        old="chain(self._site, _our_own())",
+        new="chain(_our_own(), self._site)",
         why="what a site says of its own machines counts before what is said of all",
     ),
     Mutant(

@@ -9,6 +9,8 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 
 from holdfast.coordination.failures.class_table import TABLE
 from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Severity
@@ -40,13 +42,12 @@ class Classes:
         Raises:
             ValueError: a rule of the site is wrong (`faults` says which, and why).
         """
-        rules = (*site, *TABLE)
-        self._rules = [(_compiled(rule), rule) for rule in rules]
+        self._site = tuple((_compiled(rule), rule) for rule in site)
 
     def of(self, kind: FailureKind, detector: Detector, detail: str) -> FailureClass:
         """Return the class of a failure."""
         text = f"{kind}: {detail[:_LOOKED_AT]}"
-        for pattern, rule in self._rules:
+        for pattern, rule in chain(self._site, _our_own()):
             if rule.detector is not None and rule.detector is not detector:
                 continue
             found = pattern.search(text)
@@ -70,6 +71,12 @@ def faults(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
                 yield number, f"it can never match: rule {before + 1}, {theirs.pattern!r}, takes all that it would"
                 break
         earlier.append((number, pattern, rule))
+
+
+@cache
+def _our_own() -> tuple[tuple[re.Pattern[str], FailureRule], ...]:
+    """Compile our own rules, once something has failed: that takes longer than to make a coordinator."""
+    return tuple((_compiled(rule), rule) for rule in TABLE)
 
 
 def _compiled(rule: FailureRule) -> re.Pattern[str]:
