@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test demo lint types bench-recovery bench-ladder bench-faults bench-peers bench-precision \
-	bench-outage bench-step bench-abandon \
+	bench-outage bench-step bench-loaders bench-abandon \
 	bench-reduction bench-detect bench-gpu bench-moe bench-moe-recovery bench-planning bench-placement bench-balance bench-sparing \
 	bench-layer bench-layer-time bench-levels bench-worlds bench-spot bench-strangers bench-control-plane bench-gallery figures-lazarus \
 	fuzz every-write mutants
@@ -93,6 +93,10 @@ bench-outage: install
 # step time against DDP, in the same processes
 bench-step: install
 	$(BIN)/python benchmarks/step_time.py
+
+# data that take time: a step with loader workers against its compute alone, and a kill against one without
+bench-loaders: install
+	$(BIN)/python benchmarks/loaders.py
 
 # 200 forced abandonments per kind of collective at 4 and 8 ranks, 50 reconfigurations: about 9 minutes
 bench-abandon: install

@@ -76,14 +76,28 @@ def test_what_holds_them_and_what_lies_beside_them_comes_too() -> None:
 
 
 def test_what_came_out_can_be_written_to_and_outlives_its_parcel() -> None:
-    parcel = pack([BASE, np.zeros(4)])
+    for rows in (3, 300_000):
+        tensor = torch.ones(rows, 4)
+        parcel = pack([tensor, np.zeros(4)])
+        out = unpack(parcel)
+        os.close(parcel)
+        out[0].add_(1)
+        out[1][0] = 7
+        assert torch.equal(out[0], tensor + 1)
+        assert out[1].tolist() == [7, 0, 0, 0]
+        assert torch.equal(tensor, torch.ones(rows, 4))
+
+
+def test_what_is_large_is_not_copied_and_what_is_small_holds_no_descriptor() -> None:
+    parcel = pack(torch.zeros(300_000))
     first, second = unpack(parcel), unpack(parcel)
     os.close(parcel)
-    first[0].add_(1)
-    first[1][0] = 7
-    assert torch.equal(second[0], BASE + 1)  # the same memory
-    assert second[1][0] == 7
-    assert torch.equal(BASE, torch.arange(60.0).reshape(3, 4, 5))
+    first.add_(1)
+    assert torch.equal(second, torch.ones(300_000))
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [sent(BASE) for _ in range(3)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(kept) == 3
 
 
 def test_what_the_script_defines_is_found_where_the_script_is(monkeypatch: pytest.MonkeyPatch) -> None:

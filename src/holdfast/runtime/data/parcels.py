@@ -27,6 +27,7 @@ _HEAD = struct.Struct("<QQ")
 _SIZE = struct.Struct("<Q")
 #: what torch gives its own tensors, and a little more than the widest vector instructions want
 _ALIGNED = 64
+_COPIED_BYTES = 1 << 16
 
 
 def pack(thing: object) -> int:
@@ -54,7 +55,7 @@ def pack(thing: object) -> int:
 
 
 def unpack(parcel: int, main: Callable[[], ModuleType] = lambda: sys.modules[MAIN]) -> Any:
-    """Return what is in a parcel; its descriptor stays open. The large pieces lie in the parcel's memory, writable.
+    """Return what is in a parcel; its descriptor stays open. What is large lies in the parcel's memory, writable.
 
     Args:
         main: returns the script's module, where something is defined in it.
@@ -62,7 +63,7 @@ def unpack(parcel: int, main: Callable[[], ModuleType] = lambda: sys.modules[MAI
     Raises:
         Exception: whatever unpickling raises.
     """
-    memory = memoryview(mmap.mmap(parcel, 0, flags=mmap.MAP_SHARED))
+    memory = _memory(parcel)
     pickled, count = _HEAD.unpack_from(memory)
     place = _HEAD.size + count * _SIZE.size
     sizes = [_SIZE.unpack_from(memory, _HEAD.size + number * _SIZE.size)[0] for number in range(count)]
@@ -74,6 +75,16 @@ def unpack(parcel: int, main: Callable[[], ModuleType] = lambda: sys.modules[MAI
         pieces.append(memory[place : place + size])
         place += size
     return _Unpickler(io.BytesIO(memory[start : start + pickled]), pieces, main).load()
+
+
+def _memory(parcel: int) -> memoryview:
+    """Return a parcel's memory; what is small is copied, since each map holds a descriptor as long as it is used."""
+    size = os.fstat(parcel).st_size
+    if size > _COPIED_BYTES:
+        return memoryview(mmap.mmap(parcel, size, flags=mmap.MAP_SHARED))
+    small = memoryview(bytearray(size))
+    os.preadv(parcel, [small], 0)
+    return small
 
 
 class _Pickler(pickle.Pickler):
