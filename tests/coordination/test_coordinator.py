@@ -994,3 +994,25 @@ def test_steps_that_were_applied_while_nobody_listened_have_the_times_of_then_wh
     committed = [event for event in after.events if isinstance(event, ev.StepCommitted)]
     assert [event.time - after.now for event in committed[-3:]] == [-2.0, -1.0, 0.0]
     assert [event.step_s for event in committed[-2:]] == [1.0, 1.0]
+
+
+def test_a_script_that_ends_in_the_midst_of_a_step_while_another_has_failed_is_not_left_out_without_a_word() -> None:
+    """The others waited for five seconds until it should come in, and went on without it."""
+    job = Job().start(saves=True)
+    job.step(1)
+    job.tell("n1", down("n1", FailureKind.PROCESS_EXIT, "SIGKILL"))
+    job.report("n0", 1, summed=(0,))
+    job.report("n2", 1, summed=(2,))
+    assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
+    leave(job, "n2")
+    assert job.machine.parts.stopping.stop is not None, "it never comes in"
+    job.report("n0", 1, Phase.ENTERING)
+    assert set(job.orders(msg.Begin)) == {w("n0")}
+    job.say(msg.Entered(worker=w("n0"), generation=3, applied=1))
+    job.tick(0.2)
+    assert job.machine.record.will is None, "it may be about to leave, too"
+    job.step(2, "n0", generation=3)
+    job.tick(0.2)
+    assert job.machine.record.will is not None
+    why = "worker 0 of node n2 left its loop after step 1, and the others went on: all ranks must leave it after the"
+    assert job.machine.record.will.why.startswith(why)

@@ -126,6 +126,20 @@ PART_MUTANTS = (
         why="a slow evaluation is no reason to stop everybody",
     ),
     Mutant(
+        name="who_never_comes_in_is_waited_for",
+        file=FINISHING,
+        old="turn.is_member(down.worker) and known.entered < turn.generation:",
+        new="False:",
+        why="the others wait for it to enter, and it has ended",
+    ),
+    Mutant(
+        name="others_go_on_without_who_has_left",
+        file=FINISHING,
+        old="            if 0 < step < turn.position.step:\n",
+        new="            if False:\n",
+        why="a rank that ends in the midst of a step would be left out without a word",
+    ),
+    Mutant(
         name="asks_ever_as_often",
         file=FINISHING,
         old="            self._wait_s *= 2\n",

@@ -13,7 +13,7 @@ from holdfast.coordination.failures.seen import hung
 from holdfast.coordination.failures.suspects import Suspects, last_on, some_stay
 from holdfast.coordination.generations.announcing import announce_generation
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, without_state
-from holdfast.coordination.generations.finishing import left_alone, with_the_end
+from holdfast.coordination.generations.finishing import TOGETHER, left_alone, with_the_end
 from holdfast.coordination.generations.planner import (
     first_assignment,
     held_experts,
@@ -67,7 +67,7 @@ class Deciding:
             gone, step, waiting = alone
             gone, waiting = turn.place_of(gone), turn.place_of(waiting)
             why = f"{gone} left its loop after step {step} while {waiting} went on"
-            self._ending.failed(f"{why}: all ranks must leave it after the same step")
+            self._ending.failed(f"{why}: {TOGETHER}")
             return
         if self._catches_up():
             return

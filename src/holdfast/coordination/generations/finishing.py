@@ -18,6 +18,7 @@ from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind, Phase
 from holdfast.protocol.record import Record
 
+TOGETHER = "all ranks must leave it after the same step"
 _BEFORE_REDUCTION = (Phase.IDLE, Phase.ENTERING, Phase.FORWARD, Phase.FINISHED, Phase.COMPUTE)
 
 
@@ -40,6 +41,8 @@ class Finishing:
         if not begun and (turn.is_member(down.worker) or not turn.generation):
             why = "the script ended before its first step: train in a loop over job.steps()"
             self._parts.closing.fail(f"{turn.place_of(down.worker)}: {why}")
+        elif known is not None and turn.is_member(down.worker) and known.entered < turn.generation:
+            self._parts.stopping.begin(turn.now)  # the others wait for it to come in, and it never will
 
     def tick(self) -> None:
         """Stop the members and ask them, where it is time."""
@@ -48,6 +51,7 @@ class Finishing:
         if plan is None or plan.last or parts.state is not JobState.RUNNING:
             self._since = None
             return
+        self._look_for_deserters()
         if parts.members.unfinished(plan) == len(plan.members):
             self._since = None
         elif self._since is None:
@@ -56,6 +60,15 @@ class Finishing:
             self._wait_s *= 2
             self._since = None
             parts.stopping.begin(now)
+
+    def _look_for_deserters(self) -> None:
+        """Others have gone on without somebody who had left its loop: after a failure they need not wait for it."""
+        turn = self._parts.turn
+        for worker, step in turn.members.left.items():
+            if 0 < step < turn.position.step:
+                why = f"left its loop after step {step}, and the others went on: {TOGETHER}"
+                self._parts.closing.fail(f"{turn.place_of(worker)} {why}")
+                return
 
 
 def with_the_end(decision: Decision, record: Record) -> Decision:
