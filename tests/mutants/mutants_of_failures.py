@@ -122,6 +122,13 @@ FAILURE_MUTANTS = (
         why="the script that has raised is why, although its traceback is still being made",
     ),
     Mutant(
+        name="who_raises_last_is_not_named",
+        file=CLOSING,
+        old="            self._will = msgspec.structs.replace(self._will, why=why)\n",
+        new="            pass\n",
+        why="it was met on all nodes, and two were named",
+    ),
+    Mutant(
         name="who_is_given_up_is_to_blame_at_once",
         file=LADDER,
         old="        step = turn.position.step + 2\n",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.ending import Ending
 from holdfast.coordination.generations.stopping import Stopping
@@ -49,6 +51,12 @@ class Closing:
         """The script cannot go on, but the state is whole: the job ends with this cause, and fails."""
         code = EXIT_BAD_INPUT if exit_code == EXIT_BAD_INPUT else EXIT_FAILED
         self._begin(LastWill(why=why, exit_code=code, failed=True, traceback=traceback), save=True)
+
+    def amend(self, before: str, why: str) -> None:
+        """The cause is what it was, but more is known of it."""
+        if self._will is not None and self._will.why == before and self._ending.over is None:
+            self._will = msgspec.structs.replace(self._will, why=why)
+            self._turn.change(will=self._will)
 
     def renew(self, why: str) -> None:
         """Only workers that cannot go on have the newest state: it is saved, then all are started again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import msgspec
 import pytest
 from machinery import Job, applied, attach, commit, hello, kept, w, written
 
@@ -236,6 +237,18 @@ def test_what_two_nodes_raise_while_the_state_changes_is_the_works_fault_too() -
     job.tell("n2", down("n2"))
     assert job.machine.record.will is not None
     assert "on nodes n1, n2" in job.machine.record.will.why
+    job.tell("n0", down("n0"))
+    (failed,) = job.said(ev.JobFailed)
+    assert failed.why.startswith(f"step 3: {OOPS} (on nodes n1, n2, n0); "), "all who have met it until the job's end"
+
+
+def test_who_raises_something_else_while_the_job_ends_is_not_named() -> None:
+    job = trained()
+    job.tell("n1", down("n1"))
+    job.tell("n2", down("n2"))
+    place = msg.ScriptError(place="KeyError (train.py, line 9)", step=3, phase=Phase.APPLYING)
+    job.tell("n0", msgspec.structs.replace(down("n0"), error=place))
+    assert "(on nodes n1, n2); " in job.said(ev.JobFailed)[0].why
 
 
 def test_scripts_that_raise_before_they_have_attached() -> None:

@@ -7,6 +7,7 @@ the job, saved first.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from holdfast.coordination.closing import Closing
 from holdfast.coordination.config import CoordinatorConfig
@@ -30,6 +31,15 @@ _REMEMBERED = 64
 _SOFTWARE = ("software_error", UNKNOWN)
 
 
+@dataclass(slots=True)
+class _Blamed:
+    """What the job ends for: where it is raised, what is said of it, and on which nodes it was met so far."""
+
+    place: str
+    said: str
+    where: str
+
+
 class Raisers:
     """Takes in what scripts raise, and lets go of the processes that are not needed any more."""
 
@@ -50,6 +60,7 @@ class Raisers:
         self._failures = failures
         self._closing = closing
         self._classes = classes
+        self._blamed: _Blamed | None = None
 
     def raised(self, node: Node, message: Raised) -> None:
         """A script has raised; its process is there, and keeps what it has."""
@@ -107,7 +118,12 @@ class Raisers:
         machine = found.status not in _SOFTWARE
         if nodes := nodes_that_agree(before, last, self._nodes, machine=machine, ever=not turn.position.step):
             where = f" (on {'nodes' if len(nodes) > 1 else 'node'} {', '.join(nodes)})"
-            self._closing.fail(_said(error, detail) + where, traceback=error.traceback)
+            if self._blamed is None or self._blamed.place != error.place:
+                self._blamed = _Blamed(error.place, _said(error, detail), "")
+                self._closing.fail(self._blamed.said + where, traceback=error.traceback)
+            else:
+                self._closing.amend(self._blamed.said + self._blamed.where, self._blamed.said + where)
+            self._blamed.where = where
 
     @property
     def _nodes(self) -> int:
