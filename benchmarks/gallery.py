@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 
 from holdfast.control.agent.zygote import PRELOAD
+from holdfast.errors import HoldfastError
 from holdfast.protocol.events import FailureDetected, GenerationStarted, StepCommitted
 from holdfast.testing.local_job import LocalJob
 
@@ -67,7 +68,12 @@ def main() -> int:
         if name in TRANSFORMERS and importlib.util.find_spec("transformers") is None:
             print(f"{name:26s} {change.changed:7d}  left out: transformers is not installed", flush=True)
             continue
-        row = compare(name, options.steps, rng)
+        try:
+            row = compare(name, options.steps, rng)
+        except (HoldfastError, subprocess.CalledProcessError) as error:
+            print(f"{name:26s} {change.changed:7d}  {error}", flush=True)
+            broken += 1
+            continue
         wrong = row.wrong or (f"{change.changed} lines changed" if change.changed > lines.MAX_CHANGED else "")
         broken += bool(wrong)
         print(
@@ -122,20 +128,22 @@ def plain_losses(name: str, steps: int) -> list[float]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / "in_order.py"), *script]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return [float(loss) for loss in re.findall(r"^step \d+ .*loss (\S+)$", done.stdout, re.MULTILINE)]
+    return [float(loss) for loss in re.findall(r"^step \d+ (?:\w+ )?loss (\S+)$", done.stdout, re.MULTILINE)]
 
 
 def run(name: str, steps: int, rng: random.Random | None = None) -> tuple[list[float], list[int]]:
     """Return the loss of every step, and the sizes of the world one after the other; with `rng`, harm it."""
     preload = ",".join((*PRELOAD, TRANSFORMERS[name]) if name in TRANSFORMERS else PRELOAD)
-    options = ("--nodes", str(NODES), "--verify-state", "1", "--allow-faults", "--preload", preload)
+    options = ["--nodes", str(NODES), "--verify-state", "1", "--allow-faults", "--preload", preload]
+    if name == "nanogpt":  # it keeps its best model
+        options += ["--checkpoint-dir", "calm" if rng is None else "harmed"]
     job = LocalJob(GALLERY / f"{name}.py", ("--steps", str(steps)), options=options)
     with job:
         if rng is not None:
             harm(job, steps, rng)
         code = job.wait_exit(timeout=300)
         if code != 0:
-            raise SystemExit(f"{name}: the job ended with {code}:\n{job.story()}")
+            raise HoldfastError(f"the job ended with {code}:\n{job.story()}")
         for event in job.all(FailureDetected)[1:]:
             print(f"{name}: {event.node} failed, which nobody killed: {event.kind}, {event.detail}", flush=True)
         committed = job.all(StepCommitted)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
-from parts.best import BestModel
+from parts.evaluation import measure
 from parts.gpt import GPT, loss_of
-from parts.scalars import ScalarWriter
 from parts.setting import parse_steps, seed_all
 from parts.text import Text, read_text
 from torch.utils.data import DataLoader
@@ -42,26 +40,23 @@ def learning_rate(step: int, steps: int) -> float:
 def main() -> None:
     steps = parse_steps(__doc__, 60)
     seed_all(0)
-    job = holdfast.init()
+    job = holdfast.init(checkpoint_dir="out/nanogpt")
     device = job.device
     text = read_text()
     train, held_out = Text(text[:-2049], CONTEXT), Text(text[-2049:], CONTEXT)
     model = GPT(context=CONTEXT).to(device)
     optimizer = make_optimizer(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, steps))
-    best = BestModel(model, held_out, Path("out/nanogpt_best.pt"))
-    writer = ScalarWriter(Path("out/nanogpt.jsonl"))
     loader, extra = DataLoader(train, batch_size=4, shuffle=True), {"scheduler": scheduler}
     job.protect(model, optimizer, loader, global_batch=4 * ACCUMULATE, micro_batch=4, max_grad_norm=1.0, extra=extra)
+    job.evaluate(lambda batch: measure(model, batch), held_out, every=EVALUATE_EVERY, save_top_k=1)
     for step in job.steps(steps):
         for inputs, targets in step.micro_batches():
             loss = loss_of(model, inputs.to(device), targets.to(device))
             step.backward(loss)
+        step.log({"learning_rate": scheduler.get_last_lr()[0]})
         if step.apply() and job.rank == 0:
-            writer.add_scalar("loss", step.loss, step.number)
-            if step.number % EVALUATE_EVERY == 0:
-                with job.pause("evaluation"):
-                    writer.add_scalar("eval/loss", best.look(), step.number)
+            print(f"step {step.number} loss {step.loss:.9g}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from itertools import islice
-from pathlib import Path
 
 import torch
-from parts.best import BestModel
+from parts.evaluation import RunFolder, evaluate
 from parts.gpt import GPT, loss_of
-from parts.scalars import ScalarWriter
 from parts.setting import parse_steps, seed_all
 from parts.text import Text, read_text
 from torch.utils.data import DataLoader
@@ -47,11 +44,10 @@ def main() -> None:
     model = GPT(context=CONTEXT).to(device)
     optimizer = make_optimizer(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, steps))
-    best, losses = BestModel(model, held_out, Path("out/nanogpt_best.pt")), list[float]()
-    writer = ScalarWriter(Path("out/nanogpt.jsonl"))
+    run, losses = RunFolder("out/nanogpt"), list[float]()
     batches = iter(DataLoader(train, batch_size=4, shuffle=True))
     for number in range(1, steps + 1):
-        for inputs, targets in islice(batches, ACCUMULATE):
+        for inputs, targets in (next(batches) for _ in range(ACCUMULATE)):
             loss = loss_of(model, inputs.to(device), targets.to(device))
             (loss / ACCUMULATE).backward()  # pyright: ignore[reportUnknownMemberType]
             losses.append(loss.item())
@@ -59,9 +55,9 @@ def main() -> None:
         optimizer.step()  # pyright: ignore[reportUnknownMemberType]
         scheduler.step()
         optimizer.zero_grad()
-        writer.add_scalar("loss", sum(losses[-ACCUMULATE:]) / ACCUMULATE, number)
+        run.add_scalar("loss", sum(losses[-ACCUMULATE:]) / ACCUMULATE, number)
         if number % EVALUATE_EVERY == 0:
-            writer.add_scalar("eval/loss", best.look(), number)
+            run.evaluated(model, evaluate(model, held_out), number)
 
 
 if __name__ == "__main__":
