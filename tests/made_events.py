@@ -11,6 +11,7 @@ from holdfast.protocol.events import AnyEvent, JoinedNode, NodesJoined, SeenWork
 #: all kinds of events by the name that they have in JSON, from the union itself
 KINDS: dict[str, type[AnyEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
 _BLANK = {
+    dict[str, float | None]: {},
     float: 0.0,
     int: 0,
     str: "",

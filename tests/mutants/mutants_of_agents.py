@@ -12,6 +12,13 @@ CLASSES = "coordination/failures/classes.py"
 
 AGENT_MUTANTS = (
     Mutant(
+        name="agent_forgets_what_was_logged",
+        file="coordination/agent/kept_steps.py",
+        old="        commit=Lanes(**msgspec.structs.asdict(message.commit)),\n        state_hash",
+        new='        commit=Lanes(**{**msgspec.structs.asdict(message.commit), "metrics": {}}),\n        state_hash',
+        why="a coordinator that comes later would announce steps without it",
+    ),
+    Mutant(
         name="agent_lets_anybody_forget",
         file=AGENT,
         old="                if message.term >= self.term:\n                    self._steps.forget",

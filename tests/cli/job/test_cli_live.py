@@ -108,6 +108,10 @@ def test_the_live_view_takes_events_while_it_draws() -> None:
         (STORY[9], "recovered by shrink, down 0.051 s (detect 0.001 s, regroup 0.020 s, redo 0.030 s)"),
         (event("node_left", node="n", reason="drained"), "n left: drained"),
         (
+            event("evaluated", name="eval", step=5, samples=9, metrics={"loss": 0.25, "odd": None}),
+            "eval of step 5: loss 0.25, odd -",
+        ),
+        (
             event("checkpoint_saved", step=5, save_s=0.25, saved_bytes=2_000_000),
             "checkpoint of step 5: 2.0 MB in 0.25 s",
         ),

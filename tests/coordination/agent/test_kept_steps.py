@@ -192,3 +192,12 @@ def test_pages_of_steps_that_log_much_fit_into_a_message() -> None:
     ]
     kept.forget_up_to(last - 1)
     assert steps(kept, last - 1)[-1] == last
+
+
+def test_a_value_that_is_no_number_contradicts_nothing() -> None:
+    kept, logged = KeptSteps(), msgspec.structs.replace(commit(), metrics={"a": float("nan")})
+    kept.note(applied(A, 1, 1, logged), 1.0)
+    kept.note(applied(B, 1, 1, logged), 2.0)
+    assert kept.odd == ()
+    kept.note(applied(B, 1, 1, msgspec.structs.replace(logged, metrics={"a": 0.0})), 2.0)
+    assert len(kept.odd) == 1

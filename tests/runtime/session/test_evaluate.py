@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
+from holdfast import MoE
 from holdfast.errors import BadInputError
 from holdfast.protocol import checkpoint_dir
 from holdfast.runtime.session.job import Job
@@ -149,3 +150,11 @@ def test_what_does_not_fit_is_said() -> None:
                 step.apply()
             break
         assert step.apply()
+
+
+def test_a_model_with_experts_is_refused() -> None:
+    model = torch.nn.Sequential(MoE(4, 8, 2, top_k=1), torch.nn.Linear(4, 1))
+    job = Job(None)
+    job.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), DATA, global_batch=4, micro_batch=2)
+    with pytest.raises(BadInputError, match=r"cannot be used with MoE layers yet, .* in a world of one instead"):
+        job.evaluate(lambda batch: {"loss": 0.0}, DATA, every=1)

@@ -23,6 +23,8 @@ def found_by(cluster: Cluster) -> Found:
     assert [(event.name, event.step, event.samples) for event in evaluated] == [("eval", 3, 22), ("eval", 6, 22)]
     rows = {event.step: event.metrics for event in cluster.of(ev.StepCommitted) if event.metrics}
     found = {event.step: event.metrics for event in evaluated}
+    paused = {event.step for event in cluster.of(ev.StepCommitted) if event.paused_s > 0}
+    assert paused == {4, 7}, "what it takes is no part of a step's work"
     told = {step + 1: {f"eval/{name}": value for name, value in metrics.items()} for step, metrics in found.items()}
     assert rows == told
     return found

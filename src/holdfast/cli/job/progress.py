@@ -68,6 +68,11 @@ def _saved(event: ev.CheckpointSaved) -> str:
     return f"checkpoint of step {event.step}: {event.saved_bytes / 1e6:.1f} MB in {event.save_s:.2f} s"
 
 
+def _evaluated(event: ev.Evaluated) -> str:
+    values = ", ".join(f"{name} {'-' if value is None else f'{value:g}'}" for name, value in event.metrics.items())
+    return f"{event.name} of step {event.step}: {values}"
+
+
 def _waiting(event: ev.JobWaiting) -> str:
     nodes = f"{event.nodes} node{'s' if event.nodes > 1 else ''}"
     slots = f" with {event.expert_slots} more expert slots" if event.expert_slots else ""
@@ -117,6 +122,7 @@ _WORDS = dict(
             lambda e: f"generation {e.generation}: {e.world_size} workers on {_nodes(e.members)} ({e.reason})",
         ),
         _line(StepCommitted, _committed),
+        _line(ev.Evaluated, _evaluated),
         _line(ev.FailureDetected, _failed),
         _line(ev.StacksTaken, _stood),
         _line(ev.Recovered, _recovered),

@@ -19,7 +19,7 @@ class Cause(StrEnum):
     CHECKPOINT = "checkpoint"  # training stood while state was copied or saved
     REBALANCE = "rebalance"  # experts moved
     WAITING = "waiting"  # for nodes, or for a coordinator
-    PAUSED = "paused"  # the script was busy with something of its own: an evaluation
+    PAUSED = "paused"  # the script was busy with something of its own, or evaluated
     SUB_HEALTHY = "sub_healthy"  # training, slower than the full job: fewer workers, or late ones
     UNKNOWN = "unknown"  # the journal has lost its events
 

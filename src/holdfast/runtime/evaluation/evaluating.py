@@ -89,6 +89,10 @@ class Evaluating:
         """The state was replaced by another that was not made here: what is known of any state may be another's."""
         self._step, self._held, self._found = 0, {}, []
 
+    def due(self, step: int) -> list[ModelEvaluation]:
+        """Return the evaluations of the state of `step`."""
+        return [evaluation for evaluation in self._evaluations if step > 0 and step % evaluation.every == 0]
+
     def at(self, step: int, generation: int) -> bool:
         """Evaluate the state of `step` where that is due; False where the generation was left meanwhile.
 
@@ -96,7 +100,7 @@ class Evaluating:
             BadInputError: what was measured does not fit.
             Exception: whatever a script's function raised.
         """
-        due = [evaluation for evaluation in self._evaluations if step > 0 and step % evaluation.every == 0]
+        due = self.due(step)
         self._workload.logged.standing = {}
         if not due:
             return True

@@ -165,7 +165,7 @@ class Job:
             raise BadInputError(f"job.steps({count}): the number of steps must not be negative")
         while (work := session.next_compute()) is not None:
             compute, generation = work
-            if not session.evaluating.at(compute.step - 1, generation):
+            if not session.evaluated(compute.step - 1, generation):
                 continue
             if compute.step > count:
                 session.finish()
@@ -215,7 +215,7 @@ class Job:
             raise BadInputError("call job.protect(...) before job.evaluate(...)")
         choice = BestChoice(monitor=monitor, mode=mode, keep=save_top_k)
         batch = session.workload.loader.order.micro_batch
-        session.evaluating.add(ModelEvaluation(fn, data, every=every, name=name, micro_batch=batch, choice=choice))
+        session.add(ModelEvaluation(fn, data, every=every, name=name, micro_batch=batch, choice=choice))
 
     @contextmanager
     def pause(self, reason: str = "") -> Generator[None, None, None]:

@@ -42,6 +42,7 @@ from holdfast.protocol.messages.worker import ScriptError
 from holdfast.protocol.names import node_of
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.evaluation.evaluating import Evaluating
+from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.flipping import flip_bit
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
@@ -126,7 +127,7 @@ class Session:
         self._building = GroupBuilding(shared, groups)
         self._passing = StatePassing(shared, workload.state, faults, None if identity.alone else identity.host)
         held = SessionExperts(shared, experts, workload.state, faults, clock) if experts else None
-        self.evaluating = Evaluating(shared, workload, saver)
+        self._evaluating = Evaluating(shared, workload, saver)
         self._applying = Applying(
             shared,
             workload,
@@ -136,7 +137,7 @@ class Session:
             after_apply=after_apply,
             give_up=self._give_up,
             verify_state=verify_state,
-            evaluating=self.evaluating,
+            evaluating=self._evaluating,
         )
         self._entrance = Entrance(
             shared, workload, faults, applying=self._applying, passing=self._passing, experts=held, saver=saver
@@ -202,6 +203,25 @@ class Session:
                 progress.at(Activity.SCRIPT)
                 return task, generation
             self._take_up(task)
+
+    def add(self, evaluation: ModelEvaluation) -> None:
+        """Evaluate this as well, from the next step on.
+
+        Raises:
+            BadInputError: it does not fit.
+        """
+        self._evaluating.add(evaluation)
+
+    def evaluated(self, step: int, generation: int) -> bool:
+        """Do the evaluations that are due of the state of `step`; False where the generation was left meanwhile.
+
+        Raises:
+            Exception: whatever a script's function raised.
+        """
+        begun = self._clock.monotonic()
+        done = self._evaluating.at(step, generation)
+        self._applying.paused_s += self._clock.monotonic() - begun if self._evaluating.due(step) else 0.0
+        return done
 
     def attempt(self, compute: Compute, generation: int) -> Attempt:
         """Begin what `next_compute` has returned."""
