@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -86,11 +86,11 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
     wrong = dict(options.get("wrong", {}))
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(50, 8, generator=generator, dtype=dtype)
-    dataset = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+    data_of = Streams if options.get("streams") else torch.utils.data.TensorDataset
     job.protect(
         model,
         optimizer,
-        dataset,
+        data_of(x, x.sum(1, keepdim=True)),
         global_batch=options.get("global_batch", 24),
         micro_batch=4,
         seed=3,
@@ -131,6 +131,39 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
         found = {name: buffer.double().view(-1).tolist() for name, buffer in model.named_buffers()}
         statistics = {name: [value.hex() for value in values] for name, values in found.items()}
         (Path(directory) / f"{node}.statistics").write_text(json.dumps(statistics))
+
+
+class Streams:
+    """Data that are gone through: four rows at a time, those of each micro-batch in a stream of their own."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+
+    def open(self, micro_batch: int, micro_batches: int) -> OnePass:
+        return OnePass(self.x[micro_batch::micro_batches], self.y[micro_batch::micro_batches])
+
+
+class OnePass:
+    """One pass through a stream, of whole micro-batches; no two passes are alike."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+        self.state = {"next": 0, "epoch": 0}
+
+    def set_epoch(self, epoch: int) -> None:
+        self.state["epoch"] = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = dict(state)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        while self.state["next"] + 4 <= len(self.x):
+            at = self.state["next"]
+            self.state["next"] += 4
+            yield self.x[at : at + 4] + self.state["epoch"] / 100, self.y[at : at + 4]
 
 
 def evaluation(job: Any, model: Any, directory: Path, node: str, dies: dict[str, int]) -> Callable[[Any], Any]:

@@ -1,4 +1,8 @@
-"""BatchNorm in a job of several processes: its buffers are those of one process in every bit, whatever fails."""
+"""BatchNorm in a job of several processes, of data that are gone through in streams.
+
+Its buffers are those of one process in every bit, whatever fails: so are the micro-batches that they are made of, and
+their order.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ Statistics = dict[str, list[str]]
 
 
 def opened(path: Path, nodes: int, steps: int, *gates: int) -> Cluster:
-    return Cluster(path, nodes=nodes, options={"steps": steps, "batch_norm": True, "gates": gates})
+    return Cluster(path, nodes=nodes, options={"steps": steps, "batch_norm": True, "streams": True, "gates": gates})
 
 
 def statistics(cluster: Cluster, node: str) -> Statistics:
