@@ -158,7 +158,10 @@ def job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
 def _takes(data: Any, method: str, *arguments: str) -> bool:
     """Tell whether there is a method with these arguments (data sets of others have some of the same name)."""
     found = getattr(data, method, None)
-    return callable(found) and tuple(inspect.signature(found).parameters)[: len(arguments)] == arguments
+    try:
+        return callable(found) and tuple(inspect.signature(found).parameters)[: len(arguments)] == arguments
+    except ValueError:  # one that is not written in Python, and does not say
+        return False
 
 
 def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:

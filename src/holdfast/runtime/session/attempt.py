@@ -82,8 +82,10 @@ class Attempt:
         compute = self._compute
         yield from ((compute.step, one) for one in compute.micro_batches if one not in compute.summed)
         with self._shared.changed:
-            generations = self._shared.machine.generations
-            usual = round_robin(self._workload.micro_batches, generations.world, generations.rank)
+            machine = self._shared.machine
+            plan, world = machine.generations.plan, machine.generations.world
+            rank = plan.rank(machine.worker) if plan is not None else None  # (another plan may be in force by now)
+        usual = round_robin(self._workload.micro_batches, world, rank) if rank is not None else ()
         for step in count(compute.step + 1) if usual else ():
             yield from ((step, one) for one in usual)
 
