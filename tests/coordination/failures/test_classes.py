@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.coordination.failures.class_table import TABLE
 from holdfast.coordination.failures.classes import UNKNOWN, Classes, FailureClass, faults
+from holdfast.patterns import length_for
 from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Severity
 
 NODE, PROCESS, RETRY = Severity.NODE, Severity.PROCESS, Severity.RETRY
@@ -133,6 +135,8 @@ def test_a_rule_may_be_for_one_detector_and_take_its_name_from_the_message() -> 
         ([".*", "anything"], 1, "it can never match"),
         (["fan|disk", "old fan|hard disk"], 1, "it can never match"),
         ([r"v1\.0", r"driver v1\.0+"], 1, "it can never match"),
+        (["fan", "^hang$"], 1, "it can never match: what it is looked for in begins with one of connection_lost: , "),
+        ([r"fan (\w+\s*)+:"], 0, "is not taken: it repeats what may itself be repeated, or be one thing or another: "),
         (["fan("], 0, "the pattern 'fan(' is no regular expression: missing ), unterminated subpattern"),
     ],
 )
@@ -158,6 +162,17 @@ def test_rules_that_are_wrong(patterns: list[str], number: int, why: str) -> Non
 )
 def test_rules_that_may_match(patterns: list[str]) -> None:
     assert list(faults([rule(pattern) for pattern in patterns])) == []
+
+
+def test_what_takes_its_time_is_looked_for_in_less_of_a_long_message() -> None:
+    classes = Classes([rule("fan .*a.*b.*c")])
+    assert classes.of(FailureKind.HANG, Detector.STATISTICS, f"fan {'ab' * 10}c").status == "own"
+    assert classes.of(FailureKind.HANG, Detector.STATISTICS, f"fan {'ab' * 500}c").status == "task_hang"
+
+
+def test_our_own_rules_may_be_looked_for_in_all_of_a_message() -> None:
+    assert {length_for(one.pattern, 8192) for one in TABLE} == {8192}
+    assert list(faults(TABLE)) == []
 
 
 def test_a_rule_for_other_detectors_stands_in_nobodys_way() -> None:

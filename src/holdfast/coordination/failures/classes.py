@@ -13,12 +13,15 @@ from functools import cache
 from itertools import chain
 
 from holdfast.coordination.failures.class_table import TABLE
+from holdfast.patterns import length_for, may_begin, too_slow
 from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Severity
 
 #: what no rule knows
 UNKNOWN = "unknown"
 #: of a failure's detail, so much is looked at
 _LOOKED_AT = 8192
+#: of all that is looked at
+_BEGINNINGS = tuple(f"{kind}: " for kind in FailureKind)
 #: a character that stands for itself, and must be there
 _PLAIN = re.compile(r"(?:\\\W|[^\\.^$*+?{}\[\]|()])(?![*?{])")
 #: what may stand around a piece of text without changing whether a pattern is found in it
@@ -42,15 +45,15 @@ class Classes:
         Raises:
             ValueError: a rule of the site is wrong (`faults` says which, and why).
         """
-        self._site = tuple((_compiled(rule), rule) for rule in site)
+        self._site = tuple((_site_pattern(rule), length_for(rule.pattern, _LOOKED_AT), rule) for rule in site)
 
     def of(self, kind: FailureKind, detector: Detector, detail: str) -> FailureClass:
         """Return the class of a failure."""
         text = f"{kind}: {detail[:_LOOKED_AT]}"
-        for pattern, rule in chain(self._site, _our_own()):
+        for pattern, length, rule in chain(self._site, _our_own()):
             if rule.detector is not None and rule.detector is not detector:
                 continue
-            found = pattern.search(text)
+            found = pattern.search(text, 0, length)
             if found is not None:
                 status = found.expand(rule.status).lower() if "\\" in rule.status else rule.status
                 return FailureClass(status, rule.severity)
@@ -62,10 +65,12 @@ def faults(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
     earlier: list[tuple[int, re.Pattern[str], FailureRule]] = []
     for number, rule in enumerate(rules):
         try:
-            pattern = _compiled(rule)
+            pattern = _site_pattern(rule)
         except ValueError as error:
             yield number, str(error)
             continue
+        if not may_begin(rule.pattern, _BEGINNINGS):
+            yield number, f"it can never match: what it is looked for in begins with one of {', '.join(_BEGINNINGS)}"
         for before, other, theirs in earlier:
             if theirs.detector in (None, rule.detector) and _shadows(other, rule.pattern):
                 yield number, f"it can never match: rule {before + 1}, {theirs.pattern!r}, takes all that it would"
@@ -74,9 +79,17 @@ def faults(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
 
 
 @cache
-def _our_own() -> tuple[tuple[re.Pattern[str], FailureRule], ...]:
+def _our_own() -> tuple[tuple[re.Pattern[str], int, FailureRule], ...]:
     """Compile our own rules, once something has failed: that takes longer than to make a coordinator."""
-    return tuple((_compiled(rule), rule) for rule in TABLE)
+    return tuple((_compiled(rule), _LOOKED_AT, rule) for rule in TABLE)
+
+
+def _site_pattern(rule: FailureRule) -> re.Pattern[str]:
+    """Return a pattern that others have written, unless a search for it may hang whoever looks."""
+    pattern = _compiled(rule)
+    if why := too_slow(rule.pattern):
+        raise ValueError(f"the pattern {rule.pattern!r} is not taken: {why}")
+    return pattern
 
 
 def _compiled(rule: FailureRule) -> re.Pattern[str]:

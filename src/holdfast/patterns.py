@@ -1,0 +1,209 @@
+"""What can be said of a regular expression without a text: how long a search may take, and how it must begin.
+
+Python's `re` goes back and tries again: `(a+)+$` takes twice as long for each letter more, `.*a.*b.*c` a thousand times
+as long for ten times as many. Nobody can stop it meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import inf
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # (re._parser by its old name)
+    import sre_parse
+
+#: so many ways to divide a text between the repeats of a pattern are gone through in a second or two
+_WAYS = 3e8
+#: what may be so long may be as long as the text
+_LONG = 16
+#: in so many ways more, at most, may one text be taken by what is shorter
+_CHOICES = 1e5
+#: of the ways in which a pattern may begin, so many are looked at
+_BEGINNINGS = 64
+_CHARACTERS = [*map(chr, range(128)), "\u00e9"]
+
+_REPEATS = ("MAX_REPEAT", "MIN_REPEAT")
+_Node = tuple[Any, Any]
+
+
+@lru_cache(maxsize=1024)
+def too_slow(pattern: str) -> str:
+    """Return why a search may take for ever, "" where it does not."""
+    ways = _ways(_tree(pattern))
+    if ways == inf:
+        return "it repeats what may itself be repeated, or be one thing or another: a search may take for ever"
+    return (
+        f"there are {ways:.0e} ways in which a text may fit it: a search may take for ever" if ways > _CHOICES else ""
+    )
+
+
+@lru_cache(maxsize=1024)
+def length_for(pattern: str, most: int) -> int:
+    """Return how much of a text to look at, `most` characters at most: a search takes a second or two then."""
+    free = _free(_tree(pattern))
+    ways, factorial = _WAYS, 1
+    for number in range(2, free + 2):
+        factorial *= number
+    return most if free < 2 else min(most, int((ways * factorial) ** (1 / (free + 1))))
+
+
+def may_begin(pattern: str, beginnings: Sequence[str]) -> bool:
+    """Tell whether a pattern may be found in a text that has one of these beginnings, in lower case, and any end."""
+    compiled = re.compile(pattern, re.IGNORECASE)
+    if compiled.flags & re.MULTILINE:
+        return True
+    for anchored, text, closed in _openings(_tree(pattern)):
+        if not anchored or any(text.startswith(one) or (not closed and one.startswith(text)) for one in beginnings):
+            return True
+    return False
+
+
+def _tree(pattern: str) -> list[_Node]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(sre_parse.parse(pattern, re.IGNORECASE).data)
+
+
+def _name(node: _Node) -> str:
+    return str(node[0])
+
+
+def _bodies(node: _Node) -> list[list[_Node]]:
+    """Return the patterns that are within one."""
+    name, value = _name(node), node[1]
+    if name in (*_REPEATS, "POSSESSIVE_REPEAT"):
+        return [list(value[2])]
+    if name == "SUBPATTERN":
+        return [list(value[3])]
+    if name == "BRANCH":
+        return [list(one) for one in value[1]]
+    if name in ("ASSERT", "ASSERT_NOT"):
+        return [list(value[1])]
+    if name == "ATOMIC_GROUP":
+        return [list(value)]
+    if name == "GROUPREF_EXISTS":
+        return [list(one) for one in value[1:] if one is not None]
+    return []
+
+
+def _ways(nodes: list[_Node]) -> float:
+    """Return in how many ways short repeats may take a text; inf: there are the more, the longer the text is."""
+    ways = 1.0
+    for node in nodes:
+        inside = max(map(_ways, _bodies(node)), default=1.0)
+        name = _name(node)
+        if name in _REPEATS:
+            least, most = int(node[1][0]), int(node[1][1])
+            if most >= _LONG:
+                inside = inf if inside > 1.0 or _inner_free(node) else 1.0
+            else:
+                inside = (most - least + 1) * min(inside, 1e12) ** most
+        elif name == "BRANCH":
+            inside *= _choices(_bodies(node))
+        ways = min(ways * inside, inf)
+    return ways
+
+
+def _inner_free(node: _Node) -> bool:
+    return any(_name(one) in _REPEATS and one[1][0] != one[1][1] for body in _bodies(node) for one in _flat(body))
+
+
+def _choices(bodies: list[list[_Node]]) -> int:
+    """Return how many alternatives may have to be tried in vain: where each begins with a letter of its own, one."""
+    letters = {body[0][1] for body in bodies if body and _name(body[0]) == "LITERAL"}
+    return 1 if len(letters) == len(bodies) else len(bodies)
+
+
+def _flat(nodes: list[_Node]) -> Iterator[_Node]:
+    for node in nodes:
+        yield node
+        for body in _bodies(node):
+            yield from _flat(body)
+
+
+def _inline(nodes: list[_Node]) -> list[_Node]:
+    """Return a sequence without the brackets of its groups."""
+    return [one for node in nodes for one in (_inline(_bodies(node)[0]) if _name(node) == "SUBPATTERN" else [node])]
+
+
+def _free(nodes: list[_Node]) -> int:
+    """Return how many long repeats may give up some of what they have taken to what follows."""
+    line, free = _inline(nodes), 0
+    for place, node in enumerate(line):
+        name = _name(node)
+        if name in _REPEATS and node[1][1] >= _LONG and node[1][0] != node[1][1]:
+            follows = line[place + 1] if place + 1 < len(line) else None
+            free += follows is not None and _overlap(list(node[1][2]), follows)
+        else:
+            inside = max((_free([*body, *line[place + 1 : place + 2]]) for body in _bodies(node)), default=0)
+            free += inside * (int(node[1][1]) if name in _REPEATS else 1)
+    return free
+
+
+def _overlap(body: list[_Node], follows: _Node) -> bool:
+    """Tell whether what is repeated may also be what follows."""
+    mine, theirs = (_letters(body[0]) if len(body) == 1 else None), _letters(follows)
+    return mine is None or theirs is None or bool(mine & theirs)
+
+
+def _letters(node: _Node) -> set[str] | None:
+    """Return which of some characters one node takes; None: not known."""
+    name, value = _name(node), node[1]
+    if name == "ANY":
+        return set(_CHARACTERS)
+    if name == "LITERAL":
+        return {chr(value).lower(), chr(value).upper()}
+    if name == "NOT_LITERAL":
+        return set(_CHARACTERS) - {chr(value).lower(), chr(value).upper()}
+    if name != "IN":
+        return None
+    found, negated = set[str](), False
+    for kind, what in value:
+        if str(kind) == "NEGATE":
+            negated = True
+        elif str(kind) == "LITERAL":
+            found |= {chr(what).lower(), chr(what).upper()}
+        elif str(kind) == "RANGE":
+            letters = (one for one in _CHARACTERS if what[0] <= ord(one) <= what[1])
+            found |= {case for one in letters for case in (one.lower(), one.upper())}
+        elif (category := _category(str(what))) is None:
+            return None
+        else:
+            found |= category
+    return set(_CHARACTERS) - found if negated else found
+
+
+def _category(name: str) -> set[str] | None:
+    escape = {"CATEGORY_DIGIT": r"\d", "CATEGORY_SPACE": r"\s", "CATEGORY_WORD": r"\w"}.get(name)
+    return None if escape is None else {one for one in _CHARACTERS if re.fullmatch(escape, one)}
+
+
+def _openings(nodes: list[_Node]) -> Iterator[tuple[bool, str, bool]]:
+    """Yield how a text that fits may begin: only there or anywhere, with what, and whether that is all of it."""
+    ways = [(False, "", _inline(nodes))]
+    for _ in range(_BEGINNINGS):
+        if not ways:
+            return
+        anchored, text, rest = ways.pop()
+        while rest:
+            name, value = _name(rest[0]), rest[0][1]
+            if name == "BRANCH":
+                ways += [(anchored, text, [*_inline(body), *rest[1:]]) for body in _bodies(rest[0])]
+                break
+            if name == "AT" and str(value) in ("AT_BEGINNING", "AT_BEGINNING_STRING") and not text:
+                anchored, rest = True, rest[1:]
+            elif name == "LITERAL":
+                text, rest = text + chr(value).lower(), rest[1:]
+            else:
+                closed = name == "AT" and str(value) in ("AT_END", "AT_END_STRING") and len(rest) == 1
+                yield anchored, text, closed
+                break
+        else:
+            yield anchored, text, False
+    if ways:
+        yield False, "", False

@@ -1,0 +1,72 @@
+"""What is known of a pattern before it is looked for: whether that may take for ever, and how it must begin."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from holdfast.patterns import length_for, may_begin, too_slow
+
+BEGINNINGS = ("hang: ", "exception: ")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+$",
+        "(a|aa)+$",
+        "(a?){30}a{30}",
+        r"(\w+\s*)+:",
+        "([^,]*,)*x",
+        "(?:a{1,15}){1,15}b",
+        "a?" * 30 + "a{30}",
+        "(?=(a+)+b)",
+        r"(a*)*",
+        r"(a|b)*\1+(?:\1|c)*",
+    ],
+)
+def test_what_may_take_for_ever_is_known(pattern: str) -> None:
+    assert too_slow(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length"),
+    [
+        ("(?:foo|bar)+x", 8192),
+        (r"(?:[0-9]{1,3}\.){3}[0-9]{1,3}", 8192),
+        (r"node-\d+: .*failed", 8192),
+        (r"fan (\d+) .* failed.*slot (\d+)", 1216),
+        (r"(?:\S+ ){3}x", 291),
+        (r".*a.*b.*c", 291),
+        ("x.*", 8192),
+    ],
+)
+def test_others_are_looked_for_in_as_much_as_a_second_allows(pattern: str, length: int) -> None:
+    assert not too_slow(pattern)
+    assert length_for(pattern, 8192) == length
+    assert length_for(pattern, 100) == 100
+    hard = "foobar fan 1 aab failed 1.2.3 node-12: ab ab " * 200
+    assert not re.compile(f"{pattern}!").search(hard, 0, length_for(f"{pattern}!", 8192))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "may"),
+    [
+        ("^hang$", False),
+        ("^(?:hang|exception)$", False),
+        (r"\Ahang\Z", False),
+        ("^fan", False),
+        ("^$", False),
+        ("^hang", True),
+        ("^hang: late$", True),
+        (r"^hang\b", True),
+        ("hang$", True),
+        ("^fan|disk", True),
+        ("(?m)^fan", True),
+        ("^(HANG|exception): .*x", True),
+        ("^.*x", True),
+    ],
+)
+def test_what_begins_otherwise_never_matches(pattern: str, *, may: bool) -> None:
+    assert may_begin(pattern, BEGINNINGS) == may
