@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_interrupted
 
 from holdfast.observability.event_lines import read_events
@@ -59,19 +58,3 @@ def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: Sta
     assert len({pid for event in job.all(WorkersChanged) for pid in event.worker_pids}) >= 2
     assert "EMULATED: 0.0002 s per token" in job.output()
     assert make_report(read_events(job.events_file)).emulated_token_s == 0.0002
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (("--on-node-failure", "restart-all"), "give --checkpoint-dir DIR"),
-        (("--on-node-failure", "pray"), "--on-node-failure is 'pray': it must be one of shrink, restart-all"),
-        (("--ep-size", "2"), "it counts with static experts; give --static-experts"),
-        (("--static-experts", "--workers-per-node", "2"), "with static experts it must be 1"),
-        (("--emulate-compute", "-1"), "--emulate-compute is -1"),
-    ],
-)
-def test_options_that_do_not_go_together(start_job: StartJob, options: tuple[str, ...], why: str) -> None:
-    job = start_job(options=options)
-    assert job.wait_exit() == 2
-    assert why in job.output()

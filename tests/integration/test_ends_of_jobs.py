@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -95,16 +94,6 @@ def test_bad_input_to_the_script_is_told_without_a_traceback_and_exit_code_2(tmp
     assert done.returncode == 2, done.stdout + done.stderr
     assert "global_batch is 10 and micro_batch is 4: " in done.stderr + done.stdout
     assert "Traceback" not in done.stderr + done.stdout
-
-
-def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        done = run("run", "--port", port, str(TINY), cwd=tmp_path)
-    assert done.returncode == 2
-    assert port in done.stderr
 
 
 def test_a_worker_with_another_configuration_is_refused_and_the_job_goes_on(start_job: StartJob) -> None:
