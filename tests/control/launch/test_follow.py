@@ -101,7 +101,8 @@ def test_a_coordinator_says_all_that_happens_in_one_answer(tmp_path: Path) -> No
     with CoordinatorProcess(tmp_path, nodes=9, launched=True) as coordinator:
         seen = asyncio.run(asyncio.wait_for(follow(coordinator), PATIENCE_S))
         assert coordinator.wait() == 0
-    assert seen == ["job_started", "failure_detected", "node_left"]
+    # (its end may be told before it is gone)
+    assert [name for name in seen if name != "job_finished"] == ["job_started", "failure_detected", "node_left"]
     assert asked == ["/events", "/shutdown", "/events"]  # the last one is told that none will follow
 
 
