@@ -143,3 +143,20 @@ def test_float16_parameters_are_refused() -> None:
     trained.model.half()
     with pytest.raises(BadInputError, match="parameters in float32"):
         trained.run(1)
+
+
+def test_running_statistics_move_in_a_step_that_overflows() -> None:
+    """As in plain PyTorch, where the forward pass has happened by then."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    before = [parameter.clone() for parameter in model.parameters()]
+    job = Job(None)
+    scaler = GradScaler("cpu", init_scale=2.0**120)
+    job.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), DATA, global_batch=4, micro_batch=2, scaler=scaler)
+    for step in job.steps(1):
+        for x, y in step.micro_batches():
+            step.backward(torch.nn.functional.mse_loss(model(x), y) * 1e30)
+        assert step.apply()
+        assert step.skipped
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+    counted = dict(model.named_buffers())["0.num_batches_tracked"]
+    assert counted == 2
