@@ -112,7 +112,8 @@ class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag
     (`asked`) and does (`given`); None for a model without experts.
 
     `decision`: what becomes of the step that was under way: start, redo, forward, rollback; "" at a step's boundary.
-    `seed`, `micro_batches`: what the samples of its steps follow from; None: a journal of before it was said.
+    `seed`, `micro_batches`, `global_batch`: what the samples of its steps follow from, and how many each step has;
+    None: a journal of before it was said.
     """
 
     members: tuple[str, ...]
@@ -123,6 +124,7 @@ class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag
     fault_threshold: FaultThreshold | None = None
     seed: int | None = None
     micro_batches: int | None = None
+    global_batch: int | None = None
 
 
 class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="step_committed"):

@@ -35,6 +35,7 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "sample_hashes": lambda old: old ^ 1,
     "micro_batches": lambda old: old + 1,
     "seed": lambda old: old + 1,
+    "global_batch": lambda old: old + 1,
     "to_step": lambda old: old + 1,
     "steps": lambda old: old - 1,
     "event": lambda old: "stepcommitted",
@@ -106,7 +107,7 @@ def test_every_edit_is_named_with_its_line(field: str) -> None:
         found = named(audit_lines([*lines[:at], line, *lines[at + 1 :]]))
         assert found, f"line {at + 1}: {event}"
         # What others are compared with (the first line, how a generation begins) is wrong where the next is looked at.
-        later = at == 0 or field in ("event", "term", "generation", "seed", "micro_batches")
+        later = at == 0 or field in ("event", "term", "generation", "seed", "micro_batches", "global_batch")
         assert min(found) == at + 1 or (later and min(found) <= at + 8)
         edited += 1
     assert edited > 0
@@ -150,7 +151,16 @@ def step(number: int, **fields: Any) -> ev.AnyEvent:
 
 
 STARTED = made("job_started")
-FIRST = made("generation_started", generation=1, members=("a",), world_size=1, reason="start", seed=4, micro_batches=3)
+FIRST = made(
+    "generation_started",
+    generation=1,
+    members=("a",),
+    world_size=1,
+    reason="start",
+    seed=4,
+    micro_batches=3,
+    global_batch=6,
+)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +173,8 @@ FIRST = made("generation_started", generation=1, members=("a",), world_size=1, r
         ([STARTED, FIRST, step(1), step(2, samples=7)], About.SAMPLES),
         ([STARTED, FIRST, step(1, samples=0)], About.SAMPLES),
         ([STARTED, FIRST, step(1, samples=2)], About.SAMPLES),
+        ([STARTED, FIRST, step(1, samples=9)], About.SAMPLES),
+        ([STARTED, FIRST, msgspec.structs.replace(FIRST, generation=2, global_batch=9)], About.SAMPLES),
         ([STARTED, FIRST, step(1), msgspec.structs.replace(step(2), time=0.5)], About.TIME),
         ([STARTED, FIRST, step(1, generation=0)], About.GENERATION),
         ([STARTED, FIRST, step(1, generation=2)], About.GENERATION),

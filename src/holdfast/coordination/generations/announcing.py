@@ -34,6 +34,7 @@ def announce_generation(turn: Turn, plan: GenerationPlan, reason: str, decision:
         fault_threshold=FaultThreshold(asked=experts.asked, given=experts.given) if experts else None,
         seed=turn.record.seed,
         micro_batches=turn.record.micro_batches,
+        global_batch=turn.record.global_batch or None,
     )
 
 

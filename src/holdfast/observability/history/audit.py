@@ -101,6 +101,7 @@ class Audit:
         self._ahead = 0
         self._seed: int | None = None
         self._micro_batches: int | None = None
+        self._global_batch: int | None = None
         self._samples: StepSamples | None = None
 
     def take(self, event: ReadEvent) -> None:
@@ -218,6 +219,12 @@ class Audit:
             what = f"seed and micro-batches are {told}, and were {(self._seed, self._micro_batches)}"
             self._found(event, About.SAMPLES, what)
         self._seed, self._micro_batches = told
+        if event.global_batch is None:
+            return
+        if self._global_batch not in (None, event.global_batch):
+            what = f"each step has {event.global_batch} samples by it, and had {self._global_batch}"
+            self._found(event, About.SAMPLES, what)
+        self._global_batch = event.global_batch
 
     def _step(self, event: StepCommitted) -> None:
         position = self._lineage.position
@@ -227,6 +234,9 @@ class Audit:
             self._found(event, About.TIME, f"step {event.step} was committed before the one before it")
         if position.step_samples and event.samples != position.step_samples:
             what = f"step {event.step} has {event.samples} samples, those before have {position.step_samples}"
+            self._found(event, About.SAMPLES, what)
+        elif self._global_batch not in (None, event.samples):
+            what = f"step {event.step} has {event.samples} samples: its generation is to make {self._global_batch}"
             self._found(event, About.SAMPLES, what)
         if event.sample_hashes is None:
             return
