@@ -12,8 +12,10 @@ from types import TracebackType
 
 from holdfast.control.link.framing import Crashed
 from holdfast.control.link.last_words import LastWords
+from holdfast.control.link.training_guard import TrainingGuard
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.environment import WORKER
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HoldfastError, StepUseError
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.worker import ScriptError
@@ -21,10 +23,19 @@ from holdfast.protocol.messages.worker import ScriptError
 _DETAIL_CHARACTERS = 2000
 _TRACEBACK_CHARACTERS = 6000
 _HEARD_WITHIN_S = 5.0
+#: what torch says to a script that was written for torchrun
+_NO_GROUP = ("Default process group has not been initialized", "environment variable RANK expected")
+_WITHOUT_GROUP = (
+    "holdfast: there is no process group to join, for holdfast reduces the gradients itself: leave out "
+    "init_process_group() and wrappers such as DistributedDataParallel, and give the plain module to job.protect(...)"
+)
 
 
 def run_script(script: str) -> int:
     """Run a script as `__main__`; return the exit code. An exception is told to the agent, and to people on stderr."""
+    guard = TrainingGuard()
+    if WORKER in os.environ:
+        guard.install()
     try:
         runpy.run_path(script, run_name="__main__")
     except BaseException as error:  # noqa: BLE001
@@ -37,6 +48,8 @@ def run_script(script: str) -> int:
         if isinstance(error, SystemExit):
             return _ended_itself(error, script)
         return _raised(error, script)
+    finally:
+        guard.lift()
     return 0
 
 
@@ -66,6 +79,8 @@ def _ended_itself(error: SystemExit, script: str) -> int:
 def _raised(error: BaseException, script: str) -> int:
     error.__traceback__ = _script_part(error.__traceback__, script)
     traceback.print_exception(error)
+    if any(words in str(error) for words in _NO_GROUP):
+        print(_WITHOUT_GROUP, file=sys.stderr)
     sys.stderr.flush()
     what = "".join(traceback.format_exception_only(error)).strip()
     code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED

@@ -20,6 +20,7 @@ from holdfast.clock import SystemClock
 from holdfast.control.link.last_words import LastWords
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot, ProgressWriter
 from holdfast.control.link.stacks import answer_with_stacks
+from holdfast.control.link.training_guard import TrainingGuard
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.environment import LOADER, log_level
@@ -321,6 +322,8 @@ class Job:
         if settings:
             self._last_words = LastWords(session.ending, session.locate, session.keep)
             self._last_words.install()
+        if guard := TrainingGuard.installed():
+            guard.lift()
         return session
 
     def _config(self, workload: Workload) -> dict[str, str]:
@@ -379,4 +382,6 @@ def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: int = 10
     if LOADER in os.environ:
         raise ScriptReachedInit
     settings = WorkerSettings.from_environment(os.environ)
+    if guard := TrainingGuard.installed():
+        guard.attached()
     return Job(settings, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)

@@ -1,0 +1,101 @@
+"""Stops training that a job would know nothing of: each of its workers would train the whole model by itself."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from holdfast.errors import BadInputError
+
+_OPTIMIZERS = "torch.optim.optimizer"
+#: frameworks that have a loop of their own: module, and the class and the method that begins it
+_LOOPS = {
+    "transformers.trainer": ("Trainer", "train"),
+    "lightning.pytorch.trainer.trainer": ("Trainer", "fit"),
+    "pytorch_lightning.trainer.trainer": ("Trainer", "fit"),
+}
+_WHAT_TO_DO = "call holdfast.init(), job.protect(...), and train in a loop over job.steps(...)"
+
+
+class TrainingGuard(MetaPathFinder):
+    """Looks on in a worker process until its script has protected what it trains.
+
+    It stands in `sys.meta_path`, so that it sees frameworks come: the loops of those that bring one are refused, and so
+    is the first step of any optimizer of torch's before `holdfast.init()`.
+    """
+
+    def __init__(self) -> None:
+        self._stop_watching: Callable[[], None] | None = None
+        self._expects_script = True
+
+    @classmethod
+    def installed(cls) -> TrainingGuard | None:
+        """Return the one of this process, None where nobody looks on, or not any more."""
+        return next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
+
+    def install(self) -> None:
+        """Look on from now; modules that are there already are looked at too."""
+        sys.meta_path.insert(0, self)
+        for name in (_OPTIMIZERS, *_LOOPS):
+            if name in sys.modules:
+                self._watch(sys.modules[name])
+
+    def attached(self) -> None:
+        """The script has called `holdfast.init()`: what it does with optimizers of its own is its affair."""
+        if self._stop_watching is not None:
+            self._stop_watching()
+        self._expects_script = False
+
+    def lift(self) -> None:
+        """Look away: the script has protected what it trains, or is over."""
+        self.attached()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a framework's module as Python would, and have it looked at once it is loaded; no other module."""
+        if fullname not in (_OPTIMIZERS, *_LOOPS):
+            return None
+        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None:
+            load = loader.exec_module
+
+            def load_and_watch(module: ModuleType) -> None:
+                load(module)
+                self._watch(module)
+
+            loader.exec_module = load_and_watch
+        return spec
+
+    def _watch(self, module: ModuleType) -> None:
+        found: Any = module
+        if module.__name__ == _OPTIMIZERS:
+            if self._expects_script:
+                self._stop_watching = found.register_optimizer_step_pre_hook(self._stepping).remove
+            return
+        kind, method = _LOOPS[module.__name__]
+        loop = getattr(getattr(found, kind), method)
+
+        @functools.wraps(loop)
+        def refuse(*args: object, **options: object) -> object:
+            if self in sys.meta_path:
+                name = f"{module.__name__.split('.')[0]}.{kind}.{method}()"
+                raise BadInputError(f"{name} would train the whole model on each node, into one folder: {_WHAT_TO_DO}")
+            return loop(*args, **options)
+
+        setattr(getattr(found, kind), method, refuse)
+
+    def _stepping(self, optimizer: object, *_: object) -> None:
+        raise BadInputError(
+            f"a step of {type(optimizer).__name__} before holdfast.init(): each worker would train the whole model by "
+            f"itself; {_WHAT_TO_DO}"
+        )

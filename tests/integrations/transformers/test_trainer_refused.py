@@ -1,0 +1,31 @@
+"""The library's own Trainer in a job that knows nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from transformers import Seq2SeqTrainer, Trainer
+
+from holdfast.control.link.training_guard import TrainingGuard
+from holdfast.errors import BadInputError
+
+
+@pytest.fixture
+def guard() -> Iterator[TrainingGuard]:
+    """The one that worker processes have."""
+    guard = TrainingGuard()
+    guard.install()
+    yield guard
+    guard.lift()
+
+
+@pytest.mark.parametrize("kind", [Trainer, Seq2SeqTrainer])
+def test_it_is_refused_until_the_script_has_protected_something(guard: TrainingGuard, kind: type[Trainer]) -> None:
+    trainer = kind.__new__(kind)  # (its __init__ needs a package that is not here: it would not come to train())
+    guard.attached()
+    with pytest.raises(BadInputError, match=r"^transformers\.Trainer\.train\(\) would train the whole"):
+        trainer.train()
+    guard.lift()
+    with pytest.raises(AttributeError):
+        trainer.train()
