@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 from holdfast.clock import SystemClock
+from holdfast.control.link.progress_page import NoProgress
+from holdfast.coordination.worker.tasks import WorkerInstruction
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError
 from holdfast.protocol import checkpoint_dir
 from holdfast.runtime.checkpoints.saver import SAMPLES
@@ -465,6 +467,40 @@ def test_a_pause_within_a_pause_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -
         clock.now += 8
     assert trained.job._session is not None
     assert trained.job._session._applying.paused_s == 15
+
+
+def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's collectives counted as the script's own pause, and what came after them in it as its work."""
+    clock = SetClock()
+    monkeypatch.setattr("holdfast.runtime.session.job.SystemClock", lambda: clock)
+    trained = Trained()
+    trained.protect()
+    session = trained.job._session
+    assert session is not None
+    told: list[float] = []
+    about: list[str] = []
+    monkeypatch.setattr(NoProgress, "at", lambda _, activity, micro_batch=-1: about.append(str(activity)))
+    monkeypatch.setattr(NoProgress, "pause", lambda _, reason: about.append(reason))
+    apply = session._machine.applied_step
+
+    def applied_step(state_hash: str, paused_s: float) -> list[WorkerInstruction]:
+        told.append(paused_s)
+        clock.now += 16  # (others are waited for)
+        return apply(state_hash, paused_s)
+
+    monkeypatch.setattr(session._machine, "applied_step", applied_step)
+    for step in trained.job.steps(1):
+        for inputs, targets in step.micro_batches():
+            step.backward(torch.nn.functional.mse_loss(trained.model(inputs), targets))
+        with trained.job.pause("its way"):
+            clock.now += 1
+            del about[:]
+            step.apply()
+            assert about[0] == "reducing"
+            assert about[-1] == "its way"
+            clock.now += 2
+        assert session._applying.paused_s == 2
+    assert told == [1]
 
 
 def test_other_samples_are_refused_with_the_difference(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ class Job:
         """Say that the script is busy with something of its own: `with job.pause("evaluation"): ...`.
 
         That is nobody's fault, and is compared with earlier pauses alone: a worker that evaluates while others wait for
-        it is not taken for one that hangs. Of the reason, 64 bytes are kept.
+        it is not taken for one that hangs. Of the reason, 64 bytes are kept. A `step.apply()` in it is no part of it.
 
         Raises:
             BadInputError: before `protect`.

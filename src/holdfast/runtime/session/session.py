@@ -84,6 +84,8 @@ class Session:
 
     #: the script has ended
     _ending = False
+    #: why the script pauses, and since when that counts; None while it does not
+    _paused: tuple[str, float] | None = None
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class Session:
         self.workload = workload
         self._identity, self._link = identity, link
         self._groups, self._faults = groups, faults
-        self._saver, self._clock, self._paused = saver, clock, False
+        self._saver, self._clock = saver, clock
         self._attempt: Attempt | None = None
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
@@ -237,9 +239,9 @@ class Session:
         Returns:
             v, where the step is applied here by now.
         """
-        if not (attempt.complete and attempt.commit()):
-            self.next_compute()  # (asked for again by the loop: by then another generation may be in force)
-        self._shared.progress.at(Activity.SCRIPT)
+        with self._together():
+            if not (attempt.complete and attempt.commit()):
+                self.next_compute()  # (asked for again by the loop: by then another generation may be in force)
         last = self._applying.last
         return last.commit if last is not None and last.step == attempt.step else None
 
@@ -255,19 +257,38 @@ class Session:
     @contextlib.contextmanager
     def pause(self, reason: str) -> Generator[None, None, None]:
         """Say that the script is busy with something of its own, which is as it should be."""
-        if self._paused:
+        if self._paused is not None:
             yield  # (what it does in a pause is part of it)
             return
-        self._paused, progress = True, self._shared.progress
+        progress = self._shared.progress
         activity, micro_batch = progress.now
         progress.pause(reason)
-        begun = self._clock.monotonic()
+        self._paused = reason, self._clock.monotonic()
         try:
             yield
         finally:
-            self._paused = False
-            self._applying.paused_s += self._clock.monotonic() - begun
+            self._count_pause()
+            self._paused = None
             progress.at(activity, micro_batch)
+
+    @contextlib.contextmanager
+    def _together(self) -> Generator[None, None, None]:
+        """What all workers do together is no pause, whatever the script has written around it."""
+        self._count_pause()
+        try:
+            yield
+        finally:
+            if self._paused is None:
+                self._shared.progress.at(Activity.SCRIPT)
+            else:
+                reason = self._paused[0]
+                self._paused = reason, self._clock.monotonic()
+                self._shared.progress.pause(reason)
+
+    def _count_pause(self) -> None:
+        """Count how long the script has paused until now, if it does."""
+        if self._paused is not None:
+            self._applying.paused_s += self._clock.monotonic() - self._paused[1]
 
     def ending(self) -> None:
         """The script has ended, by an exception or by itself: what it was about is over."""
