@@ -45,7 +45,20 @@ def options(command: Any) -> set[str]:
 
 def test_these_are_the_commands() -> None:
     assert set(ALL) == {
-        *("run", "status", "events", "explain", "report", "audit", "scale", "stop", "checkpoint", "undrain", "inject"),
+        *(
+            "run",
+            "status",
+            "events",
+            "logs",
+            "explain",
+            "report",
+            "audit",
+            "scale",
+            "stop",
+            "checkpoint",
+            "undrain",
+            "inject",
+        ),
         *("coordinator", "agent", "schema"),
         *("experts plan", "simulate"),
         *("spares plan", "spares map", "spares validate", "spares fit"),

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from holdfast.cli.experts import plan
-from holdfast.cli.history import audit, explain, report
+from holdfast.cli.history import audit, explain, logs, report
 from holdfast.cli.job import act, end, look, run, schema, servers
 from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
 from holdfast.cli.simulate import command as simulate
@@ -50,6 +50,7 @@ app = typer.Typer(
 # One line per module; each adds its own commands.
 run.register(app)
 look.register(app)
+logs.register(app)
 act.register(app)
 end.register(app)
 explain.register(app)

@@ -19,6 +19,11 @@ from holdfast.protocol.job_spec import JobSpec
 
 NODES = "max_nodes"
 
+AsModule = Annotated[
+    bool,
+    typer.Option("-m", "--module", help="What is run is a module, as `python -m` takes it.", rich_help_panel=JOB),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class SpecOption:
@@ -48,6 +53,8 @@ SPEC_OPTIONS = (
     SpecOption("--expert-placement", "experts.placement", "best|mro|spread|compact", EXPERTS),
     SpecOption("--rebalance-every", "experts.rebalance_every", "STEPS", EXPERTS),
     SpecOption("--events", "output.events", "FILE", OUTPUT),
+    SpecOption("--log-dir", "output.log_dir", "DIR", OUTPUT),
+    SpecOption("--print", "output.print", "all|rank0|failed", OUTPUT),
     SpecOption("--alert", "output.alert", "PROGRAM|URL", OUTPUT),
     SpecOption("--flop-per-sample", "output.flop_per_sample", "FLOP", OUTPUT),
     SpecOption("--peak-flop-per-s", "output.peak_flop_per_s", "FLOP/S", OUTPUT),
@@ -147,22 +154,35 @@ def given_settings(pairs: Sequence[str], struct: type[Struct], example: str) -> 
     return given
 
 
-def given_job(source: str, args: Sequence[str], pairs: Sequence[str], options: Mapping[str, Given]) -> dict[str, Given]:
+def given_job(
+    source: str,
+    args: Sequence[str],
+    pairs: Sequence[str],
+    options: Mapping[str, Given],
+    *,
+    as_module: bool = False,
+) -> dict[str, Given]:
     """Gather what is said of a job: by a file, then `--set`, then options; what comes later wins.
 
     Args:
         source: a script, or a file that ends in .toml. args: the script's; () for those in the file.
+        as_module: the source is the name of a module.
 
     Raises:
         BadInputError: the file cannot be read, or a key is not known.
     """
-    given = read_toml(Path(source), JobSpec) if source.endswith(".toml") else {"script": Given(source, "SCRIPT")}
+    if as_module:
+        given = {"module": Given(source, "-m")}
+    else:
+        given = read_toml(Path(source), JobSpec) if source.endswith(".toml") else {"script": Given(source, "SCRIPT")}
     given |= given_settings(pairs, JobSpec, "checkpoint.every=50")
     given |= options
     if args:
         given["args"] = Given(tuple(args), "ARGS")
-    if "script" not in given:
-        raise BadInputError(f"{source}: script is missing: give the path of a Python file")
+    if "script" not in given and "module" not in given:
+        raise BadInputError(
+            f"{source}: script is missing: give the path of a Python file, or module and a module's name"
+        )
     return given
 
 

@@ -96,6 +96,14 @@ class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     events: Annotated[
         str, Meta(description="Write the job's events to this file, a JSON object a line.", extra=PATH)
     ] = ""
+    log_dir: Annotated[
+        str,
+        Meta(description="Keep what each worker prints in a file of this folder, across restarts.", extra=PATH),
+    ] = ""
+    print: Annotated[
+        Literal["all", "rank0", "failed"],
+        Meta(description="Whose output is printed: everybody's, that of rank 0, or the end of workers' that fail."),
+    ] = "all"
     alert: Annotated[
         str,
         Meta(description="Hand what needs a person to this program (an event as JSON on its stdin) or URL (POST)."),
@@ -145,6 +153,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: Annotated[Literal[1], Meta(description="The layout of this file.")] = 1
     name: Annotated[str, Meta(pattern=_NAME_OR_NONE, description="The job's name; by default the script's.")] = ""
     script: Annotated[str, Meta(description="The training script.", extra=PATH)] = ""
+    module: Annotated[str, Meta(description="A module to run in place of a script, as `python -m` does.")] = ""
     args: Annotated[tuple[str, ...], Meta(description="The script's arguments.")] = ()
     min_nodes: Annotated[
         int, Meta(ge=0, description="Nodes that have to come before the first step; 0: all of max_nodes.")
@@ -189,5 +198,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             script=absolute(self.script),
             checkpoint=structs.replace(self.checkpoint, dir=absolute(self.checkpoint.dir)),
             recovery=structs.replace(self.recovery, failure_classes=absolute(self.recovery.failure_classes)),
-            output=structs.replace(self.output, events=absolute(self.output.events)),
+            output=structs.replace(
+                self.output, events=absolute(self.output.events), log_dir=absolute(self.output.log_dir)
+            ),
         )

@@ -35,7 +35,7 @@ SERVER = {"--address", "--job", "--token-file", "--tls-ca"}
 #: Options are a contract: whoever changes one changes this, and docs/commands.md.
 OPTIONS = {
     "run": {option.name for option in SPEC_OPTIONS}
-    | {"--set", "--store", "--port", "--job-dir", "--preload", "--zygote", "--plain", "--json"}
+    | {"--module", "--set", "--store", "--port", "--job-dir", "--preload", "--zygote", "--plain", "--json"}
     | {"--availability", "--speed", "--from", "--until"},
     "coordinator": {
         "--listen",
@@ -62,9 +62,11 @@ OPTIONS = {
     },
     "agent": SERVER
     | {"--node-name", "--advertise", "--rack", "--failure-rate", "--workers-per-node"}
-    | {"--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state", "--preflight"},
+    | {"--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state", "--preflight"}
+    | {"--log-dir", "--print", "--module"},
     "status": {*SERVER, "--json"},
     "events": {*SERVER, "--follow", "--after", "--json"},
+    "logs": {*SERVER, "--follow", "--node", "--json"},
     "explain": {*SERVER, "--json"},
     "report": {*SERVER, "--plot", "--json"},
     "audit": {*SERVER, "--json"},
@@ -135,7 +137,7 @@ def test_the_placements_that_there_are_can_be_asked_for() -> None:
 
 def test_every_key_of_a_job_has_an_option() -> None:
     # the first is the file's, the last is for benchmarks, the others stand in other options
-    without = {"format", "script", "args", "min_nodes", "experiments.watch"}
+    without = {"format", "script", "module", "args", "min_nodes", "experiments.watch"}
     assert {option.key for option in SPEC_OPTIONS} == keys_of(JobSpec).keys() - without
 
 
@@ -393,17 +395,26 @@ def test_what_is_wrong_in_a_jobs_file_is_said_with_its_key(
     assert complaint.replace("TMP", str(tmp_path)) in line
 
 
-def test_arguments_reach_the_script_untouched(environment: dict[str, str], tmp_path: Path) -> None:
-    script = tmp_path / "show.py"
+@pytest.mark.parametrize("as_module", [False, True])
+def test_arguments_reach_the_script_untouched_and_what_it_prints_people_and_a_file(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_module: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "package" / "show.py"
+    script.parent.mkdir()
     script.write_text(
         "import json, os, sys\n"
         "print(json.dumps([*sys.argv[1:], os.environ.get('HOLDFAST_TOKEN', 'no secret')]))\n"
         "from holdfast.errors import BadInputError\nraise BadInputError('that is all')\n"
     )
     args = ["--nodes", "7", "-x", "--", "--help", "a b"]
-    result = cold({**environment, TOKEN: "s3cret"}, "run", "--preload", "", "--nodes", "1", str(script), *args)
-    assert result.returncode == 2
-    assert json.dumps([*args, "no secret"]) in result.stdout.splitlines()
+    what = ("-m", "package.show") if as_module else (str(script),)
+    options = ("--preload", "", "--nodes", "1", "--log-dir", str(tmp_path / "logs"), *what)
+    result = cold({**environment, TOKEN: "s3cret"}, "run", *options, *args)
+    assert result.returncode == 2, result.stderr
+    printed = json.dumps([*args, "no secret"])
+    assert f"[node-0] {printed}" in result.stdout.splitlines()
+    assert printed in (tmp_path / "logs" / "node-0.0.log").read_text().splitlines()
 
 
 def test_a_jobs_file_is_run_and_its_events_are_printed_as_json(environment: dict[str, str], tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from holdfast.cli.job.availability import TraceOptions, run_through
 from holdfast.cli.job.show import OnEvent, Shown, run_shown
 from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped
 from holdfast.cli.output import AsJson, start_log, warn
-from holdfast.cli.spec_options import SpecGroup, given_job, job_spec
+from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec
 from holdfast.control.launch.launcher import launch
+from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import LaunchSettings
 from holdfast.control.link.forking import PRELOAD
 from holdfast.control.registry import registry_directory
@@ -85,7 +86,7 @@ class RunOptions:
             BadInputError: a value breaks its key's rule.
         """
         return LaunchSettings(
-            spec=job_spec(given),
+            spec=with_script(job_spec(given), os.getcwd()),
             names={key: value.name for key, value in given.items()},
             store=self.store,
             port=self.port,
@@ -106,12 +107,16 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    script: Annotated[str, typer.Argument(help="The training script, or a job's file.", metavar="SCRIPT|JOB.toml")],
+    script: Annotated[
+        str,
+        typer.Argument(help="The training script, or a job's file; a module's name.", metavar="SCRIPT|JOB.toml|MOD"),
+    ],
     args: Annotated[list[str] | None, typer.Argument(help="The script's arguments, passed on as they are.")] = None,
     *,
     spec: Annotated[dict[str, Given], SpecGroup()],
     options: RunOptions,
     trace: TraceOptions,
+    as_module: AsModule = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a job on this machine, to its end: a coordinator, agents, and their workers.
@@ -122,7 +127,7 @@ def run(
     Ctrl-C.
     """
     start_log(_LOG, times=False)
-    given = given_job(script, args or (), options.set or (), spec)
+    given = given_job(script, args or (), options.set or (), spec, as_module=as_module)
     shown = Shown(plain=options.plain, as_json=as_json)
     if trace.availability is not None:
         raise typer.Exit(run_through(trace, given, options.settings, shown))

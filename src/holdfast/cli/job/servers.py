@@ -19,13 +19,14 @@ import typer
 from holdfast.cli.connection import Server, TokenFile, read_token
 from holdfast.cli.options import CONNECTION, JOB, RECOVERY, grouped
 from holdfast.cli.output import start_log, warn
-from holdfast.cli.spec_options import NODES, SpecGroup, job_spec
+from holdfast.cli.spec_options import NODES, AsModule, SpecGroup, job_spec
 from holdfast.control.agent.node_agent import run_agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
+from holdfast.control.launch.modules import with_script
 from holdfast.control.launch.settings import check_places, check_script, script_digest
 from holdfast.control.programs import check_program
 from holdfast.control.registry import JobEntry, check_name, registry_directory
@@ -62,7 +63,16 @@ _OF_COORDINATORS = SpecGroup(
     defaults={NODES: 1},
 )
 _OF_AGENTS = SpecGroup(
-    ("--workers-per-node", "--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state", "--preflight")
+    (
+        "--workers-per-node",
+        "--checkpoint-dir",
+        "--checkpoint-every",
+        "--expert-slots",
+        "--verify-state",
+        "--preflight",
+        "--log-dir",
+        "--print",
+    )
 )
 
 
@@ -214,22 +224,26 @@ def agent(
     spec: Annotated[dict[str, Given], _OF_AGENTS],
     node: NodeOptions,
     server: Server,
+    as_module: AsModule = False,
 ) -> None:
     """Run one node of a job: an agent with its workers. Ends with the node's part in the job.
 
     It may be started before the coordinator, and waits for it.
     """
     start_log("warning")
-    check_script(script)
-    given = {**spec, "script": Given(script, "SCRIPT"), "args": Given(tuple(args or ()), "ARGS")}
-    check_places(job_spec(given))
-    if preflight := job_spec(given).recovery.preflight:
+    given = {**spec, "args": Given(tuple(args or ()), "ARGS")}
+    given["module" if as_module else "script"] = Given(script, "SCRIPT")
+    described = with_script(job_spec(given), os.getcwd())
+    check_script(described.script)
+    check_places(described)
+    if preflight := described.recovery.preflight:
         check_program("--preflight", preflight)
     node.check()
     entry = server.entry()
     name = job_at(entry, warn)
     server.check_job(name)
-    job = job_spec({**given, "name": Given(name, "the job's name")}).settled(os.getcwd())
+    named = job_spec({**given, "name": Given(name, "the job's name")})
+    job = with_script(named, os.getcwd()).settled(os.getcwd())
     folder = tempfile.mkdtemp(prefix="holdfast-")
     try:
         settings = AgentSettings(

@@ -92,7 +92,7 @@ def _worker_logs(settings: LaunchSettings) -> Generator[LaunchSettings]:
     """Give the workers' output files of its own, in the job's folder where there is one."""
     settings.check()
     with tempfile.TemporaryDirectory(prefix="holdfast-logs-") as folder:
-        logs = settings.job_dir or Path(folder)
+        logs = Path(settings.spec.output.log_dir) if settings.spec.output.log_dir else settings.job_dir or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
         yield dataclasses.replace(settings, log_folder=logs)
 

@@ -15,11 +15,11 @@ class AgentSettings:
     spec: the job, with its name and absolute paths; of it the script, the workers and what these are told count here.
     coordinator: http(s) URL. node: this node's name. folder: a private one, for sockets. digest: of script and
     arguments. advertise: the address at which the other nodes reach this one. zygote: socket of a shared one, "" for
-    one of its own. environment: the whole environment of a zygote of its own. log_folder: for the workers' output, ""
-    to inherit. tls_ca: certificates to trust, "" for the system's. parent: pid of the process to end with, 0 for none.
-    quiet: another process tells the user why the job ended. rack: nodes that may fail together have the same; "" for
-    one of its own. failure_rate: how often the node fails, the usual one being 1. preflight: look whether the node is
-    fit to train, before it joins.
+    one of its own. environment: the whole environment of a zygote of its own. log_folder: for the workers' output, a
+    file for each, "" for none; shows: whether it is printed as well. tls_ca: certificates to trust, "" for the
+    system's. parent: pid of the process to end with, 0 for none. quiet: another process tells the user why the job
+    ended. rack: nodes that may fail together have the same; "" for one of its own. failure_rate: how often the node
+    fails, the usual one being 1. preflight: look whether the node is fit to train, before it joins.
     """
 
     spec: JobSpec
@@ -34,6 +34,7 @@ class AgentSettings:
     environment: dict[str, str] = field(default_factory=dict[str, str])
     preload: tuple[str, ...] = PRELOAD
     log_folder: str = ""
+    shows: bool = True
     tls_ca: str = ""
     parent: int = 0
     quiet: bool = False

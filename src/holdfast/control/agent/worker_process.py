@@ -31,13 +31,20 @@ _WITHOUT_GROUP = (
 )
 
 
-def run_script(script: str) -> int:
-    """Run a script as `__main__`; return the exit code. An exception is told to the agent, and to people on stderr."""
+def run_script(script: str, module: str = "") -> int:
+    """Run a script as `__main__`; return the exit code. An exception is told to the agent, and to people on stderr.
+
+    Args:
+        module: the name under which it is found, "" for one that is just a file.
+    """
     guard = TrainingGuard()
     if WORKER in os.environ:
         guard.install()
     try:
-        runpy.run_path(script, run_name="__main__")
+        if module:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script, run_name="__main__")
     except BaseException as error:  # noqa: BLE001
         # The last frame of the process: where Python itself would print a traceback and exit with 1 (130 after Ctrl-C).
         session = LastWords.installed()

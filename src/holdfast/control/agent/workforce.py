@@ -19,18 +19,21 @@ from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
 from holdfast.control.link.framing import Crashed, FromWorkerProcess, encode_frame
 from holdfast.control.link.progress_page import ProgressPage
 from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.control.output_relay import OutputRelay, log_path
 from holdfast.control.processes import ProcessHandle, is_stopped, waited_for_core_s
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.errors import EXIT_DONE
 from holdfast.protocol.messages.agent import WorkerDown
-from holdfast.protocol.messages.orders import Order
-from holdfast.protocol.messages.worker import Attach, WorkerMessage
+from holdfast.protocol.messages.orders import Begin, Order, Prepare
+from holdfast.protocol.messages.worker import Attach, Entered, WorkerMessage
 from holdfast.protocol.names import MAX_WHOLE_BYTES, index_of
 
 _log = logging.getLogger("holdfast.agent")
 
 _FORK_AGAIN_S = 0.5
 _LAST_WORDS_S = 0.05
+#: what processes that have ended have printed last is waited for so long
+_LAST_LINES_S = 2.0
 _TERM_GRACE_S = 1.0
 _KILL_GRACE_S = 5.0
 
@@ -72,6 +75,8 @@ class Workforce:
         self._early_exits: dict[int, int] = {}
         #: processes that were killed and replaced, until their exits are told
         self._given_up: set[int] = set()
+        #: prints what they print; None where each writes to its file, and nobody is shown anything
+        self._relay: OutputRelay | None = None
         self._zygotes = ZygoteSupply(
             shared=settings.zygote,
             folder=settings.folder,
@@ -85,7 +90,17 @@ class Workforce:
 
     async def open(self) -> None:
         """Listen for workers."""
-        loop = asyncio.get_running_loop()
+        loop, settings = asyncio.get_running_loop(), self.settings
+        if settings.log_folder:
+            os.makedirs(settings.log_folder, exist_ok=True)
+        if settings.shows:
+            self._relay = OutputRelay(
+                settings.node,
+                settings.folder,
+                log_folder=settings.log_folder,
+                which=settings.spec.output.print,
+                places=settings.spec.workers_per_node,
+            )
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket_path)
         self._server = await loop.create_unix_server(self._connection, self.socket_path)
@@ -96,11 +111,14 @@ class Workforce:
         if place.handle is not None:
             self._given_up.add(place.handle.pid)
             place.handle.send_signal(signal.SIGKILL)
+            self._heard_last(place.worker, failed=False)
         place.refill(worker)
         self._start_task(self._start(place, worker))
 
     def pass_on(self, workers: Sequence[str], order: Order) -> None:
         """Hand an order to these workers; one that is gone is no error."""
+        if self._relay is not None and isinstance(order, Begin | Prepare):
+            self._relay.knows(order.plan.generation, order.plan.workers[0])
         frame = encode_frame(order, MAX_WHOLE_BYTES)
         for place in map(self._place_of, workers):
             if place is not None and place.connection is not None:
@@ -171,6 +189,9 @@ class Workforce:
         for place in self.places:
             place.forget_process()
         await self._zygotes.close()
+        if self._relay is not None:
+            await asyncio.to_thread(self._relay.close, _LAST_LINES_S)
+            self._relay = None
         if self._page is not None:
             self._page.close()
             self._page = None
@@ -198,6 +219,8 @@ class Workforce:
             return
         if isinstance(message, Attach):
             place.connection, place.attached = connection, True
+        if isinstance(message, Entered) and self._relay is not None:
+            self._relay.entered(message.generation)
         self._owner.on_worker_message(message)
 
     def _on_lost(self, connection: WorkerConnection) -> None:
@@ -211,19 +234,21 @@ class Workforce:
 
     async def _start(self, place: ProcessPlace, worker: str) -> None:
         settings = self.settings
-        output = f"{settings.log_folder}/{settings.node}.{place.index}.log" if settings.log_folder else ""
         self._forking += 1
         try:
             pid = 0
             while not pid and not self._closing:
                 try:
                     zygote = await self._zygotes.get()
+                    output, errors = self._output_of(worker)
                     pid = await zygote.fork(
                         script=settings.spec.script,
+                        as_module=settings.spec.module,
                         args=settings.spec.args,
                         env=self._worker_settings(worker).to_environment(),
                         cwd=settings.cwd,
                         output=output,
+                        errors=errors,
                     )
                 except (OSError, ZygoteLostError) as error:
                     _log.warning("no worker could be forked: %s; trying again", error)
@@ -232,6 +257,18 @@ class Workforce:
             self._forking -= 1
         if pid:
             self._started(place, worker, pid)
+
+    def _output_of(self, worker: str) -> tuple[str, str]:
+        """Return where a process that is about to start is to write stdout and stderr; "" for ours."""
+        if self._relay is not None:
+            return self._relay.open(worker)
+        folder = self.settings.log_folder
+        path = log_path(folder, self.settings.node, index_of(worker)) if folder else ""
+        return path, path
+
+    def _heard_last(self, worker: str, *, failed: bool) -> None:
+        if self._relay is not None and worker:
+            self._relay.ended(worker, failed=failed)
 
     def _started(self, place: ProcessPlace, worker: str, pid: int) -> None:
         handle = ProcessHandle(pid)
@@ -286,6 +323,7 @@ class Workforce:
     def _tell_exit(self, place: ProcessPlace, worker: str) -> None:
         if place.worker == worker and place.exit_code is not None:
             code, down = place.exit_code, place.obituary(place.exit_code, self.settings.spec.script)
+            self._heard_last(worker, failed=code not in (EXIT_DONE, UNKNOWN_EXIT))
             place.refill("")
             if not self._closing:
                 self._owner.on_worker_exit(down, clean=code in (EXIT_DONE, UNKNOWN_EXIT))

@@ -211,15 +211,16 @@ def become(fork: Fork) -> None:
     os.dup2(null, 0)
     os.close(null)
     if fork.output:
-        output = os.open(fork.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
+        for number, path in ((1, fork.output), (2, fork.errors or fork.output)):
+            output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(output, number)
+            os.close(output)
     os.environ.update(fork.env)
     os.chdir(fork.cwd)
     if fork.script:
         sys.argv = [fork.script, *fork.args]
-        sys.path.insert(0, str(Path(fork.script).parent))  # the zygote runs with -P: nothing of its own stands there
+        # (the zygote runs with -P: nothing of its own stands there)
+        sys.path.insert(0, fork.cwd if fork.as_module else str(Path(fork.script).parent))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # what a worker said is not lost when it is killed
@@ -244,7 +245,9 @@ def main() -> int:
     fork = zygote.serve()
     if fork is not None:
         become(fork)
-        leave(importlib.import_module(fork.module).main(zygote.channel) if fork.module else run_script(fork.script))
+        if fork.module:
+            leave(importlib.import_module(fork.module).main(zygote.channel))
+        leave(run_script(fork.script, fork.as_module))
     if options.remove:
         remove(Path(options.remove))
     return 0

@@ -47,8 +47,18 @@ class ZygoteClient(asyncio.Protocol):
         _, client = await loop.create_unix_connection(lambda: cls(on_exit, on_lost), sock=connection)
         return client
 
-    async def fork(self, *, script: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str, output: str) -> int:
-        """Fork a worker and return its pid.
+    async def fork(
+        self,
+        *,
+        script: str,
+        args: tuple[str, ...],
+        env: Mapping[str, str],
+        cwd: str,
+        output: str,
+        errors: str = "",
+        as_module: str = "",
+    ) -> int:
+        """Fork a worker and return its pid; the arguments are those of `Fork`.
 
         Raises:
             ZygoteLostError: the zygote is gone, or the system has no process left to give.
@@ -56,7 +66,16 @@ class ZygoteClient(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise ZygoteLostError("the zygote is gone")
         self._requests += 1
-        request = Fork(request=self._requests, script=script, args=args, env=dict(env), cwd=cwd, output=output)
+        request = Fork(
+            request=self._requests,
+            script=script,
+            args=args,
+            env=dict(env),
+            cwd=cwd,
+            output=output,
+            errors=errors,
+            as_module=as_module,
+        )
         answer = asyncio.get_running_loop().create_future()
         self._waiting[request.request] = answer
         self._transport.write(encode_frame(request))

@@ -46,6 +46,7 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
         "nodes": [_node(coordinator, node, now) for node in coordinator.members.nodes.values()],
         "quarantined": [msgspec.to_builtins(one) for one in record.quarantined],
         "experts": _experts(record),
+        "log_dir": coordinator.config.spec.output.log_dir,
         "checkpoints": [{"step": known.step, "name": known.name} for known in record.checkpoints],
         "time": dataclasses.asdict(ledger.account(now)),
         "awaited": [

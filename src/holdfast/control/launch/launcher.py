@@ -277,7 +277,9 @@ class Launcher:
             zygote=self._zygote_path,
             environment=settings.environment,
             preload=settings.preload,
-            log_folder=str(settings.log_folder.absolute()) if settings.log_folder else "",
+            log_folder=self._spec.output.log_dir
+            or (str(settings.log_folder.absolute()) if settings.log_folder else ""),
+            shows=settings.log_folder is None,
             parent=os.getpid(),
             quiet=True,
         )

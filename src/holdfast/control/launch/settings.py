@@ -25,11 +25,11 @@ class LaunchSettings:
     """Settings of `holdfast run`.
 
     spec: the job, as the user described it. names: what complaints call its keys, by key, where not by their options.
-    node_names: of those that it starts with, () for node-0, node-1, ...
-    store: "" for SQLite in the job's folder. registry: where commands find the job; None for nowhere. job_dir: where
-    the job's files stay; None for a temporary folder. environment: of all processes. log_folder: for the workers'
-    output, None to let it through. log: how much the job's processes log. zygote: the socket of one that runs already,
-    and outlives the job.
+    node_names: of those that it starts with, () for node-0, node-1, ... store: "" for SQLite in the job's folder.
+    registry: where commands find the job; None for nowhere. job_dir: where the job's files stay; None for a temporary
+    folder. environment: of all processes. log_folder: for the workers' output, where `spec` names none, and it is not
+    to be printed; None to have it printed. log: how much the job's processes log. zygote: the socket of one that runs
+    already, and outlives the job.
     """
 
     spec: JobSpec
@@ -122,8 +122,12 @@ def check_places(spec: JobSpec, names: Mapping[str, str] | None = None) -> None:
     check_alert(names.get("output.alert", "--alert"), spec.output.alert)
     if spec.output.events:
         check_writable_file(names.get("output.events", "--events"), Path(spec.output.events))
-    if spec.checkpoint.dir:
-        check_creatable_folder(names.get("checkpoint.dir", "--checkpoint-dir"), Path(spec.checkpoint.dir))
+    for key, option, folder in (
+        ("checkpoint.dir", "--checkpoint-dir", spec.checkpoint.dir),
+        ("output.log_dir", "--log-dir", spec.output.log_dir),
+    ):
+        if folder:
+            check_creatable_folder(names.get(key, option), Path(folder))
 
 
 def check_writable_file(option: str, path: Path) -> None:

@@ -48,7 +48,8 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Fork a process that runs a script: a worker.
 
-    env: what its environment has beyond the zygote's. output: file for stdout and stderr, "" for the requester's.
+    env: what its environment has beyond the zygote's. output: file or pipe for stdout, "" for the requester's; errors:
+    for stderr, "" for the same. as_module: the name under which the script is found, "" where it is just a file.
     module: where not "", no script is run but this module's `main(descriptor)`, with the requester's third one.
     """
 
@@ -58,6 +59,8 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     env: dict[str, Text] = {}
     cwd: Text = "/"
     output: Text = ""
+    errors: Text = ""
+    as_module: Text = ""
     module: Text = ""
 
 

@@ -1,0 +1,58 @@
+"""Modules that are run in place of scripts: the file that one is, found without importing anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+
+from msgspec.structs import replace
+
+from holdfast.errors import BadInputError
+from holdfast.protocol.job_spec import JobSpec
+
+
+def with_script(spec: JobSpec, folder: str) -> JobSpec:
+    """Return a job with the file of its module as its script, where it has one.
+
+    Args:
+        folder: where modules are looked for first, as `python -m` does in its own.
+
+    Raises:
+        BadInputError: there is no such module, or a script beside it.
+    """
+    if not spec.module:
+        return spec
+    if spec.script:
+        raise BadInputError(f"script is {spec.script} and module is {spec.module}: give one of them")
+    return replace(spec, script=module_file(spec.module, [folder, *sys.path]))
+
+
+def module_file(name: str, paths: Sequence[str]) -> str:
+    """Return the file that `python -m NAME` would run.
+
+    Raises:
+        BadInputError: there is none.
+    """
+    found = _file_of(name, paths)
+    if found is None:
+        raise BadInputError(
+            f"there is no module {name} of Python in {os.path.abspath(paths[0])} or on its path: "
+            "give its name with dots, as `python -m` takes it"
+        )
+    return found
+
+
+def _file_of(name: str, paths: Sequence[str]) -> str | None:
+    places: Sequence[str] | None = paths
+    known, origin = "", None
+    for part in [*name.split("."), "__main__"]:
+        if places is None:
+            return origin if part == "__main__" else None  # (a module has no others in it)
+        known = f"{known}.{part}" if known else part
+        spec = PathFinder.find_spec(known, list(places))
+        if spec is None:
+            return None
+        origin, places = spec.origin, spec.submodule_search_locations
+    return origin

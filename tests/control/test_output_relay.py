@@ -1,0 +1,144 @@
+"""What workers print goes to people and files, line by line, whoever prints how."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.control.output_relay import MAX_LINE, TAIL_LINES, OutputRelay, Which, cut
+
+DEADLINE_S = 60.0
+W0, W1 = "n0/0/aa", "n0/1/bb"
+
+MakeRelay = Callable[..., OutputRelay]
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Iterator[MakeRelay]:
+    made: list[OutputRelay] = []
+
+    def make(which: Which = "all", *, places: int = 1) -> OutputRelay:
+        made.append(OutputRelay("n0", str(tmp_path), log_folder=str(tmp_path / "logs"), which=which, places=places))
+        return made[-1]
+
+    (tmp_path / "logs").mkdir()
+    yield make
+    for one in made:
+        one.close(DEADLINE_S)
+
+
+def process(relay: OutputRelay, worker: str) -> tuple[int, int]:
+    """Return what a process has for its stdout and stderr."""
+    out, err = relay.open(worker)
+    return os.open(out, os.O_WRONLY), os.open(err, os.O_WRONLY)
+
+
+def prints(relay: OutputRelay, worker: str, *lines: str, failed: bool | None = False) -> None:
+    """A process prints, and ends; `failed` None: nobody says how."""
+    streams = process(relay, worker)
+    for number, line in enumerate(lines):
+        os.write(streams[number % 2], line.encode())
+    for stream in streams:
+        os.close(stream)
+    if failed is not None:
+        relay.ended(worker, failed=failed)
+
+
+def test_lines_come_with_their_nodes_name_each_on_its_stream_and_in_a_file(
+    relay: MakeRelay, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = relay()
+    prints(one, W0, "to stdout\nand more", "to stderr\n")
+    one.close(DEADLINE_S)
+    told = capfd.readouterr()
+    assert told.out == "[n0] to stdout\n[n0] and more\n"
+    assert told.err == "[n0] to stderr\n"
+    kept = (tmp_path / "logs" / "n0.0.log").read_text().splitlines()
+    assert sorted(kept) == ["and more", "to stderr", "to stdout"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "logs"]
+
+
+def test_a_file_is_kept_across_restarts_and_several_workers_are_told_apart(
+    relay: MakeRelay, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = relay(places=2)
+    prints(one, W0, "before\n", failed=True)
+    prints(one, W1, "another\n")
+    prints(one, "n0/0/cc", "after\n")
+    one.close(DEADLINE_S)
+    assert (tmp_path / "logs" / "n0.0.log").read_text() == "before\nafter\n"
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[n0.0] after", "[n0.0] before", "[n0.1] another"]
+
+
+def test_of_rank_0_is_printed_what_it_printed_before_it_had_a_rank_too(
+    relay: MakeRelay, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = relay("rank0", places=2)
+    streams = {worker: process(one, worker) for worker in (W0, W1)}
+    for worker, (out, _) in streams.items():
+        os.write(out, f"{worker} begins\n".encode())
+    one.knows(1, W1)
+    one.entered(1)
+    for worker, (out, _) in streams.items():
+        os.write(out, f"{worker} trains\n".encode())
+    for worker, both in streams.items():
+        for stream in both:
+            os.close(stream)
+        one.ended(worker, failed=False)
+    one.close(DEADLINE_S)
+    assert capfd.readouterr().out.splitlines() == ["[n0.1] n0/1/bb begins", "[n0.1] n0/1/bb trains"]
+
+
+def test_of_one_that_fails_the_end_is_printed_and_of_others_nothing(
+    relay: MakeRelay, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = relay("failed")
+    prints(one, W0, "".join(f"line {number}\n" for number in range(100)), failed=True)
+    prints(one, "n0/0/cc", "all is well\n")
+    one.close(DEADLINE_S)
+    assert capfd.readouterr().out.splitlines() == [f"[n0] line {n}" for n in range(100 - TAIL_LINES, 100)]
+    assert len((tmp_path / "logs" / "n0.0.log").read_text().splitlines()) == 101
+
+
+def test_whoever_is_slow_to_read_holds_up_nobody_who_tells_of_workers(relay: MakeRelay) -> None:
+    """The terminal is held: the relay's thread waits, the agent's does not."""
+    one = relay()
+    held, reader = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reader.set()
+        held.wait(DEADLINE_S)
+
+    one._tell(hold)
+    assert reader.wait(DEADLINE_S)
+    prints(one, W0, "late\n")
+    one.knows(1, W0)
+    one.entered(1)
+    held.set()
+
+
+def test_one_that_ends_without_having_opened_its_streams_keeps_nobody_waiting_for_ever(tmp_path: Path) -> None:
+    one = OutputRelay("n0", str(tmp_path))
+    one.open(W0)
+    one.close(0.1)
+    one.ended(W0, failed=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "at_end", "lines"),
+    [
+        (b"one\ntwo", False, [b"one\n", b"two"]),
+        (b"one\ntwo", True, [b"one\n", b"two\n", b""]),
+        (b"\r 10%\r 20%\r\n", False, [b" 10%\n", b" 20%\n", b""]),
+        (b"half\r", False, [b"half\r"]),
+        (b"\n\n", False, [b"\n", b"\n", b""]),
+        (b"x" * MAX_LINE, False, [b"x" * MAX_LINE + b"\n", b""]),
+        (b"", True, [b""]),
+    ],
+)
+def test_lines_are_cut_where_they_end(data: bytes, at_end: bool, lines: list[bytes]) -> None:
+    assert cut(data, at_end=at_end) == lines
