@@ -133,3 +133,19 @@ def test_a_scheduler_that_needs_a_metric_and_has_nobody_to_give_it_is_refused() 
     words = r"extra\['plateau'\] is a ReduceLROnPlateau, whose step\(\) needs a metric: .*scheduler\.step\(step\.loss\)"
     with pytest.raises(BadInputError, match=words):
         Job(None).protect(model, optimizer, DATA, global_batch=4, micro_batch=2, extra=extra)
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["its own optimizer's step", "another's"])
+def test_a_schedule_that_the_script_steps_as_well_is_refused(at: int) -> None:
+    """Told that an extra changes in after_apply alone, one would step it there: it would go twice as fast."""
+    gan, job = Gan(), Job(None)
+    schedule = gan.schedules["generator schedule"]
+    gan.protect(job, updates=None, after_apply=lambda step: schedule.step() if step.number == at else None)
+    for step in job.steps(3):
+        gan.compute(step)
+        if step.number < at:
+            assert step.apply()
+            continue
+        with pytest.raises(BadInputError, match=r"extra\['generator schedule'\] was stepped by the script as well"):
+            step.apply()
+        break

@@ -53,7 +53,8 @@ class Update:
         self._others: list[Parameter] = [] if only else [p for p in dense if id(p) not in self._reduced | mine]
         #: it is the one that steps the experts
         self.steps_experts = only or bool(experts & mine)
-        self._schedulers = [thing for thing in state.extra.values() if _drives(thing, optimizer)]
+        #: those that follow its steps, by their names in `extra`
+        self.schedulers = {name: thing for name, thing in state.extra.items() if _drives(thing, optimizer)}
 
     def begin(self, *, anew: bool) -> None:
         """Its turn begins, with no gradient or with those that are summed up already; the others have none."""
@@ -108,7 +109,7 @@ class Update:
 
     def advance_schedules(self) -> None:
         """Its turn is over: its learning rate schedules are one step further."""
-        for scheduler in self._schedulers:
+        for scheduler in self.schedulers.values():
             # torch counts calls of optimizer.step() to warn of a wrong order; a skipped step and a state that was
             # received are neither.
             optimizer: Any = scheduler.optimizer
@@ -141,6 +142,31 @@ class Updates:
         self._by_name = {
             name: Update(name, optimizer, state, max_norm=norms.get(name), only=only)
             for name, optimizer in optimizers.by_name.items()
+        }
+        self._places: dict[str, int] = {}
+
+    def note_schedules(self) -> None:
+        """A step is applied, but for the script's part of it: this is how far the schedules are."""
+        self._places = self._schedule_places()
+
+    def check_schedules(self) -> None:
+        """After the script's part.
+
+        Raises:
+            BadInputError: it has stepped one of them once more.
+        """
+        for name, place in self._schedule_places().items():
+            if place != self._places.get(name, place):
+                raise BadInputError(
+                    f"extra[{name!r}] was stepped by the script as well: holdfast steps it at each step that updates "
+                    "its optimizer; leave scheduler.step() out"
+                )
+
+    def _schedule_places(self) -> dict[str, int]:
+        return {
+            name: scheduler.last_epoch
+            for update in self._by_name.values()
+            for name, scheduler in update.schedulers.items()
         }
 
     def at(self, step: int) -> Update:

@@ -219,6 +219,7 @@ class Workload:
         self._notes.apply()
         self.loss_scale.advance(skipped=commit.nonfinite > 0)
         update.advance_schedules()
+        self.updates.note_schedules()
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class Applying:
         self._shared.progress.at(Activity.SCRIPT)
         try:
             self._after_apply(step, commit)
+            self._workload.updates.check_schedules()
         except BaseException as error:  # noqa: BLE001 (what a script raises: again, once all is saved)
             return error
         return None

@@ -22,7 +22,7 @@ _REFUSED = {
     "DataParallel": "drop the wrapper and give the module in it, each accelerator has a worker of its own",
     "FullyShardedDataParallel": "drop the wrapper and give the module in it, every worker holds the whole model",
     "FSDPModule": "leave fully_shard() out, every worker holds the whole model",
-    "SyncBatchNorm": "leave convert_sync_batchnorm() out, a forward pass that waits for others cannot be redone",
+    "SyncBatchNorm": "leave convert_sync_batchnorm() out, running statistics are combined over all workers",
 }
 _SHARDED = "DTensor"
 
