@@ -53,6 +53,7 @@ def test_these_are_the_commands() -> None:
             "explain",
             "report",
             "audit",
+            "export",
             "scale",
             "stop",
             "checkpoint",

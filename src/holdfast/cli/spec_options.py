@@ -53,6 +53,7 @@ SPEC_OPTIONS = (
     SpecOption("--expert-placement", "experts.placement", "best|mro|spread|compact", EXPERTS),
     SpecOption("--rebalance-every", "experts.rebalance_every", "STEPS", EXPERTS),
     SpecOption("--events", "output.events", "FILE", OUTPUT),
+    SpecOption("--metrics-file", "output.metrics_file", "FILE|DIR", OUTPUT),
     SpecOption("--log-dir", "output.log_dir", "DIR", OUTPUT),
     SpecOption("--print", "output.print", "all|rank0|failed", OUTPUT),
     SpecOption("--alert", "output.alert", "PROGRAM|URL", OUTPUT),

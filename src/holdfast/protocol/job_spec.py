@@ -96,6 +96,13 @@ class OutputSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     events: Annotated[
         str, Meta(description="Write the job's events to this file, a JSON object a line.", extra=PATH)
     ] = ""
+    metrics_file: Annotated[
+        str,
+        Meta(
+            description="Write each step's loss and what it logged: FILE.jsonl, FILE.csv, or TensorBoard's folder.",
+            extra=PATH,
+        ),
+    ] = ""
     log_dir: Annotated[
         str,
         Meta(description="Keep what each worker prints in a file of this folder, across restarts.", extra=PATH),
@@ -199,6 +206,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             checkpoint=structs.replace(self.checkpoint, dir=absolute(self.checkpoint.dir)),
             recovery=structs.replace(self.recovery, failure_classes=absolute(self.recovery.failure_classes)),
             output=structs.replace(
-                self.output, events=absolute(self.output.events), log_dir=absolute(self.output.log_dir)
+                self.output,
+                events=absolute(self.output.events),
+                log_dir=absolute(self.output.log_dir),
+                metrics_file=absolute(self.output.metrics_file),
             ),
         )

@@ -70,6 +70,7 @@ OPTIONS = {
     "explain": {*SERVER, "--json"},
     "report": {*SERVER, "--plot", "--json"},
     "audit": {*SERVER, "--json"},
+    "export": {*SERVER, "--format", "--output", "--follow", "--json"},
     "scale": {*SERVER, "--json"},
     "undrain": {*SERVER, "--json"},
     "stop": {*SERVER, "--now", "--no-wait", "--json"},

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.job.availability import TraceOptions, run_through
-from holdfast.cli.job.show import OnEvent, Shown, run_shown
+from holdfast.cli.job.show import OnEvent, Shown, run_shown, writing_to
 from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, grouped
 from holdfast.cli.output import AsJson, start_log, warn
 from holdfast.cli.spec_options import AsModule, SpecGroup, given_job, job_spec
@@ -134,6 +134,8 @@ def run(
     trace.check_unused()
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
-        return await launch(settings, on_event, warn)
+        settings.check()
+        with writing_to(settings.spec.output.metrics_file, on_event) as told:
+            return await launch(settings, told, warn)
 
     raise typer.Exit(run_shown(options.settings(given), job, shown))

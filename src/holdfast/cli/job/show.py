@@ -20,6 +20,7 @@ from holdfast.cli.job.progress import PlainProgress
 from holdfast.cli.output import say, warn
 from holdfast.control.launch.settings import LaunchSettings
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED
+from holdfast.observability.metric_rows import writer_for
 from holdfast.protocol.events import OtherEvent, ReadEvent
 
 _TAIL_LINES = 20
@@ -80,6 +81,22 @@ def _run_for_json(settings: LaunchSettings, job: RunJob) -> tuple[int, str]:
         code = asyncio.run(job(logged, told))
         _show_tails(logged, code)
     return code, progress.failure
+
+
+@contextlib.contextmanager
+def writing_to(file: str, on_event: OnEvent) -> Generator[OnEvent]:
+    """Have each step's values written to a file, "" for none, before its event is told."""
+    if not file:
+        yield on_event
+        return
+    writer = writer_for(Path(file))
+
+    def told(event: ReadEvent) -> None:
+        writer.take(event)
+        on_event(event)
+
+    with contextlib.closing(writer):
+        yield told
 
 
 def event_json(event: ReadEvent) -> bytes:

@@ -1,0 +1,62 @@
+"""`holdfast export`: what each step of a job led to, for other tools to draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from holdfast.cli.connection import Server
+from holdfast.cli.job.look import EventsFile, events_of
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, print_json, say
+from holdfast.errors import BadInputError
+from holdfast.observability.metric_rows import FORMATS, MetricWriter
+from holdfast.protocol.events import StepCommitted
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command("export", rich_help_panel="Afterwards")(grouped(export))
+
+
+def export(
+    events: EventsFile = None,
+    format: Annotated[
+        Literal["jsonl", "csv", "tensorboard"],
+        typer.Option("--format", help="JSON lines, a line for each value, or TensorBoard's files."),
+    ] = "jsonl",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="A file; for TensorBoard a folder.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Write the loss and what `step.log` was given, each step once, in its order.
+
+    What a roll-back undid is taken out again. A file of before is gone on with, so that a job's runs follow each other.
+    """
+    if output is None:
+        raise BadInputError("--output is missing: give a file, or for TensorBoard a folder")
+    if follow and events is not None:
+        raise BadInputError(f"--follow is for a job that runs: {events} is a file")
+    writer, steps = MetricWriter(FORMATS[format](output)), 0
+    try:
+        if follow:
+            with server.client() as client:
+                for event in client.events(follow=True):
+                    writer.take(event)
+                    steps += isinstance(event, StepCommitted)
+        else:
+            for event in events_of(events, server):
+                writer.take(event)
+                steps += isinstance(event, StepCommitted)
+    finally:
+        writer.close()
+    if as_json:
+        print_json({"format": format, "output": str(output), "steps_read": steps})
+    else:
+        say(f"{output}: {steps} steps were read")

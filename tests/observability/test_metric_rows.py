@@ -1,0 +1,186 @@
+"""A row a step, once, in its order: through events that come again, roll-backs, and a file of before."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.errors import BadInputError
+from holdfast.observability.metric_rows import FORMATS, MetricWriter, csv_file, json_lines, writer_for
+from holdfast.protocol.events import CoordinatorRestarted, FailureDetected, ReadEvent
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from made_events import made
+
+
+def step(number: int, **metrics: float | None) -> ReadEvent:
+    return made("step_committed", float(number), step=number, loss=1.0 / number, samples=6, metrics=metrics)
+
+
+def back(to: int) -> ReadEvent:
+    return made("rolled_back", to_step=to)
+
+
+def written(path: Path, *events: ReadEvent) -> list[dict[str, Any]]:
+    writer = MetricWriter(json_lines(path))
+    for event in events:
+        writer.take(event)
+    writer.close()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_step_has_its_loss_and_what_was_logged(tmp_path: Path) -> None:
+    (row,) = written(tmp_path / "rows", made("job_started", 0.5), step(1, accuracy=0.5, doubtful=None))
+    assert row == {
+        "step": 1,
+        "time": 1.0,
+        "loss": 1.0,
+        "samples": 6,
+        "metrics": {"accuracy": 0.5, "doubtful": None},
+    }
+
+
+def test_what_comes_again_stands_there_once_and_a_roll_back_cuts(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    once = [step(number, value=number) for number in range(1, 6)]
+    rows = written(path, *once, *once[2:], back(3), step(4, value=40), step(5, value=50))
+    assert [(row["step"], row["metrics"]["value"]) for row in rows] == [(1, 1), (2, 2), (3, 3), (4, 40), (5, 50)]
+
+
+def test_a_file_of_before_is_gone_on_with(tmp_path: Path) -> None:
+    """Whoever wrote it was killed in a line's middle; the journal is read from its begin again, or the job resumes."""
+    path = tmp_path / "rows"
+    events = [step(number) for number in range(1, 5)]
+    written(path, *events)
+    with path.open("ab") as file:
+        file.write(b'{"step":5,"ti')
+    assert [row["step"] for row in written(path, *events, step(5))] == [1, 2, 3, 4, 5]
+    resumed = [made("job_started", 0.5), back(3), step(4, later=1.0), step(5)]
+    rows = written(path, *resumed)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert rows[3]["metrics"] == {"later": 1.0}
+
+
+def test_csv_has_a_line_for_each_value(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    for _ in range(2):
+        writer = MetricWriter(csv_file(path))
+        for event in (step(1, doubtful=None), step(2, **{'a "name",\nodd': 3.0}), back(1), step(2, fine=0.5)):
+            writer.take(event)
+        writer.close()
+    with path.open() as file:
+        lines = list(csv.reader(file))
+    assert lines == [
+        ["step", "time", "name", "value"],
+        ["1", "1.0", "loss", "1.0"],
+        ["1", "1.0", "doubtful", ""],
+        ["2", "2.0", "loss", "0.5"],
+        ["2", "2.0", "fine", "0.5"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("no JSON\n", "holds a line that is none of a step"), ("", "cannot be written: Is a directory")]
+)
+def test_a_file_that_is_none_of_these_is_left_alone(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "other"
+    if text:
+        path.write_text(text)
+    else:
+        path.mkdir()
+    with pytest.raises(BadInputError, match=why):
+        json_lines(path)
+    if text:
+        assert path.read_text() == text
+        with pytest.raises(BadInputError, match="does not begin as one of these"):
+            csv_file(path)
+
+
+def test_the_ending_says_the_format(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "rows.csv"):
+        writer = writer_for(tmp_path / name)
+        writer.take(step(1))
+        writer.close()
+    assert (tmp_path / "rows.csv").read_text().startswith("step,time")
+    assert (tmp_path / "rows.jsonl").read_text().startswith('{"step":1')
+    with pytest.raises(BadInputError, match=r"is of no format: let it end in \.jsonl or \.csv"):
+        writer_for(tmp_path / "rows.xlsx")
+
+
+def test_five_hundred_steps_with_ten_faults_and_a_coordinators_death_are_five_hundred_rows(tmp_path: Path) -> None:
+    kinds = (FaultKind.KILL_NODE, FaultKind.KILL_WORKER)
+    faults = tuple(Fault(kind=kinds[n % 2], time=2.0 + 5.0 * n, target=n) for n in range(10))
+    dies = Fault(kind=FaultKind.CRASH_COORDINATOR, time=20.0)
+    joins = tuple(Fault(kind=FaultKind.JOIN, time=3.5 + 5.0 * n) for n in range(10))
+    plan = FaultPlan(seed=17, nodes=4, start_nodes=4, steps=500, logs=True, faults=(*faults, *joins, dies))
+    cluster = SimCluster(plan)
+    cluster.run()
+    events = cluster.world.journal.events
+    assert sum(isinstance(event, FailureDetected) for event in events) >= 5
+    assert any(isinstance(event, CoordinatorRestarted) for event in events)
+    rows = written(tmp_path / "rows", *events[:900], *events[300:])
+    assert [row["step"] for row in rows] == list(range(1, 501))
+    assert all(row["metrics"].keys() == {"doubtful", "mean"} for row in rows)
+
+
+class Recorder:
+    """Stands for TensorBoard's writer, whose interface is two methods."""
+
+    said: list[tuple[str, int, Any]]
+
+    def __init__(self, folder: str) -> None:
+        Recorder.said = []
+
+    def add_event(self, event: SimpleNamespace) -> None:
+        purges = hasattr(event, "session_log")
+        values = None if purges else {value.tag: value.simple_value for value in event.summary.value}
+        Recorder.said.append(("purge" if purges else "step", event.step, values))
+
+    def close(self) -> None:
+        Recorder.said.append(("close", 0, None))
+
+
+@pytest.fixture
+def tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, summary = type("SessionLog", (SimpleNamespace,), {"START": 1}), type("Summary", (SimpleNamespace,), {})
+    summary.Value = SimpleNamespace
+    modules = {
+        "tensorboard.summary.writer.event_file_writer": {"EventFileWriter": Recorder},
+        "tensorboard.compat.proto.event_pb2": {"Event": SimpleNamespace, "SessionLog": log},
+        "tensorboard.compat.proto.summary_pb2": {"Summary": summary},
+    }
+    for name, inside in modules.items():
+        module = ModuleType(name)
+        module.__dict__.update(inside)
+        parts = name.split(".")
+        for number in range(1, len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:number]), ModuleType(parts[number - 1]))
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.usefixtures("tensorboard")
+def test_tensorboard_is_told_what_to_purge(tmp_path: Path) -> None:
+    writer = MetricWriter(FORMATS["tensorboard"](tmp_path / "runs"))
+    for event in (step(1, fine=0.5), step(2, doubtful=None), back(1), step(2)):
+        writer.take(event)
+    writer.close()
+    assert Recorder.said == [
+        ("purge", 1, None),
+        ("step", 1, {"loss": 1.0, "fine": 0.5}),
+        ("step", 2, {"loss": 0.5}),
+        ("purge", 2, None),
+        ("step", 2, {"loss": 0.5}),
+        ("close", 0, None),
+    ]
+
+
+def test_where_tensorboard_is_missing_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(BadInputError, match=r"pip install holdfast\[tensorboard\]"):
+        FORMATS["tensorboard"](tmp_path)
