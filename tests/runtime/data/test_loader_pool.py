@@ -202,7 +202,7 @@ def test_a_change_of_plan_is_followed_and_leaves_nothing(make: Callable[..., Mic
         assert torch.equal(loader.load(step, part)[0], plain.load(step, part)[0])
         assert torch.equal(loader.load(1, 2)[0], plain.load(1, 2)[0])  # (one that was not expected)
     loader.expect(iter(()))
-    until(lambda: len(os.listdir("/proc/self/fd")) == before, loader)
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before, loader)
 
 
 def test_it_has_no_descriptor_of_the_worker_and_ends_with_it(make: Callable[..., MicroBatchLoader]) -> None:

@@ -96,7 +96,7 @@ def test_what_is_large_is_not_copied_and_what_is_small_holds_no_descriptor() -> 
     assert torch.equal(second, torch.ones(300_000))
     before = len(os.listdir("/proc/self/fd"))
     kept = [sent(BASE) for _ in range(3)]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert len(kept) == 3
 
 
@@ -114,4 +114,4 @@ def test_what_cannot_be_pickled_leaves_nothing_behind() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises((AttributeError, TypeError)):
         pack([BASE, lambda: None])
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
