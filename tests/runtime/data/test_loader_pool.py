@@ -184,6 +184,25 @@ def test_streams_are_gone_through_ahead_each_in_one_process(make: Callable[..., 
     assert os.getpid() not in {pid for _, pid in by}
 
 
+class Numbers:
+    """A stream by numbers."""
+
+    def batch(self, step: int, micro_batch: int) -> tuple[int, int]:
+        return step, micro_batch
+
+
+def test_nothing_is_fetched_beyond_the_last_step(make: Callable[..., MicroBatchLoader]) -> None:
+    loader = make(Numbers(), 1, prefetch_factor=9)
+    pool = loader._pool
+    assert pool is not None
+    asked: list[tuple[int, int]] = []
+    pool._wanted = lambda step, part: asked.append((step, part))
+    loader.last_step = 2
+    loader.expect(coming())
+    assert [loader.load(2, part) for part in range(STEP)] == [(2, part) for part in range(STEP)]
+    assert asked == [(step, part) for step in (1, 2) for part in range(STEP)]
+
+
 def test_while_none_is_up_the_worker_fetches_itself(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Noisy(), 1, up=False)
     assert loader._pool is not None

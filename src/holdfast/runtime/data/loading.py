@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, cast
 
 import torch
@@ -46,6 +46,8 @@ class MicroBatchLoader:
         dataset, self.options, self.difference = take_apart(data, options or DataOptions(), micro_batch)
         self._data = job_data(dataset, self.options.collate, sizes)
         self.device = device
+        #: there are no data beyond this step, or none are needed; None: that is not known
+        self.last_step: int | None = None
         self._coming: Iterator[Key] = iter(())
         self._ahead: deque[Key] = deque()
         self._pool = self._make_pool(zygote) if self.options.num_workers else None
@@ -72,7 +74,7 @@ class MicroBatchLoader:
     def expect(self, coming: Iterator[Key]) -> None:
         """Say which micro-batches will be loaded from now on, as things stand: step and number, in their order."""
         if self._pool is not None:
-            self._coming, self._ahead = coming, deque()
+            self._coming, self._ahead = takewhile(self._comes, coming), deque()
             self._want(self._pool)
 
     def load(self, step: int, micro_batch: int) -> Any:
@@ -115,6 +117,9 @@ class MicroBatchLoader:
     def _want(self, pool: LoaderPool) -> None:
         self._ahead.extend(islice(self._coming, max(0, pool.capacity - len(self._ahead))))
         pool.want(self._ahead)
+
+    def _comes(self, key: Key) -> bool:
+        return self.last_step is None or key[0] <= self.last_step
 
     def _make_pool(self, zygote: str) -> LoaderPool:
         return LoaderPool(

@@ -164,6 +164,7 @@ class Job:
             raise BadInputError("job.steps() was used up: a job has one loop over its steps")
         if count < 0:
             raise BadInputError(f"job.steps({count}): the number of steps must not be negative")
+        session.workload.loader.last_step = count
         while (work := session.next_compute()) is not None:
             compute, generation = work
             if not session.evaluated(compute.step - 1, generation):
