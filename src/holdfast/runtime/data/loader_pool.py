@@ -136,6 +136,11 @@ class LoaderPool:
             raise raised(message.open())
         return message.open()
 
+    def knows(self, key: Key) -> bool:
+        """Tell whether a micro-batch was asked for, or must not be fetched by anybody else."""
+        under_way = any(key in worker.asked.values() for worker in self._workers)
+        return self._keep_apart or under_way or key in self._done or self._died_of[key] > 0
+
     def comes(self, key: Key) -> bool:
         """Tell whether a micro-batch comes from a loader worker: not while none is up, unless one has died of it.
 

@@ -50,6 +50,8 @@ class MicroBatchLoader:
         self.last_step: int | None = None
         self._coming: Iterator[Key] = iter(())
         self._ahead: deque[Key] = deque()
+        #: what this process fetches itself
+        self._own: Key | None = None
         self._pool = self._make_pool(zygote) if self.options.num_workers else None
 
     @property
@@ -74,7 +76,11 @@ class MicroBatchLoader:
     def expect(self, coming: Iterator[Key]) -> None:
         """Say which micro-batches will be loaded from now on, as things stand: step and number, in their order."""
         if self._pool is not None:
-            self._coming, self._ahead = takewhile(self._comes, coming), deque()
+            self._coming, self._ahead, self._own = takewhile(self._comes, coming), deque(), None
+            self._fill(self._pool)
+            if self._ahead and not self._pool.knows(self._ahead[0]):
+                # As after a failure: it is wanted at once, and loader workers may be in the middle of something else.
+                self._own = self._ahead[0]
             self._want(self._pool)
 
     def load(self, step: int, micro_batch: int) -> Any:
@@ -101,11 +107,13 @@ class MicroBatchLoader:
             return self._fetched_here(step, micro_batch)
         if key not in self._ahead:
             self._ahead.appendleft(key)
-            pool.want(self._ahead)
+            self._want(pool)
         # (Where they are only coming up, who waited for them would lose more than time for one micro-batch.)
-        batch = pool.take(key) if pool.comes(key) else self._fetched_here(step, micro_batch)
+        here = key == self._own or not pool.comes(key)
+        batch = self._fetched_here(step, micro_batch) if here else pool.take(key)
         while self._ahead.popleft() != key:
             pass
+        self._fill(pool)
         self._want(pool)
         return batch
 
@@ -114,9 +122,11 @@ class MicroBatchLoader:
         seed_fetch(self.order.seed, step, micro_batch, devices=True)
         return self._data.fetch(step, micro_batch, wanted)
 
-    def _want(self, pool: LoaderPool) -> None:
+    def _fill(self, pool: LoaderPool) -> None:
         self._ahead.extend(islice(self._coming, max(0, pool.capacity - len(self._ahead))))
-        pool.want(self._ahead)
+
+    def _want(self, pool: LoaderPool) -> None:
+        pool.want(key for key in self._ahead if key != self._own)
 
     def _comes(self, key: Key) -> bool:
         return self.last_step is None or key[0] <= self.last_step
