@@ -78,3 +78,11 @@ def test_two_nodes_that_are_cut_off_from_each_other_are_never_put_together_again
         job.wait(StepCommitted, step=again.step + 100)
         generations = [set(event.members) for event in job.events[cut:] if isinstance(event, GenerationStarted)]
         assert generations == [{"node-0", "node-1", "node-2"} - {failure.node}], job.story()
+        # Who is cut off from everybody is lost.
+        (other,) = {"node-1", "node-2"} - {failure.node}
+        down = len(job.events)
+        job.network.link_down(other)
+        lost = job.wait(FailureDetected, node=other, since=down)
+        assert (lost.kind, lost.severity) == ("lease_expired", 1), job.story()
+        without = job.wait(GenerationStarted, lambda e: other not in e.members, since=down)
+        job.wait(StepCommitted, since=job.events.index(without))

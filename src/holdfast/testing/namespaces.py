@@ -46,6 +46,10 @@ class Network:
         for here, there in ((one, other), (other, one)):
             _ip(*f"-n {self._space(here)} neigh replace {self.address(there)} lladdr {_NOBODY} dev eth0".split())
 
+    def link_down(self, name: str) -> None:
+        """From now on nothing gets in or out of a node, without a word: its end of the bridge is down."""
+        _ip(*f"-n {self._space('hub')} link set {self._port(name)} down".split())
+
     def add(self, name: str) -> None:
         """Make a namespace, joined to the hub's bridge."""
         space, hub = self._space(name), self._space("hub")
@@ -54,7 +58,7 @@ class Network:
         if name == "hub":
             _ip(*f"-n {space} link add eth0 type bridge".split())
         else:
-            port = f"port{self.address(name).rsplit('.', 1)[1]}"
+            port = self._port(name)
             _ip(*f"-n {hub} link add {port} type veth peer name eth0 netns {space}".split())
             _ip(*f"-n {hub} link set {port} master eth0 up".split())
         _ip(*f"-n {space} address add {self.address(name)}/24 dev eth0".split())
@@ -63,6 +67,9 @@ class Network:
     def remove(self, name: str) -> None:
         """Remove a namespace, and its end of the bridge with it."""
         subprocess.run(["ip", "netns", "delete", self._space(name)], check=False, capture_output=True)
+
+    def _port(self, name: str) -> str:
+        return f"port{self.address(name).rsplit('.', 1)[1]}"
 
     def _space(self, name: str) -> str:
         return f"{self._prefix}-{name}"
