@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.connection import Server
-from holdfast.cli.job.progress import stamped
+from holdfast.cli.job.progress import stamped, time_of_day
 from holdfast.cli.job.show import event_json
 from holdfast.cli.job.time_table import print_account
 from holdfast.cli.options import grouped
@@ -60,8 +60,8 @@ def status(server: Server, as_json: AsJson = False) -> None:
     nodes: list[dict[str, Any]] = answer.get("nodes") or []
     if nodes:
         console.print(_node_table(nodes))
-    for line in stragglers(answer):
-        console.print(line)
+    for line in (*quarantined(answer), *stragglers(answer)):
+        console.print(line, markup=False, soft_wrap=True)
     if "time" in answer:
         print_account(msgspec.convert(answer["time"], TimeAccount), console)
     experts: dict[str, Any] = answer.get("experts") or {}
@@ -69,6 +69,14 @@ def status(server: Server, as_json: AsJson = False) -> None:
         given = experts["fault_threshold"]
         console.print(f"each expert lives on {given['given']} nodes or more (asked: {given['asked']})")
         console.print(_expert_table(experts["layers"]))
+
+
+def quarantined(answer: dict[str, Any]) -> Iterator[str]:
+    """Yield which nodes may not come back, why, and what lets them."""
+    barred: list[dict[str, Any]] = answer.get("quarantined") or []
+    for one in barred:
+        since = time_of_day(one["since"])
+        yield f"quarantined since {since}: {one['node']} ({one['why']}); repaired: holdfast undrain {one['node']}"
 
 
 def stragglers(answer: dict[str, Any]) -> Iterator[str]:
