@@ -8,13 +8,14 @@ import pytest
 from cluster import Cluster
 
 from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
 
 STEPS = 7
 Found = dict[int, dict[str, float | None]]
 
 
-def opened(path: Path, nodes: int, dies: dict[str, int]) -> Cluster:
-    return Cluster(path, nodes=nodes, options={"steps": STEPS, "float64": True, "evaluate": dies})
+def opened(path: Path, nodes: int, dies: dict[str, int], *gates: int) -> Cluster:
+    return Cluster(path, nodes=nodes, options={"steps": STEPS, "float64": True, "evaluate": dies, "gates": gates})
 
 
 def found_by(cluster: Cluster) -> Found:
@@ -57,3 +58,19 @@ def test_two_deaths_in_an_evaluation_leave_its_sums_as_they_are(tmp_path: Path, 
         assert len(set(rest)) == 6, "alone at the second one"
         assert len(set(first)) == len(first), "what it had done was kept"
         assert len(gone_through["n2"]) == 1
+
+
+def test_who_joins_where_an_evaluation_is_due_takes_part_in_it(tmp_path: Path, undisturbed: Found) -> None:
+    """It has the state by then, and computes shards before it has any micro-batch."""
+    with opened(tmp_path, 2, {}, 3) as cluster:
+        cluster.wait("step 2", lambda: len(cluster.of(ev.StepCommitted)) >= 2)
+        joiner = cluster.add()
+        cluster.wait("the joiner's group", lambda: len(cluster.told(msg.Prepared)) == 3)
+        cluster.go(3)
+        cluster.wait_done()
+        found = found_by(cluster)
+        assert found[3] == pytest.approx(undisturbed[3], rel=1e-9)
+        assert {event.world_size for event in cluster.of(ev.StepCommitted) if event.step > 3} == {3}
+        gone_through = shards(cluster)
+        assert sorted(map(len, gone_through.values())) == [4, 4, 4], "two shards of each evaluation"
+        assert len(gone_through[joiner]) == 4
