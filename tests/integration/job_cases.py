@@ -79,7 +79,7 @@ def check_losses(job: LocalJob, *args: str, script: Path, least: int) -> None:
     """
     steps = committed_steps(read_events(job.events_file))
     assert len(steps) >= least, job.story()
-    enough = 100 * math.ceil(steps[-1].step / 100)  # (most jobs make do with the same hundred)
+    enough = 50 * math.ceil(steps[-1].step / 50)  # (most jobs make do with the same fifty)
     calm = calm_losses("--steps", str(enough), *args, script=script)
     assert [step.loss for step in steps] == pytest.approx([calm[step.step - 1] for step in steps], rel=1e-9)
 

@@ -21,7 +21,7 @@ from holdfast.protocol.events import (
 
 def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob) -> None:
     options = ("--static-experts", "--emulate-compute", "0.0005/token")
-    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=5, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, "--step-seconds", "0.8", nodes=5, options=options, script=TINY_MOE)
     started = job.wait(GenerationStarted)
     assert started.world_size == 4  # 8 experts, 6 slots a node: 2 nodes hold one replica of each
     job.wait(StepCommitted, step=3)
@@ -41,7 +41,7 @@ def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: 
 def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--on-node-failure", "restart-all", "--static-experts", "--emulate-compute", "0.0002/token")
     options = (*options, "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "4")
-    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, "--step-seconds", "0.8", nodes=4, options=options, script=TINY_MOE)
     job.wait(CheckpointSaved, step=4)
     job.wait(StepCommitted, step=7)
     job.signal_node(job.nodes()[1])

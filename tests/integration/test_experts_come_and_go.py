@@ -27,16 +27,15 @@ from holdfast.protocol.events import (
 )
 from holdfast.testing.local_job import LocalJob
 
-VERIFY = (
-    "--verify-state",
-    "1",
-)
+VERIFY = ("--verify-state", "1")
+#: a step of one worker takes so long: what the job does while its test waits costs the processor little
+SLOWLY = ("--step-seconds", "0.8")
 
 
 def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJob) -> None:
     # Three nodes have room for exactly two copies of each of six experts: whoever is lost, copies must be made.
     options, experts = (*VERIFY, "--expert-slots", "4"), ("--experts", "6")
-    job = start_job(*FOREVER, *experts, "--step-seconds", "0.2", nodes=4, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, *experts, *SLOWLY, nodes=4, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
     assert job.wait(GenerationStarted).fault_threshold == FaultThreshold(asked=2, given=2)
     shown = json.loads(job.call("status", "--json"))["experts"]
@@ -67,7 +66,7 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
 
 def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
     options = (*VERIFY, "--expert-slots", "8")
-    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=3, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, *SLOWLY, nodes=3, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
     for _ in range(2):
         since = len(job.events)
@@ -88,7 +87,7 @@ def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
 def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None:
     """Four nodes have room for exactly two copies of each of eight experts, so one is added before the next kill."""
     options = (*VERIFY, "--expert-slots", "4")
-    job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, *SLOWLY, nodes=4, options=options, script=TINY_MOE)
     job.wait(StepCommitted)
     for phase in ("reducing", "voted", "applying"):
         goes_on(job)
@@ -109,7 +108,7 @@ def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None
 def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
     """The migration is broken off, and nothing that was to be dropped is missing: three owners of each expert."""
     options = (*VERIFY, "--expert-slots", "6", "--fault-threshold", "3")
-    job = start_job("--steps", "24", "--step-seconds", "0.1", nodes=5, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, *SLOWLY, nodes=5, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=3)
     threshold = job.wait(GenerationStarted).fault_threshold
     assert threshold is not None
@@ -118,15 +117,16 @@ def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
     job.inject("kill", second, step=1, phase="moving")
     job.signal_node(first)
     job.wait(FailureDetected, node=second)
-    assert job.wait_exit() == 0
-    check_losses(job, script=TINY_MOE, least=24)
+    goes_on_until_interrupted(job)
+    assert len(job.nodes()) == 3
+    check_losses(job, script=TINY_MOE, least=6)
     assert not job.all(RolledBack)
 
 
 def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: StartJob) -> None:
     """Every expert has one copy; without the lost node there is no room for all, so the job waits for another."""
     options = ("--expert-slots", "4", "--fault-threshold", "1")
-    job = start_job(*FOREVER, "--step-seconds", "0.2", nodes=2, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, *SLOWLY, nodes=2, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
     job.signal_node(job.nodes()[0])
     job.add_nodes(1)
@@ -140,7 +140,7 @@ def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: S
 def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--expert-slots", "4", "--fault-threshold", "1", "--checkpoint-dir", str(tmp_path / "kept"))
     options = (*options, "--checkpoint-every", "5", *VERIFY)
-    job = start_job(*FOREVER, "--step-seconds", "0.3", nodes=2, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, *SLOWLY, nodes=2, options=options, script=TINY_MOE)
     job.wait(CheckpointSaved)
     since = len(job.events)
     job.signal_node(job.nodes()[0])
@@ -165,7 +165,7 @@ def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tm
 def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: StartJob) -> None:
     """24 samples in micro-batches of 4: six for eight workers, two of which only serve."""
     options = (*VERIFY, "--workers-per-node", "2", "--expert-slots", "4")
-    job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=4, options=options, script=TINY_MOE)
+    job = start_job(*FOREVER, *SLOWLY, nodes=4, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
     job.signal_node(job.nodes()[1])
     job.wait(Recovered, action="shrink")
@@ -176,7 +176,7 @@ def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: 
 
 def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_path: Path) -> None:
     """Two workers on one node, one on another: each node hosts every expert once, however many share the work."""
-    args = ("--steps", "25", "--step-seconds", "0.2", "--gate", str(tmp_path / "go"))
+    args = (*FOREVER, *SLOWLY, "--gate", str(tmp_path / "go"))
     job = start_job(*args, nodes=1, options=("--workers-per-node", "2", "--expert-slots", "8"), script=TINY_MOE)
     job.wait(StepCommitted, step=4)
     with second_agent(job, "--workers-per-node", "1", "--expert-slots", "8", str(TINY_MOE), *args):
@@ -185,9 +185,11 @@ def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_pa
         generation = job.wait(GenerationStarted, reason="join", world_size=3)
         assert generation.fault_threshold == FaultThreshold(asked=2, given=2)
         job.wait(StepCommitted, world_size=3)
+        since = len(job.events)
         job.signal_node("other")
-        assert job.wait_exit() == 0
-    check_losses(job, script=TINY_MOE, least=25)
+        job.wait(Recovered, action="shrink", since=since)
+        goes_on_until_interrupted(job)
+    check_losses(job, script=TINY_MOE, least=8)
     assert {event.world_size for event in job.all(StepCommitted)} == {2, 3}
     assert not job.all(RolledBack)
 

@@ -26,9 +26,9 @@ ARGS = ("--experts", "6", "--hot", "0.9")
 OPTIONS = ("--verify-state", "1", "--expert-slots", "4", "--rebalance-every", "15", "--emulate-compute", "0.002/token")
 
 
-def start(start_job: StartJob, gate: Path, *steps: str) -> LocalJob:
+def start(start_job: StartJob, gate: Path) -> LocalJob:
     """Start a job that waits before steps 1, 11, 21, ... until it is let `through`."""
-    args = (*steps, *ARGS, "--step-seconds", "0.3", "--gates", str(gate))
+    args = (*FOREVER, *ARGS, "--step-seconds", "0.3", "--gates", str(gate))
     job = start_job(*args, nodes=4, options=OPTIONS, script=TINY_MOE)
     job.wait(GenerationStarted, world_size=4)
     return job
@@ -47,7 +47,7 @@ def replicas_of_expert_0(job: LocalJob) -> list[int]:
 
 def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    job = start(start_job, gate, "--steps", "35")
+    job = start(start_job, gate)
     before = replicas_of_expert_0(job)
     through(gate, 1, 11)
     decided = job.wait(RebalanceDecided)
@@ -60,23 +60,23 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     rebalanced = job.wait(Rebalanced)
     assert rebalanced.moved_bytes > 0
     assert replicas_of_expert_0(job)[1] > before[1]
-    through(gate, 21, 31)
+    through(gate, *range(21, 501, 10))
     later = job.wait(RebalanceDecided, since=job.events.index(rebalanced))
     # The load has not changed since; what little there is to gain is weighed against what the first switch took.
     assert later.adopted == (later.gain_s > later.cost_s)
-    assert job.wait_exit() == 0
-    check_losses(job, *ARGS, script=TINY_MOE, least=35)
+    goes_on_until_interrupted(job)
+    check_losses(job, *ARGS, script=TINY_MOE, least=later.step + 3)
     assert not job.all(Recovered)
 
 
 @pytest.mark.parametrize("place", ["prepared", "moving"])
 def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path: Path, place: str) -> None:
     gate = tmp_path / "gate"
-    job = start(start_job, gate, *FOREVER)
+    job = start(start_job, gate)
     victim = job.nodes()[2]
     if place == "moving":
         job.inject("kill", victim, step=1, phase="moving")
-    through(gate, 1, 11, 21, 31)
+    through(gate, *range(1, 501, 10))
     assert job.wait(RebalanceDecided).adopted
     if place == "prepared":
         job.signal_node(victim)

@@ -46,7 +46,7 @@ def test_an_interrupted_job_goes_on_where_it_was(
 
 def test_experts_are_saved_too(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "1000")
-    first = start_job(*FOREVER, nodes=2, options=options, script=TINY_MOE)
+    first = start_job(*FOREVER, "--step-seconds", "0.4", nodes=2, options=options, script=TINY_MOE)
     first.wait(StepCommitted, step=5)
     with first.client() as client:
         client.checkpoint()

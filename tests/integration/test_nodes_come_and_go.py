@@ -29,7 +29,7 @@ from holdfast.protocol.events import (
 
 
 def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob) -> None:
-    job = start_job(*FOREVER, "--step-seconds", "0.15", "--loader-workers", "1", options=("--verify-state", "1"))
+    job = start_job(*FOREVER, "--step-seconds", "0.5", "--loader-workers", "1", options=("--verify-state", "1"))
     job.wait(StepCommitted, step=8)
     first, second = job.nodes()[:2]
     orphans = set[int]()
@@ -52,7 +52,7 @@ def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob)
     goes_on_until_interrupted(job)
     wait_until(lambda: not any(map(alive, left)))
     assert not job.all(WorkersChanged), "survivors go on in the same processes"
-    check_losses(job, script=TINY, least=16)  # (those of a run without loader workers)
+    check_losses(job, script=TINY, least=11)  # (those of a run without loader workers)
     assert {event.world_size for event in job.all(StepCommitted)} >= {2, 3}
     assert not job.all(RolledBack)
     assert {e.node for e in job.all(FailureDetected)} == {first, second}
@@ -62,7 +62,7 @@ def test_a_kill_at_any_phase_boundary_loses_nothing(start_job: StartJob) -> None
     job = start_job(
         *FOREVER,
         "--step-seconds",
-        "0.1",
+        "1.5",
         nodes=10,
         options=(
             "--verify-state",
@@ -87,7 +87,7 @@ def test_a_kill_at_any_phase_boundary_loses_nothing(start_job: StartJob) -> None
 
 
 def test_two_nodes_at_once_and_one_while_recovering(start_job: StartJob) -> None:
-    job = start_job("--steps", "50", "--step-seconds", "0.1", nodes=5, cold=True)
+    job = start_job(*FOREVER, "--step-seconds", "0.5", nodes=5, cold=True)
     job.wait(StepCommitted, step=5)
     nodes = job.nodes()
     job.signal_node(nodes[0])
@@ -95,12 +95,12 @@ def test_two_nodes_at_once_and_one_while_recovering(start_job: StartJob) -> None
     job.wait(FailureDetected)
     job.signal_node(nodes[1])
     job.wait(GenerationStarted, world_size=2)
-    assert job.wait_exit() == 0
-    assert len(job.all(StepCommitted)) == 50
+    goes_on_until_interrupted(job)
+    assert not job.all(RolledBack)
 
 
 def test_a_worker_that_dies_is_replaced(start_job: StartJob) -> None:
-    job = start_job(*FOREVER, "--step-seconds", "0.15")
+    job = start_job(*FOREVER, "--step-seconds", "0.5")
     job.wait(StepCommitted, step=3)
     node = job.nodes()[0]
     _, before = job.pids(node)
@@ -119,7 +119,7 @@ def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: St
     job = start_job(
         *FOREVER,
         "--step-seconds",
-        "0.15",
+        "0.5",
         options=(
             "--verify-state",
             "1",
@@ -139,11 +139,11 @@ def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: St
     assert job.pids(victim)[1] != old
     job.wait(GenerationStarted, reason="join", world_size=3, since=woken)
     goes_on_until_interrupted(job)
-    check_losses(job, script=TINY, least=11)
+    check_losses(job, script=TINY, least=8)
 
 
 def test_arrivals_within_the_join_window_are_taken_in_together(start_job: StartJob) -> None:
-    job = start_job(*FOREVER, "--step-seconds", "0.05", nodes=1, options=("--join-window", "5"))
+    job = start_job(*FOREVER, "--step-seconds", "0.3", nodes=1, options=("--join-window", "5"))
     job.wait(StepCommitted, step=2)
     # (both come at once, but hardly ever in one moment; how long the window is open, virtual clocks test)
     job.add_nodes(2)
