@@ -5,8 +5,8 @@
 
 Steps: scripts alone, in turns: data at hand, which is the compute alone; data that take 5 ms a sample, with two loader
 workers and with none. Kills: jobs of four nodes, in turns, with data at hand and no loader workers, and with data that
-take time and two of them. The accelerator is emulated: each micro-batch takes a stated time (--compute-ms) in which the
-processor is free, the same for all that is compared.
+take time, with two of them and with none. The accelerator is emulated: each micro-batch takes a stated time
+(--compute-ms) in which the processor is free, the same for all that is compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ STEPS_OF = {
     "5 ms a sample, 2 loader workers": (*TAKES_TIME, "2"),
     "5 ms a sample, none": (*TAKES_TIME, "0"),
 }
-KILLS_OF = {"data at hand, no loader workers": AT_HAND, "5 ms a sample, 2 loader workers": (*TAKES_TIME, "2")}
+KILLS_OF = {
+    "data at hand, no loader workers": AT_HAND,
+    "5 ms a sample, 2 loader workers": (*TAKES_TIME, "2"),
+    "5 ms a sample, none": (*TAKES_TIME, "0"),
+}
 
 
 class Slow:
