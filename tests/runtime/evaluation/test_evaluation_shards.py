@@ -19,7 +19,8 @@ DATA = TensorDataset(X)
 def evaluation(data: Any = DATA, **options: Any) -> ModelEvaluation:
     chosen = BestChoice(monitor="loss", mode=options.pop("mode", "min"), keep=options.pop("keep", 0))
     arguments: dict[str, Any] = {"every": 2, "name": "eval", "micro_batch": 4, "choice": chosen, **options}
-    return ModelEvaluation(lambda batch: {"loss": batch[0].mean()}, data, **arguments)
+    measure = arguments.pop("measure", lambda batch: {"loss": batch[0].mean()})
+    return ModelEvaluation(measure, data, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,7 @@ class Stream(IterableDataset[int]):
         ({"mode": "best"}, "mode is 'best': it must be min or max"),
         ({"name": "a/b"}, "a name has up to 64 letters"),
         ({"name": ""}, "a name has up to 64 letters"),
+        ({"measure": "loss"}, "the function is a str: give a function of a batch"),
         ({"data": TensorDataset(torch.empty(0))}, "the data set is empty"),
         ({"data": Stream()}, "the data set is a Stream: it needs __len__"),
     ],
@@ -81,7 +83,7 @@ def test_what_is_no_means_by_name_is_refused(found: Any, why: str) -> None:
 def test_every_shard_has_the_same_names_and_what_is_monitored() -> None:
     with pytest.raises(BadInputError, match=r"returned \['a'\] for shard 0 and \['b'\] for shard 1"):
         evaluation().combined([ShardResult(4, {"a": 1.0}), ShardResult(4, {"b": 1.0}), ShardResult(2, {"a": 1.0})])
-    with pytest.raises(BadInputError, match=r"monitor='loss'\): its function returns \['a'\]"):
+    with pytest.raises(BadInputError, match=r"monitor='loss'\): its function returns \['a'\]: monitor one"):
         evaluation(keep=1).combined([ShardResult(4, {"a": 1.0})] * 3)
 
 

@@ -100,6 +100,8 @@ def test_the_last_value_of_a_micro_batch_counts_and_nothing_of_an_attempt_that_w
     [
         ({1: 2.0}, "mean", "1 is not a name"),
         ({"": 2.0}, "mean", "'' is not a name"),
+        ({"a\ud800": 2.0}, "mean", r"'a\\ud800' is not a name"),
+        ({"a": 10**400}, "mean", "the value of 'a' is too large for a float"),
         ({"a" * 129: 2.0}, "mean", "of 1 to 128 characters"),
         ({"a": "2"}, "mean", "the value of 'a' is a str: one number"),
         ({"a": None}, "mean", "is a NoneType"),

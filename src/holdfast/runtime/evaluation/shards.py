@@ -49,6 +49,8 @@ class ModelEvaluation:
             raise BadInputError(
                 f"{where}: a name has up to 64 letters, digits, '.', '_' and '-', and begins with neither"
             )
+        if not callable(cast(object, measure)):
+            raise BadInputError(f"{where}: the function is a {type(measure).__name__}: give a function of a batch")
         for said, number, least in (("every", every, 1), ("save_top_k", choice.keep, 0)):
             if not isinstance(cast(object, number), int) or number < least:
                 raise BadInputError(f"{where}: {said} is {number!r}: it must be a whole number, {least} at least")
@@ -119,7 +121,8 @@ class ModelEvaluation:
                 )
         if self.choice.keep and self.choice.monitor not in names:
             raise BadInputError(
-                f"job.evaluate(name={self.name!r}, monitor={self.choice.monitor!r}): its function returns {names}"
+                f"job.evaluate(name={self.name!r}, monitor={self.choice.monitor!r}): its function returns {names}: "
+                "monitor one of them"
             )
         found: dict[str, float] = {}
         for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import cast
@@ -127,7 +128,8 @@ def checked_name(where: str, name: object) -> None:
     Raises:
         BadInputError: it is none; `where` it was given.
     """
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_METRIC_NAME:
+    # (half a surrogate pair is in no file that is UTF-8)
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_METRIC_NAME or re.search("[\ud800-\udfff]", name):
         raise BadInputError(f"{where}: {name!r} is not a name: a string of 1 to {MAX_METRIC_NAME} characters is needed")
 
 
@@ -144,7 +146,10 @@ def number_of(where: str, name: str, value: object) -> float | torch.Tensor:
         # (one on a device is waited for at the end of the micro-batch: the script may go on issuing work)
         return float(value.detach()) if value.device.type == "cpu" else value.detach().clone()
     if isinstance(value, Real):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise BadInputError(f"{where}: the value of {name!r} is too large for a float: log its logarithm") from None
     raise BadInputError(f"{where}: the value of {name!r} is a {type(value).__name__}: one number is needed")
 
 
