@@ -212,7 +212,7 @@ def busy_port() -> Iterator[int]:
         (["scale", "some"], "the size is 'some'"),
         (["events", "EVENTS", "--follow"], "--follow is for a job that runs"),
         (["events", "TMP/none"], "cannot be read as an event file"),
-        (["run"], "Missing argument 'SCRIPT|JOB.toml'; see --help"),
+        (["run"], "Missing argument 'SCRIPT|JOB.toml|MOD'; see --help"),
         (["run", "--nodse", "3", "SCRIPT"], "No such option: --nodse"),
         (["run", "--nodes"], "--nodes"),
         (["run", "--port", "x", "SCRIPT"], "--port"),

@@ -266,7 +266,7 @@ def test_whoever_follows_hears_the_end_however_late(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.client() as client:
         client.shutdown(7, "enough")
         coordinator.until_log("read to the last")
-        assert [name_of(event) for event in client.events()] == ["job_started"]
+        assert [name_of(event) for event in client.events()] == ["job_started", "job_finished"]
         assert coordinator.wait() == 7
 
 

@@ -316,6 +316,7 @@ def test_a_data_set_that_cannot_be_taken_over_is_said_with_its_traceback(
     ("options", "words"),
     [
         ({"num_workers": -1}, "num_workers is -1"),
+        ({"num_workers": 100_000}, "num_workers is 100000: it must be from 0, which is for none, to 256"),
         ({"num_workers": 1.5}, "num_workers is 1.5"),
         ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor is 0"),
     ],

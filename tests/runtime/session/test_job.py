@@ -59,7 +59,8 @@ class Trained:
     def protect(self, **options: Any) -> None:
         arguments: dict[str, Any] = {"global_batch": 6, "micro_batch": 2, **options}
         dataset = arguments.pop("dataset", DATA)
-        self.job.protect(self.model, self.optimizer, dataset, extra={"schedule": self.schedule}, **arguments)
+        extra = arguments.pop("extra", {"schedule": self.schedule})
+        self.job.protect(self.model, self.optimizer, dataset, extra=extra, **arguments)
 
     def run(self, steps: int, **options: Any) -> Trained:
         self.protect(**options)
@@ -318,6 +319,8 @@ def test_running_statistics_are_those_of_plain_torch_and_are_resumed(tmp_path: P
         ({"seed": "x"}, "seed is 'x': it must be a whole number"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
         ({"dataset": iter([1])}, "neither by number nor in shards"),
+        ({"extra": [3]}, "extra is a list: give things by name"),
+        ({"after_apply": "later"}, "after_apply is a str: give a function of the step"),
     ],
 )
 def test_bad_input_is_one_clear_line(options: dict[str, Any], words: str) -> None:

@@ -16,6 +16,8 @@ Collate = Callable[[list[Any]], Any]
 
 #: what loaders of torch's kind have, torchdata's StatefulDataLoader among them
 _PARTS = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
+#: processes beside one worker, and micro-batches that each has ahead: more take a machine down, or all of its memory
+MAX_LOADER_WORKERS, MAX_PREFETCH = 256, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,15 @@ class DataOptions:
             BadInputError: one makes no sense.
         """
         check_whole(num_workers=self.num_workers)
-        if self.num_workers < 0:
-            raise BadInputError(f"num_workers is {self.num_workers}: it must be at least 0, which is for none")
+        if not 0 <= self.num_workers <= MAX_LOADER_WORKERS:
+            raise BadInputError(
+                f"num_workers is {self.num_workers}: it must be from 0, which is for none, to {MAX_LOADER_WORKERS}"
+            )
         if self.prefetch_factor is None:
             return
         check_whole(prefetch_factor=self.prefetch_factor)
-        if self.prefetch_factor < 1:
-            raise BadInputError(f"prefetch_factor is {self.prefetch_factor}: it must be at least 1")
+        if not 1 <= self.prefetch_factor <= MAX_PREFETCH:
+            raise BadInputError(f"prefetch_factor is {self.prefetch_factor}: it must be from 1 to {MAX_PREFETCH}")
 
 
 def take_apart(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, DataOptions, str]:

@@ -94,8 +94,10 @@ def with_scaler(extra: Mapping[str, Any] | None, scaler: GradScaler | None) -> d
     """Return the state that a user adds, the scaler's among it; a disabled one has none.
 
     Raises:
-        BadInputError: a scaler is among `extra`, where it would scale nothing.
+        BadInputError: `extra` is no mapping, or a scaler is among it, where it would scale nothing.
     """
+    if extra is not None and not isinstance(cast(object, extra), Mapping):
+        raise BadInputError(f'extra is a {type(extra).__name__}: give things by name, such as extra={{"ema": ema}}')
     extra = dict(extra or {})
     for name, thing in extra.items():
         if isinstance(thing, GradScaler):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy
@@ -137,6 +137,8 @@ class Job:
         """
         if self._session is not None:
             raise BadInputError("job.protect() was called twice: a job trains one model")
+        if after_apply is not None and not callable(cast(object, after_apply)):
+            raise BadInputError(f"after_apply is a {type(after_apply).__name__}: give a function of the step")
         order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
         options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
         loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, **order)
