@@ -31,7 +31,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Crashed]]:
     settings = WorkerSettings(spec=JobSpec(script="train.py"), socket="/nowhere", worker="n0/0/a")
     for name, value in settings.to_environment().items():
         monkeypatch.setenv(name, value)
-    words = LastWords(lambda: print("ending", file=sys.stderr), lambda error: error, keep)
+    words = LastWords(
+        lambda: print("ending", file=sys.stderr), lambda error: error, keep, lambda: print("saving", file=sys.stderr)
+    )
     words.install()
     yield said
     words.remove()

@@ -62,6 +62,11 @@ class Trained:
         extra = arguments.pop("extra", {"schedule": self.schedule})
         self.job.protect(self.model, self.optimizer, dataset, extra=extra, **arguments)
 
+    def close(self) -> None:
+        """Let go of what a loop that was left has not."""
+        assert self.job._session is not None
+        self.job._session.close()
+
     def run(self, steps: int, **options: Any) -> Trained:
         self.protect(**options)
         for step in self.job.steps(steps):
@@ -255,6 +260,36 @@ def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:
     for old, new in zip(before, trained.model.parameters(), strict=True):
         assert old.equal(new)
     assert trained.schedule.last_epoch == 1
+
+
+def test_what_a_loop_has_led_to_that_is_left_by_break_is_saved(tmp_path: Path) -> None:
+    first = Trained(tmp_path)
+    first.protect()
+    for step in first.job.steps(9):
+        for x, y in step.micro_batches():
+            step.backward(torch.nn.functional.mse_loss(first.model(x), y))
+        step.apply()
+        if step.number == 3:
+            break
+    first.close()
+    assert sorted(Trained(tmp_path).run(5).losses) == [4, 5]
+
+
+def test_a_loop_that_ends_while_its_state_changes_saves_nothing(tmp_path: Path) -> None:
+    first = Trained(tmp_path)
+    first.protect()
+    first.optimizer.register_step_post_hook(lambda *_: 1 / 0)  # type: ignore[arg-type]
+
+    def train() -> None:
+        for step in first.job.steps(9):
+            for x, y in step.micro_batches():
+                step.backward(torch.nn.functional.mse_loss(first.model(x), y))
+            step.apply()
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    first.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_loop_that_uses_steps_wrongly_is_told_so() -> None:

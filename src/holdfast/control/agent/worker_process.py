@@ -45,6 +45,7 @@ def run_script(script: str, module: str = "") -> int:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(script, run_name="__main__")
+        _save()
     except BaseException as error:  # noqa: BLE001
         # The last frame of the process: where Python itself would print a traceback and exit with 1 (130 after Ctrl-C).
         session = LastWords.installed()
@@ -58,6 +59,13 @@ def run_script(script: str, module: str = "") -> int:
     finally:
         guard.lift()
     return 0
+
+
+def _save() -> None:
+    """The script has ended well: where it had left its loop, what that had led to is saved."""
+    session = LastWords.installed()
+    if session is not None:
+        session.save()
 
 
 def _ended_by_us(error: HoldfastError, script: str) -> int:
@@ -80,6 +88,8 @@ def _ended_itself(error: SystemExit, script: str) -> int:
     if code != EXIT_DONE:
         detail = f"the script called sys.exit({code}){_place(error, script)}"
         _end(FailureKind.PROCESS_EXIT, detail, code, _error(error, script), final=True)
+    else:
+        _save()
     return code
 
 

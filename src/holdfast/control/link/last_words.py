@@ -19,6 +19,7 @@ class LastWords:
         ending: says on the page of progress that the script has ended, so that nobody judges what it was about.
         locate: says at which step, micro-batch and phase the script has raised.
         keep: tells the coordinator, and returns only once the job is over, or False at once where nothing can be kept.
+        save: the script has ended by itself before its loop had: saves what that had led to.
     """
 
     def __init__(
@@ -26,10 +27,12 @@ class LastWords:
         ending: Callable[[], None],
         locate: Callable[[ScriptError], ScriptError],
         keep: Callable[[Crashed], bool],
+        save: Callable[[], None],
     ) -> None:
         self.ending = ending
         self.locate = locate
         self.keep = keep
+        self.save = save
         self._before = sys.excepthook
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+from holdfast.coordination.worker.boundaries import KEEPING
 from holdfast.coordination.worker.tasks import Compute, Finish
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages.progress import Activity
@@ -145,6 +146,25 @@ class Applying:
                 shared.changed.wait_for(lambda: shared.left(generation) or saver.idle)
             if not shared.left(generation) and isinstance(machine.task, Compute | Finish):
                 shared.carry_out(machine.finish())
+
+    def leaves_unsaved(self) -> bool:
+        """Tell whether `leave` would save something; with experts all ranks would have to be there."""
+        machine, saver = self._shared.machine, self._saver
+        with self._shared.changed:
+            whole = machine.applied and machine.phase in KEEPING and machine.generations.rank == 0
+        return bool(whole) and saver is not None and self._experts is None and saver.newest != machine.applied
+
+    def leave(self) -> None:
+        """The script has ended after it had left its loop: what that has led to is saved."""
+        shared, saver = self._shared, self._saver
+        if saver is None:
+            return
+        with shared.changed:
+            generation = shared.machine.generation
+        shared.progress.at(Activity.FINISHED)
+        self._save_last(saver, generation)
+        with shared.changed:
+            shared.changed.wait_for(lambda: shared.left(generation) or saver.idle)
 
     def _save_last(self, saver: CheckpointSaver, generation: int) -> None:
         machine = self._shared.machine

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import platform
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -137,13 +138,11 @@ class Job:
         """
         if self._session is not None:
             raise BadInputError("job.protect() was called twice: a job trains one model")
-        if after_apply is not None and not callable(cast(object, after_apply)):
-            raise BadInputError(f"after_apply is a {type(after_apply).__name__}: give a function of the step")
         order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
         options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
         loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, **order)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
-        self._after_apply = after_apply
+        self._after_apply = _function(after_apply)
         workload = workload_of(given, loader, self.device)
         self._emulate(model)
         untrained = said_untrained(model, workload.state.optimizers)
@@ -176,7 +175,11 @@ class Job:
             else:
                 self._warn(session)
                 self._step = step = Step(session.attempt(compute, generation), session.settle)
-                yield step
+                try:
+                    yield step
+                except GeneratorExit:
+                    self._left(session)
+                    raise
                 step.left()
         self._ended = True
         if self._last_words is not None:
@@ -273,6 +276,14 @@ class Job:
             raise BadInputError("job.checkpoint(): there is no folder for it; give --checkpoint-dir, or checkpoint_dir")
         self._session.want(Wish.SAVE)
 
+    def _left(self, session: Session) -> None:
+        """The loop is left before its end; whether by `break` or by an exception, the script's end will show."""
+        if sys.is_finalizing():
+            return
+        session.left_loop.note()
+        if self._settings is None:
+            session.left_loop.save()
+
     def _applied(self, number: int, commit: Commit) -> None:
         """Let the script do its part of a step, which is always the one that its loop is at."""
         step = self._step
@@ -323,7 +334,7 @@ class Job:
         )
         session.attach(config)
         if settings:
-            self._last_words = LastWords(session.ending, session.locate, session.keep)
+            self._last_words = LastWords(session.ending, session.locate, session.keep, session.left_loop.save)
             self._last_words.install()
         if guard := TrainingGuard.installed():
             guard.lift()
@@ -355,6 +366,12 @@ class Job:
                 experts.fingerprint()
             )
         return {name: str(value)[:_LISTED_CHARACTERS] for name, value in config.items()}
+
+
+def _function(after_apply: Callable[[Step], None] | None) -> Callable[[Step], None] | None:
+    if after_apply is not None and not callable(cast(object, after_apply)):
+        raise BadInputError(f"after_apply is a {type(after_apply).__name__}: give a function of the step")
+    return after_apply
 
 
 def _progress(settings: WorkerSettings | None) -> ProgressSlot:

@@ -40,6 +40,7 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import ScriptError
 from holdfast.protocol.names import node_of
+from holdfast.runtime.checkpoints.left_loop import LeftLoop
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.evaluation.shards import ModelEvaluation
@@ -112,8 +113,7 @@ class Session:
         """
         self.workload = workload
         self._identity, self._link = identity, link
-        self._groups, self._faults = groups, faults
-        self._saver, self._clock = saver, clock
+        self._groups, self._faults, self._saver, self._clock = groups, faults, saver, clock
         self._attempt: Attempt | None = None
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
@@ -141,8 +141,10 @@ class Session:
             verify_state=verify_state,
             evaluating=self._evaluating,
         )
+        applying, passing = self._applying, self._passing
+        self.left_loop = LeftLoop(workload.state, applying.leaves_unsaved, applying.leave)
         self._entrance = Entrance(
-            shared, workload, faults, applying=self._applying, passing=self._passing, experts=held, saver=saver
+            shared, workload, faults, applying=applying, passing=passing, experts=held, saver=saver
         )
         if saver is not None:
             saver.notify(shared.notify)
