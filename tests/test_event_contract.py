@@ -28,6 +28,7 @@ CONTRACT = {
         "fault_threshold",
         "seed",
         "micro_batches",
+        "global_batch",
     },
     "step_committed": {
         "step",

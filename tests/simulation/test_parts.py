@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,7 +204,13 @@ def test_a_state_shows_whatever_went_wrong() -> None:
     first, second = dict(enumerate(made[:2])), dict(enumerate(made[2:]))
     right = training.reduce_parts([parts[:2], parts[2:]], generation=1)
     assert right.parts == training.expected_parts(state, 1, 4)
-    v = training.combine([training.vote(right, first, 4, ()), training.vote(right, second, 4, (msg.Flag.SWAP,))])
+
+    def vote(given: training.SimSums, *flags: msg.Flag) -> msg.Commit:
+        machine: Any = SimpleNamespace(generations=SimpleNamespace(rank=0, world=2, flags=flags))
+        machine.step, machine.wishes = 1, SimpleNamespace(raised=())
+        return training.vote(right, given, FaultPlan(seed=0), machine)
+
+    v = training.combine([vote(first), vote(second, msg.Flag.SWAP)])
     assert (v.samples, v.flags, v.sample_hashes) == (16, (), samples.expected(1))
     good = training.next_state(state, right, v)
     doubled = training.reduce_parts([parts, parts[2:]], generation=1)

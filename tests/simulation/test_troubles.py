@@ -148,7 +148,7 @@ def said_twice(seed: int) -> int:
     events = cluster.world.journal.events
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert cluster.world.story is not None
-    said = [line[2] for line in cluster.world.story if line[1] == "journal"]
+    said = [str(line[2]) for line in cluster.world.story if line[1] == "journal"]
     return len(said) - len(set(said))
 
 

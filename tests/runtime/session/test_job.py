@@ -377,8 +377,10 @@ def test_the_order_of_calls_is_checked() -> None:
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    before = threading.enumerate()
     Trained(tmp_path).run(5)
-    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("holdfast-")}
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    names = {name for name in left if name.startswith("holdfast-")}
     assert names - {"holdfast-solo"} == set()
 
 

@@ -32,9 +32,9 @@ class Entrance:
         shared: Shared,
         workload: Workload,
         faults: Faults,
-        *,
         applying: Applying,
         passing: StatePassing,
+        *,
         experts: SessionExperts | None,
         saver: CheckpointSaver | None,
     ) -> None:

@@ -141,11 +141,8 @@ class Session:
             verify_state=verify_state,
             evaluating=self._evaluating,
         )
-        applying, passing = self._applying, self._passing
-        self.left_loop = LeftLoop(workload.state, applying.leaves_unsaved, applying.leave)
-        self._entrance = Entrance(
-            shared, workload, faults, applying=applying, passing=passing, experts=held, saver=saver
-        )
+        self.left_loop = LeftLoop(workload.state, self._applying.leaves_unsaved, self._applying.leave)
+        self._entrance = Entrance(shared, workload, faults, self._applying, self._passing, experts=held, saver=saver)
         if saver is not None:
             saver.notify(shared.notify)
         faults.on(hold=self._hold, drop=self._drop, corrupt=self._corrupt)
