@@ -21,7 +21,7 @@ _Seen = list[tuple[int, int]]
 class LeftLoop:
     """What the state was when the loop was left."""
 
-    def __init__(self, state: TrainingState, unsaved: Callable[[], bool], save: Callable[[], None]) -> None:
+    def __init__(self, state: TrainingState, unsaved: Callable[[], bool], save: Callable[[], object]) -> None:
         """Nobody has left it yet.
 
         Args:

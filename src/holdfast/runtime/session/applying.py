@@ -134,16 +134,9 @@ class Applying:
 
     def finish(self) -> None:
         """Loop or job want no further step: what they have led to is saved, unless it is already."""
-        shared, saver, machine = self._shared, self._saver, self._shared.machine
+        shared, machine = self._shared, self._shared.machine
+        generation = self.leave()
         with shared.changed:
-            generation = machine.generation
-        shared.progress.at(Activity.FINISHED)
-        if saver is not None:
-            self._save_last(saver, generation)
-        with shared.changed:
-            if saver is not None:
-                # Otherwise the job could end between a checkpoint's writing and its acceptance.
-                shared.changed.wait_for(lambda: shared.left(generation) or saver.idle)
             if not shared.left(generation) and isinstance(machine.task, Compute | Finish):
                 shared.carry_out(machine.finish())
 
@@ -154,17 +147,18 @@ class Applying:
             whole = machine.applied and machine.phase in KEEPING and machine.generations.rank == 0
         return bool(whole) and saver is not None and self._experts is None and saver.newest != machine.applied
 
-    def leave(self) -> None:
-        """The script has ended after it had left its loop: what that has led to is saved."""
+    def leave(self) -> int:
+        """Save what the loop has led to, unless it is already; return the generation of which it is."""
         shared, saver = self._shared, self._saver
-        if saver is None:
-            return
         with shared.changed:
             generation = shared.machine.generation
         shared.progress.at(Activity.FINISHED)
-        self._save_last(saver, generation)
-        with shared.changed:
-            shared.changed.wait_for(lambda: shared.left(generation) or saver.idle)
+        if saver is not None:
+            self._save_last(saver, generation)
+            with shared.changed:
+                # Otherwise the job could end between a checkpoint's writing and its acceptance.
+                shared.changed.wait_for(lambda: shared.left(generation) or saver.idle)
+        return generation
 
     def _save_last(self, saver: CheckpointSaver, generation: int) -> None:
         machine = self._shared.machine
