@@ -65,7 +65,8 @@ class _Eye:
         number, _, _, since, _, _, _, code = _HEAD.unpack_from(self._page)
         if self._last is not None and self._last[0] == number:
             return
-        if self._last is not None and number == self._last[0] + 1:
+        # (a look in the middle of a store may see a number without its time)
+        if self._last is not None and number == self._last[0] + 1 and since >= self._last[1]:
             self.durations.setdefault(str(self._last[2]), []).append(since - self._last[1])
         self._last = number, since, Activity(code)
 

@@ -23,8 +23,7 @@ import torch
 from torch import nn
 
 from holdfast.planning.levels import FAN_OUT, levels_of
-from holdfast.protocol.commit import Commit
-from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
+from holdfast.runtime.gradients.reduction import NO_LANES, GradientBuckets, reduce_gradients
 from holdfast.runtime.groups.commit import finish, start_commit
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.testing.local_world import Seat, run_world
@@ -42,7 +41,7 @@ class Spent:
 
 
 def commit(comm: Communicator) -> None:
-    finish(start_commit(comm, Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)))
+    finish(start_commit(comm), NO_LANES)
 
 
 def timed(seat: Seat, rounds: int, work: Callable[[], None]) -> list[tuple[float, float]]:

@@ -6,7 +6,9 @@ from typing import Any, get_args
 
 import msgspec
 
-from holdfast.protocol.events import AnyEvent, JoinedNode, NodesJoined, SeenWorker, SharedStack
+from holdfast.protocol.events import AnyEvent, JoinedNode, NodesJoined
+from holdfast.protocol.failures import SeenWorker, SharedStack
+from holdfast.protocol.plan import FaultThreshold
 
 #: all kinds of events by the name that they have in JSON, from the union itself
 KINDS: dict[str, type[AnyEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
@@ -21,6 +23,7 @@ _BLANK = {
     float | None: None,
     tuple[SeenWorker, ...]: (),
     tuple[SharedStack, ...]: (),
+    FaultThreshold: FaultThreshold(asked=2, given=2),
     tuple[JoinedNode, ...]: (JoinedNode(node="", agent_pid=0, worker_pids=()),),
 }
 

@@ -40,6 +40,7 @@ CONTRACT = {
         "sample_hashes",
         "paused_s",
         "metrics",
+        "grad_norm",
     },
     "evaluated": {"name", "step", "samples", "metrics"},
     "failure_detected": {
@@ -76,8 +77,12 @@ CONTRACT = {
     "rebalanced": {"step", "moved_bytes", "experts_moved", "transfer_s", "down_s"},
     "rolled_back": {"to_step", "why"},
     "corruption_found": {"step", "what", "detail"},
-    "checkpoint_saved": {"step", "save_s", "saved_bytes", "stall_s"},
+    "checkpoint_saved": {"step", "save_s", "saved_bytes", "stall_s", "period_s"},
+    "checkpoint_failed": {"node", "step", "why", "tries"},
     "checkpoint_rejected": {"name", "why"},
+    "snapshot_saved": {"step", "save_s", "saved_bytes", "stall_s", "fault_threshold"},
+    "snapshot_failed": {"node", "step", "why"},
+    "snapshot_rejected": {"step", "node", "why"},
     "journal_repaired": {
         "from_seq",
         "to_seq",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.units import parse_duration, parse_hours, parse_per_token
+from holdfast.units import parse_duration, parse_hours, parse_per_token, parse_size
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,16 @@ def test_seconds_for_each_token(text: str, seconds: float) -> None:
 def test_what_is_no_time_for_each_token(text: str) -> None:
     with pytest.raises(ValueError, match=r"no time for each token|could not convert"):
         parse_per_token(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1000", 1000.0), ("200MB", 2e8), ("2 GiB", 2.0 * 1024**3), ("1.5kB", 1500.0), ("5e7", 5e7)]
+)
+def test_sizes_have_units(text: str, expected: float) -> None:
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "MB", "1mb", "-1", "1e999", "2Gi", "nan"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        parse_size(text)

@@ -6,6 +6,7 @@ later one win before it asks for the struct.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import errno
 import math
@@ -21,7 +22,8 @@ import msgspec
 from msgspec import Struct, inspect
 
 from holdfast.errors import BadInputError
-from holdfast.units import parse_duration, parse_hours, parse_per_token
+from holdfast.storage import is_url
+from holdfast.units import parse_duration, parse_hours, parse_per_token, parse_size
 
 S = TypeVar("S", bound=Struct)
 _Extra = Mapping[str, Any]
@@ -34,6 +36,7 @@ _MOST_BYTES = 1 << 20
 _UNITS: dict[str, tuple[Callable[[str], float], str]] = {
     "seconds": (parse_duration, "a number of seconds, or a time such as 90s, 15m or 4h"),
     "hours": (parse_hours, "a number of hours, or a time such as 90m, 300h or 40d"),
+    "bytes per second": (parse_size, "bytes in a second, such as 200MB or 1GiB"),
     "per token": (parse_per_token, "seconds for each token, such as 0.0005/token"),
 }
 
@@ -232,7 +235,7 @@ def value_of(key: Key, given: Given) -> object:
     if "path" in key.extra and value:
         if "\0" in str(value):
             raise BadInputError(f"{given.name} is {_said(key, given)}: no path can hold a NUL")
-        return os.path.join(given.folder, str(value))
+        return value if "url" in key.extra and is_url(str(value)) else os.path.join(given.folder, str(value))
     return value
 
 
@@ -277,6 +280,13 @@ def rule(key: Key) -> str:
             return f"{'' if len(key.choices) == 1 else 'one of '}{', '.join(map(str, key.choices))}"
         case inspect.BoolType():
             return "true or false"
+        case inspect.UnionType(types=types):
+            return ", or ".join(
+                ", ".join(map(str, one.values))
+                if isinstance(one, inspect.LiteralType)
+                else rule(dataclasses.replace(key, kind=one))
+                for one in types
+            )
         case inspect.IntType() | inspect.FloatType():
             return f"a {'whole ' if isinstance(kind, inspect.IntType) else ''}number{_range(kind)}"
         case inspect.VarTupleType() | inspect.ListType():

@@ -8,6 +8,7 @@ import re
 _DURATION = re.compile(r"((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([a-z]*)")
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PER_TOKEN = "/token"
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*(?:([kMGT])(i?)B)?")
 
 
 def parse_duration(text: str) -> float:
@@ -33,6 +34,19 @@ def parse_hours(text: str) -> float:
     """
     found, seconds = _DURATION.fullmatch(text.strip()), parse_duration(text)
     return float(found[1]) if found is not None and not found[2] else seconds / _SECONDS["h"]
+
+
+def parse_size(text: str) -> float:
+    """Read bytes (`1000000`), or a number with a unit: `200MB`, `2GiB`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or not math.isfinite(float(found[1])):
+        raise ValueError(f"{text!r} is no size")
+    power = " kMGT".index(found[2]) if found[2] else 0
+    return float(found[1]) * (1024 if found[3] else 1000) ** power
 
 
 def parse_per_token(text: str) -> float:

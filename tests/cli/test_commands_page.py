@@ -22,6 +22,7 @@ PAGE = (ROOT / "docs" / "commands.md").read_text()
 OWN_PAGES = {
     "experts plan": "placement.md",
     "simulate": "scale.md",
+    **dict.fromkeys(("checkpoints list", "checkpoints verify", "checkpoints export"), "checkpoints.md"),
     **dict.fromkeys(("spares plan", "spares map", "spares validate", "spares fit"), "spares.md"),
 }
 
@@ -61,6 +62,7 @@ def test_these_are_the_commands() -> None:
             "inject",
         ),
         *("coordinator", "agent", "schema"),
+        *("checkpoints list", "checkpoints verify", "checkpoints export"),
         *("experts plan", "simulate"),
         *("spares plan", "spares map", "spares validate", "spares fit"),
     }

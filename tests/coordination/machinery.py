@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,6 +32,11 @@ def commit(loss: float = 1.0, *flags: msg.Flag) -> msg.Commit:
     return msg.Commit(grad_square=1.0, loss_sum=loss * BATCH, samples=BATCH, nonfinite=0, flags=flags)
 
 
+def reduced(loss: float) -> dict[str, Any]:
+    """What a report says of a step whose reductions have all returned."""
+    return {"result": msg.Holding(), "reduced": commit(loss)}
+
+
 def w(node: str, nonce: str = "a") -> str:
     return msg.worker_id(node, 0, nonce)
 
@@ -49,14 +54,38 @@ def attach(worker: str, model: str = "small", pid: int = 7, experts: msg.ExpertS
     )
 
 
-def written(node: str, step: int, name: str, *, generation: int = 1) -> msg.CheckpointWritten:
+def called(step: int, name: str, generation: int = 1) -> str:
+    """Return the name of a checkpoint that tests call so."""
+    short = name.lstrip(".").removeprefix("writing-").removeprefix("step-")
+    return f"step-{step:08d}-t1-g{generation}-{short.encode().hex()}"
+
+
+def written(
+    node: str, step: int, name: str, *, generation: int = 1, part: int = 0, parts: int = 1
+) -> msg.CheckpointWritten:
     return msg.CheckpointWritten(
-        worker=w(node), term=1, generation=generation, step=step, name=name, bytes=9, seconds=0.1
+        worker=w(node),
+        term=1,
+        generation=generation,
+        step=step,
+        name=called(step, name, generation),
+        part=part,
+        parts=parts,
+        files=(msg.StoredFile(name=f"part-{part}", bytes=9, sha256="0" * 64),),
+        seconds=0.1,
     )
 
 
 def kept(node: str, step: int, name: str, *, generation: int = 1) -> msg.CheckpointKept:
-    return msg.CheckpointKept(worker=w(node), term=1, generation=generation, step=step, name=name, bytes=9, seconds=0.1)
+    return msg.CheckpointKept(
+        worker=w(node),
+        term=1,
+        generation=generation,
+        step=step,
+        name=called(step, name, generation),
+        bytes=9,
+        seconds=0.1,
+    )
 
 
 def hello(
@@ -75,8 +104,11 @@ def hello(
     )
 
 
-def applied(worker: str, generation: int, step: int, v: msg.Commit | None = None, world: int = 3) -> msg.Applied:
-    return msg.Applied(worker=worker, generation=generation, step=step, commit=v or commit(), world=world)
+def applied(
+    worker: str, generation: int, step: int, v: msg.Commit | None = None, world: int = 3, state_hash: str = ""
+) -> msg.Applied:
+    told = {"worker": worker, "generation": generation, "step": step, "state_hash": state_hash}
+    return msg.Applied(**told, commit=v or commit(), world=world)
 
 
 @dataclass
@@ -174,12 +206,12 @@ class Job:
     def tick(self, after: float) -> list[Instruction]:
         return self.feed(Tick(), after)
 
-    def start(self, *, saves: bool = False) -> Job:
+    def start(self, *, saves: bool = False, in_time: bool = False) -> Job:
         """All nodes are there, in the first generation, and have entered it; `saves`: they were given a directory."""
         self.boot()
         for index in range(self.nodes):
             self.connect(hello(f"n{index}"))
-            self.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=saves))
+            self.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=saves, saves_in_time=in_time))
         for index in range(self.nodes):
             self.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
         return self
@@ -205,6 +237,9 @@ class Job:
         """Return the last input's orders of a kind, by worker."""
         sent = [i.message for i in self.last if isinstance(i, Send) and isinstance(i.message, msg.ToWorker)]
         orders = {message.worker: message.order for message in sent if isinstance(message.order, kind)}
+        for i in self.last:
+            if isinstance(i, Send) and isinstance(i.message, msg.CheckpointOrder) and isinstance(i.message, kind):
+                orders[w(self.machine.members.on(i.connection).name)] = i.message
         return orders | {worker: order for worker, order in self._handed if isinstance(order, kind)}
 
     def sent(self, kind: type[O]) -> list[O]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from machinery import Job, applied, attach, commit, hello, kept, w, written
+from machinery import Job, applied, attach, called, commit, hello, kept, reduced, w, written
 
 from holdfast.coordination.inputs import Received, Shutdown
 from holdfast.coordination.instructions import EndJob
@@ -70,9 +70,9 @@ def test_all_members_save_where_they_stand_and_the_job_can_be_taken_up_again(pol
 def test_a_step_that_has_passed_somewhere_is_applied_and_saved() -> None:
     job = interrupted_job(4)
     passed = msg.Passed(step=5, commit=commit())
-    job.report("n0", 4, msg.Phase.VOTED, result=msg.Holding())
-    job.report("n1", 4, msg.Phase.PASSED, result=msg.Holding(), passed=passed)
-    job.report("n2", 4, msg.Phase.VOTED, result=msg.Holding())
+    job.report("n0", 4, msg.Phase.ABANDONED, **reduced(1.0))
+    job.report("n1", 4, msg.Phase.PASSED, **reduced(1.0), passed=passed)
+    job.report("n2", 4, msg.Phase.ABANDONED, **reduced(1.0))
     begin = job.orders(msg.Begin)[w("n0")]
     assert (begin.decision.kind, begin.decision.applied, begin.plan.last) == (DecisionKind.FORWARD, 5, True)
     for node in ("n0", "n1", "n2"):
@@ -214,7 +214,7 @@ def test_a_state_that_is_lost_or_initial_is_not_waited_for() -> None:
         lost.report(node, None)
     unsaved = "nothing could be saved: step 2 has no live copy, the newest checkpoint is of step 1"
     assert lost.machine.over == EndJob(EXIT_INTERRUPTED, f"Ctrl-C; {unsaved}")
-    assert lost.machine.record.checkpoints == (KnownCheckpoint(step=1, name="step-1", term=1, generation=1),)
+    assert lost.machine.record.checkpoints == (KnownCheckpoint(step=1, name=called(1, "1"), term=1, generation=1),)
 
 
 def test_no_coordinator_takes_the_last_generations_end_for_the_jobs() -> None:

@@ -8,7 +8,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from machinery import Job, applied, attach, commit, hello, kept, w, written
+from machinery import Job, applied, attach, called, commit, hello, kept, reduced, w, written
 
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.hearing import Hearing
@@ -68,14 +68,14 @@ def test_agents_hear_of_what_is_committed_once_in_a_few_heartbeats() -> None:
     assert not job.sent(msg.Committed)
 
 
-def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_passed() -> None:
+def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_has_reduced() -> None:
     job = Job().start()
     job.step(1)
     job.lose("n2")
     assert job.kinds == ["FailureDetected", "NodeLeft", "Stop", "Stop"]
     job.report("n0", 1, Phase.REDUCING, summed=(0, 3))
     assert job.kinds == []
-    job.report("n1", 1, Phase.VOTED, result=msg.Holding(), summed=(1, 4))
+    job.report("n1", 1, Phase.COMPUTE, summed=(1, 4))
     assert job.kinds == ["persist", "GenerationStarted", "BeginNode", "BeginNode"]
     begin = job.orders(msg.Begin)[w("n0")]
     assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=1)
@@ -86,20 +86,53 @@ def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_passed() -> None
 def test_a_step_that_one_has_passed_goes_forward_with_its_v() -> None:
     job = Job().start()
     job.lose("n2")
-    job.report("n0", 0, Phase.VOTED, result=msg.Holding())
-    job.report("n1", 0, Phase.PASSED, result=msg.Holding(), passed=msg.Passed(step=1, commit=commit(2.0)))
+    job.report("n0", 0, Phase.ABANDONED, **reduced(2.0))
+    job.report("n1", 0, Phase.PASSED, **reduced(2.0), passed=msg.Passed(step=1, commit=commit(2.0, msg.Flag.SWAP)))
     assert job.orders(msg.Begin)[w("n0")].decision == msg.Decision(
-        kind=DecisionKind.FORWARD, applied=1, commit=commit(2.0)
+        kind=DecisionKind.FORWARD, applied=1, commit=commit(2.0, msg.Flag.SWAP)
     )
+
+
+def test_who_is_ready_finishes_the_step_and_sends_it_to_the_others() -> None:
+    job = Job().start()
+    job.lose("n2")
+    job.report("n0", 0, Phase.REDUCING, summed=(0, 3))
+    job.report("n1", 0, Phase.READY, **reduced(2.0), summed=(1, 4))
+    begin = job.orders(msg.Begin)[w("n0")]
+    assert begin.decision == msg.Decision(kind=DecisionKind.FORWARD, applied=1, commit=commit(2.0))
+    assert begin.plan.sources == {w("n0"): msg.LiveSource(members=(w("n1"),))}
+    job.lose("n1")
+    job.report("n0", 0, Phase.ENTERING, summed=(0, 3))
+    begin = job.orders(msg.Begin)[w("n0")]
+    assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=0), "it has what it had, and does it again"
+    assert sorted(begin.assignment[0]) == list(range(6))
+
+
+def test_what_is_raised_in_a_step_that_only_the_lost_have_passed_does_not_count() -> None:
+    job = joining()
+    prepare_all(job)
+    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
+    job.lose("n0")
+    job.report("n1", 0, Phase.ABANDONED, **reduced(1.0))
+    job.report("n2", 0, Phase.ABANDONED, **reduced(1.0))
+    job.report("n3", None)
+    begin = job.orders(msg.Begin)[w("n1")]
+    assert begin.decision == msg.Decision(kind=DecisionKind.FORWARD, applied=1, commit=commit(1.0))
+    generation = begin.plan.generation
+    for node in ("n1", "n2"):
+        job.say(applied(w(node), generation, 1, commit(1.0)))
+    for node in ("n1", "n2", "n3"):
+        job.say(msg.Entered(worker=w(node), generation=generation, applied=1))
+    assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)] == [1]
 
 
 def test_forward_is_inherited_by_the_next_generation() -> None:
     job = Job().start()
     job.lose("n2")
-    job.report("n0", 0, Phase.VOTED, result=msg.Holding())
-    job.report("n1", 0, Phase.PASSED, result=msg.Holding(), passed=msg.Passed(step=1, commit=commit(2.0)))
+    job.report("n0", 0, Phase.ABANDONED, **reduced(2.0))
+    job.report("n1", 0, Phase.PASSED, **reduced(2.0), passed=msg.Passed(step=1, commit=commit(2.0, msg.Flag.SWAP)))
     job.lose("n1")
-    job.report("n0", 0, Phase.ENTERING, result=msg.Holding())
+    job.report("n0", 0, Phase.ENTERING, **reduced(2.0))
     assert job.orders(msg.Begin)[w("n0")].decision.kind is DecisionKind.FORWARD
 
 
@@ -107,8 +140,8 @@ def test_what_an_expelled_node_applied_alone_does_not_count() -> None:
     job = Job().start()
     job.say(applied(w("n2"), 1, 1, commit(9.0)))
     job.lose("n2")
-    job.report("n0", 0, Phase.VOTED, result=msg.Holding())
-    job.report("n1", 0, Phase.VOTED, result=msg.Holding())
+    job.report("n0", 0, Phase.COMPUTE)
+    job.report("n1", 0, Phase.COMPUTE)
     for node in ("n0", "n1"):
         job.say(msg.Entered(worker=w(node), generation=2, applied=0))
     job.step(1, "n0", "n1", generation=2)
@@ -148,9 +181,10 @@ def test_all_copies_gone_rolls_back_to_the_newest_checkpoint() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(written("n0", 1, "one"))
-    assert job.orders(msg.AcceptCheckpoint) == {w("n0"): msg.AcceptCheckpoint(term=1, generation=1, step=1, name="one")}
+    (order,) = job.orders(msg.AcceptCheckpoint).values()
+    assert (order.step, order.name, [file.name for file in order.files]) == (1, called(1, "one"), ["part-0"])
     job.say(kept("n0", 1, "one"))
-    assert job.kinds == ["persist", "CheckpointSaved"]
+    assert job.kinds == ["persist", "CheckpointSaved", "AcceptCheckpoint"]
     job.step(2)
     job.lose("n0")
     job.connect(hello("n1"))
@@ -158,7 +192,7 @@ def test_all_copies_gone_rolls_back_to_the_newest_checkpoint() -> None:
     assert job.said(ev.RolledBack)[0].to_step == 1
     begin = job.orders(msg.Begin)[w("n1")]
     assert begin.decision == msg.Decision(
-        kind=DecisionKind.ROLLBACK, applied=1, source=msg.CheckpointSource(name="one")
+        kind=DecisionKind.ROLLBACK, applied=1, source=msg.CheckpointSource(name=called(1, "one"))
     )
     assert begin.plan.sources == {}
 
@@ -171,10 +205,10 @@ def test_a_damaged_checkpoint_is_struck_out_and_the_one_before_is_used() -> None
     job.lose("n0")
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
-    job.say(msg.CheckpointDamaged(worker=w("n1"), generation=2, name="two", why="short"))
-    assert job.said(ev.CheckpointRejected)[0].name == "two"
+    job.say(msg.CheckpointDamaged(worker=w("n1"), generation=2, name=called(2, "two"), why="short"))
+    assert job.said(ev.CheckpointRejected)[0].name == called(2, "two")
     job.report("n1", None, Phase.ENTERING)
-    assert job.orders(msg.Begin)[w("n1")].decision.source == msg.CheckpointSource(name="one")
+    assert job.orders(msg.Begin)[w("n1")].decision.source == msg.CheckpointSource(name=called(1, "one"))
 
 
 def test_a_checkpoint_of_a_step_not_yet_committed_waits() -> None:
@@ -218,7 +252,7 @@ def test_a_member_whose_vote_failed_while_the_others_swapped_is_not_left_behind(
     assert job.kinds == ["Stop"] * 4
     job.report("n0", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
     job.report("n1", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
-    job.report("n2", 0, Phase.VOTED, result=msg.Holding())
+    job.report("n2", 0, Phase.ABANDONED, **reduced(1.0))
     job.report("n3", None)
     assert job.orders(msg.Begin)[w("n2")].decision.kind is DecisionKind.FORWARD
 
@@ -638,8 +672,8 @@ def test_a_step_that_a_decision_rests_on_outlives_the_coordinator_that_heard_of_
     job = Job(nodes=3).start()
     job.step(1)
     job.lose("n0")
-    job.report("n1", 1, Phase.PASSED, result=msg.Holding(), passed=msg.Passed(step=2, commit=commit(2.0)))
-    job.report("n2", 1, Phase.VOTED, result=msg.Holding())
+    job.report("n1", 1, Phase.PASSED, **reduced(2.0), passed=msg.Passed(step=2, commit=commit(2.0)))
+    job.report("n2", 1, Phase.ABANDONED, **reduced(2.0))
     assert [known.step for known in job.machine.record.passed] == [2]
     generation = job.machine.turn.generation
     after = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1)

@@ -16,7 +16,6 @@ from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on, goes_o
 from holdfast.protocol.events import (
     CheckpointSaved,
     FailureDetected,
-    FaultThreshold,
     GenerationStarted,
     JobFailed,
     NodesJoined,
@@ -25,6 +24,7 @@ from holdfast.protocol.events import (
     StepCommitted,
     WorkersChanged,
 )
+from holdfast.protocol.plan import FaultThreshold
 from holdfast.testing.local_job import LocalJob
 
 VERIFY = ("--verify-state", "1")

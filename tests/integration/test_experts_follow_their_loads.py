@@ -11,7 +11,6 @@ from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_i
 
 from holdfast.protocol.events import (
     FailureDetected,
-    FaultThreshold,
     GenerationStarted,
     Rebalanced,
     RebalanceDecided,
@@ -19,6 +18,7 @@ from holdfast.protocol.events import (
     RolledBack,
     StepCommitted,
 )
+from holdfast.protocol.plan import FaultThreshold
 from holdfast.testing.local_job import LocalJob
 
 #: Expert 0 begins with two replicas of 16, and takes nine tokens in ten.

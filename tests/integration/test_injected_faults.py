@@ -12,6 +12,7 @@ import pytest
 from job_cases import FOREVER, StartJob, goes_on
 
 from holdfast.protocol.events import (
+    CheckpointFailed,
     CheckpointSaved,
     FailureDetected,
     JobFailed,
@@ -43,7 +44,7 @@ def who_is_slow(job: LocalJob, fault: str, node: str, key: str, times: float) ->
 
 def test_one_job_meets_them_one_after_the_other(start_job: StartJob, tmp_path: Path) -> None:
     kept = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "3")
-    wide = ("--step-seconds", "0.9", "--hidden", "30000")
+    wide = ("--step-seconds", "0.5", "--hidden", "30000")
     job = start_job(*FOREVER, *wide, nodes=4, options=(*kept, "--verify-state", "1"))
     job.wait(CheckpointSaved, step=3)
     _, second, third, _ = job.nodes()
@@ -57,7 +58,8 @@ def test_one_job_meets_them_one_after_the_other(start_job: StartJob, tmp_path: P
     assert job.all(NodeLeft) == [], "nobody is taken out"
 
     job.inject("disk-full", job.nodes()[0])
-    job.wait_output(f"failed: OSError: [Errno {errno.ENOSPC}] injected fault: {os.strerror(errno.ENOSPC)}")
+    failed = job.wait(CheckpointFailed, node=job.nodes()[0])
+    assert failed.why == f"injected fault: {os.strerror(errno.ENOSPC)}"
 
     since = len(job.events)
     job.inject("link-down", third)
@@ -68,5 +70,7 @@ def test_one_job_meets_them_one_after_the_other(start_job: StartJob, tmp_path: P
     goes_on(job)
 
     job.inject("corrupt-state", second)
-    assert "replicas diverged" in job.wait(JobFailed).why
+    why = job.wait(JobFailed).why
+    assert "replicas diverged" in why
+    assert f"the state of {second} is not that of the 2 others" in why, why
     assert job.wait_exit(DEADLINE_S) == 1

@@ -22,6 +22,8 @@ SHARES = {
     "ladder": (1, 1),
     "storm": (1, 1),
     "beginning": (1, 1),
+    "ready": (1, 1),
+    "memory": (1, 1),
 }
 
 

@@ -11,6 +11,7 @@ from mutants_of_failures import FAILURE_MUTANTS
 from mutants_of_lateness import LATENESS_MUTANTS
 from mutants_of_parts import PART_MUTANTS
 from mutants_of_samples import SAMPLE_MUTANTS
+from mutants_of_snapshots import SNAPSHOT_MUTANTS
 from mutants_of_witnesses import WITNESS_MUTANTS
 
 COMMIT = "protocol/commit.py"
@@ -47,15 +48,15 @@ MUTANTS = (
     Mutant(
         name="reports_too_early",
         file=BOUNDARIES,
-        old="UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD})\n",
-        new="UNDER_WAY = frozenset({Phase.APPLYING, Phase.FORWARD})\n",
+        old="UNDER_WAY = frozenset({Phase.VOTED, ",
+        new="UNDER_WAY = frozenset({",
         why="a report with the commit operation open is no promise: it may yet pass",
     ),
     Mutant(
         name="reports_within_apply",
         file=BOUNDARIES,
-        old="UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD})\n",
-        new="UNDER_WAY = frozenset({Phase.VOTED})\n",
+        old="UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD, ",
+        new="UNDER_WAY = frozenset({Phase.VOTED, ",
         why="the state changes after the report",
         quick=True,
     ),
@@ -109,11 +110,9 @@ MUTANTS = (
     Mutant(
         name="keeps_gradients_of_another_step",
         file=WORKER,
-        old="        redone = decision.kind is DecisionKind.REDO and self.applied == decision.applied\n",
-        new="        redone = decision.kind is DecisionKind.REDO\n",
+        old="in (DecisionKind.REDO, DecisionKind.FORWARD) and self.applied == decision.applied\n",
+        new="in (DecisionKind.REDO, DecisionKind.FORWARD)\n",
         why="gradients of an older state are no part of this step",
-        equivalent="a member whose state is not the decided one is sent another, or refuses to begin: what it holds is "
-        "not in the assignment, which `first_assignment` makes of reports at the decided step only",
     ),
     Mutant(
         name="takes_a_torn_state",
@@ -162,8 +161,8 @@ MUTANTS = (
     Mutant(
         name="swaps_before_all_are_armed",
         file=COMMIT,
-        old="strict=True) if raised == world]\n",
-        new="strict=True) if raised]\n",
+        old="strict=False) if raised == world)\n",
+        new="strict=False) if raised)\n",
         why="a swap is for all or for none",
         equivalent="a flag goes up once Arm is said, which is once all have prepared; from then on nothing but a Stop "
         "undoes the pending generation, and v is the same everywhere: all swap a step or two sooner",
@@ -178,18 +177,17 @@ MUTANTS = (
     Mutant(
         name="applies_in_an_old_state",
         file=COPY,
-        old="        return self.applied is not None and self.applied == decision.applied - 1\n",
-        new="        return self.applied is not None and self.applied <= decision.applied\n",
+        old="        return self.applied == decision.applied - 1\n",
+        new="        return self.applied <= decision.applied\n",
         why="FORWARD is for those who stand right before the step",
     ),
     # ---- decisions ----
     Mutant(
         name="ignores_who_passed",
         file=DECISIONS,
-        old="    target = max(top, passed.step) if passed else top\n",
-        new="    target = top\n",
-        why="what passed anywhere is applied by all",
-        equivalent="",
+        old="            known[report.passed.step] = report.passed.commit\n",
+        new="            pass\n",
+        why="what passed anywhere is applied by all, and its flags with it",
     ),
     Mutant(
         name="forward_is_not_inherited",
@@ -201,10 +199,8 @@ MUTANTS = (
     Mutant(
         name="anybody_can_reach_the_target",
         file=DECISIONS,
-        old="    holding = report.holding_of(target)\n",
-        new="    holding = report.state if report.applied is not None and report.applied >= target - 1 else None\n",
-        equivalent="what is passed anywhere proves that all were READY, so whoever stands right before it is; else the "
-        "target is where somebody stands, and whoever is behind that is not READY for it",
+        old="    return commit is not None and report.reduced is not None and same_lanes(report.reduced, commit)\n",
+        new="    return commit is not None\n",
         why="without reduced gradients a worker cannot carry out FORWARD",
     ),
     Mutant(
@@ -252,8 +248,8 @@ MUTANTS = (
     Mutant(
         name="lineage_stays_after_a_roll_back",
         file=DECIDING,
-        old="        lineage = plan.generation if anew else record.lineage\n",
-        new="        lineage = record.lineage\n",
+        old="            turn.change(lineage=plan.generation, bases=bases)\n",
+        new="            turn.change(bases=bases)\n",
         why="what is said of the abandoned lineage must not count on the new one",
     ),
     # ---- what has been applied ----
@@ -282,8 +278,8 @@ MUTANTS = (
     Mutant(
         name="replicas_may_differ",
         file=LEDGER,
-        old="        if not same_hash or _bits(known.commit) != _bits(news.commit):\n",
-        new="        if False:\n",
+        old="        elif _bits(known.commit) != _bits(news.commit):\n",
+        new="        elif False:\n",
         why="diverged replicas are never tolerated",
     ),
     Mutant(
@@ -458,18 +454,18 @@ MUTANTS = (
     Mutant(
         name="terms_do_not_grow",
         file=COORDINATOR,
-        old="        turn.change(term=self.record.term + 1, run_since=since or now)\n",
-        new="        turn.change(term=max(1, self.record.term), run_since=since or now)\n",
+        old="        turn.change(term=self.record.term + 1, run_since=since or now, born=",
+        new="        turn.change(term=max(1, self.record.term), run_since=since or now, born=",
         why="terms tell coordinators from each other",
         quick=True,
     ),
     # ---- checkpoints ----
     Mutant(
-        name="checkpoints_of_the_expelled",
-        file=HEARING,
-        old="        if self._turn.is_member(message.worker) and self._parts.checkpoints.take(",
-        new="        if self._parts.checkpoints.take(",
-        why="whoever is no member may have passed alone",
+        name="checkpoints_of_some_parts",
+        file=CHECKPOINTS,
+        old="        return len(self.parts) == self.count\n",
+        new="        return bool(self.parts)\n",
+        why="whoever is no member may have passed alone: only that all have a part of it proves a step",
     ),
     Mutant(
         name="checkpoints_of_abandoned_steps",
@@ -481,8 +477,8 @@ MUTANTS = (
     Mutant(
         name="checkpoints_of_steps_to_come",
         file=CHECKPOINTS,
-        old="        ripe = [written for written in self._written if written.step <= committed]\n",
-        new="        ripe = list(self._written)\n",
+        old="            if one.complete and name.step <= committed:\n",
+        new="            if one.complete:\n",
         why="a checkpoint of a step counts once the step does",
     ),
     # ---- the agent ----
@@ -523,15 +519,15 @@ MUTANTS = (
     ),
     Mutant(
         name="agent_takes_workers_that_were_begun_for_fresh",
-        file=AGENT,
-        old="        place.keep(Begun(worker=place.worker, generation=order.plan.generation))\n",
-        new="        pass\n",
+        file=PLACE,
+        old="            self.keep(Begun(worker=self.worker, generation=order.plan.generation))\n",
+        new="            pass\n",
         why="a worker whose listener gets no turn is in the generation all the same",
     ),
     Mutant(
         name="agent_tells_of_no_ends_again",
         file=AGENT,
-        old="        gone = [place.down for place in self._places if place.down is not None and not place.down.left]\n",
+        old="        gone = [gone for place in self._places if (gone := place.tell_who_is_gone()) is not None]\n",
         new="        gone: list[WorkerDown] = []\n",
         why="a worker may end while there is no coordinator",
     ),
@@ -606,4 +602,5 @@ MUTANTS = (
     *LATENESS_MUTANTS,
     *WITNESS_MUTANTS,
     *SAMPLE_MUTANTS,
+    *SNAPSHOT_MUTANTS,
 )

@@ -28,9 +28,16 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_tells_of_an_end_for_ever",
         file=PLACE,
-        old="        if isinstance(message, Attach):\n            self.down = None\n",
+        old="        if isinstance(message, Attach) and self.down_told:\n            self.down = None\n",
         new="",
         why="an end is told until the next worker has attached, not after",
+    ),
+    Mutant(
+        name="agent_forgets_an_end_that_nobody_has_heard_of",
+        file=PLACE,
+        old="        if isinstance(message, Attach) and self.down_told:\n",
+        new="        if isinstance(message, Attach):\n",
+        why="a worker may end, and another attach, while there is no coordinator",
     ),
     Mutant(
         name="agent_gives_up_too_early",

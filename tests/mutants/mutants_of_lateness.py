@@ -37,6 +37,13 @@ LATENESS_MUTANTS = (
         why="what is long now and then has been as long before",
     ),
     Mutant(
+        name="short_phases_are_late_within_a_step",
+        file=TIMES,
+        old="STEPS_LONGER = 1.5\n",
+        new="STEPS_LONGER = 0.0\n",
+        why="what is short varies most: on a busy machine a healthy worker would be ended",
+    ),
+    Mutant(
         name="other_worlds_take_as_long",
         file=TIMES,
         old="            limit_s = OTHER_WORLD * max(others)\n",
@@ -97,9 +104,16 @@ LATENESS_MUTANTS = (
     Mutant(
         name="waiting_is_hanging",
         file=JUDGE,
-        old="        return overdue and stand.late  # it does not look\n",
-        new="        return overdue\n",
+        old="        return still.overdue and stand.late  # it does not look\n",
+        new="        return still.overdue\n",
         why="who waits and looks holds nobody up",
+    ),
+    Mutant(
+        name="a_stopped_process_is_slow",
+        file=INQUIRY,
+        old="for at in (self.pace.stopped_at, self.pace.overdue_at))\n",
+        new="for at in (self.pace.overdue_at,))\n",
+        why="a process that is stopped would be waited for as if it were at work",
     ),
     Mutant(
         name="network_where_somebody_is_at_work",

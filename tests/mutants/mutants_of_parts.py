@@ -5,6 +5,11 @@ from __future__ import annotations
 from mutant import Mutant
 
 BOUNDARIES = "coordination/worker/boundaries.py"
+REPORTING = "coordination/worker/reporting.py"
+COPY = "coordination/worker/copy.py"
+ASSIGNMENT = "coordination/generations/assignment.py"
+DECISIONS = "coordination/generations/decisions.py"
+PLANNER = "coordination/generations/planner.py"
 STOPPING = "coordination/generations/stopping.py"
 CLOSING = "coordination/closing.py"
 FINISHING = "coordination/generations/finishing.py"
@@ -21,16 +26,52 @@ PART_MUTANTS = (
     ),
     Mutant(
         name="who_left_its_vote_has_nothing",
+        file=REPORTING,
+        old="        reduced=copy.reduced,\n",
+        new="        reduced=copy.reduced if phase is not Phase.ABANDONED else None,\n",
+        why="its reductions have returned: it can apply what passed elsewhere, or finish the step by itself",
+    ),
+    Mutant(
+        name="who_is_ready_is_not_asked",
+        file=DECISIONS,
+        old="            known[report.step] = report.reduced\n",
+        new="            pass\n",
+        why="a step whose reductions have all returned somewhere is never done again",
+        quick=True,
+    ),
+    Mutant(
+        name="who_lacks_the_step_has_nothing",
+        file=COPY,
+        old="        self.keeps = receives and not apart and self.applied is not None\n",
+        new="        self.keeps = False\n",
+        why="the only one that was READY may die before the others have its state: theirs must do",
+    ),
+    Mutant(
+        name="adopts_after_its_report",
         file=BOUNDARIES,
-        old="REDUCED = frozenset({Phase.READY, Phase.VOTED, Phase.ABANDONED, ",
-        new="REDUCED = frozenset({Phase.READY, Phase.VOTED, ",
-        why="its reductions have returned: it can apply what passed elsewhere",
+        old="Phase.FORWARD, Phase.ADOPTING})\n",
+        new="Phase.FORWARD})\n",
+        why="what it has promised to have is being written over",
+    ),
+    Mutant(
+        name="what_was_begun_of_the_next_step_is_done_again",
+        file=PLANNER,
+        old="    if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):\n",
+        new="    if decision.kind is not DecisionKind.REDO:\n",
+        why="that others have to finish a step takes nothing from who has gone on",
+    ),
+    Mutant(
+        name="who_waits_for_a_state_forgets_its_gradients",
+        file=ASSIGNMENT,
+        old="        if not (keeps or (same_step",
+        new="        if not ((same_step",
+        why="where that never comes the step is done again, and they are of use",
     ),
     Mutant(
         name="loads_what_a_peer_would_send",
         file=BOUNDARIES,
-        old="    if lacking and isinstance(source, CheckpointSource):\n        return Load(plan, source.name)\n",
-        new="    if lacking and source is not None:\n        return Load(plan, str(source))\n",
+        old="    if lacking and isinstance(source, CheckpointSource | SnapshotSource):\n",
+        new="    if lacking and source is not None:\n",
         why="only a roll-back leads to a checkpoint",
     ),
     Mutant(

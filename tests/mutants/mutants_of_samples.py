@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 WORKER = "coordination/worker/machine.py"
+REPORTING = "coordination/worker/reporting.py"
 REFUSALS = "coordination/generations/refusals.py"
 DECIDING = "coordination/generations/deciding.py"
 HEARING = "coordination/hearing.py"
@@ -15,7 +16,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="nobody_refuses",
         file=WORKER,
-        old="if wrong := self.samples.wrong(self.step, samples=commit.samples, hashes=commit.sample_hashes):",
+        old="if wrong := self.samples.wrong(self.step, samples=v.samples, hashes=v.sample_hashes):",
         new='if wrong := "":',
         why="a step that does not have each micro-batch once counts for nobody",
         quick=True,
@@ -36,16 +37,16 @@ SAMPLE_MUTANTS = (
     ),
     Mutant(
         name="a_refusal_is_not_reported",
-        file=WORKER,
-        old="            refused=self.generation if self.phase is Phase.REFUSED else 0,\n",
-        new="            refused=0,\n",
+        file=REPORTING,
+        old="        refused=generation if phase is Phase.REFUSED else 0,\n",
+        new="        refused=0,\n",
         why="what is held is kept, and with it what is wrong, for ever",
     ),
     Mutant(
         name="a_refusal_is_told_to_whoever_listens",
         file=PLACE,
-        old="    VoteRefused,\n    Finished,\n    CheckpointWritten,\n    CheckpointKept,\n",
-        new="    Finished,\n    CheckpointWritten,\n    CheckpointKept,\n",
+        old="    VoteRefused,\n    Finished,\n    Loads,\n",
+        new="    Finished,\n    Loads,\n",
         why="a coordinator that comes later must hear of it: nobody goes on otherwise",
     ),
     Mutant(

@@ -110,8 +110,8 @@ WITNESS_MUTANTS = (
     Mutant(
         name="what_was_loaded_has_a_history",
         file=COPY,
-        old="        self._of, self.passed = Stateless.VOID, None\n        self.history.clear()\n",
-        new="        self._of, self.passed = Stateless.VOID, None\n",
+        old="        self.reduced, self.keeps = None, False\n        self.history.clear()\n",
+        new="        self.reduced, self.keeps = None, False\n",
         why="what a roll-back has undone never led anywhere",
     ),
     Mutant(

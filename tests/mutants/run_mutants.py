@@ -23,7 +23,7 @@ from mutant_table import MUTANTS
 TESTS = Path(__file__).parent.parent
 SOURCE = TESTS.parent / "src" / "holdfast"
 
-#: rounds of the schedules in check_schedules.py, ten schedules each
+#: rounds of the schedules in check_schedules.py
 QUICK_ROUNDS, ROUNDS = 4, 60
 #: seconds of the CPU; a mutant that makes a schedule endless is caught, too
 LIMIT_S = 120

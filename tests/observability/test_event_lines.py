@@ -62,7 +62,9 @@ def test_fields_that_came_later_are_blank_in_an_older_event() -> None:
 def test_reads_complete_lines_only(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(msgspec.json.encode(made("job_failed")) + b'\n{"event": "step_com')
-    assert read_events(path) == [made("job_failed")]
+    said: list[str] = []
+    assert read_events(path, said.append) == [made("job_failed")]
+    assert said == [f"{path}, line 2 is left out: it is not whole (somebody is writing it, or was killed at it)"]
 
 
 @pytest.mark.parametrize(
@@ -93,5 +95,5 @@ def test_a_file_without_events_is_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(BadInputError, match="no event yet"):
             read_events(path)
-    with pytest.raises(BadInputError, match="cannot be read"):
+    with pytest.raises(BadInputError, match=r"cannot be read as an event file: Is a directory; give the file that"):
         read_events(tmp_path)

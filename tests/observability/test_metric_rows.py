@@ -20,7 +20,12 @@ from made_events import made
 
 
 def step(number: int, **metrics: float | None) -> ReadEvent:
-    return made("step_committed", float(number), step=number, loss=1.0 / number, samples=6, metrics=metrics)
+    known = {"step": number, "loss": 1.0 / number, "samples": 6, "grad_norm": 0.5}
+    return made("step_committed", float(number), **known, metrics=metrics)
+
+
+def found(number: int, **metrics: float | None) -> ReadEvent:
+    return made("evaluated", number + 0.25, name="eval", step=number, samples=9, metrics=metrics)
 
 
 def back(to: int) -> ReadEvent:
@@ -41,6 +46,7 @@ def test_a_step_has_its_loss_and_what_was_logged(tmp_path: Path) -> None:
         "step": 1,
         "time": 1.0,
         "loss": 1.0,
+        "grad_norm": 0.5,
         "samples": 6,
         "metrics": {"accuracy": 0.5, "doubtful": None},
     }
@@ -67,6 +73,43 @@ def test_a_file_of_before_is_gone_on_with(tmp_path: Path) -> None:
     assert rows[3]["metrics"] == {"later": 1.0}
 
 
+def test_what_an_evaluation_came_to_stands_at_its_own_step(tmp_path: Path) -> None:
+    """Told before that step is or after it, however late and often; not at the next step, whose metrics have it too."""
+    once = [step(1), found(2, loss=2.0), step(2, fine=0.5), step(3, **{"eval/loss": 2.0}), step(4), found(4, loss=4.0)]
+    path, expected = (
+        tmp_path / "rows",
+        [(1, {}), (2, {"fine": 0.5, "eval/loss": 2.0}), (3, {}), (4, {"eval/loss": 4.0})],
+    )
+    for events in (once, once, [*once, *once[3:]], [*once, found(2, loss=2.0)]):
+        rows = written(path, *events)
+        assert [(row["step"], row["metrics"]) for row in rows] == expected
+    late = [step(5), step(6), found(5, loss=5.0, doubtful=None), back(5), step(6), found(6, loss=6.0)]
+    rows = written(path, *late)
+    five, six = {"eval/loss": 5.0, "eval/doubtful": None}, {"eval/loss": 6.0}
+    assert [(row["step"], row["metrics"]) for row in rows] == [*expected, (5, five), (6, six)]
+
+
+def test_what_a_roll_back_undid_was_not_evaluated(tmp_path: Path) -> None:
+    rows = written(tmp_path / "rows", step(1), step(2), found(2, loss=9.0), back(1), step(2), found(2, loss=2.0))
+    assert [row["metrics"] for row in rows] == [{}, {"eval/loss": 2.0}]
+    rows = written(tmp_path / "rows", back(1), step(2))
+    assert [row["metrics"] for row in rows] == [{}, {}]
+
+
+def test_a_job_that_resumes_evaluates_a_step_of_before(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "rows.csv"):
+        for events in ((step(1), step(2)), (found(2, loss=2.0), step(3)), (found(2, loss=2.0), step(3))):
+            writer = writer_for(tmp_path / name)
+            for event in events:
+                writer.take(event)
+            writer.close()
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["metrics"]) for row in rows] == [(1, {}), (2, {"eval/loss": 2.0}), (3, {})]
+    lines = (tmp_path / "rows.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[0] for line in lines] == ["1", "1", "2", "2", "2", "3", "3"]
+    assert lines[4] == "2,2.25,eval/loss,2.0"
+
+
 def test_csv_has_a_line_for_each_value(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     for _ in range(2):
@@ -79,8 +122,10 @@ def test_csv_has_a_line_for_each_value(tmp_path: Path) -> None:
     assert lines == [
         ["step", "time", "name", "value"],
         ["1", "1.0", "loss", "1.0"],
+        ["1", "1.0", "grad_norm", "0.5"],
         ["1", "1.0", "doubtful", ""],
         ["2", "2.0", "loss", "0.5"],
+        ["2", "2.0", "grad_norm", "0.5"],
         ["2", "2.0", "fine", "0.5"],
     ]
 
@@ -167,15 +212,16 @@ def tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tensorboard")
 def test_tensorboard_is_told_what_to_purge(tmp_path: Path) -> None:
     writer = MetricWriter(FORMATS["tensorboard"](tmp_path / "runs"))
-    for event in (step(1, fine=0.5), step(2, doubtful=None), back(1), step(2)):
+    for event in (step(1, fine=0.5), found(2, loss=2.0), step(2, doubtful=None), found(1, loss=1.0), back(1), step(2)):
         writer.take(event)
     writer.close()
     assert Recorder.said == [
         ("purge", 1, None),
-        ("step", 1, {"loss": 1.0, "fine": 0.5}),
-        ("step", 2, {"loss": 0.5}),
+        ("step", 1, {"loss": 1.0, "grad_norm": 0.5, "fine": 0.5}),
+        ("step", 2, {"loss": 0.5, "grad_norm": 0.5, "eval/loss": 2.0}),
+        ("step", 1, {"eval/loss": 1.0}),
         ("purge", 2, None),
-        ("step", 2, {"loss": 0.5}),
+        ("step", 2, {"loss": 0.5, "grad_norm": 0.5}),
         ("close", 0, None),
     ]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -9,26 +10,45 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
-from holdfast.protocol import checkpoint_dir
-from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
-from holdfast.protocol.checkpoint_names import CheckpointName, on_one_lineage
+from holdfast.protocol.checkpoints import directory as checkpoint_dir
+from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
+from holdfast.protocol.checkpoints.names import CheckpointName, StoredFile, on_one_lineage
+from holdfast.storage import LocalStorage
 
-FILES = {"a.bin": b"a" * 1000, "sub/b.bin": b"b" * 10, "empty": b""}
+FILES = {"a.bin": b"a" * 1000, "b.bin": b"b" * 10, "empty": b""}
 
 
 def write(directory: Path, step: int, nonce: str = "ab", *, term: int = 1, generation: int = 1) -> CheckpointName:
+    """Write all of a checkpoint but its manifest."""
     name = CheckpointName(term=term, generation=generation, step=step, nonce=nonce)
-    for path, content in FILES.items():
-        (directory / name.writing / path).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name.writing / path).write_bytes(content)
-    assert checkpoint_dir.write_manifest(directory / name.writing, step) == 1010
+    for file, content in FILES.items():
+        checkpoint_dir.write_file(LocalStorage(directory), name.folder, file, [content])
     return name
+
+
+def files_of(directory: Path, name: CheckpointName) -> list[StoredFile]:
+    return [
+        StoredFile(name=file, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        for file, content in FILES.items()
+    ]
+
+
+def seal(directory: Path, name: CheckpointName) -> None:
+    checkpoint_dir.seal(LocalStorage(directory), name, files_of(directory, name))
 
 
 def kept(directory: Path, step: int, *, term: int = 1, generation: int = 1) -> Path:
     name = write(directory, step, term=term, generation=generation)
-    checkpoint_dir.keep(directory, name)
-    return directory / name.final
+    seal(directory, name)
+    return directory / name.folder
+
+
+def find(directory: Path) -> list[CheckpointName]:
+    return checkpoint_dir.find_checkpoints(LocalStorage(directory))
+
+
+def verify(path: Path) -> int:
+    return checkpoint_dir.verify(LocalStorage(path.parent), path.name)
 
 
 def of_today(directory: Path, step: int) -> None:
@@ -36,35 +56,35 @@ def of_today(directory: Path, step: int) -> None:
     os.replace(kept(directory, step), directory / f"step-{step:08d}")
 
 
-def test_a_checkpoint_counts_only_under_its_final_name(tmp_path: Path) -> None:
+def test_a_checkpoint_counts_only_with_its_manifest(tmp_path: Path) -> None:
     name = write(tmp_path, 12)
-    assert checkpoint_dir.find_checkpoints(tmp_path) == []
-    checkpoint_dir.keep(tmp_path, name)
-    assert checkpoint_dir.find_checkpoints(tmp_path) == [name]
-    assert checkpoint_dir.verify(tmp_path / "step-00000012-t1-g1-ab") == 12
-    checkpoint_dir.keep(tmp_path, name)  # told twice
+    assert find(tmp_path) == []
+    seal(tmp_path, name)
+    assert find(tmp_path) == [name]
+    assert verify(tmp_path / "step-00000012-t1-g1-ab") == 12
+    seal(tmp_path, name)  # told twice
 
 
 def test_writers_of_two_lineages_never_touch_each_others_files(tmp_path: Path) -> None:
     """Reproducer fence.py: one that was expelled wakes up, and keeps what it has written of the abandoned lineage."""
     abandoned, decided = write(tmp_path, 20, generation=1), write(tmp_path, 20, generation=2)
-    checkpoint_dir.keep(tmp_path, decided)
-    before = {path: path.read_bytes() for path in (tmp_path / decided.final).rglob("*") if path.is_file()}
-    checkpoint_dir.keep(tmp_path, abandoned)
-    checkpoint_dir.remove_unfinished(tmp_path, abandoned)
-    assert {path: path.read_bytes() for path in (tmp_path / decided.final).rglob("*") if path.is_file()} == before
-    assert checkpoint_dir.intact_checkpoints(tmp_path, pytest.fail) == [decided]
+    seal(tmp_path, decided)
+    before = {path: path.read_bytes() for path in (tmp_path / decided.folder).rglob("*") if path.is_file()}
+    seal(tmp_path, abandoned)
+    checkpoint_dir.remove_unfinished(LocalStorage(tmp_path), abandoned)
+    assert {path: path.read_bytes() for path in (tmp_path / decided.folder).rglob("*") if path.is_file()} == before
+    assert checkpoint_dir.intact_checkpoints(LocalStorage(tmp_path), pytest.fail) == [decided]
 
 
 def test_what_is_damaged_before_it_is_kept_is_told(tmp_path: Path) -> None:
     name = write(tmp_path, 12)
-    (tmp_path / name.writing / "a.bin").write_bytes(b"")
+    (tmp_path / name.folder / "a.bin").write_bytes(b"")
     with pytest.raises(DamagedCheckpointError, match="cut short"):
-        checkpoint_dir.keep(tmp_path, name)
+        seal(tmp_path, name)
 
 
 def test_a_missing_directory_has_no_checkpoints(tmp_path: Path) -> None:
-    assert checkpoint_dir.find_checkpoints(tmp_path / "none") == []
+    assert find(tmp_path / "none") == []
 
 
 def test_checkpoints_are_in_the_order_of_their_lineages(tmp_path: Path) -> None:
@@ -73,15 +93,15 @@ def test_checkpoints_are_in_the_order_of_their_lineages(tmp_path: Path) -> None:
     of_today(tmp_path, 7000)
     (tmp_path / "step-x").mkdir()
     (tmp_path / "step-00000007").write_text("a file")
-    found = checkpoint_dir.find_checkpoints(tmp_path)
+    found = find(tmp_path)
     assert [(name.generation, name.step) for name in found] == [(0, 7000), (1, 5), (3, 99), (3, 100_000_000)]
 
 
 def test_checkpoints_of_earlier_versions_are_found(tmp_path: Path) -> None:
     for step in (10, 20):
         of_today(tmp_path, step)
-    found = checkpoint_dir.intact_checkpoints(tmp_path, pytest.fail)
-    assert [name.final for name in found] == ["step-00000010", "step-00000020"]
+    found = checkpoint_dir.intact_checkpoints(LocalStorage(tmp_path), pytest.fail)
+    assert [name.folder for name in found] == ["step-00000010", "step-00000020"]
 
 
 def test_damaged_ones_are_told_and_stand_in_nobodys_way(tmp_path: Path) -> None:
@@ -91,7 +111,7 @@ def test_damaged_ones_are_told_and_stand_in_nobodys_way(tmp_path: Path) -> None:
         if step > 50:
             os.truncate(path / "a.bin", 10)
     told: list[DamagedCheckpointError] = []
-    assert [name.step for name in checkpoint_dir.intact_checkpoints(tmp_path, told.append)] == [10, 20]
+    assert [name.step for name in checkpoint_dir.intact_checkpoints(LocalStorage(tmp_path), told.append)] == [10, 20]
     assert ["step-00000100" in str(error) for error in told] == [True, False]
 
 
@@ -99,16 +119,16 @@ def test_damaged_ones_are_told_and_stand_in_nobodys_way(tmp_path: Path) -> None:
     ("manifest", "words"),
     [
         ("[" * 100_000, "no manifest"),
-        ('{"format": 1, "step": 1e999, "files": {}}', "no manifest"),
-        ('{"format": 1, "step": 9, "files": {"a\\u0000b": {"bytes": 1, "sha256": ""}}}', "names a file 'a.x00b'"),
-        ('{"format": 1, "step": 9, "files": {"\\ud800": {"bytes": 1, "sha256": ""}}}', "names a file"),
+        ('{"format": 2, "step": 1e999, "files": {}}', "no manifest"),
+        ('{"format": 2, "step": 9, "files": {"a\\u0000b": {"bytes": 1, "sha256": ""}}}', "names a file that no"),
+        ('{"format": 2, "step": 9, "files": {"\\ud800": {"bytes": 1, "sha256": ""}}}', "names a file that no"),
     ],
 )
 def test_a_manifest_of_any_kind_is_damaged_at_worst(tmp_path: Path, manifest: str, words: str) -> None:
     checkpoint = kept(tmp_path, 9)
     (checkpoint / "manifest.json").write_text(manifest)
     with pytest.raises(DamagedCheckpointError, match=words):
-        checkpoint_dir.verify(checkpoint)
+        verify(checkpoint)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "a.bin"])
@@ -123,7 +143,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
     (checkpoint / name).unlink()
     os.mkfifo(checkpoint / name)
     with pytest.raises(DamagedCheckpointError, match="no regular file"):
-        checkpoint_dir.verify(checkpoint)
+        verify(checkpoint)
 
 
 def test_what_a_later_generation_went_back_behind_is_abandoned() -> None:
@@ -135,17 +155,17 @@ def test_what_a_later_generation_went_back_behind_is_abandoned() -> None:
 
 
 def test_only_what_is_named_is_removed_and_what_was_left_unfinished_before_it(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
     write(tmp_path, 3, "aa")
-    (tmp_path / ".writing-00000002-ab").mkdir()  # an earlier version's
     write(tmp_path, 3, "bb", generation=2)
     for step in (1, 2, 4):
         kept(tmp_path, step)
     (tmp_path / "mine.txt").write_text("the user's")
-    checkpoint_dir.remove(tmp_path, ["step-00000001-t1-g1-ab", "step-00000009-t1-g1-ab"])
-    checkpoint_dir.remove_unfinished(tmp_path, CheckpointName(term=1, generation=1, step=4))
+    checkpoint_dir.remove(storage, ["step-00000001-t1-g1-ab", "step-00000009-t1-g1-ab"])
+    checkpoint_dir.remove_unfinished(storage, CheckpointName(term=1, generation=1, step=4))
     left = sorted(path.name for path in tmp_path.iterdir())
-    final = ["step-00000002-t1-g1-ab", "step-00000004-t1-g1-ab"]
-    assert left == [".writing-00000003-t1-g2-bb", "mine.txt", *final]
+    sealed = ["step-00000002-t1-g1-ab", "step-00000004-t1-g1-ab"]
+    assert left == ["mine.txt", sealed[0], "step-00000003-t1-g2-bb", sealed[1]]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -171,34 +191,34 @@ def test_any_file_that_is_cut_short_or_altered_is_noticed(
         # The manifest has no checksum of its own: a change that leaves it readable may go unnoticed.
         return
     with pytest.raises(DamagedCheckpointError):
-        checkpoint_dir.verify(checkpoint)
+        verify(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../outside", "a/../../b"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../outside", "a/../../b", "a/b", ".hidden"])
 def test_a_manifest_cannot_point_outside(tmp_path: Path, name: str) -> None:
     checkpoint = kept(tmp_path, 3)
     manifest = json.loads((checkpoint / checkpoint_dir.MANIFEST).read_text())
-    manifest["files"][name] = {"bytes": 1, "sha256": "0"}
+    manifest["files"][name] = {"bytes": 1, "sha256": "0" * 64}
     (checkpoint / checkpoint_dir.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(DamagedCheckpointError, match="outside"):
-        checkpoint_dir.verify(checkpoint)
+    with pytest.raises(DamagedCheckpointError, match="names a file that no checkpoint has"):
+        verify(checkpoint)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "step-1", "step-00000001/..", "", ".writing-00000001-", "/tmp", "step-000000001", "step-00000001\n"],
+    ["../x", "step-1", "step-00000001/..", "", ".writing-00000001-ab", "/tmp", "step-000000001", "step-00000001\n"],
 )
 def test_names_from_elsewhere_are_never_paths(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="no name of a checkpoint"):
-        checkpoint_dir.remove(tmp_path, [name])
+        checkpoint_dir.remove(LocalStorage(tmp_path), [name])
 
 
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(BadInputError, match="cannot be made"):
-        checkpoint_dir.make_directory(file / "below")
+        LocalStorage(file / "below").check()
     if os.geteuid() != 0:
         tmp_path.chmod(0o500)
         with pytest.raises(BadInputError, match="not writable"):
-            checkpoint_dir.make_directory(tmp_path)
+            LocalStorage(tmp_path).check()

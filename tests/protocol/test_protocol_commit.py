@@ -15,11 +15,14 @@ from holdfast.protocol.commit import (
     Commit,
     Flag,
     Wish,
-    from_sums,
+    flag_numbers,
+    from_lanes,
+    lane_numbers,
     lanes_of,
     metrics_bytes,
-    to_numbers,
+    same_lanes,
     weight,
+    with_flags,
 )
 
 FLAGS = st.sets(st.sampled_from(Flag)).map(lambda raised: tuple(flag for flag in Flag if flag in raised))
@@ -42,12 +45,16 @@ def test_the_lanes_are_the_fields_of_v_in_the_order_of_the_wire() -> None:
     part = Commit(grad_square=1.5, loss_sum=2.5, samples=3, nonfinite=4, sample_hashes=5, flags=(Flag.SWAP,))
     part = msgspec.structs.replace(part, wishes=(Wish.SAVE,))
     assert lanes_of(part) == (1.5, 2.5, 3, 4, 5)
-    assert to_numbers(part) == [1.5, 2.5, 3.0, 4.0, 5.0, 1.0, 0.0, 1.0]
+    assert lane_numbers(part) == [1.5, 2.5, 3.0, 4.0, 5.0]
+    assert flag_numbers(part.flags, part.wishes) == [1.0, 0.0, 1.0, 0.0]
 
 
 @given(st.lists(PARTS, min_size=1, max_size=6))
 def test_lanes_add_up_flags_need_everybody_and_wishes_anybody(parts: list[Commit]) -> None:
-    v = from_sums([sum(column) for column in zip(*map(to_numbers, parts), strict=True)], len(parts))
+    lanes = [sum(column) for column in zip(*map(lane_numbers, parts), strict=True)]
+    raised = [sum(column) for column in zip(*(flag_numbers(p.flags, p.wishes) for p in parts), strict=True)]
+    v = with_flags(from_lanes(lanes), raised, len(parts))
+    assert same_lanes(v, from_lanes(lanes))
     for name, kind in LANES:
         assert getattr(v, name) == sum(getattr(part, name) for part in parts)
         assert type(getattr(v, name)) is kind
@@ -56,14 +63,16 @@ def test_lanes_add_up_flags_need_everybody_and_wishes_anybody(parts: list[Commit
 
 
 def test_sums_of_another_version_are_refused() -> None:
-    with pytest.raises(ValueError, match="9 sums are not those of 5 lanes, 1 flags and 2 wishes"):
-        from_sums([0.0] * (len(LANES) + len(Flag) + len(Wish) + 1), 1)
+    with pytest.raises(ValueError, match="6 sums are not those of 5 lanes"):
+        from_lanes([0.0] * (len(LANES) + 1))
+    with pytest.raises(ValueError, match="5 sums are not those of 1 flags and 3 wishes"):
+        with_flags(v_with({}), [0.0] * (len(Flag) + len(Wish) + 1), 1)
 
 
 @pytest.mark.parametrize("sum_", [float("nan"), float("inf"), -float("inf"), 0.5])
 def test_a_count_that_is_none_equals_no_count(sum_: float) -> None:
     """A rank that puts in nonsense must not end all others: they refuse v."""
-    v = from_sums([1.0, 1.0, sum_, 0.0, sum_, 1.0, 0.0, 0.0], 1)
+    v = from_lanes([1.0, 1.0, sum_, 0.0, sum_])
     assert (v.samples, v.sample_hashes) == (-1, -1)
 
 
@@ -81,7 +90,7 @@ def v_with(metrics: dict[str, float]) -> Commit:
 
 def test_what_is_logged_is_no_lane_and_crosses_the_wire_in_every_bit() -> None:
     v = v_with({"a": 0.1 + 0.2, "b": float("inf"), "ü" * MAX_METRIC_NAME: float("nan")})
-    assert to_numbers(v) == to_numbers(v_with({}))
+    assert lane_numbers(v) == lane_numbers(v_with({}))
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(v), type=Commit)
     assert repr(back.metrics) == repr(v.metrics)
 
@@ -99,3 +108,11 @@ def test_a_step_counts_for_more_the_more_it_logs() -> None:
 def test_a_message_that_logs_more_than_a_step_may_is_refused(metrics: dict[str, float]) -> None:
     with pytest.raises(msgspec.ValidationError, match="metrics"):
         msgspec.msgpack.decode(msgspec.msgpack.encode(v_with(metrics)), type=Commit)
+
+
+def test_v_of_an_attempt_is_known_by_all_that_is_not_raised() -> None:
+    one = v_with({"a": float("nan")})
+    assert same_lanes(one, msgspec.structs.replace(one, flags=(Flag.SWAP,), wishes=(Wish.STOP,)))
+    for other in ({"loss_sum": -2.0}, {"sample_hashes": 1}, {"metrics": {"a": 1.0}}, {"grad_square": float("nan")}):
+        assert not same_lanes(one, msgspec.structs.replace(one, **other))
+    assert same_lanes(*[msgspec.structs.replace(one, grad_square=float("nan"))] * 2)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.control.link.forking import PRELOAD
 from holdfast.control.link.framing import FrameDecoder, FromWorkerProcess, encode_frame
@@ -26,10 +27,10 @@ from holdfast.coordination.agent.instructions import Pass
 from holdfast.coordination.agent.known_plans import KnownPlans
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.inputs import Disconnected, InjectFault, Received, Tick
-from holdfast.coordination.instructions import Broadcast, Emit, EndJob, Persist, Send
+from holdfast.coordination.inputs import Disconnected, InjectFault, Planned, Received, Tick
+from holdfast.coordination.instructions import Broadcast, Emit, EndJob, Persist, PlanExperts, Send
 from holdfast.protocol import events as ev
-from holdfast.protocol.job_spec import CheckpointSpec, ExperimentSpec, JobSpec
+from holdfast.protocol.job_spec import CheckpointSpec, ExperimentSpec, ExpertSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.position import Position
 
@@ -55,6 +56,34 @@ def misled(job: Any, how: str) -> Generator[None]:
     yield
     workload.load = load
     workload.sums.step += how == "stale"
+
+
+@contextmanager
+def lingering(job: Any, due: dict[str, int], node: str, step: int, directory: Path) -> Generator[None]:
+    """Let a node's reductions of a step seem to return only once it is stopped: it is not READY, as all others are.
+
+    Each of those leaves a file once it votes.
+    """
+    session = job._session
+    reduce, voting = session.workload.reduce, session._machine.voting
+
+    def late(comm: Any) -> Any:
+        v = reduce(comm)
+        with session._shared.changed:
+            session._shared.changed.wait_for(lambda: session._machine.frozen, DEADLINE_S)
+        return v
+
+    def seen() -> bool:
+        (directory / f"{node}.votes").touch()
+        return voting()
+
+    if due.get(node) == step:
+        del due[node]  # (the first attempt only)
+        session.workload.reduce = late
+    elif step in due.values():
+        session._machine.voting = seen
+    yield
+    session.workload.reduce, session._machine.voting = reduce, voting
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
@@ -83,7 +112,7 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     scaler = torch.amp.GradScaler("cpu", init_scale=options.get("scale", 1.0), growth_interval=2)
     half = "scale" in options
-    wrong = dict(options.get("wrong", {}))
+    wrong, lingers = dict(options.get("wrong", {})), dict(options.get("lingers", {}))
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(50, 8, generator=generator, dtype=dtype)
     data_of = Streams if options.get("streams") else torch.utils.data.TensorDataset
@@ -122,7 +151,9 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
             if options.get("logs"):
                 step.log({"rate": optimizer.param_groups[0]["lr"]})
                 step.log({"workers": 1}, reduce="sum")
-            if step.apply():
+            with lingering(job, lingers, node, step.number, Path(directory)):
+                applied = step.apply()
+            if applied:
                 print(
                     json.dumps([step.number, step.loss, job.rank, job.world_size, step.metrics]), file=file, flush=True
                 )
@@ -222,8 +253,26 @@ class _Node:
 class Cluster:
     """Starts workers, lets the machine coordinate them, and remembers what happened."""
 
-    def __init__(self, directory: Path, *, nodes: int, options: dict[str, Any], checkpoint_every: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: int,
+        options: dict[str, Any],
+        checkpoint_every: int = 0,
+        zygote: str = "",
+        experts: ExpertSpec | None = None,
+    ) -> None:
+        """Start the nodes' workers.
+
+        Args:
+            zygote: the socket of the one that forks their loader workers, if they are to have any.
+            experts: where these live, and how often a search is made; whatever is found is adopted.
+        """
         self.directory = directory
+        self._zygote = zygote
+        self._experts = experts or ExpertSpec()
+        self._planned: list[Planned] = []
         self.options = options
         self.events: list[ev.Event] = []
         self.messages: list[Any] = []
@@ -237,7 +286,9 @@ class Cluster:
         self._wake, self._waker = socket.socketpair()
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         config = CoordinatorConfig(
-            spec=JobSpec(name=JOB, max_nodes=nodes, experiments=ExperimentSpec(allow_faults=True)),
+            spec=JobSpec(
+                name=JOB, max_nodes=nodes, experts=self._experts, experiments=ExperimentSpec(allow_faults=True)
+            ),
             lease_s=600.0,
             tick_s=0.05,
             secret=b"s" * 32,
@@ -285,7 +336,10 @@ class Cluster:
         settings = WorkerSettings(
             socket=node.path,
             worker=node.worker,
-            spec=JobSpec(name=JOB, checkpoint=checkpoint, experiments=ExperimentSpec(verify_state=1)),
+            zygote=self._zygote,
+            spec=JobSpec(
+                name=JOB, checkpoint=checkpoint, experts=self._experts, experiments=ExperimentSpec(verify_state=1)
+            ),
         )
         node.process = _context.Process(target=_child, args=(settings, node.name, str(self.directory), self.options))
         node.process.start()
@@ -392,8 +446,10 @@ class Cluster:
                     self._wake.recv(64)
                 else:
                     self._readable(key.data, key.fileobj)
-            if self.over is None:
-                self._do(self.machine.handle(Tick(), time.time()))
+            planned, self._planned = self._planned, []
+            for said in (*planned, Tick()):
+                if self.over is None:
+                    self._do(self.machine.handle(said, time.time()))
             self._changed.notify_all()
             return not self._closing
 
@@ -438,8 +494,14 @@ class Cluster:
                 self.events.append(instruction.event)
             elif isinstance(instruction, EndJob):
                 self.over = instruction
+            elif isinstance(instruction, PlanExperts):
+                found = instruction.search.solve()
+                adopted = replace(found, adopt=found.experts.moves > 0) if found is not None else None
+                self._planned.append(Planned(instruction.search.generation, adopted))
             elif isinstance(instruction, Send) and isinstance(instruction.message, msg.ToWorker):
                 self._order(instruction.connection, instruction.message.order)
+            elif isinstance(instruction, Send) and isinstance(instruction.message, msg.CheckpointOrder):
+                self._order(instruction.connection, instruction.message)
             elif isinstance(instruction, Send):
                 self._tell(instruction.connection, instruction.message)
             elif isinstance(instruction, Broadcast):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast.coordination.telling.plan_change import MisfitError, change_of
 from holdfast.errors import EXIT_DONE, SupersededError
 from holdfast.protocol import events as ev
+from holdfast.protocol.commit import with_flags
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import SCHEMA, Record
 from holdfast.simulation.clock import URGENT, Timeline
@@ -199,23 +200,22 @@ def test_agents_share_a_plan_that_is_made_of_the_same_things() -> None:
 def test_a_state_shows_whatever_went_wrong() -> None:
     state = training.initial_state(1)
     samples = StepSamples(seed=0, micro_batches=4, micro_batch=4)
-    made = [(training.SimGradient(training.gradient(state, 1, m), samples.hash_of(1, m)),) for m in range(4)]
-    parts = [gradient.value for (gradient,) in made]
-    first, second = dict(enumerate(made[:2])), dict(enumerate(made[2:]))
-    right = training.reduce_parts([parts[:2], parts[2:]], generation=1)
+    parts = [training.SimGradient(training.gradient(state, 1, m), samples.hash_of(1, m)) for m in range(4)]
+    plan = FaultPlan(seed=0)
+    right = training.reduce_parts([parts[:2], parts[2:]], plan, generation=1)
     assert right.parts == training.expected_parts(state, 1, 4)
 
-    def vote(given: training.SimSums, *flags: msg.Flag) -> msg.Commit:
+    def vote(*flags: msg.Flag) -> list[float]:
         machine: Any = SimpleNamespace(generations=SimpleNamespace(rank=0, world=2, flags=flags))
         machine.step, machine.wishes = 1, SimpleNamespace(raised=())
-        return training.vote(right, given, FaultPlan(seed=0), machine)
+        return training.vote(plan, machine)
 
-    v = training.combine([vote(first), vote(second, msg.Flag.SWAP)])
+    v = with_flags(right.v, training.combine([vote(), vote(msg.Flag.SWAP)]), 2)
     assert (v.samples, v.flags, v.sample_hashes) == (16, (), samples.expected(1))
     good = training.next_state(state, right, v)
-    doubled = training.reduce_parts([parts, parts[2:]], generation=1)
-    lost = training.reduce_parts([parts[:2]], generation=1)
-    elsewhere = training.reduce_parts([parts[:2], parts[2:]], generation=2)
+    doubled = training.reduce_parts([parts, parts[2:]], plan, generation=1)
+    lost = training.reduce_parts([parts[:2]], plan, generation=1)
+    elsewhere = training.reduce_parts([parts[:2], parts[2:]], plan, generation=2)
     other_v = msg.Commit(grad_square=0.0, loss_sum=v.loss_sum, samples=16, nonfinite=0)
     wrong = {
         *(training.next_state(state, reduced, v) for reduced in (doubled, lost, elsewhere)),

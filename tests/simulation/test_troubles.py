@@ -16,6 +16,7 @@ from holdfast.simulation.collectives import Group, SimOperation
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Partition
 from holdfast.simulation.process import Process
+from holdfast.simulation.world import START
 
 A, B, C = "n0", "n1", "n2"
 SomeEvent = TypeVar("SomeEvent", bound=ev.AnyEvent)
@@ -34,7 +35,7 @@ def events(cluster: SimCluster, kind: type[SomeEvent]) -> list[SomeEvent]:
 def struck_at(cluster: SimCluster) -> float:
     """Return when the first fault struck, on the cluster's clock."""
     assert cluster.world.story is not None
-    return next(line[0] for line in cluster.world.story if line[1] == "FAULT") + 1000.0
+    return next(line[0] for line in cluster.world.story if line[1] == "FAULT") + START
 
 
 def faults_told(cluster: SimCluster) -> list[msg.Complaint]:

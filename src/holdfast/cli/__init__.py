@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from holdfast.cli.experts import plan
-from holdfast.cli.history import audit, explain, export, logs, report
+from holdfast.cli.history import audit, checkpoints, explain, export, logs, report
 from holdfast.cli.job import act, end, look, run, schema, servers
 from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
 from holdfast.cli.simulate import command as simulate
@@ -57,6 +57,7 @@ explain.register(app)
 report.register(app)
 audit.register(app)
 export.register(app)
+checkpoints.register(app)
 servers.register(app)
 plan.register(app)
 simulate.register(app)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 
+from holdfast.coordination.progress.saving_period import PeriodBounds
 from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.job_spec import JobSpec
 
@@ -19,7 +21,8 @@ class CoordinatorConfig:
     rules: the site's own classes of failures, as `spec.recovery.failure_classes` has them.
     join_retry_s: nobody is taken in before this long after a failed attempt.
     witnesses: how many workers tell of a step as it passes; 0: as `witnesses_wanted` says.
-    save_timeout_s: how long a job that is to end may take to save what it has led to.
+    period: of saves where their times are not given. save_timeout_s: how long a job that is to end may take to save
+    what it has led to.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
     """
@@ -32,10 +35,23 @@ class CoordinatorConfig:
     report_timeout_s: float = 5.0
     prepare_timeout_s: float = 30.0
     join_retry_s: float = 1.0
+    period: PeriodBounds = field(default_factory=PeriodBounds)
     save_timeout_s: float = 30.0
     witnesses: int = 0
     secret: bytes = b""
     takeover: bool = False
+
+    def plan_secret(self, born: float, term: int, generation: int) -> bytes:
+        """Return what the members of a generation prove to each other that they know.
+
+        Args:
+            born: of the job's record: another run under the same name may have the same `secret`.
+        """
+        return hashlib.sha256(self.secret + f"/{born}/{term}/{generation}".encode()).digest()
+
+    def snapshot_key(self, born: float) -> bytes:
+        """Return what the readers of snapshots prove to the nodes' agents that they know."""
+        return hashlib.sha256(self.secret + f"/{born}/snapshots".encode()).digest()
 
     def beat_s(self, nodes: int) -> float:
         """Return how often an agent is to say that its node lives, in seconds.

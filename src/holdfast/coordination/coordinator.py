@@ -95,7 +95,7 @@ class Coordinator:
         first = self.record.term == 0
         self.parts.progress.begin(now, first=first)
         since = self.record.run_since if self.config.takeover else 0.0
-        turn.change(term=self.record.term + 1, run_since=since or now)
+        turn.change(term=self.record.term + 1, run_since=since or now, born=self.record.born or now)
         if self.record.outcome == "failed" and not self.config.takeover:
             turn.change(outcome="", plan=None, pending=None, decision=None, passed=(), raised=(), given_up=())
         if not self.record.checkpoints and checkpoints and self.record.plan is None:
@@ -154,7 +154,7 @@ class Coordinator:
             return  # (while reports are awaited nobody knows who a member is)
         if self.parts.progress.release():
             self.parts.failures.made_good()
-        self.parts.checkpoints.accept(self.parts.ledger.committed)
+        self.parts.look_at_what_is_saved()
         if self.parts.progress.finished(plan):
             if self.parts.closing.renews:
                 self._deciding.renew()
@@ -343,7 +343,7 @@ class Coordinator:
         msg.FromWorker: always(_hear),
         msg.AskPlan: while_it_goes_on(_asks),
         msg.Posts: while_it_goes_on(_hear),
-        msg.AppliedSteps: while_it_goes_on(_hear),
+        **dict.fromkeys((msg.AppliedSteps, msg.NodeSnapshots), while_it_goes_on(_hear)),
         **dict.fromkeys((msg.Late, msg.Whereabouts, msg.Stacks, msg.OwnTimes), while_it_goes_on(_hear)),
         msg.WorkerDown: row(_worker_down, _worker_down, _worker_down, _worker_down_at_last),
         msg.Leave: row(_leave, _leave, _leave, _leave_at_last),

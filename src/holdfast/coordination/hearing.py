@@ -18,7 +18,7 @@ from holdfast.protocol.names import node_of
 #: A page that brings the news of so many steps shows that its node is not silent, but has more to tell than a report.
 MUCH_NEWS = msg.PAGE_STEPS // 2
 #: what agents say of their workers
-Heard = msg.FromWorker | msg.Posts | msg.AppliedSteps | msg.Heartbeat | msg.Seen
+Heard = msg.FromWorker | msg.Posts | msg.AppliedSteps | msg.Heartbeat | msg.Seen | msg.NodeSnapshots
 
 
 class Hearing:
@@ -48,11 +48,16 @@ class Hearing:
                 self._parts.inquiry.explained(node, message)
             case msg.OwnTimes():
                 self._parts.inquiry.stragglers.told(node.name, message)
+            case msg.NodeSnapshots():
+                self._parts.snapshots.hold(node, message)
+        ledger, ending = self._parts.progress.ledger, self._parts.ending
+        if ledger.differing and ending.over is None and (why := ledger.diverged()):
+            ending.failed(f"replicas diverged: {why}")
 
     def take(self, node: Node, message: msg.WorkerMessage) -> None:
         """Take in what a worker of a node says; what a stranger says through it does not count."""
-        known = message.worker in node.workers
-        if known or (isinstance(message, msg.Attach) and node_of(message.worker) == node.name):
+        known, alone = message.worker in node.workers, msg.Attach | msg.CheckpointNews
+        if known or (isinstance(message, alone) and node_of(message.worker) == node.name):
             self._WORKER_SAYS[type(message)][self._parts.state](self, node, message)
 
     def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
@@ -190,8 +195,14 @@ class Hearing:
             self._parts.loads.take(message)
 
     def _checkpoint(self, node: Node, message: Any) -> None:
-        # Whoever is no member may have passed alone: its checkpoints are on no decided lineage.
-        if self._turn.is_member(message.worker) and self._parts.checkpoints.take(message, self._parts.ledger.committed):
+        damaged = isinstance(message, msg.CheckpointDamaged)
+        if damaged and not self._turn.is_member(message.worker):
+            return
+        if self._parts.checkpoints.take(message, self._parts.ledger.committed):
+            self._parts.stopping.begin(self._turn.now)
+
+    def _snapshot(self, node: Node, message: Any) -> None:
+        if self._turn.is_member(message.worker) and self._parts.snapshots.take(message):
             self._parts.stopping.begin(self._turn.now)
 
     def _evaluated(self, node: Node, message: msg.EvaluationDone) -> None:
@@ -266,7 +277,9 @@ class Hearing:
         msg.Finished: while_it_goes_on(_finished),
         msg.CheckpointWritten: while_it_goes_on(_checkpoint),
         msg.CheckpointKept: while_it_goes_on(_checkpoint),
+        msg.CheckpointUnwritten: while_it_goes_on(_checkpoint),
         msg.CheckpointDamaged: while_it_goes_on(_checkpoint),
+        **dict.fromkeys((msg.SnapshotTaken, msg.SnapshotLeftOut, msg.SnapshotDamaged), while_it_goes_on(_snapshot)),
         msg.Loads: while_it_goes_on(_loads),
         msg.EvaluationDone: while_it_goes_on(_evaluated),
         msg.ScriptFailed: while_it_goes_on(_script_failed),

@@ -24,6 +24,7 @@ from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.checkpoints import CheckpointBook
 from holdfast.coordination.progress.evaluations import EvaluationBook
 from holdfast.coordination.progress.ledger import StepLedger
+from holdfast.coordination.snapshots.book import SnapshotBook
 from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.telling.rendezvous import KeyBundles
 from holdfast.coordination.turn import Turn
@@ -51,7 +52,8 @@ class JobParts:
         self.rendezvous = KeyBundles(turn)
         self.joining = Joining(turn, config, self.loads, self.telling, self.newcomers)
         self.rebalancing = Rebalancing(turn, config, self.loads, turn.position.step)
-        self.checkpoints = CheckpointBook(turn)
+        self.checkpoints = CheckpointBook(turn, config, self.progress.costs)
+        self.snapshots = SnapshotBook(turn, config)
         self.evaluations = EvaluationBook(turn)
         self.ending = Ending(turn)
         self.absences = Absences(turn)
@@ -77,6 +79,11 @@ class JobParts:
     def ledger(self) -> StepLedger:
         """Who has applied what."""
         return self.progress.ledger
+
+    def look_at_what_is_saved(self) -> None:
+        """See which checkpoints and snapshots count by now."""
+        self.checkpoints.accept(self.ledger.committed)
+        self.snapshots.look(self.ledger.committed)
 
     @property
     def state(self) -> JobState:

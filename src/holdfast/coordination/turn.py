@@ -22,7 +22,7 @@ from holdfast.coordination.instructions import (
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.protocol.events import ActionRequested, AnyEvent
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeOrder, ToWorker
-from holdfast.protocol.messages.orders import WorkerOrder
+from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints, WorkerOrder
 from holdfast.protocol.messages.worker import Complaint
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.plan import GenerationPlan
@@ -136,6 +136,11 @@ class Turn:
         connection = self.members.connection_of(worker)
         if connection is not None and self.members.worker(worker) is not None:
             self.send(connection, ToWorker(worker=worker, order=order))
+
+    def order_node(self, name: str, order: AcceptCheckpoint | PruneCheckpoints) -> None:
+        """Send to the agent of a node; to one that is gone nothing is said."""
+        if name in self.members.nodes:
+            self.send(self.members.nodes[name].connection, order)
 
     def close(self, connection: int) -> None:
         """Close a connection."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,11 @@ def _other(line: bytes | str, why: str) -> OtherEvent:
     )
 
 
-def read_events(path: Path) -> list[ReadEvent]:
-    """Read an event file; a torn last line of a job that still runs is left out.
+def read_events(path: Path, warn: Callable[[str], None] = lambda _: None) -> list[ReadEvent]:
+    """Read an event file; a torn last line is left out.
+
+    Args:
+        warn: called with a sentence where there is one.
 
     Raises:
         BadInputError: the file cannot be read, or a line is no event.
@@ -72,7 +76,9 @@ def read_events(path: Path) -> list[ReadEvent]:
         with open_given(path) as file:
             lines = file.read().split(b"\n")
     except OSError as error:
-        raise BadInputError(f"{path} cannot be read as an event file: {error}") from None
+        raise BadInputError(
+            f"{path} cannot be read as an event file: {error.strerror}; give the file that --events wrote"
+        ) from None
     events: list[ReadEvent] = []
     for number, line in enumerate(lines[:-1], 1):
         try:
@@ -83,4 +89,6 @@ def read_events(path: Path) -> list[ReadEvent]:
             ) from None
     if not events:
         raise BadInputError(f"{path} holds no event yet")
+    if lines[-1]:
+        warn(f"{path}, line {len(lines)} is left out: it is not whole (somebody is writing it, or was killed at it)")
     return events

@@ -2,6 +2,7 @@
 
 A step's rows stand there once, however often its event is read: what comes of a step cuts what the file had of it and
 of later ones, and so does a roll-back. A file of before is gone on with: where the job resumes, its rows stay.
+What an evaluation came to is part of the step whose state it is of, whenever it is told.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import csv
 import importlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.errors import BadInputError
-from holdfast.protocol.events import ReadEvent, RolledBack, StepCommitted
+from holdfast.protocol.events import Evaluated, ReadEvent, RolledBack, StepCommitted
 
 _CSV_HEAD = ("step", "time", "name", "value")
+
+#: values by name; None: no finite number
+Values = Mapping[str, float | None]
 
 
 class Rows(Protocol):
@@ -33,6 +37,10 @@ class Rows(Protocol):
         """Add the rows of a step that is later than all that are there."""
         ...
 
+    def amend(self, step: int, time: float, values: Values) -> None:
+        """Add values to the rows of a step, in place of those that it has by these names; nothing where it has none."""
+        ...
+
     def close(self) -> None:
         """Write what is not written yet."""
         ...
@@ -43,14 +51,29 @@ class MetricWriter:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        #: what evaluations came to, of the newest step and of later ones; and all their names
+        self._found: dict[int, dict[str, float | None]] = {}
+        self._names: set[str] = set()
 
     def take(self, event: ReadEvent) -> None:
         """Take the next event; one that was taken before may come again."""
-        if isinstance(event, StepCommitted):
-            self._rows.cut(event.step)
-            self._rows.add(event)
-        elif isinstance(event, RolledBack):
-            self._rows.cut(event.to_step + 1)
+        match event:
+            case StepCommitted(step=step):
+                self._found = {at: values for at, values in self._found.items() if at >= step}
+                # (the step after an evaluation has its values as well: they are not its own)
+                own = {name: value for name, value in event.metrics.items() if name not in self._names}
+                self._rows.cut(step)
+                self._rows.add(msgspec.structs.replace(event, metrics=own | self._found.get(step, {})))
+            case Evaluated(step=step):
+                values = {f"{event.name}/{name}": value for name, value in event.metrics.items()}
+                self._names |= values.keys()
+                self._found.setdefault(step, {}).update(values)
+                self._rows.amend(step, event.time, values)
+            case RolledBack(to_step=step):
+                self._found = {at: values for at, values in self._found.items() if at <= step}
+                self._rows.cut(step + 1)
+            case _:
+                pass
 
     def close(self) -> None:
         """Write what is not written yet."""
@@ -58,8 +81,9 @@ class MetricWriter:
 
 
 def values_of(event: StepCommitted) -> Iterator[tuple[str, float | None]]:
-    """Yield what is known of a step by name: its loss, then what the script has logged; None: no finite number."""
+    """Yield what is known of a step by name: loss, gradient's norm, what the script has logged; None: not finite."""
     yield "loss", event.loss
+    yield "grad_norm", event.grad_norm
     yield from event.metrics.items()
 
 
@@ -67,15 +91,23 @@ class LineFile:
     """A file of lines, some for each step, in their order."""
 
     def __init__(
-        self, path: Path, lines_of: Callable[[StepCommitted], bytes], step_of: Callable[[bytes], int], head: bytes = b""
+        self,
+        path: Path,
+        lines_of: Callable[[StepCommitted], bytes],
+        amended: Callable[[bytes, float, Values], bytes],
+        step_of: Callable[[bytes], int],
+        head: bytes = b"",
     ) -> None:
         """Go on with the file, or begin it.
+
+        Args:
+            lines_of: makes a step's lines. amended: as `Rows.amend`, of a step's lines.
 
         Raises:
             BadInputError: it cannot be written, or its lines are none of ours.
         """
-        self._lines_of = lines_of
-        #: step and place of each line, in the file's order
+        self._lines_of, self._amended = lines_of, amended
+        #: each step, and the place of its first line, in the file's order
         self._places: list[tuple[int, int]] = []
         try:
             self._file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
@@ -99,13 +131,32 @@ class LineFile:
     def add(self, event: StepCommitted) -> None:
         """Add the rows of a step."""
         self._places.append((event.step, self._file.tell()))
-        left = memoryview(self._lines_of(event))
-        while left:
-            left = left[self._file.write(left) :]
+        self._write(self._lines_of(event))
+
+    def amend(self, step: int, time: float, values: Values) -> None:
+        """Add values to a step's rows, and write those of later ones again."""
+        number = next((number for number, (at, _) in enumerate(self._places) if at == step), None)
+        if number is None:
+            return
+        places = [place for _, place in self._places[number:]]
+        self._file.seek(places[0])
+        tail = self._file.read()
+        end = places[1] - places[0] if len(places) > 1 else len(tail)
+        lines = self._amended(tail[:end], time, values)
+        later = [(at, place + len(lines) - end) for at, place in self._places[number + 1 :]]
+        self._places[number + 1 :] = later
+        self._file.truncate(places[0])
+        self._file.seek(places[0])
+        self._write(lines + tail[end:])
 
     def close(self) -> None:
         """All is written already."""
         self._file.close()
+
+    def _write(self, lines: bytes) -> None:
+        left = memoryview(lines)
+        while left:
+            left = left[self._file.write(left) :]
 
     def _read(self, path: Path, step_of: Callable[[bytes], int], head: bytes) -> None:
         data = self._file.read()
@@ -115,14 +166,16 @@ class LineFile:
             raise BadInputError(f"the file {path} does not begin as one of these: give another")
         for line in data[at:end].splitlines(keepends=True) if end else ():
             try:
-                self._places.append((step_of(line), at))
+                step = step_of(line)
             except (ValueError, msgspec.DecodeError):
                 raise BadInputError(f"the file {path} holds a line that is none of a step: give another") from None
+            if not self._places or self._places[-1][0] != step:
+                self._places.append((step, at))
             at += len(line)
         self._file.truncate(end)
         self._file.seek(end)
         if not end:
-            self._file.write(head)
+            self._write(head)
 
 
 class _Row(msgspec.Struct):
@@ -130,17 +183,21 @@ class _Row(msgspec.Struct):
 
 
 def json_lines(path: Path) -> LineFile:
-    """Return a file of JSON, an object a step: `step`, `time`, `loss`, `samples`, `metrics` by name.
+    """Return a file of JSON, an object a step: `step`, `time`, `loss`, `grad_norm`, `samples`, `metrics` by name.
 
     Raises:
         BadInputError: as `LineFile`.
     """
 
     def line(event: StepCommitted) -> bytes:
-        known = {"step": event.step, "time": event.time, "loss": event.loss, "samples": event.samples}
-        return msgspec.json.encode({**known, "metrics": event.metrics}) + b"\n"
+        known = {"step": event.step, "time": event.time, "loss": event.loss, "grad_norm": event.grad_norm}
+        return msgspec.json.encode({**known, "samples": event.samples, "metrics": event.metrics}) + b"\n"
 
-    return LineFile(path, line, lambda text: msgspec.json.decode(text, type=_Row).step)
+    def amended(text: bytes, time: float, values: Values) -> bytes:
+        row = msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.json.encode({**row, "metrics": {**row.get("metrics", {}), **values}}) + b"\n"
+
+    return LineFile(path, line, amended, lambda text: msgspec.json.decode(text, type=_Row).step)
 
 
 def csv_file(path: Path) -> LineFile:
@@ -160,7 +217,16 @@ def csv_file(path: Path) -> LineFile:
     def lines(event: StepCommitted) -> bytes:
         return "".join(line((event.step, event.time, *pair)) for pair in values_of(event)).encode()
 
-    return LineFile(path, lines, lambda text: int(text.partition(b",")[0]), head=line(_CSV_HEAD).encode())
+    def amended(text: bytes, time: float, values: Values) -> bytes:
+        old = text.decode().splitlines(keepends=True)
+        step, replaced = step_of(text), {line((name,)) for name in values}
+        stay = [one for one in old if line((next(csv.reader([one]))[2],)) not in replaced]
+        return "".join([*stay, *(line((step, time, *pair)) for pair in values.items())]).encode()
+
+    def step_of(text: bytes) -> int:
+        return int(text.partition(b",")[0])
+
+    return LineFile(path, lines, amended, step_of, head=line(_CSV_HEAD).encode())
 
 
 class TensorBoardRows:
@@ -196,14 +262,22 @@ class TensorBoardRows:
 
     def add(self, event: StepCommitted) -> None:
         """Add the values of a step."""
-        values = [
+        self._tell(event.step, event.time, dict(values_of(event)))
+        self._last = event.step
+
+    def amend(self, step: int, time: float, values: Values) -> None:
+        """Add values to a step, of this file or of an earlier one."""
+        if self._last is None or step <= self._last:
+            self._tell(step, time, values)
+
+    def _tell(self, step: int, time: float, values: Values) -> None:
+        told = [
             self._summaries.Summary.Value(tag=name, simple_value=value)
-            for name, value in values_of(event)
+            for name, value in values.items()
             if value is not None
         ]
-        summary = self._summaries.Summary(value=values)
-        self._writer.add_event(self._events.Event(step=event.step, wall_time=event.time, summary=summary))
-        self._last = event.step
+        summary = self._summaries.Summary(value=told)
+        self._writer.add_event(self._events.Event(step=step, wall_time=time, summary=summary))
 
     def close(self) -> None:
         """Write what is not written yet."""

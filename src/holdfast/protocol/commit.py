@@ -1,14 +1,15 @@
 """v: what the commit operation of a step returns, the same on every rank in every bit.
 
-Every rank puts in its part of v, one float64 for each lane and each flag, and gets all parts added up in rank order. A
-lane is the sum; a flag is up where every rank raised it, a wish where any did. A further lane is one more field of
-Commit, a further flag or wish one more member of Flag or Wish. What the script has logged of the step comes another
-way: every rank that is READY has made it of the same notes, and puts it into the v that the operation returns.
+Every rank puts in its part, one float64 for each lane, and for each flag, and gets all parts added up in rank order. A
+lane is the sum; a flag is up where every rank raised it, a wish where any did. Lanes are known once the gradients are
+reduced, flags and wishes once the commit operation has returned. A further lane is one more field of Commit, a further
+flag or wish one more member of Flag or Wish. What the script has logged of the step comes another way: every rank that
+is READY has made it of the same notes, and puts it into its v.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
@@ -44,6 +45,7 @@ class Wish(StrEnum):
 
     STOP = "stop"  # leave the loop
     SAVE = "save"  # a checkpoint
+    SAVE_IF_FREE = "save_if_free"  # a checkpoint, unless the one before is still being written
 
 
 class Commit(Struct, frozen=True, kw_only=True):
@@ -77,29 +79,49 @@ _FLAGS, _WISHES = tuple(Flag), tuple(Wish)
 lanes_of: Callable[[Commit], tuple[float | int, ...]] = attrgetter(*(name for name, _ in LANES))
 
 
-def to_numbers(part: Commit) -> list[float]:
-    """Return what a rank puts into the operation."""
-    flags, wishes = part.flags, part.wishes
-    return [*map(float, lanes_of(part)), *[float(f in flags) for f in _FLAGS], *[float(w in wishes) for w in _WISHES]]
+def lane_numbers(part: Commit) -> list[float]:
+    """Return what a rank puts into the sums of the lanes."""
+    return [*map(float, lanes_of(part))]
 
 
-def from_sums(sums: Sequence[float], world: int) -> Commit:
-    """Return v from the sums, over `world` ranks, of what each put in.
+def from_lanes(sums: Sequence[float]) -> Commit:
+    """Return v, without flags, from the sums of what all ranks put in.
 
     Raises:
-        ValueError: there are more or fewer than lanes, flags and wishes.
+        ValueError: there are more or fewer than lanes.
     """
-    flags_end = len(LANES) + len(_FLAGS)
-    if len(sums) != flags_end + len(_WISHES):
-        known = f"{len(LANES)} lanes, {len(_FLAGS)} flags and {len(_WISHES)} wishes"
-        raise ValueError(f"{len(sums)} sums are not those of {known}")
+    if len(sums) != len(LANES):
+        raise ValueError(f"{len(sums)} sums are not those of {len(LANES)} lanes")
     # On every step's way: plain loops, which take microseconds.
     lanes: dict[str, Any] = {
-        name: value if kind is float else _whole(value) for (name, kind), value in zip(LANES, sums, strict=False)
+        name: value if kind is float else _whole(value) for (name, kind), value in zip(LANES, sums, strict=True)
     }
-    flags = [flag for flag, raised in zip(_FLAGS, sums[len(LANES) : flags_end], strict=True) if raised == world]
-    wishes = [wish for wish, raised in zip(_WISHES, sums[flags_end:], strict=True) if raised > 0]
-    return Commit(**lanes, flags=tuple(flags), wishes=tuple(wishes))
+    return Commit(**lanes)
+
+
+def flag_numbers(flags: Collection[Flag], wishes: Collection[Wish]) -> list[float]:
+    """Return what a rank that raises these puts into the commit operation."""
+    return [*[float(flag in flags) for flag in _FLAGS], *[float(wish in wishes) for wish in _WISHES]]
+
+
+def with_flags(v: Commit, sums: Sequence[float], world: int) -> Commit:
+    """Return v with the flags that follow from the sums, over `world` ranks, of what each put in.
+
+    Raises:
+        ValueError: there are more or fewer than flags and wishes.
+    """
+    if len(sums) != len(_FLAGS) + len(_WISHES):
+        raise ValueError(f"{len(sums)} sums are not those of {len(_FLAGS)} flags and {len(_WISHES)} wishes")
+    flags = tuple(flag for flag, raised in zip(_FLAGS, sums, strict=False) if raised == world)
+    wishes = tuple(wish for wish, raised in zip(_WISHES, sums[len(_FLAGS) :], strict=True) if raised > 0)
+    return msgspec.structs.replace(v, flags=flags, wishes=wishes) if flags or wishes else v
+
+
+def same_lanes(one: Commit, other: Commit) -> bool:
+    """Tell whether these are v of the same attempt, whatever was raised in it: the same in every other bit."""
+    # (encoded, a NaN equals itself)
+    bits, others = (msgspec.msgpack.encode((lane_numbers(v), v.metrics)) for v in (one, other))
+    return bits == others
 
 
 def metrics_bytes(metrics: Mapping[str, float]) -> int:

@@ -9,6 +9,9 @@ from typing import Any, get_args
 
 import msgspec
 
+from holdfast.protocol.failures import SeenWorker, SharedStack
+from holdfast.protocol.plan import FaultThreshold, JoinedNode
+
 #: Of what events are called and carry. 2: the names of today; files of 1 cannot be read.
 FORMAT = 2
 
@@ -45,18 +48,6 @@ class CoordinatorRestarted(Event, frozen=True, kw_only=True, tag_field="event", 
     coordinator_pid: int
     flop_per_sample: float = 0.0
     peak_flop_per_s: float = 0.0
-
-
-class JoinedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that has joined, and its processes; `worker_pids` by index on the node.
-
-    `clock_off_s`: how much further its clock was than the coordinator's. Nothing is decided by it.
-    """
-
-    node: str
-    agent_pid: int
-    worker_pids: tuple[int, ...]
-    clock_off_s: float = 0.0
 
 
 class NodesJoined(Event, frozen=True, kw_only=True, tag_field="event", tag="nodes_joined"):
@@ -96,13 +87,6 @@ class NodeRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="nod
     repair_s: float
 
 
-class FaultThreshold(msgspec.Struct, frozen=True, kw_only=True):
-    """On how many distinct nodes each expert should live, and does."""
-
-    asked: int
-    given: int
-
-
 class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="generation_started"):
     """`members` are node names, `world_size` counts workers.
 
@@ -136,6 +120,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     `paused_s`: of `step_s`, for how long a script was in `job.pause()`, as far as witnesses tell.
     `metrics`: what the script has logged of the step, by name; None for what is infinite or no number. Empty as well
     where nobody who is left knows v.
+    `grad_norm`: of the global batch's gradient, before clipping; None where it is not finite, or not known.
     """
 
     step: int
@@ -147,6 +132,7 @@ class StepCommitted(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     sample_hashes: int | None = None
     paused_s: float = 0.0
     metrics: dict[str, float | None] = msgspec.field(default_factory=dict[str, float | None])
+    grad_norm: float | None = None
 
 
 class Evaluated(Event, frozen=True, kw_only=True, tag_field="event", tag="evaluated"):
@@ -186,35 +172,6 @@ class FailureDetected(Event, frozen=True, kw_only=True, tag_field="event", tag="
     tries: int = 1
 
 
-class SeenWait(msgspec.Struct, frozen=True, kw_only=True):
-    """One of a worker's newest waits in a collective of `size` ranks; `took_s` None: it was not over."""
-
-    what: str
-    size: int
-    bytes: int
-    began_s: float  # ago
-    took_s: float | None
-
-
-class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker's training thread stood, and for how long; `waits`: for the others, in a collective."""
-
-    worker: str
-    step: int
-    phase: str
-    for_s: float
-    waits: bool
-    micro_batch: int | None
-    collectives: tuple[SeenWait, ...]
-
-
-class SharedStack(msgspec.Struct, frozen=True, kw_only=True):
-    """Threads of these workers as Python's faulthandler has them, a line each; the same for all of them."""
-
-    workers: tuple[str, ...]
-    lines: tuple[str, ...]
-
-
 class StacksTaken(Event, frozen=True, kw_only=True, tag_field="event", tag="stacks_taken"):
     """Something hung: where every worker stood, who waited for whom, and at which line of its program each was.
 
@@ -246,7 +203,7 @@ class LimitRaised(Event, frozen=True, kw_only=True, tag_field="event", tag="limi
 class Recovered(Event, frozen=True, kw_only=True, tag_field="event", tag="recovered"):
     """The first step after a failure or a join is committed.
 
-    `action`: retry, shrink, grow, rollback, restart_all; `state_source`: live, checkpoint, none (nobody needed any).
+    `action`: retry, shrink, grow, rollback, restart_all; `state_source`: live, snapshot, checkpoint, none (for nobody).
     Phases: detect, decide, regroup, redo, one after the other; transfer, of the member that took longest, beside them.
     `micro_batches_kept`: gradients of the interrupted step that survivors kept; `micro_batches_redone`: those
     that were computed, and are once more. None: no step was interrupted, or not known.
@@ -323,21 +280,61 @@ class CorruptionFound(Event, frozen=True, kw_only=True, tag_field="event", tag="
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_saved"):
-    """A checkpoint on the decided lineage has its final name; `save_s`: what writing it took.
-
-    `stall_s`: of that, how long the worker that saved it did not train, while it copied its state.
-    """
+    """A checkpoint counts; writing it took `save_s`, training stood for `stall_s`, the next is due in `period_s`."""
 
     step: int
     save_s: float
     saved_bytes: int
     stall_s: float = 0.0
+    period_s: float | None = None
+
+
+class CheckpointFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_failed"):
+    """No checkpoint of `step` could be written; training goes on. `tries`: that makes so many, one after the other."""
+
+    node: str
+    step: int
+    why: str
+    tries: int
 
 
 class CheckpointRejected(Event, frozen=True, kw_only=True, tag_field="event", tag="checkpoint_rejected"):
     """A checkpoint cannot be read; the one before it is used."""
 
     name: str
+    why: str
+
+
+class SnapshotSaved(Event, frozen=True, kw_only=True, tag_field="event", tag="snapshot_saved"):
+    """A snapshot of a committed step is whole in the memory of the members' nodes; `save_s`: what that took.
+
+    `stall_s`: of that, how long the member that waited longest did not train. `saved_bytes`: of all parts together.
+    `fault_threshold`: on how many distinct nodes each part should lie (`asked`), and is about to (`given`).
+    """
+
+    step: int
+    save_s: float
+    saved_bytes: int
+    stall_s: float
+    fault_threshold: FaultThreshold
+
+
+class SnapshotFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="snapshot_failed"):
+    """A node had no room for its part of the snapshot of `step`, or could not write it: that one never serves.
+
+    Told again only once the reason is another, or one has been written in between.
+    """
+
+    node: str
+    step: int
+    why: str
+
+
+class SnapshotRejected(Event, frozen=True, kw_only=True, tag_field="event", tag="snapshot_rejected"):
+    """A copy of a part of a snapshot is of no use, or (`node` is "") the whole snapshot; the next source is used."""
+
+    step: int
+    node: str
     why: str
 
 
@@ -420,7 +417,11 @@ AnyEvent = (
     | RolledBack
     | CorruptionFound
     | CheckpointSaved
+    | CheckpointFailed
     | CheckpointRejected
+    | SnapshotSaved
+    | SnapshotFailed
+    | SnapshotRejected
     | JournalRepaired
     | ActionRequested
     | JobFinished

@@ -1,10 +1,12 @@
-"""The kinds of failure that are told apart, who sees them, what they take out of the job, and how they are classed."""
+"""The kinds of failure that are told apart, who sees them, what they take out of the job, how they are classed; what is
+seen of workers that hang."""
 
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.names import Struct
@@ -51,3 +53,32 @@ class FailureRule(Struct, frozen=True, kw_only=True):
     status: Annotated[str, Meta(pattern=r"^[a-z0-9_\\]{1,64}$(?!\n)")]
     severity: Severity
     detector: Detector | None = None
+
+
+class SeenWait(msgspec.Struct, frozen=True, kw_only=True):
+    """One of a worker's newest waits in a collective of `size` ranks; `took_s` None: it was not over."""
+
+    what: str
+    size: int
+    bytes: int
+    began_s: float  # ago
+    took_s: float | None
+
+
+class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a worker's training thread stood, and for how long; `waits`: for the others, in a collective."""
+
+    worker: str
+    step: int
+    phase: str
+    for_s: float
+    waits: bool
+    micro_batch: int | None
+    collectives: tuple[SeenWait, ...]
+
+
+class SharedStack(msgspec.Struct, frozen=True, kw_only=True):
+    """Threads of these workers as Python's faulthandler has them, a line each; the same for all of them."""
+
+    workers: tuple[str, ...]
+    lines: tuple[str, ...]

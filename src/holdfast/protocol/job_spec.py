@@ -9,13 +9,17 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, structs
 
 from holdfast.protocol.names import NAME_PATTERN
+from holdfast.storage import is_url
 
 #: for the reader: text that is a number with a unit, or a path that counts from the file's folder
 SECONDS = {"unit": "seconds"}
 PER_TOKEN = {"unit": "per token"}
+PER_SECOND = {"unit": "bytes per second"}
 PATH = {"path": True}
+PATH_OR_URL = {"path": True, "url": True}
 
 RESTART_ALL = "restart-all"
+AUTO = "auto"
 #: of a node's processes, within `coordination.failures.budget.WINDOW_S`
 MAX_RESTARTS = 5
 
@@ -26,8 +30,26 @@ _NAME_OR_NONE = f"^$(?!\\n)|{NAME_PATTERN}(?!\\n)"
 class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where and how often the job's state is saved."""
 
-    dir: Annotated[str, Meta(description="Keep checkpoints in this folder, and resume from them.", extra=PATH)] = ""
-    every: Annotated[int, Meta(ge=1, description="Steps between checkpoints.")] = 100
+    dir: Annotated[
+        str,
+        Meta(description="Keep checkpoints in this folder, or at this URL, and resume from them.", extra=PATH_OR_URL),
+    ] = ""
+    every: Annotated[
+        Annotated[int, Meta(ge=1)] | Literal["auto"],
+        Meta(description="Steps between checkpoints; auto: by what they cost and how often they were needed."),
+    ] = AUTO
+    rate: Annotated[
+        float,
+        Meta(
+            ge=0, description="How much a node writes of checkpoints in a second at the most; 0: all.", extra=PER_SECOND
+        ),
+    ] = 0.0
+    snapshot_every: Annotated[
+        int, Meta(ge=0, description="Steps between snapshots of the state in the nodes' memory; 0: none.")
+    ] = 0
+    snapshot_dir: Annotated[
+        str, Meta(description="Where nodes keep their parts of snapshots; by default in /dev/shm.", extra=PATH)
+    ] = ""
 
 
 class ExpertSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -196,14 +218,18 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
 
         def absolute(path: str) -> str:
-            return os.path.join(folder, path) if path else ""
+            return os.path.join(folder, path) if path and not is_url(path) else path
 
         stem = os.path.splitext(os.path.basename(self.script))[0]
         return structs.replace(
             self,
             name=self.name or re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip(".-_")[:64] or "job",
             script=absolute(self.script),
-            checkpoint=structs.replace(self.checkpoint, dir=absolute(self.checkpoint.dir)),
+            checkpoint=structs.replace(
+                self.checkpoint,
+                dir=absolute(self.checkpoint.dir),
+                snapshot_dir=absolute(self.checkpoint.snapshot_dir),
+            ),
             recovery=structs.replace(self.recovery, failure_classes=absolute(self.recovery.failure_classes)),
             output=structs.replace(
                 self.output,

@@ -6,6 +6,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, field
 
 from holdfast.protocol.commit import Commit
@@ -22,13 +23,14 @@ class Phase(StrEnum):
     IDLE = "idle"  # in no generation yet
     ENTERING = "entering"  # building the group, settling the decision, moving state
     FORWARD = "forward"  # as part of that: the step that a generation before has left is applied
+    ADOPTING = "adopting"  # as part of that: a state that has come whole takes the place of what was here
     COMPUTE = "compute"
     REDUCING = "reducing"
-    READY = "ready"  # every local reduction has returned
+    READY = "ready"  # every local reduction has returned, and v is known, but for its flags
     VOTED = "voted"  # the commit operation is issued
     ABANDONED = "abandoned"  # it was left, or failed: perhaps it passed elsewhere
-    REFUSED = "refused"  # it returned a v whose samples are not those of the step
-    PASSED = "passed"  # it returned v
+    REFUSED = "refused"  # the reductions have led to a v whose samples are not those of the step
+    PASSED = "passed"  # the commit operation returned
     APPLYING = "applying"  # the optimizer changes the state
     FINISHED = "finished"  # no step left to do
 
@@ -98,6 +100,25 @@ class ExpertShape(Struct, frozen=True, kw_only=True):
     layers: Annotated[int, Meta(ge=1, le=4096)]
     experts: Annotated[int, Meta(ge=1, le=65534)]  # per layer
     slots: Annotated[int, Meta(ge=1, le=65535)]  # of the node, per layer
+
+
+class JoinedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that has joined, and its processes; `worker_pids` by index on the node.
+
+    `clock_off_s`: how much further its clock was than the coordinator's. Nothing is decided by it.
+    """
+
+    node: str
+    agent_pid: int
+    worker_pids: tuple[int, ...]
+    clock_off_s: float = 0.0
+
+
+class FaultThreshold(msgspec.Struct, frozen=True, kw_only=True):
+    """On how many distinct nodes each expert, or each part of a snapshot, should live (asked), and does (given)."""
+
+    asked: int
+    given: int
 
 
 class ExpertPlan(Struct, frozen=True, kw_only=True):

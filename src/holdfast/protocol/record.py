@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from holdfast.protocol.events import AnyEvent
-from holdfast.protocol.names import Struct
+from holdfast.protocol.names import Count, Struct
 from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, Passed
 from holdfast.protocol.position import Position
 
@@ -17,6 +19,8 @@ from holdfast.protocol.position import Position
 #: 4: v has the sum of its micro-batches' hashes.
 #: 5: v has what the script has logged.
 SCHEMA = 5
+#: lineages that are remembered: snapshots of older ones are of no use
+MAX_BASES = 8
 
 
 class KnownCheckpoint(Struct, frozen=True, kw_only=True):
@@ -29,6 +33,19 @@ class KnownCheckpoint(Struct, frozen=True, kw_only=True):
     name: str
     term: int = 0
     generation: int = 0
+
+
+class Saving(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of saving this job, in this run: from it follows how often that is done.
+
+    `saved_at`: when the newest checkpoint was kept, unix seconds. `cost_s`: what `saves` of them have cost training, on
+    the average. `losses`: how often the job has gone back to one, or lacked one.
+    """
+
+    saved_at: float = 0.0
+    cost_s: float = 0.0
+    saves: int = 0
+    losses: int = 0
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -101,7 +118,8 @@ class Record(Struct, frozen=True, kw_only=True):
     `evaluated`: of each evaluation the newest step that was told.
     `raised`: the newest exceptions of the script, oldest first. `will`: given while the last plan is in force.
     `stopped`: the step after which a script has asked all to stop, with its v, until it is done without that.
-    `run_since`: when this run was begun, unix seconds, whoever coordinates it now.
+    `run_since`: when this run was begun, unix seconds, whoever coordinates it now. `born`: when the first was.
+    `bases`: the newest lineages, oldest first: the generation in which each began, and the step that it began with.
     """
 
     schema: int
@@ -121,7 +139,9 @@ class Record(Struct, frozen=True, kw_only=True):
     expert_shape: ExpertShape | None = None
     checkpoints: tuple[KnownCheckpoint, ...] = ()
     superseded: tuple[str, ...] = ()
+    saving: Saving = Saving()
     saves: bool = False  # the workers were given a directory for checkpoints
+    saves_in_time: bool = False  # and nobody has said after how many steps
     unreadable: int = 0  # checkpoints that counted, until they could not be read
     passed: tuple[Passed, ...] = ()
     position: Position = Position()
@@ -131,6 +151,8 @@ class Record(Struct, frozen=True, kw_only=True):
     will: LastWill | None = None
     stopped: Passed | None = None
     run_since: float = 0.0
+    born: float = 0.0
+    bases: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_BASES)] = ()
     quarantined: tuple[Quarantined, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
     outcome: str = ""  # "", finished, failed

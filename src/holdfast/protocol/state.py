@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
-from holdfast.protocol.names import Blob, Struct, Text, WorkerId
+from holdfast.protocol.names import Blob, Count, Name, Struct, Text, WorkerId
+
+#: of a seal, in bytes
+SEAL_BYTES = 16
+Seal = Annotated[bytes, Meta(min_length=SEAL_BYTES, max_length=SEAL_BYTES)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+#: of a snapshot
+MAX_PARTS = 1 << 17
+#: (term, generation, step) of a snapshot: in the order in which a job's lineages follow
+SnapshotKey = tuple[int, int, int]
+
+
+def seal_of(secret: bytes) -> bytes:
+    """Return what the parts of snapshots carry that are taken under a plan with this secret."""
+    return hashlib.sha256(b"holdfast snapshot " + secret).digest()[:SEAL_BYTES]
+
+
+class SnapshotPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One of the parts of a snapshot of the state of `step`: what the member with the rank `part` has copied.
+
+    `term` and `generation` are those of the plan under which the step was applied; `parts`: its world size. `seal`: of
+    that plan, so that no other run of a job has the same.
+    """
+
+    term: Count
+    generation: Count
+    step: Count
+    part: Count
+    parts: Annotated[int, Meta(ge=1, le=MAX_PARTS)]
+    seal: Seal
+
+    @property
+    def key(self) -> SnapshotKey:
+        """Which snapshot it is a part of."""
+        return self.term, self.generation, self.step
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"step-{self.step:08d}-t{self.term}-g{self.generation}-p{self.part}-of-{self.parts}"
+
+
+class Keeper(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A node whose agent holds parts of a snapshot, and where it gives them out."""
+
+    node: Name
+    host: Text
+    port: Port
 
 
 class LiveSource(Struct, frozen=True, kw_only=True, tag="live"):
@@ -16,9 +65,29 @@ class LiveSource(Struct, frozen=True, kw_only=True, tag="live"):
 
 
 class SnapshotSource(Struct, frozen=True, kw_only=True, tag="snapshot"):
-    """The memory of nodes' agents; nobody has any snapshots yet."""
+    """A snapshot in the memory of nodes' agents.
 
-    nodes: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    `parts`: of each, which of the `keepers` have it. `key`: what whoever reads them has to know.
+    """
+
+    term: Count
+    generation: Count
+    step: Count
+    seal: Seal
+    keepers: Annotated[tuple[Keeper, ...], Meta(min_length=1)]
+    parts: Annotated[tuple[tuple[Count, ...], ...], Meta(min_length=1, max_length=MAX_PARTS)]
+    key: Annotated[bytes, Meta(max_length=64)] = b""
+
+    def part(self, number: int) -> SnapshotPart:
+        """Return the name of one of the parts."""
+        return SnapshotPart(
+            term=self.term,
+            generation=self.generation,
+            step=self.step,
+            part=number,
+            parts=len(self.parts),
+            seal=self.seal,
+        )
 
 
 class CheckpointSource(Struct, frozen=True, kw_only=True, tag="checkpoint"):

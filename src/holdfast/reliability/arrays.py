@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import scipy.special  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
 
 from holdfast.errors import BadInputError
@@ -20,7 +19,11 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 #: A number, or an array that broadcasts with the other arguments.
 Floats: TypeAlias = float | FloatArray
 
-_special: Any = scipy.special
+
+def _special() -> Any:
+    from scipy import special  # pyright: ignore[reportMissingTypeStubs] - it takes long, and few need it
+
+    return special
 
 
 def as_floats(values: Floats | IntArray) -> FloatArray:
@@ -30,22 +33,22 @@ def as_floats(values: Floats | IntArray) -> FloatArray:
 
 def regularized_beta(a: FloatArray, b: FloatArray, x: FloatArray) -> FloatArray:
     """Return the regularised incomplete beta function I_x(a, b)."""
-    return cast(FloatArray, _special.betainc(a, b, x))
+    return cast(FloatArray, _special().betainc(a, b, x))
 
 
 def lambert_w(z: FloatArray) -> FloatArray:
     """Return the principal real branch of Lambert's W for z >= -1/e."""
-    return np.real(_special.lambertw(z)).astype(np.float64)
+    return np.real(_special().lambertw(z)).astype(np.float64)
 
 
 def student_quantile(share: float, freedom: int) -> float:
     """Return below which number Student's t with `freedom` degrees of freedom lies with probability `share`."""
-    return float(_special.stdtrit(freedom, share))
+    return float(_special().stdtrit(freedom, share))
 
 
 def chi_square_quantile(share: float, freedom: int) -> float:
     """Return below which number chi-square with `freedom` degrees of freedom lies with probability `share`."""
-    return float(2.0 * _special.gammaincinv(freedom / 2.0, share))
+    return float(2.0 * _special().gammaincinv(freedom / 2.0, share))
 
 
 def require_positive(key: str, value: Floats) -> None:

@@ -6,6 +6,14 @@ from numbers import Integral, Real
 
 from holdfast.errors import BadInputError
 
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it: as Python writes it, its end left out where that is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
 
 def check_whole(**given: object) -> None:
     """Look at options that must be whole numbers, numpy's among them.

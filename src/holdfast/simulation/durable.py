@@ -1,16 +1,18 @@
-"""What outlives a coordinator: the store, the journal, the checkpoint directory."""
+"""What outlives a coordinator: the store, the journal, the checkpoint directory, the memory of nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from random import Random
 
 from holdfast.errors import SupersededError
 from holdfast.protocol import events as ev
-from holdfast.protocol.checkpoint_names import parse_name
+from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
+from holdfast.protocol.state import CheckpointSource, SnapshotPart, SnapshotSource, StateSource
 
 
 class SimStore:
@@ -78,13 +80,42 @@ class SimJournal:
         return reduce(Position.after, self.events, Position())
 
 
+@dataclass(frozen=True, slots=True)
+class HandedPart:
+    """A worker's part of a checkpoint, in its agent's hands."""
+
+    worker: str
+    name: CheckpointName
+    part: int
+    parts: int
+    state: int
+
+
 @dataclass(slots=True)
 class CheckpointFile:
-    """One checkpoint: the state in it, and whether it can be read."""
+    """One checkpoint: the state in it, which parts and whether its manifest are there, and whether it can be read."""
 
     step: int
     state: int
+    sealed: bool = False
+    parts: set[int] = field(default_factory=set[int])
     damaged: bool = False
+
+
+@dataclass(slots=True)
+class MemoryPart:
+    """One part of a snapshot: the state in it, and whether it can be read."""
+
+    state: int
+    damaged: bool = False
+
+
+@dataclass(slots=True)
+class NodeMemory:
+    """What a node holds of snapshots: it outlives the workers, and perhaps the agent. `open`: it is given out."""
+
+    parts: dict[SnapshotPart, MemoryPart] = field(default_factory=dict[SnapshotPart, MemoryPart])
+    open: bool = False
 
 
 @dataclass(slots=True)
@@ -94,8 +125,33 @@ class CheckpointDirectory:
     files: dict[str, CheckpointFile] = field(default_factory=dict[str, CheckpointFile])
 
     def damage_newest(self) -> None:
-        """Cut the newest intact checkpoint short that has its final name."""
-        intact = {file: parse_name(file) for file in self.files if not self.files[file].damaged}
-        kept = [name for file, name in intact.items() if name.final == file]
-        if kept:
-            self.files[max(kept).final].damaged = True
+        """Cut the newest intact checkpoint short that counts."""
+        intact = [parse_name(name) for name, file in self.files.items() if file.sealed and not file.damaged]
+        if intact:
+            self.files[max(intact).folder].damaged = True
+
+
+def wrong_source(
+    source: StateSource | None,
+    step: int,
+    truth: Mapping[int, int],
+    checkpoints: CheckpointDirectory,
+    memory: Callable[[str], NodeMemory],
+) -> str:
+    """Return how a source of the state of `step` is not what it must be, "" where it is on the lineage.
+
+    Args:
+        truth: the state of each step on the lineage, as far as it is known. memory: of a node.
+    """
+    if isinstance(source, SnapshotSource):
+        if source.step != step or not all(source.parts):
+            return "leads to a snapshot that is not whole"
+        for number, places in enumerate(source.parts):
+            for keeper in (source.keepers[place] for place in places):
+                part = memory(keeper.node).parts.get(source.part(number))  # (it may be gone since)
+                if part is not None and truth.get(step, part.state) != part.state:
+                    return f"leads to part {number} on {keeper.node}, which is not on the lineage"
+        return ""
+    file = checkpoints.files.get(source.name) if isinstance(source, CheckpointSource) else None
+    wrong = file is None or truth.get(step, file.state) != file.state
+    return f"leads to {file}, which is not on the lineage" if wrong else ""

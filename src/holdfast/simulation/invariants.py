@@ -15,14 +15,15 @@ from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from holdfast.observability.history.audit import audit_events
 from holdfast.protocol import events as ev
-from holdfast.protocol.commit import Commit
+from holdfast.protocol.commit import Commit, same_lanes
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.position import Position
 from holdfast.protocol.record import Record
-from holdfast.protocol.state import CheckpointSource
-from holdfast.simulation.faults.ends import barred, may_fail, unjust, unsaved, wronged
-from holdfast.simulation.faults.plans import FaultKind, Raises
+from holdfast.simulation.durable import wrong_source
+from holdfast.simulation.faults.ends import barred, may_fail, unjust, unsaved, wrong_end, wronged
+from holdfast.simulation.faults.kept_work import KeptWork
+from holdfast.simulation.faults.plans import FaultKind
 from holdfast.simulation.machines import training
 from holdfast.simulation.machines.experts import broken_guarantee, shape_of
 from holdfast.simulation.world import START, Peer, World
@@ -40,7 +41,8 @@ class Checker:
         self._truth: dict[int, int] = {}
         #: (generation, step) -> v and state, for all that ever passed it, expelled or not
         self._passed: dict[tuple[int, int], tuple[Commit, int]] = {}
-        self._promised: dict[str, tuple[object, ...]] = {}
+        self._promised: set[str] = set()
+        self._work = KeptWork(world.plan)
         self._record: Record | None = None
         self._barred: set[str] = set()  # (who is let back may still hear of an earlier refusal)
         #: those of the record's plans: they count
@@ -70,12 +72,15 @@ class Checker:
         """A worker says something; a report is a promise."""
         if isinstance(message, msg.Report):
             self._experts_of_the_step(worker)
-            self._promised[worker.id] = self._stand(worker)
+            self._promised.add(worker.id)
+            if wrong := self._work.reported(message, whole=worker.whole):
+                self._fail(wrong)
 
     def began(self, worker: Peer, order: msg.Begin, accepted: bool) -> None:
         """A Begin reached a worker."""
         if accepted:
-            self._promised.pop(worker.id, None)
+            self._promised.discard(worker.id)
+            self._work.began(worker.id, order)
 
     def issues(self, worker: Peer, kind: str) -> None:
         """A worker issues a collective: of a step, or the one that moves experts, while its state may still come."""
@@ -97,6 +102,8 @@ class Checker:
         """What the machine says is summed must be there, and nothing else."""
         if set(task.summed) != set(worker.gradients):
             self._fail(f"{worker.id} holds {sorted(worker.gradients)}, its machine says {sorted(task.summed)}")
+        if wrong := self._work.redone_by(worker.id, task.step, task.summed):
+            self._fail(wrong)
         if not worker.whole:
             self._fail(f"{worker.id} computes without a whole state")
         self._experts_of_the_step(worker)
@@ -150,19 +157,14 @@ class Checker:
         if worker.id in self._promised:
             self._fail(f"{worker.id} {what} after its report and before the next Begin")
 
-    @staticmethod
-    def _stand(worker: Peer) -> tuple[object, ...]:
-        machine = worker.machine
-        return (machine.applied, machine.phase, machine.passed)
-
     # ---- the coordinator's side ----
 
     def handles(self, event: Input | None) -> msg.WorkerMessage | None:
-        """An input is handled: nothing of an expelled worker may have an effect. Returns what may have none."""
-        said = (
-            event.message.message if isinstance(event, Received) and isinstance(event.message, msg.FromWorker) else None
-        )
-        self._stale = said if said is not None and said.worker in self._expelled else None
+        """An input is handled; return what may have no effect: all of an expelled worker, but its saved parts."""
+        message = event.message if isinstance(event, Received) else None
+        said = message.message if isinstance(message, msg.FromWorker) else None
+        counts = said is None or said.worker not in self._expelled or isinstance(said, msg.CheckpointNews)
+        self._stale = None if counts else said
         return self._stale
 
     def goes_on(self, stale: msg.WorkerMessage | None) -> None:
@@ -225,11 +227,14 @@ class Checker:
         self._truth = {step: state for step, state in self._truth.items() if step <= first}
         self._commits = {step: commit for step, commit in self._commits.items() if step <= kept}
         if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
-            known = self._commits.setdefault(decision.applied, decision.commit)
-            if not training.same_bits(known, decision.commit):
+            known = self._commits.get(decision.applied, decision.commit)
+            if not same_lanes(known, decision.commit):
                 self._fail(f"FORWARD({decision.applied}) carries {decision.commit}, {known} was applied")
+            self._commits[decision.applied] = decision.commit
         if decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied < self._committed:
             self._fail(f"{decision} undoes step {self._committed}, which is committed")
+        if wrong := self._work.undone_by(decision, plan.workers if plan else ()):
+            self._fail(wrong)
         self._goes_back_to_its_own(decision)
         for worker in plan.workers if plan else ():
             process = self._world.worker(worker)
@@ -244,10 +249,10 @@ class Checker:
             if left:
                 self._fail(f"the job begins anew although {left} are there")
         if decision.kind is DecisionKind.ROLLBACK:
-            name = decision.source.name if isinstance(decision.source, CheckpointSource) else ""
-            file = self._world.checkpoints.files.get(name)
-            if file is None or self._truth.get(decision.applied, file.state) != file.state:
-                self._fail(f"{decision} leads to {file}, which is not on the lineage")
+            world = self._world
+            wrong = wrong_source(decision.source, decision.applied, self._truth, world.checkpoints, world.memory)
+            if wrong:
+                self._fail(f"{decision} {wrong}")
 
     def emitted(self, machine: Coordinator, event: ev.AnyEvent) -> None:
         """An event is in the journal."""
@@ -313,14 +318,10 @@ class Checker:
             self._fail(f"the journal is said to have ended at step {step} with {event.samples} samples")
 
     def _job_finished(self, event: ev.JobFinished) -> None:
-        plan = self._world.plan
-        if event.resumable and self._world.interrupted and event.steps == self._committed:
-            return
-        if plan.raises is not Raises.NOTHING:
-            self._fail(f"finished although every script raises at {plan.raises_at}")
-        steps, samples = plan.last_step, plan.last_step * plan.micro_batches * plan.micro_batch
-        if (event.steps, self._committed, event.samples) != (steps, steps, samples):
-            self._fail(f"finished after {event.steps} steps of {steps}, with {event.samples} samples")
+        interrupted = event.resumable and self._world.interrupted
+        wrong = wrong_end(self._world.plan, event, self._commits) if not interrupted else ""
+        if wrong or event.steps != self._committed:
+            self._fail(f"finished, {wrong or 'not where the journal ends'}: {event}")
 
     @property
     def _committed(self) -> int:

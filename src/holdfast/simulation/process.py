@@ -60,6 +60,7 @@ _ACTIVITIES = {
     "load": Activity.LOADING,
     "move": Activity.MOVING,
     "save": Activity.FINISHED,
+    "adopt": Activity.RECEIVING,
 }
 _WAITS = ("reduce", "vote", "move")
 #: where it hangs though it is about nothing

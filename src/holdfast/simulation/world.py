@@ -12,14 +12,15 @@ from typing import Any, Protocol
 from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.coordinator import Coordinator
+from holdfast.coordination.progress.saving_period import PeriodBounds
 from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.protocol.job_spec import ExperimentSpec, ExpertSpec, JobSpec, RecoverySpec
+from holdfast.protocol.job_spec import CheckpointSpec, ExperimentSpec, ExpertSpec, JobSpec, RecoverySpec
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.simulation.climbing import LeveledGroup
 from holdfast.simulation.clock import Timeline
 from holdfast.simulation.collectives import Group, Underway
-from holdfast.simulation.durable import CheckpointDirectory, SimJournal, SimStore
+from holdfast.simulation.durable import CheckpointDirectory, NodeMemory, SimJournal, SimStore
 from holdfast.simulation.faults.plans import FaultPlan
 from holdfast.simulation.faults.troubles import DataPlane, Troubles
 from holdfast.simulation.machines.experts import StoredExperts
@@ -27,8 +28,8 @@ from holdfast.simulation.machines.training import SimReceipt, SimSums
 from holdfast.simulation.shared_plans import SharedPlans
 from holdfast.step_samples import StepSamples
 
-#: where virtual time begins, in seconds
-START = 1000.0
+#: where virtual time begins, in seconds: so late that no clock that is set back by hours shows less than 0
+START = 100_000.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +60,9 @@ class Timing:
             "rename": (0.001, 0.01),
             "plan": (0.001, 0.15),
             "look": (0.001, 0.3),
+            "copy": (0.0005, 0.03),
+            "seal": (0.001, 0.05),
+            "adopt": (0.0005, 0.005),
         }
     )
 
@@ -80,6 +84,14 @@ class Delivers(Protocol):
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
 
+class Copier(Protocol):
+    """Copies a worker's state for a snapshot; while it is `active` the state must not change."""
+
+    active: bool
+
+    def applied(self, plan: GenerationPlan, step: int) -> None: ...
+
+
 class Peer(Protocol):
     """What others see of a worker process, and what they put into it."""
 
@@ -93,6 +105,9 @@ class Peer(Protocol):
     gradients: SimSums
     experts: StoredExperts | None
     receipt: SimReceipt | None
+
+    @property
+    def copier(self) -> Copier: ...
 
     def advance(self) -> None: ...
 
@@ -115,6 +130,7 @@ class World:
         self.store = parts.store()
         self.journal = parts.journal()
         self.checkpoints = CheckpointDirectory()
+        self._memories: dict[str, NodeMemory] = {}
         self.data_plane = DataPlane()
         self.plans = SharedPlans()
         #: what a coordinator writes may take until then
@@ -188,6 +204,10 @@ class World:
         """Return what is wrong with a node, alive or not."""
         return self._troubles.setdefault(node, Troubles())
 
+    def memory(self, node: str) -> NodeMemory:
+        """Return what a node has of snapshots."""
+        return self._memories.setdefault(node, NodeMemory())
+
     def add_worker(self, worker: Peer) -> None:
         """Note a worker process."""
         self._workers[worker.id] = worker
@@ -241,6 +261,7 @@ def _config(plan: FaultPlan) -> CoordinatorConfig:
         prepare_timeout_s=3.0,
         join_retry_s=0.3,
         witnesses=plan.witnesses,
+        period=PeriodBounds(first_s=0.2, least_s=0.1, most_s=0.6),
     )
 
 
@@ -248,11 +269,13 @@ def _spec(plan: FaultPlan) -> JobSpec:
     return JobSpec(
         name="sim",
         max_nodes=plan.start_nodes,
+        checkpoint=CheckpointSpec(snapshot_every=plan.snapshot_every),
         experts=ExpertSpec(placement="mro", rebalance_every=plan.rebalance_every),
         recovery=RecoverySpec(
             on_node_failure="restart-all" if plan.restart else "shrink",
             on_process_failure="hold" if plan.hold else "auto",
             max_restarts=plan.max_restarts,
+            fault_threshold=plan.copies,
         ),
         experiments=ExperimentSpec(allow_faults=True, static_experts=plan.ep_size > 0, ep_size=plan.ep_size),
     )

@@ -133,10 +133,11 @@ class FakeWorker:
         assert task.step == step, f"{self._worker} is at step {task.step}, not {step}"
         for micro_batch in task.micro_batches:
             machine.computing(micro_batch)
+        v = self._model.commit(step)
         machine.computed()
-        machine.reduced()
+        self._obey(machine.reduced(v))
         machine.voting()
-        self._obey(machine.vote_passed(self._model.commit(step)))
+        self._obey(machine.vote_passed(v))
         machine.begin_apply()
         self._obey(machine.applied_step())
 
@@ -191,9 +192,9 @@ class FakeWorker:
                     self._obey(machine.applied_step())
                 case Receive(plan):
                     decision = machine.generations.decision
-                    if not machine.pushed(plan.generation):
+                    if not (machine.pushed(plan.generation) and machine.adopting(plan.generation)):
                         return
-                    machine.received(plan.generation, (), decision.applied if decision else 0)
+                    self._obey(machine.received((), decision.applied if decision else 0))
                 case Enter(plan):
                     self._obey(machine.entered())
                     self._entered(plan.generation)

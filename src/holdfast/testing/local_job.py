@@ -19,7 +19,15 @@ from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import find_job, registry_directory
 from holdfast.errors import HoldfastError
 from holdfast.observability.event_lines import decode_event
-from holdfast.protocol.events import Event, GenerationStarted, JobStarted, NodesJoined, ReadEvent, WorkersChanged
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    Event,
+    GenerationStarted,
+    JobStarted,
+    NodesJoined,
+    ReadEvent,
+    WorkersChanged,
+)
 
 E = TypeVar("E", bound=Event)
 
@@ -180,7 +188,7 @@ class LocalJob(EventLog):
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        with self.output_file.open("wb") as output:
+        with self.output_file.open("ab") as output:
             self.process = subprocess.Popen(
                 self.command, stdout=output, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
             )
@@ -266,8 +274,10 @@ class LocalJob(EventLog):
 
     @property
     def url(self) -> str:
-        """The coordinator's address."""
-        return self.wait(JobStarted).url
+        """The coordinator's address, the newest one's where a job was begun again in the same folder."""
+        started = self.wait(JobStarted)
+        restarts = self.all(CoordinatorRestarted)
+        return restarts[-1].url if restarts else started.url
 
     def _runs(self) -> bool:
         return self.process is not None and self.process.poll() is None

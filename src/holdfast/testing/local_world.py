@@ -7,6 +7,7 @@ process could hold.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import threading
 import traceback
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
+from holdfast.control.processes import die_with_parent
 from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO
 from holdfast.protocol.messages.orders import Posted
 from holdfast.runtime.groups.choose import build_communicator
@@ -130,7 +132,8 @@ class LocalWorld:
         self._results: list[Connection] = []
         for rank in range(size):
             reading, writing = context.Pipe(duplex=False)
-            process = context.Process(target=_main, args=(rank, mailboxes, barrier, writing, body, args), daemon=True)
+            given = (os.getpid(), rank, mailboxes, barrier, writing, body, args)
+            process = context.Process(target=_main, args=given, daemon=True)
             process.start()
             writing.close()
             self.processes.append(process)
@@ -187,6 +190,7 @@ def _pairs(size: int) -> list[tuple[socket.socket, socket.socket]]:
 
 
 def _main(
+    parent: int,
     rank: int,
     mailboxes: Sequence[_Mailbox],
     barrier: threading.Barrier,
@@ -194,6 +198,7 @@ def _main(
     body: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    die_with_parent(parent)
     torch.set_num_threads(1)
     seat = Seat(rank, mailboxes, barrier)
     try:

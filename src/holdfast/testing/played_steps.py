@@ -108,6 +108,7 @@ class PlayedSteps:
         self._free = [self._now] * nodes
         self._workers = [_Worker(f"n{index}/0/{index:08x}", nodes) for index in range(nodes)]
         self._watches = [LateWatch() for _ in range(nodes)]
+        self._ended: set[tuple[str, int]] = set()
         spec = JobSpec(name="played", max_nodes=nodes)
         self._coordinator = Coordinator(CoordinatorConfig(spec=spec), Position(), None)
         self._take(self._coordinator.start(self._now, "", 1))
@@ -211,8 +212,11 @@ class PlayedSteps:
             case msg.Probe():
                 self.found.probes += number == 0
                 self._after(2 * _LINK_S, lambda: self._answer(number, message))
-            case msg.EndHung(why=why):
-                self.found.alarms.append(f"step {self.found.steps + 1}: {why}")
+            case msg.EndHung(worker=worker, why=why):
+                step = self.found.steps + 1
+                if (worker, step) not in self._ended:  # (it goes on here, and so its agent is told again)
+                    self._ended.add((worker, step))
+                    self.found.alarms.append(f"step {step}: {why}")
             case msg.LookAround():
                 self.found.alarms.append(f"step {self.found.steps + 1}: all look around")
             case _:

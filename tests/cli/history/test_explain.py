@@ -14,7 +14,8 @@ from holdfast.cli.history.explain import explained, stands
 from holdfast.errors import BadInputError
 from holdfast.observability.history.explanation import Explanation
 from holdfast.observability.history.standing import JobStanding
-from holdfast.protocol.events import AnyEvent, SeenWait, SeenWorker, SharedStack, StacksTaken
+from holdfast.protocol.events import AnyEvent, StacksTaken
+from holdfast.protocol.failures import SeenWait, SeenWorker, SharedStack
 from holdfast.protocol.position import Awaited
 from made_events import made
 

@@ -62,7 +62,8 @@ OPTIONS = {
     },
     "agent": SERVER
     | {"--node-name", "--advertise", "--rack", "--failure-rate", "--workers-per-node"}
-    | {"--checkpoint-dir", "--checkpoint-every", "--expert-slots", "--verify-state", "--preflight"}
+    | {"--checkpoint-dir", "--checkpoint-every", "--snapshot-every", "--snapshot-dir"}
+    | {"--expert-slots", "--verify-state", "--preflight"}
     | {"--log-dir", "--print", "--module"},
     "status": {*SERVER, "--json"},
     "events": {*SERVER, "--follow", "--after", "--json"},
@@ -178,6 +179,7 @@ def busy_port() -> Iterator[int]:
         (["run", "--events", "TMP/no/such/folder/e.jsonl", "SCRIPT"], "there is no folder"),
         (["run", "--events", "TMP", "SCRIPT"], "is a folder"),
         (["run", "--checkpoint-dir", "SCRIPT/below", "SCRIPT"], "is not a folder"),
+        (["run", "--checkpoint-dir", "memory://x", "SCRIPT"], "where no other worker finds it: give a folder or a URL"),
         (["run", "--port", "BUSY", "SCRIPT"], "Address already in use"),
         (["run", "--port", "70000", "SCRIPT"], "--port is 70000"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.cli.job.look import SLOW, quarantined, stragglers
+from holdfast.cli.job.look import SLOW, quarantined, saving, stragglers
 
 
 def scored(node: str, rank: int, score: float) -> dict[str, Any]:
@@ -29,3 +29,9 @@ def test_who_is_quarantined_is_named_with_what_lets_it_back() -> None:
     assert line.startswith("quarantined since ")
     assert line.endswith("n1 (fan [3] stands); repaired: holdfast undrain n1")
     assert list(quarantined({})) == []
+
+
+def test_the_snapshot_that_would_serve_is_shown() -> None:
+    assert list(saving({"snapshot": None, "saving": None})) == []
+    (line,) = saving({"snapshot": {"step": 40, "copies": 2}, "saving": None})
+    assert line == "snapshot of step 40 in the nodes' memory: each part on 2 of them or more"

@@ -241,6 +241,32 @@ def test_nodes_can_be_added(world: World) -> None:
         job.wait(NodesJoined, lambda e: "node-2" in e.names)
 
 
+def test_what_a_killed_node_had_in_memory_is_gone_with_it(world: World, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    options = ("--nodes", "2", "--snapshot-every", "5", "--snapshot-dir", str(memory))
+    with world.job("--steps", "1000000", options=options) as job:
+        job.wait(StepCommitted, step=3)
+        assert len(list(memory.glob("*-node-[01]-*"))) == 2
+        os.kill(world.process("agent:node-1"), signal.SIGKILL)
+        wait_until(lambda: not list(memory.glob("*-node-1-*")), "its memory's end")
+        assert len(list(memory.iterdir())) == 1
+
+
+def test_a_node_that_ends_before_it_has_joined_is_told_of(world: World) -> None:
+    held = world.folder / "held"
+    waits = world.folder / "waits.sh"
+    waits.write_text(f"#!/bin/sh\nwhile [ -e {held} ]; do sleep 0.05; done\n")
+    waits.chmod(0o755)
+    with world.job("--steps", "1000000", options=("--nodes", "1", "--preflight", str(waits))) as job:
+        job.wait(StepCommitted, step=3)
+        held.touch()
+        job.add_nodes(1)
+        wait_until(lambda: "agent:node-1" in " ".join(world.processes().values()), "the node's agent")
+        os.kill(world.process("agent:node-1"), signal.SIGKILL)
+        job.wait_output("node-1 has ended before it joined the job: SIGKILL")
+        held.unlink()
+
+
 def test_nodes_for_which_too_few_files_may_be_open_are_refused_and_the_job_goes_on(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
         job.wait(StepCommitted, step=3)

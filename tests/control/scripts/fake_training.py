@@ -101,7 +101,8 @@ class Training:
                     self.obey(machine.applied_step())
             case w.Receive():
                 assert machine.generations.decision is not None
-                machine.received(task.plan.generation, (), machine.generations.decision.applied)
+                if machine.adopting(task.plan.generation):
+                    self.obey(machine.received((), machine.generations.decision.applied))
             case w.Enter():
                 self.obey(machine.entered())
             case _:
@@ -126,11 +127,6 @@ class Training:
         for micro_batch in task.micro_batches:
             if not machine.computing(micro_batch):
                 return
-        if not (machine.computed() and machine.reduced() and machine.voting()):
-            return
-        if not self.meet(plan, f"step-{task.step}"):
-            self.obey(machine.vote_abandoned())
-            return
         # No joins here: the barrier carries no values, so the swap flag is never raised.
         commit = Commit(
             grad_square=1.0,
@@ -139,6 +135,14 @@ class Training:
             nonfinite=0,
             sample_hashes=SAMPLES.expected(task.step),
         )
+        if not machine.computed():
+            return
+        self.obey(machine.reduced(commit))
+        if not machine.voting():
+            return
+        if not self.meet(plan, f"step-{task.step}"):
+            self.obey(machine.vote_abandoned())
+            return
         self.obey(machine.vote_passed(commit))
         if machine.begin_apply():
             self.obey(machine.applied_step())

@@ -196,7 +196,7 @@ def test_the_latest_of_each_kind_is_replayed_in_the_order_of_a_life() -> None:
     """A report comes after the steps that it speaks of: none of them is on its way any more when it is judged."""
     bench = Bench()
     a = bench.worker
-    written = CheckpointWritten(worker=a, term=1, generation=1, step=2, name="n", bytes=1, seconds=0.1)
+    written = CheckpointWritten(worker=a, term=1, generation=1, step=2, name="n", seconds=0.1)
     bench.say(
         Entered(worker=a, generation=1, applied=0),
         applied(a, 1),
@@ -212,9 +212,9 @@ def test_the_latest_of_each_kind_is_replayed_in_the_order_of_a_life() -> None:
         attach(a),
         Entered(worker=a, generation=2, applied=1),
         page,
+        written,
         report(a, 2),
         Finished(worker=a, generation=2, step=1),
-        written,
     ]
 
 
@@ -380,6 +380,20 @@ def test_of_a_dead_worker_only_its_end_is_told_until_another_is_there() -> None:
     assert isinstance(hello, Hello)
     assert hello.kept in ((attach(b), attach(other)), (attach(other), attach(b)))
     assert rest == []
+
+
+def test_how_a_worker_has_ended_without_a_coordinator_is_told_to_the_next_one_once() -> None:
+    bench = Bench()
+    a = bench.worker
+    bench.machine.disconnected()
+    assert bench.die(a) == [StartWorker(bench.worker)]
+    b = bench.worker
+    assert bench.machine.worker_said(attach(b), bench.now) == []
+    hello, *rest = bench.connect()
+    assert isinstance(hello, Hello)
+    assert hello.kept == (down(a), attach(b))
+    assert rest == []
+    assert bench.kept() == [attach(b)]
 
 
 def test_of_a_worker_that_left_its_loop_all_is_told_until_the_job_is_over() -> None:

@@ -29,11 +29,11 @@ def coming(node: str, worker: str, *, host: str = "", session: str = "0" * 8, ag
     return msgspec.structs.replace(hello(node, session=session), host=host, agent_pid=agent, kept=(attach(worker),))
 
 
-def settle(job: Job) -> None:
+def settle(job: Job, at: int = 0) -> None:
     """n0 and n1 say where they stand, if they are asked."""
     for node in ("n0", "n1"):
         if job.machine.parts.stopping.stop is not None:
-            job.report(node, 0)
+            job.report(node, at)
 
 
 def down(node: str, detail: str = "SIGKILL", kind: FailureKind = FailureKind.PROCESS_EXIT) -> msg.WorkerDown:
@@ -186,7 +186,7 @@ def test_who_has_used_up_its_tries_is_quarantined_once_the_others_go_on_without_
     job.tell("n2", exhausted("oops"))
     (left,) = job.said(ev.NodeLeft)
     assert (left.node, left.reason, left.detail) == ("n2", "failed", "oops")
-    settle(job)
+    settle(job, 1)
     for node in ("n0", "n1"):
         job.say(msg.Entered(worker=w(node), generation=2, applied=1))
     job.step(2, "n0", "n1", generation=2)

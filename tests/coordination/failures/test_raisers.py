@@ -6,7 +6,7 @@ from itertools import permutations
 
 import msgspec
 import pytest
-from machinery import Job, applied, attach, commit, hello, kept, w, written
+from machinery import Job, applied, attach, commit, hello, kept, reduced, w, written
 
 from holdfast.coordination.instructions import EndJob
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
@@ -74,8 +74,8 @@ def test_what_the_one_that_raised_knows_of_a_step_counts() -> None:
     passed = msg.Passed(step=3, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
     job.say(applied(w("n1"), 1, 3))
     job.report("n1", 3, passed=passed)
-    job.report("n0", 2, Phase.ABANDONED, result=msg.Holding())
-    job.report("n2", 2, Phase.ABANDONED, result=msg.Holding())
+    job.report("n0", 2, Phase.ABANDONED, **reduced(1.0))
+    job.report("n2", 2, Phase.ABANDONED, **reduced(1.0))
     begin = job.orders(msg.Begin)[w("n0")]
     assert (begin.decision.kind, begin.decision.applied) == (DecisionKind.FORWARD, 3)
     assert replaced(job) == [w("n1")]

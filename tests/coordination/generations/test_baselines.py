@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from machinery import Job, attach, commit, hello, kept, w, written
+from machinery import Job, attach, called, commit, hello, kept, w, written
 
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol import events as ev
@@ -103,7 +103,7 @@ def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
     begin = job.orders(msg.Begin)
     assert set(begin) == {w("n0", "b"), w("n2", "b")}
     assert begin[w("n0", "b")].decision == msg.Decision(
-        kind=DecisionKind.ROLLBACK, applied=2, source=msg.CheckpointSource(name="two")
+        kind=DecisionKind.ROLLBACK, applied=2, source=msg.CheckpointSource(name=called(2, "two"))
     )
     assert job.said(ev.RolledBack)[0].why == "all workers were started again"
     costs = _redo(job, ("n0", "n2"), generation=2, first=3, until=4)

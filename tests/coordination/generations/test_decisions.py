@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from machinery import commit, w
 
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide
+from holdfast.protocol.commit import Flag
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind, Passed, Phase
 from holdfast.protocol.record import KnownCheckpoint
@@ -20,7 +23,7 @@ STEP = 5
 def report(index: int, stand: str) -> Report:
     """Return the report of a worker after step 5 began: what it holds follows from where it stands."""
     applied = {"void": None, "applied": STEP}.get(stand, STEP - 1)
-    passed = stand in ("passed", "applied")
+    passed, ready = stand in ("passed", "applied"), stand in ("ready", "voted", "passed")
     return Report(
         worker=w(f"n{index}"),
         term=1,
@@ -28,8 +31,9 @@ def report(index: int, stand: str) -> Report:
         applied=applied,
         step=STEP,
         phase=Phase.COMPUTE,
-        result=Holding() if stand in ("ready", "voted", "passed") else None,
-        passed=Passed(step=STEP, commit=commit(3.0)) if passed else None,
+        result=Holding() if ready else None,
+        reduced=commit(3.0) if ready else None,
+        passed=Passed(step=STEP, commit=commit(3.0, Flag.SWAP)) if passed else None,
     )
 
 
@@ -48,7 +52,6 @@ def test_the_rules(
     stands: list[str], checkpoints: list[KnownCheckpoint], previous: Decision | None, inherited: bool
 ) -> None:
     if inherited:
-        stands = [stand if stand != "computing" else "ready" for stand in stands]
         previous = FORWARD
     reports = [report(index, stand) for index, stand in enumerate(stands)]
     verdict = decide(previous, STEP - 1, reports, checkpoints)
@@ -63,11 +66,14 @@ def test_the_rules(
         assert verdict.decision == Decision(kind=DecisionKind.ROLLBACK, applied=newest, source=source)
         return
     assert isinstance(verdict, Verdict)
-    assert verdict.holders == tuple(w(f"n{index}") for index in live)
+    able = [index for index in live if stands[index] != "computing"]
+    assert verdict.holders == tuple(w(f"n{index}") for index in able or live)
     if all(stands[index] == "applied" for index in live):
         assert verdict.decision == Decision(kind=DecisionKind.REDO, applied=STEP)
-    elif inherited or any(stand in ("passed", "applied") for stand in stands):
-        assert verdict.decision == FORWARD
+    elif any(stand in ("passed", "applied") for stand in stands):
+        assert verdict.decision == msgspec.structs.replace(FORWARD, commit=commit(3.0, Flag.SWAP))
+    elif able:
+        assert verdict.decision == FORWARD, "what is raised counts only once somebody has passed"
     else:
         assert verdict.decision == Decision(kind=DecisionKind.REDO, applied=STEP - 1)
 
@@ -76,7 +82,7 @@ def test_the_rules(
 def test_nobody_goes_forward_without_v_of_that_very_step(known: Passed | None) -> None:
     """Somebody claims to have applied it, and gives no v: it goes on from there alone, nobody guesses."""
     liar = msgspec.structs.replace(report(0, "applied"), passed=known)
-    verdict = decide(None, STEP - 1, [report(1, "voted"), liar], [])
+    verdict = decide(None, STEP - 1, [report(1, "computing"), liar], [])
     assert verdict == Verdict(decision=Decision(kind=DecisionKind.REDO, applied=STEP), holders=(liar.worker,))
 
 
@@ -107,3 +113,47 @@ def test_only_a_whole_initial_state_begins_a_job() -> None:
     verdict = decide(None, 0, [torn], [])
     assert isinstance(verdict, Verdict)
     assert verdict.holders == ()
+
+
+def test_gradients_of_another_attempt_lead_nowhere() -> None:
+    other = msgspec.structs.replace(report(1, "ready"), reduced=commit(4.0))
+    verdict = decide(None, STEP - 1, [report(0, "applied"), other], [])
+    assert isinstance(verdict, Verdict)
+    assert verdict.holders == (w("n0"),)
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_nothing_that_is_announced_is_undone_where_nobody_can_finish_the_next_step(inherited: bool) -> None:
+    previous = FORWARD if inherited else None
+    stands = [report(0, "computing"), report(1, "void")]
+    verdict = decide(previous, STEP - 1, stands, [])
+    assert verdict == Verdict(decision=Decision(kind=DecisionKind.REDO, applied=STEP - 1), holders=(w("n0"),))
+    known = [KnownCheckpoint(step=2, name="c2")]
+    verdict = decide(previous, STEP, stands, known)
+    assert isinstance(verdict, Verdict)
+    assert verdict.decision.kind is DecisionKind.ROLLBACK
+
+
+def lost_at(*steps: int) -> Callable[[Verdict], list[tuple[int, int]]]:
+    """Expert 7 of layer 1 has no copy of the state of these steps."""
+    return lambda verdict: [(1, 7)] if verdict.decision.applied in steps else []
+
+
+def test_with_experts_a_step_is_finished_only_where_all_are_ready() -> None:
+    redo = Decision(kind=DecisionKind.REDO, applied=STEP - 1)
+    some, every = [report(0, "ready"), report(1, "computing")], [report(0, "ready"), report(1, "voted")]
+    verdict = decide(None, STEP - 1, some, [], lost=lost_at())
+    assert verdict == Verdict(decision=redo, holders=(w("n0"), w("n1")))
+    verdict = decide(None, STEP - 1, every, [], lost=lost_at())
+    assert verdict == Verdict(decision=FORWARD, holders=(w("n0"), w("n1")))
+
+
+def test_the_newest_step_of_which_no_expert_is_lost_is_decided() -> None:
+    reports = [report(0, "applied"), report(1, "voted")]
+    verdict = decide(None, STEP - 1, reports, [], lost=lost_at(STEP))
+    assert verdict == Verdict(decision=Decision(kind=DecisionKind.REDO, applied=STEP - 1), holders=(w("n1"),))
+    verdict = decide(None, STEP - 1, reports, [], lost=lost_at(STEP, STEP - 1))
+    assert isinstance(verdict, NothingLeft)
+    assert "expert 7 of MoE layer 1" in verdict.why
+    verdict = decide(None, STEP, reports, [], lost=lost_at(STEP))
+    assert isinstance(verdict, NothingLeft), "step 5 is announced"

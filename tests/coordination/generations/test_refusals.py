@@ -31,7 +31,7 @@ def report_refusal(job: Job, *nodes: str, generation: int = 1, at: int = 0) -> N
 
 def report_held(job: Job, *nodes: str, at: int = 0) -> None:
     for node in nodes:
-        job.report(node, at, msg.Phase.ABANDONED, summed=HELD[node], result=msg.Holding())
+        job.report(node, at, msg.Phase.REDUCING, summed=HELD[node])
 
 
 def refused_job(*, saves: bool = False) -> Job:

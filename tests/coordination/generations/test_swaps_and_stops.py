@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from machinery import Job, applied, attach, commit, hello, kept, w
+from machinery import Job, applied, attach, commit, hello, w
 
 from holdfast.coordination.generations.planner import first_assignment, held_experts
 from holdfast.protocol.messages import any_side as msg
@@ -77,13 +77,6 @@ def test_a_report_for_another_stop_does_not_count() -> None:
     assert job.orders(msg.Begin) == {}
     job.report("n1", 1)
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n1")}
-
-
-def test_a_checkpoint_kept_by_who_is_no_member_does_not_count() -> None:
-    job = joining(armed=False)
-    job.step(1, *NODES[:3])
-    job.say(kept("n3", 1, "foreign"))
-    assert job.machine.record.checkpoints == ()
 
 
 def stand(node: str, at: int, **fields: object) -> msg.Report:

@@ -279,6 +279,15 @@ def test_a_member_whose_process_is_stopped_does_not_keep_the_others_waiting_for_
     assert end.worker == w("n3")
 
 
+def test_a_stopped_process_is_ended_after_two_steps_for_it_will_not_go_on_by_itself() -> None:
+    job = trained()
+    begin, stopped = job.now, stand("n3", for_s=0.1, stopped=True)
+    assert answer(job, asked(job), waits("n0"), waits("n1"), waits("n2"), stopped) == []
+    (end,) = answer(job, asked(job), waits("n0"), waits("n1"), waits("n2"), stopped)
+    assert end.worker == w("n3")
+    assert 2.0 * STEP_S < job.now - begin < 3.0 * STEP_S
+
+
 def test_a_worker_in_the_middle_of_its_optimizer_s_step_may_keep_them_waiting() -> None:
     job = trained()
     job.lose("n0")

@@ -103,7 +103,8 @@ def test_who_waits_and_does_not_look_does_not_run() -> None:
 
 def test_a_stopped_process_is_named_wherever_it_stands() -> None:
     stopped = msgspec.structs.replace(stand("a", for_s=0.1), stopped=True)
-    assert judge(case(stopped, *map(waits, "bcd"))) == Finding(hung=(stopped,))
+    long_enough = replace(case(stopped, *map(waits, "bcd"), overdue=False), waits_for_stopped=True)
+    assert judge(long_enough) == Finding(hung=(stopped,))
     assert judge(case(stopped, *map(waits, "bcd"), overdue=False)) == Finding()
 
 

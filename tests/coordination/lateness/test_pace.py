@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.coordination.lateness.pace import ASK_FLOOR_S, Pace
 from holdfast.coordination.lateness.times import UNKNOWN_S
 
@@ -23,19 +25,18 @@ def test_three_steps_say_how_long_one_takes_two_do_not() -> None:
     assert trained(4).mean_s == STEP_S
 
 
-def test_it_is_asked_after_one_and_a_half_steps_and_overdue_after_three() -> None:
+def test_it_is_asked_after_one_and_a_half_steps_a_stopped_process_is_late_after_two_and_all_are_after_three() -> None:
     pace, last = trained(10), 10 * STEP_S
     assert not pace.asks(last + 1.5 * STEP_S)
     assert pace.asks(last + 1.5 * STEP_S + ASK_FLOOR_S + 0.01)
-    assert not pace.overdue(last + 3.0 * STEP_S)
-    assert pace.overdue(last + 3.0 * STEP_S + ASK_FLOOR_S + 0.01)
+    assert pace.stopped_at == pytest.approx(last + 2.0 * STEP_S + ASK_FLOOR_S)
+    assert pace.overdue_at == pytest.approx(last + 3.0 * STEP_S + ASK_FLOOR_S)
 
 
 def test_the_first_steps_are_overdue_after_as_long_as_anything_unknown() -> None:
     pace = trained(0)
     assert not pace.asks(UNKNOWN_S + 1.0)
-    assert not pace.overdue(UNKNOWN_S - 1.0)
-    assert pace.overdue(UNKNOWN_S + 1.0)
+    assert pace.overdue_at == pace.stopped_at == UNKNOWN_S
 
 
 def test_a_coordinator_that_was_away_takes_no_outage_for_a_slow_step() -> None:

@@ -54,6 +54,16 @@ def test_what_is_long_now_and_then_may_take_twice_the_longest_that_has_ended() -
     assert times.limit_s(SCRIPT, 4) == pytest.approx(10.0)
 
 
+def test_anything_may_take_one_and_a_half_steps_longer_than_usual() -> None:
+    times = took(*[0.2] * 20)
+    took(*[0.5] * 10, activity=Activity.REDUCING, times=times)
+    assert took(*[0.01] * 3, activity=Activity.APPLYING, world=3, times=times).limit_s(COMPUTE, 4) == pytest.approx(0.8)
+    took(*[0.01] * 10, activity=Activity.APPLYING, times=times)
+    took(30.0, 40.0, 50.0, activity=Activity.PAUSED, times=times)
+    assert times.limit_s(Activity.APPLYING, 4) == pytest.approx(0.01 + 1.5 * 0.91)
+    assert times.limit_s(COMPUTE, 4) == pytest.approx(0.2 + 1.5 * 0.91)
+
+
 def test_who_waits_for_a_word_is_never_late() -> None:
     for activity in (Activity.AWAITING, Activity.STARTING, Activity.FINISHED, Activity.ENDING):
         assert took(*[0.1] * 10, activity=activity).limit_s(activity, 4) is None

@@ -1,18 +1,25 @@
 from __future__ import annotations
 
 import pytest
-from machinery import Job, attach, commit, hello, kept, w, written
+from machinery import Job, attach, called, commit, hello, kept, w, written
 
 from holdfast.coordination.inputs import SaveState
 from holdfast.errors import BadInputError
 from holdfast.protocol import events as ev
+from holdfast.protocol.checkpoints.names import parse_name
+from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 from holdfast.protocol.record import KnownCheckpoint
 
 
 def names(job: Job) -> list[str]:
-    return [known.name for known in job.machine.record.checkpoints]
+    return [plain(known.name) for known in job.machine.record.checkpoints]
+
+
+def plain(name: str) -> str:
+    """Return what the tests call a checkpoint."""
+    return bytes.fromhex(parse_name(name).nonce).decode()
 
 
 def saves(job: Job, step: int, name: str) -> None:
@@ -46,9 +53,26 @@ def test_what_newer_ones_supersede_is_pruned_once_that_is_written_down() -> None
         assert not job.orders(msg.PruneCheckpoints)
     saves(job, 3, "three")
     assert names(job) == ["two", "three"]
-    assert job.machine.record.superseded == ("one",)
-    assert job.kinds == ["persist", "CheckpointSaved", "PruneCheckpoints"]
-    assert job.orders(msg.PruneCheckpoints) == {w("n0"): msg.PruneCheckpoints(term=1, names=("one",))}
+    assert [plain(name) for name in job.machine.record.superseded] == ["one"]
+    assert job.kinds == ["persist", "CheckpointSaved", "AcceptCheckpoint", "PruneCheckpoints"]
+    assert job.orders(msg.PruneCheckpoints) == {w("n0"): msg.PruneCheckpoints(term=1, names=(called(1, "one"),))}
+
+
+def test_one_that_cannot_be_written_is_told_and_a_person_of_the_first_in_a_row() -> None:
+    job = Job(nodes=1).start()
+    told: list[int] = []
+    for step in (1, 2, 3, 4):
+        if step == 3:
+            saves(job, step, "three")
+            continue
+        job.step(step)
+        name = called(step, "none")
+        job.say(msg.CheckpointUnwritten(worker=w("n0"), term=1, generation=1, step=step, name=name, why="no room"))
+        (failed,) = job.said(ev.CheckpointFailed)
+        assert (failed.node, failed.step, failed.why) == ("n0", step, "no room")
+        told.append(failed.tries)
+        assert len(job.said(ev.ActionRequested)) == (failed.tries == 1)
+    assert told == [1, 2, 1]
 
 
 def test_what_a_crash_left_unpruned_is_named_again() -> None:
@@ -58,7 +82,7 @@ def test_what_a_crash_left_unpruned_is_named_again() -> None:
     job.boot()
     job.connect(hello("n0", kept=(attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=0))))
     saves(job, 4, "four")
-    assert job.orders(msg.PruneCheckpoints)[w("n0")].names == ("one", "two")
+    assert job.orders(msg.PruneCheckpoints)[w("n0")].names == (called(1, "one"), called(2, "two"))
 
 
 def test_one_that_was_accepted_before_a_roll_back_never_counts() -> None:
@@ -67,17 +91,17 @@ def test_one_that_was_accepted_before_a_roll_back_never_counts() -> None:
     job.say(kept("n0", 3, "three"))
     assert job.said(ev.CheckpointSaved) == []
     assert names(job) == ["one"]
-    assert job.machine.record.superseded == ("three",)
+    assert [plain(name) for name in job.machine.record.superseded] == ["three"]
     job.lose("n1")
     job.report("n0", None, msg.Phase.ENTERING)
-    assert job.orders(msg.Begin)[w("n0")].decision.source == msg.CheckpointSource(name="one")
+    assert job.orders(msg.Begin)[w("n0")].decision.source == msg.CheckpointSource(name=called(1, "one"))
 
 
 def test_what_was_written_before_a_roll_back_is_never_accepted() -> None:
     job = rolled_back()
     job.say(written("n0", 1, ".abandoned"))
     assert not job.orders(msg.AcceptCheckpoint)
-    assert job.orders(msg.PruneCheckpoints) == {w("n0"): msg.PruneCheckpoints(term=1, names=(".abandoned",))}
+    assert job.orders(msg.PruneCheckpoints) == {w("n0"): msg.PruneCheckpoints(term=1, names=(called(1, "abandoned"),))}
 
 
 def test_what_waits_for_a_commit_is_pruned_by_a_roll_back() -> None:
@@ -86,7 +110,7 @@ def test_what_waits_for_a_commit_is_pruned_by_a_roll_back() -> None:
     job.say(written("n0", 2, ".two"))
     job.lose("n1")
     job.report("n0", None, msg.Phase.ENTERING)
-    assert job.orders(msg.PruneCheckpoints)[w("n0")].names == (".two",)
+    assert job.orders(msg.PruneCheckpoints)[w("n0")].names == (called(2, "two"),)
 
 
 def test_one_that_a_newer_one_has_overtaken_is_pruned() -> None:
@@ -95,7 +119,7 @@ def test_one_that_a_newer_one_has_overtaken_is_pruned() -> None:
         job.step(step)
     job.say(kept("n0", 2, "two"))
     job.say(written("n1", 1, ".one"))
-    assert job.orders(msg.PruneCheckpoints)[w("n1")].names == (".one",)
+    assert job.orders(msg.PruneCheckpoints)[w("n1")].names == (called(1, "one"),)
 
 
 def test_the_same_word_twice_changes_nothing() -> None:
@@ -104,13 +128,89 @@ def test_the_same_word_twice_changes_nothing() -> None:
     job.say(kept("n0", 1, "one"))
     assert job.kinds == []
     job.say(written("n0", 1, ".one"))
-    assert job.kinds == []
+    assert job.kinds == ["AcceptCheckpoint"], "who waits for it need not any more"
+    assert job.orders(msg.AcceptCheckpoint)[w("n0")].files == ()
+
+
+def parts_of(job: Job, step: int, *nodes: str, parts: int = 2, generation: int = 1) -> None:
+    for part, node in enumerate(nodes):
+        job.say(written(node, step, "whole", part=part, parts=parts, generation=generation))
+
+
+def test_a_checkpoint_counts_once_all_parts_are_there_and_its_manifest() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    parts_of(job, 1, "n0")
+    assert not job.orders(msg.AcceptCheckpoint)
+    job.say(written("n1", 1, "whole", part=1, parts=2))
+    (order,) = job.orders(msg.AcceptCheckpoint).values()
+    assert [file.name for file in order.files] == ["part-0", "part-1"]
+    job.say(kept("n0", 1, "whole"))
+    assert [event.step for event in job.said(ev.CheckpointSaved)] == [1]
+    settled = job.orders(msg.AcceptCheckpoint)
+    assert {worker: order.files for worker, order in settled.items()} == {w("n0"): (), w("n1"): ()}
+
+
+def test_a_part_counts_although_its_worker_has_died_meanwhile() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    parts_of(job, 1, "n0")
+    job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="died", exit_code=1))
+    job.report("n0", 1)
+    job.say(written("n1", 1, "whole", part=1, parts=2))
+    assert len(job.orders(msg.AcceptCheckpoint)) == 1
+
+
+def test_whoever_was_to_seal_one_and_is_gone_is_replaced() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    parts_of(job, 1, "n0", "n1")
+    assert list(job.orders(msg.AcceptCheckpoint)) == [w("n0")]
+    job.lose("n0")
+    job.report("n1", 1)
+    job.tick(0.1)
+    assert job.orders(msg.AcceptCheckpoint) == {} or list(job.orders(msg.AcceptCheckpoint)) == [w("n1")]
+
+
+def test_parts_of_two_generations_make_no_checkpoint() -> None:
+    """A step that went FORWARD was applied by some in one generation, by others in the next."""
+    job = Job(nodes=2).start()
+    job.step(1)
+    parts_of(job, 1, "n0")
+    job.say(written("n1", 1, "whole", part=1, parts=2, generation=2))
+    assert not job.orders(msg.AcceptCheckpoint)
+
+
+def test_a_part_that_cannot_be_written_releases_who_waits_for_it_and_is_told() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    parts_of(job, 1, "n0")
+    name = called(1, "whole")
+    job.say(msg.CheckpointUnwritten(worker=w("n1"), term=1, generation=1, step=1, name=name, why="full"))
+    (event,) = job.said(ev.CheckpointFailed)
+    assert (event.node, event.step, event.why, event.tries) == ("n1", 1, "full", 1)
+    pruned = job.orders(msg.PruneCheckpoints)
+    assert {worker: order.names for worker, order in pruned.items()} == {w("n0"): (name,), w("n1"): (name,)}
+    assert [order.remove for order in pruned.values()].count(True) == 1, "one removes it"
+    job.say(written("n1", 1, "whole", part=1, parts=2))
+    assert list(job.orders(msg.PruneCheckpoints)) == [w("n1")], "what is told late"
+
+
+def test_whoever_has_left_without_its_part_is_not_waited_for() -> None:
+    job = Job(nodes=2).start()
+    job.step(1)
+    parts_of(job, 1, "n0")
+    left = msg.WorkerDown(
+        worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="left", exit_code=0, final=True, applied=1
+    )
+    job.tell("n1", left)
+    assert w("n0") in job.orders(msg.PruneCheckpoints)
 
 
 def test_an_expelled_members_never_counts() -> None:
     job = Job(nodes=3).start()
     job.step(1)
-    job.say(written("n0", 2, ".two"))
+    job.say(written("n0", 2, ".two", parts=3))
     job.lose("n0")
     for node in ("n1", "n2"):
         job.report(node, 1)
@@ -151,7 +251,7 @@ def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:
     job.lose("n0")
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
-    job.say(msg.CheckpointDamaged(worker=w("n1"), generation=2, name="one", why="short"))
+    job.say(msg.CheckpointDamaged(worker=w("n1"), generation=2, name=called(1, "one"), why="short"))
     job.step(2, generation=2)
     job.report("n1", None, msg.Phase.ENTERING)
     (failed,) = job.said(ev.JobFailed)

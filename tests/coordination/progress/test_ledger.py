@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -46,6 +48,40 @@ def test_replicas_that_differ_are_never_tolerated() -> None:
     ledger.note(applied(MEMBERS[0], 1, 1, commit(1.0)), 100.0)
     with pytest.raises(DivergedError, match="step 1"):
         ledger.note(applied(MEMBERS[1], 1, 1, commit(1.0 + 1e-15)), 100.0)
+
+
+def test_the_node_whose_state_is_another_is_named_once_all_have_told() -> None:
+    """Whoever tells first: until then the step is not committed."""
+    for order in itertools.permutations(MEMBERS):
+        ledger = StepLedger()
+        ledger.follow(1, MEMBERS)
+        for worker in order:
+            assert ledger.diverged() == ""
+            assert ledger.release() == []
+            state_hash = "bad" if worker == w("n1") else "good"
+            ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
+        assert ledger.diverged().startswith("step 1: the state of n1 is not that of the 2 others: look at")
+        assert ledger.release() == []
+        ledger.undo_after(0)
+        assert ledger.diverged() == ""
+
+
+def test_of_two_states_nobody_knows_which_is_right() -> None:
+    ledger = StepLedger()
+    ledger.follow(1, MEMBERS[:2])
+    for worker, state_hash in zip(MEMBERS, ("good", "bad"), strict=False):
+        ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
+    assert ledger.diverged().startswith("step 1: the state of n0, n1 differ, and which is right nobody can say")
+
+
+def test_who_does_not_tell_its_state_is_not_waited_for_beyond_the_next_step() -> None:
+    ledger = StepLedger()
+    ledger.follow(1, MEMBERS)
+    for worker, state_hash in zip(MEMBERS[:2], ("good", "bad"), strict=True):
+        ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
+    assert ledger.diverged() == ""
+    ledger.note(applied(MEMBERS[0], 1, 2), 100.0)
+    assert "step 1: the state of n0, n1 differ" in ledger.diverged()
 
 
 def test_nan_is_equal_to_itself() -> None:

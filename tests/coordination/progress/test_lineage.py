@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from machinery import Job, applied, attach, commit, hello, kept, w, written
+from machinery import Job, applied, attach, commit, hello, kept, reduced, w, written
 
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
@@ -80,8 +80,8 @@ def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
     comes_back("n0")
     comes_back("n1")
     job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
-    job.report("n0", 1, Phase.VOTED, result=msg.Holding())
-    job.report("n1", 1, Phase.VOTED, result=msg.Holding())
+    job.report("n0", 1, Phase.ABANDONED, **reduced(5.0))
+    job.report("n1", 1, Phase.ABANDONED, **reduced(5.0))
     assert job.orders(msg.Begin) == {}
     comes_back("n2", applied(w("n2"), 1, 2, commit(5.0)))
     job.report("n2", 2, passed=msg.Passed(step=2, commit=commit(5.0)))

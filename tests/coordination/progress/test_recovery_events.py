@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from machinery import Job, hello, w
+from machinery import Job, hello, reduced, w
 
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind, FailureRule, Severity
@@ -65,8 +65,8 @@ def test_a_step_that_is_finished_from_what_is_there_computes_nothing_again() -> 
     job = Job().start()
     job.lose("n2")
     passed = msg.Passed(step=1, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
-    job.report("n0", 0, Phase.PASSED, passed=passed, result=msg.Holding(), summed=(0, 3))
-    job.report("n1", 0, Phase.ABANDONED, result=msg.Holding(), summed=(1, 4))
+    job.report("n0", 0, Phase.PASSED, passed=passed, **reduced(1.0), summed=(0, 3))
+    job.report("n1", 0, Phase.ABANDONED, **reduced(1.0), summed=(1, 4))
     _enter(job, "n0", "n1", generation=2, at=1)
     job.step(1, "n0", "n1", generation=2)
     (recovered,) = [event for event in job.events if isinstance(event, ev.Recovered)]

@@ -40,7 +40,7 @@ def applies(machine: WorkerMachine, *wishes: msg.Wish) -> None:
     for micro_batch in machine.share:
         assert machine.computing(micro_batch)
     assert machine.computed()
-    assert machine.reduced()
+    machine.reduced(passing(machine.step))
     assert machine.voting()
     machine.vote_passed(passing(machine.step, *wishes))
     assert machine.begin_apply()
@@ -62,7 +62,7 @@ def test_all_finish_after_a_step_that_passed_with_the_wish_whoever_had_it() -> N
     for machine in (asked, other):
         assert isinstance(machine.task, Compute)
         applies(machine, msg.Wish.STOP)
-        assert machine.task == Finish()
+        assert machine.task == Finish(asked=True)
     assert asked.wishes.raised == ()
     assert (finished(asked).stopped, finished(other).stopped) == (True, True)
 
@@ -103,14 +103,15 @@ def test_nobody_computes_on_who_comes_to_that_state_another_way() -> None:
     redone.order(msg.Stop(term=1, generation=1))
     redone.order(begun(2, DecisionKind.REDO, 1))
     redone.entered()
-    assert redone.task == Finish()
+    assert redone.task == Finish(asked=True)
     joined, order = WorkerMachine(ME, samples=SAMPLES), begun(2, DecisionKind.REDO, 1)
     plan = msgspec.structs.replace(order.plan, sources={ME: msg.LiveSource(members=(PEER,))})
     joined.order(msgspec.structs.replace(order, plan=plan))
     assert joined.pushed(2)
-    assert joined.received(2, [msg.Passed(step=1, commit=passing(1, msg.Wish.STOP))], 1)
+    assert joined.adopting(2)
+    joined.received([msg.Passed(step=1, commit=passing(1, msg.Wish.STOP))], 1)
     joined.entered()
-    assert joined.task == Finish()
+    assert joined.task == Finish(asked=True)
 
 
 @pytest.mark.parametrize(("wishes", "task"), [((msg.Wish.STOP,), Finish), ((), Compute)])

@@ -69,7 +69,7 @@ def voted() -> WorkerMachine:
     for micro_batch in machine.share:
         assert machine.computing(micro_batch)
     assert machine.computed()
-    assert machine.reduced()
+    machine.reduced(commit())
     assert machine.voting()
     return machine
 
@@ -79,13 +79,18 @@ def one_step(machine: WorkerMachine) -> msg.Applied:
     for micro_batch in machine.share:
         machine.computing(micro_batch)
     machine.computed()
-    machine.reduced()
+    machine.reduced(commit(step=machine.step))
     machine.voting()
     machine.vote_passed(commit(step=machine.step))
     machine.begin_apply()
     (applied,) = [i.message for i in machine.applied_step() if isinstance(i, Tell)]
     assert isinstance(applied, msg.Applied)
     return applied
+
+
+def receive(machine: WorkerMachine, passed: Sequence[msg.Passed], step: int) -> None:
+    assert machine.adopting(machine.generation)
+    machine.received(passed, step)
 
 
 def report_of(instructions: Sequence[object]) -> msg.Report:
@@ -104,7 +109,7 @@ def test_a_step_from_its_beginning_to_the_next() -> None:
     assert machine.computing(0)
     assert machine.computing(2)
     assert machine.computed()
-    assert machine.reduced()
+    assert machine.reduced(commit()) == []
     assert machine.voting()
     assert machine.vote_passed(commit()) == []
     assert machine.begin_apply()
@@ -138,6 +143,7 @@ def test_an_abandoned_vote_is_reported_as_abandoned() -> None:
     machine.order(msg.Stop(term=1, generation=1))
     report = report_of(machine.vote_abandoned())
     assert (report.phase, report.passed, report.result) == (Phase.ABANDONED, None, msg.Holding())
+    assert report.reduced == commit()
 
 
 def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
@@ -155,15 +161,16 @@ def test_forward_applies_the_recorded_v() -> None:
     machine = voted()
     machine.order(msg.Stop(term=1, generation=1))
     machine.vote_abandoned()
-    machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
-    assert machine.task == Forward(plan(2, ME), 1, commit(7.0))
+    flagged = commit(1.0, msg.Flag.SWAP)
+    machine.order(begin(2, DecisionKind.FORWARD, 1, commit=flagged, plan=plan(2, ME)))
+    assert machine.task == Forward(plan(2, ME), 1, flagged)
     with pytest.raises(InvalidTransitionError, match="entered is not allowed"):
         machine.entered()
     assert machine.begin_apply()
     (tell,) = machine.applied_step()
     assert isinstance(tell, Tell)
     assert isinstance(tell.message, msg.Applied)
-    assert tell.message.commit == commit(7.0)
+    assert tell.message.commit == flagged
     assert machine.applied == 1
 
 
@@ -182,7 +189,7 @@ def test_an_assignment_is_for_one_step() -> None:
     machine.entered()
     assert machine.share == (0, 1, 2)
     assert machine.computed()
-    assert machine.reduced()
+    assert machine.reduced(commit()) == []
     assert machine.voting()
     machine.vote_passed(commit())
     assert machine.begin_apply()
@@ -232,7 +239,8 @@ def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
     assert machine.task == Wait()
     assert machine.pushed(2)
     assert isinstance(machine.task, Receive)
-    assert machine.received(2, [msg.Passed(step=3, commit=commit())], 3)
+    assert machine.adopting(2)
+    assert machine.received([msg.Passed(step=3, commit=commit())], 3) == []
     assert machine.entered(received_bytes=9) != []
     assert machine.task == Compute(4, (1, 3), ())
 
@@ -241,7 +249,7 @@ def test_all_that_has_led_to_a_state_goes_with_it_and_its_receiver_s_agent_is_to
     passed = [msg.Passed(step=step, commit=commit(float(step)), generation=1, world=1) for step in (2, 3)]
     machine = joiner()
     machine.pushed(2)
-    machine.received(2, passed, 3)
+    receive(machine, passed, 3)
     known, entered = machine.entered()
     assert known == Tell(msg.KnownSteps(worker=ME, passed=tuple(passed)))
     assert entered == Tell(msg.Entered(worker=ME, generation=2, applied=3))
@@ -256,7 +264,7 @@ def test_all_that_has_led_to_a_state_goes_with_it_and_its_receiver_s_agent_is_to
 def test_who_is_stopped_before_it_has_entered_tells_of_what_was_sent_with_its_report() -> None:
     machine = joiner()
     machine.pushed(2)
-    machine.received(2, [msg.Passed(step=3, commit=commit())], 3)
+    receive(machine, [msg.Passed(step=3, commit=commit())], 3)
     kinds = [type(i.message) for i in machine.order(msg.Stop(term=1, generation=2)) if isinstance(i, Tell)]
     assert kinds == [msg.KnownSteps, msg.Report]
 
@@ -277,7 +285,7 @@ def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
     machine.pushed(2)
     report = report_of(machine.order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.fresh) == (None, False)
-    assert not machine.received(2, (), 3)
+    assert not machine.adopting(2)
     with pytest.raises(InvalidTransitionError, match="half overwritten"):
         machine.order(begin(3, DecisionKind.START, 0, plan=plan(3, ME)))
 
@@ -326,7 +334,7 @@ def test_the_end_interrupts_whoever_still_waits_for_something() -> None:
 
 ILLEGAL: list[tuple[str, Callable[[WorkerMachine], object]]] = [
     ("computed", lambda m: m.computed()),
-    ("reduced", lambda m: m.reduced()),
+    ("reduced", lambda m: m.reduced(commit())),
     ("voting", lambda m: m.voting()),
     ("vote_passed", lambda m: m.vote_passed(commit())),
     ("vote_abandoned", lambda m: m.vote_abandoned()),
@@ -415,7 +423,7 @@ def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> N
     take_up(machine)
     machine.entered()
     assert machine.computed()
-    assert machine.reduced()
+    machine.reduced(commit())
     report = report_of(machine.order(msg.Stop(term=1, generation=1)))
     assert (report.state, report.result) == (msg.Holding(experts=blob(0, 1)), msg.Holding(experts=blob(0)))
     forward = begin(2, DecisionKind.FORWARD, 1, commit=commit(1), plan=placed(2, blob(0), blob(1)))
@@ -454,7 +462,7 @@ def with_experts() -> WorkerMachine:
     take_up(machine)
     machine.entered()
     machine.computed()
-    machine.reduced()
+    machine.reduced(commit())
     machine.voting()
     machine.vote_passed(commit())
     machine.begin_apply()
@@ -482,13 +490,13 @@ def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> N
     machine.order(begin(2, DecisionKind.REDO, 4, plan=the_plan))
     assert machine.pushed(2)
     assert machine.task == Move(the_plan, ())
-    with pytest.raises(InvalidTransitionError, match="received"):
-        machine.received(2, (), 4)
+    with pytest.raises(InvalidTransitionError, match="adopting"):
+        machine.adopting(2)
     with pytest.raises(InvalidTransitionError, match="entered is not allowed"):
         machine.entered()
     take_up(machine)
     assert machine.task == Receive(the_plan)
-    assert machine.received(2, (), 4)
+    receive(machine, (), 4)
     assert machine.task == Enter(the_plan, ())
     report = report_of(machine.order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.state.experts) == (4, blob(1))
@@ -521,7 +529,7 @@ def test_a_checkpoint_is_loaded_before_its_experts_are_taken_up() -> None:
     machine.order(msg.Stop(term=1, generation=1))
     the_plan = placed(2, b"", blob(1))
     machine.order(begin(2, DecisionKind.ROLLBACK, 0, source=msg.CheckpointSource(name="c"), plan=the_plan))
-    assert machine.task == Load(the_plan, "c")
+    assert machine.task == Load(the_plan, msg.CheckpointSource(name="c"))
     with pytest.raises(InvalidTransitionError, match="moving"):
         machine.moving()
     assert machine.loaded(2, 0)
@@ -564,10 +572,18 @@ def test_a_pending_group_that_is_waited_for_in_vain_does_not_keep_back_the_repor
     assert report_of(machine.complain(2, "timed out", timed_out=True)).generation == 1
 
 
+def reducing() -> WorkerMachine:
+    machine = computing()
+    for micro_batch in machine.share:
+        machine.computing(micro_batch)
+    machine.computed()
+    return machine
+
+
 def refused(**wrong: int) -> tuple[WorkerMachine, list[WorkerInstruction]]:
-    """A machine whose step has come back with other samples than its own, and what it says."""
-    machine = voted()
-    return machine, machine.vote_passed(msgspec.structs.replace(commit(1.0, msg.Flag.SWAP), **wrong))
+    """A machine whose reductions have led to other samples than its step's own, and what it says."""
+    machine = reducing()
+    return machine, machine.reduced(msgspec.structs.replace(commit(), **wrong))
 
 
 @pytest.mark.parametrize(
@@ -589,8 +605,8 @@ def test_a_v_that_is_not_made_of_the_step_s_samples_is_refused(wrong: dict[str, 
     assert "not made of each of its 4 micro-batches once" in told.why
     assert machine.task == Wait()
     assert machine.passed is None
-    with pytest.raises(InvalidTransitionError, match="begin_apply is not allowed"):
-        machine.begin_apply()
+    with pytest.raises(InvalidTransitionError, match="voting is not allowed"):
+        machine.voting()
 
 
 def test_who_has_refused_reports_it_with_its_generation_and_leads_to_no_step() -> None:
@@ -604,12 +620,96 @@ def test_who_has_refused_reports_it_with_its_generation_and_leads_to_no_step() -
     assert report_of(machine.order(msg.Stop(term=1, generation=4))).refused == 0
 
 
-def test_a_refusal_that_comes_after_stop_is_told_and_reported() -> None:
+def test_who_was_stopped_before_its_reductions_had_returned_neither_is_ready_nor_refuses() -> None:
+    for samples in (24, 30):
+        machine = reducing()
+        report = report_of(machine.order(msg.Stop(term=1, generation=1)))
+        assert (report.phase, report.result, report.reduced) == (Phase.REDUCING, None, None)
+        assert machine.reduced(msgspec.structs.replace(commit(), samples=samples)) == []
+        assert machine.phase is Phase.REDUCING
+
+
+# ---- who lacks the decided step ----
+
+
+def lagging() -> WorkerMachine:
+    """Has applied step 1 and computed of step 2; its peer is READY with step 2, and is to send it that."""
+    machine = computing()
+    one_step(machine)
+    machine.computing(0)
+    machine.order(msg.Stop(term=1, generation=1))
+    sources: dict[str, msg.StateSource] = {ME: msg.LiveSource(members=(PEER,))}
+    forward = begin(2, DecisionKind.FORWARD, 2, commit=commit(step=2), plan=plan(2, PEER, ME, sources=sources))
+    machine.order(forward)
+    return machine
+
+
+def test_who_lacks_the_decided_step_keeps_its_own_until_that_has_come_whole() -> None:
+    machine = lagging()
+    assert isinstance(machine.task, Receive), "it has nothing to apply"
+    assert machine.pushed(2)
+    assert machine.keeps
+    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    assert (report.applied, report.step, report.summed, report.result) == (1, 2, (0,), None)
+    assert report.state == msg.Holding()
+    machine.order(begin(3, DecisionKind.REDO, 1, plan=plan(3, ME), assignment=((0, 1, 2, 3),)))
+    machine.entered()
+    assert machine.task == Compute(2, (0, 1, 2, 3), (0,)), "the step is done again from what it had"
+
+
+def test_what_has_come_takes_the_place_of_what_was_here_and_a_stop_waits_for_that() -> None:
+    machine = lagging()
+    machine.pushed(2)
+    assert machine.adopting(2)
+    assert machine.order(msg.Stop(term=1, generation=2)) == [Halt()]
+    told = machine.received([msg.Passed(step=2, commit=commit(step=2))], 2)
+    report = report_of(told)
+    assert (report.applied, report.step, report.summed, report.phase) == (2, 3, (), Phase.ENTERING)
+    assert not machine.keeps
+
+
+def test_what_comes_after_a_stop_takes_no_place() -> None:
+    machine = lagging()
+    machine.pushed(2)
+    machine.order(msg.Stop(term=1, generation=2))
+    assert not machine.adopting(2)
+    assert machine.applied == 1
+
+
+def test_a_state_that_does_not_fit_leaves_none() -> None:
+    machine = lagging()
+    machine.pushed(2)
+    machine.adopting(2)
+    machine.order(msg.Stop(term=1, generation=2))
+    report = report_of(machine.spoilt())
+    assert (report.applied, report.fresh) == (None, False)
+
+
+def test_gradients_of_another_attempt_are_never_applied() -> None:
     machine = voted()
-    assert machine.order(msg.Stop(term=1, generation=1)) == [Halt()]
-    said = machine.vote_passed(msgspec.structs.replace(commit(), samples=30))
-    assert [type(i.message) for i in said if isinstance(i, Tell)] == [msg.VoteRefused, msg.Report]
-    assert report_of(said).refused == 1
+    machine.order(msg.Stop(term=1, generation=1))
+    machine.vote_abandoned()
+    with pytest.raises(InvalidTransitionError, match="FORWARD with"):
+        machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
+
+
+def test_what_was_begun_of_the_next_step_is_kept_while_others_finish_this_one() -> None:
+    machine = computing()
+    one_step(machine)
+    machine.computing(2)
+    machine.order(msg.Stop(term=1, generation=1))
+    machine.order(begin(2, DecisionKind.FORWARD, 1, commit=commit(), assignment=((0, 2), (1, 3))))
+    machine.entered()
+    assert machine.task == Compute(2, (0, 2), (2,))
+
+
+def test_a_step_that_is_done_again_is_neither_reduced_nor_passed() -> None:
+    machine = voted()
+    machine.order(msg.Stop(term=1, generation=1))
+    machine.vote_passed(commit())
+    machine.order(begin(2, DecisionKind.REDO, 0, plan=plan(2, ME)))
+    report = report_of(machine.order(msg.Stop(term=1, generation=2)))
+    assert (report.passed, report.result, report.reduced) == (None, None, None)
 
 
 def test_a_script_that_ended_leaves_its_state_and_nothing_that_is_half_done() -> None:
@@ -631,7 +731,7 @@ def test_a_script_that_ended_takes_part_in_what_saves_the_state() -> None:
     machine.order(begin(2, DecisionKind.REDO, 1, plan=last))
     assert isinstance(machine.task, Enter)
     machine.entered()
-    assert machine.task == Finish()
+    assert machine.task == Finish(asked=False)
 
 
 def test_where_the_state_is_not_whole_or_about_to_change_nothing_is_kept() -> None:

@@ -10,21 +10,21 @@ from typing import Any, Literal
 
 import pytest
 
-from holdfast.protocol import checkpoint_dir
-from holdfast.protocol.checkpoint_names import CheckpointName
+from holdfast.protocol.checkpoints import directory as checkpoint_dir
+from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.runtime.checkpoints.best import BestChoice, BestStates, Rating
+from holdfast.storage import LocalStorage
 
 
 def written(directory: Path, step: int) -> Path:
     """Write what looks like a checkpoint."""
-    path = directory / CheckpointName(term=1, generation=1, step=step, nonce="ab").final
-    path.mkdir()
-    (path / "data").write_text(f"state {step}")
-    checkpoint_dir.write_manifest(path, step)
-    return path
+    storage, name = LocalStorage(directory), CheckpointName(term=1, generation=1, step=step, nonce="ab")
+    file = checkpoint_dir.write_file(storage, name.folder, "data", [f"state {step}".encode()])
+    checkpoint_dir.seal(storage, name, [file])
+    return directory / name.folder
 
 
-def rated(best: BestStates, step: int, value: float | None, mode: Literal["min", "max"] = "min", keep: int = 2) -> None:
+def rated(best: BestStates, step: int, value: float, mode: Literal["min", "max"] = "min", keep: int = 2) -> None:
     best.rate(
         Rating(evaluation="eval", step=step, monitor="loss", value=value),
         BestChoice(monitor="loss", mode=mode, keep=keep),
@@ -42,18 +42,18 @@ def kept(directory: Path) -> dict[int, str]:
 
 @pytest.mark.parametrize(("mode", "best_two"), [("min", [2, 5]), ("max", [1, 4])])
 def test_the_best_stay_and_others_go(tmp_path: Path, mode: Any, best_two: list[int]) -> None:
-    best = BestStates(tmp_path)
-    for step, value in enumerate((9.0, 1.0, 5.0, 8.0, 2.0, None), start=1):
+    best = BestStates(LocalStorage(tmp_path))
+    for step, value in enumerate((9.0, 1.0, 5.0, 8.0, 2.0), start=1):
         path = written(tmp_path, step)
         rated(best, step, value, mode)
         shutil.rmtree(path)  # (as pruned)
     assert kept(tmp_path) == {step: f"state {step}" for step in best_two}
     for step in best_two:
-        assert checkpoint_dir.verify(tmp_path / f"best-eval-{step:08d}") == step
+        assert checkpoint_dir.verify(LocalStorage(tmp_path), f"best-eval-{step:08d}") == step
 
 
 def test_a_state_is_kept_once_its_checkpoint_is_there(tmp_path: Path) -> None:
-    best = BestStates(tmp_path)
+    best = BestStates(LocalStorage(tmp_path))
     rated(best, 3, 1.0)
     assert kept(tmp_path) == {}
     path = written(tmp_path, 3)
@@ -65,12 +65,12 @@ def test_a_state_is_kept_once_its_checkpoint_is_there(tmp_path: Path) -> None:
 def test_another_job_goes_on_with_what_is_there(tmp_path: Path) -> None:
     for step, value in ((1, 3.0), (2, 2.0), (3, 1.0)):
         written(tmp_path, step)
-        rated(BestStates(tmp_path), step, value)
+        rated(BestStates(LocalStorage(tmp_path)), step, value)
     assert sorted(kept(tmp_path)) == [2, 3]
 
 
 def test_a_step_that_is_done_again_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
-    best = BestStates(tmp_path)
+    best = BestStates(LocalStorage(tmp_path))
     written(tmp_path, 1)
     rated(best, 1, 1.0)
     rated(best, 1, 9.0)
@@ -78,10 +78,10 @@ def test_a_step_that_is_done_again_takes_the_place_of_the_one_before(tmp_path: P
     assert sorted(kept(tmp_path)) == [1]
 
 
-def test_no_number_is_worse_than_any_and_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "best-eval-mine.json").write_text("{")
-    best = BestStates(tmp_path)
-    for step, value in ((1, float("nan")), (2, 5.0), (3, 7.0)):
+    best = BestStates(LocalStorage(tmp_path))
+    for step, value in ((2, 5.0), (3, 7.0)):
         written(tmp_path, step)
         rated(best, step, value, keep=1)
     assert (tmp_path / "best-eval-mine.json").read_text() == "{"

@@ -1,27 +1,32 @@
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import queue
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from holdfast.control.link.checkpoints.store import CheckpointStore
 from holdfast.errors import BadInputError
-from holdfast.protocol import checkpoint_dir
-from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
-from holdfast.protocol.checkpoint_names import CheckpointName
+from holdfast.protocol.checkpoints import directory as checkpoint_dir
+from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
+from holdfast.protocol.checkpoints.names import StoredFile
+from holdfast.protocol.commit import Wish
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Inject, PruneCheckpoints
-from holdfast.protocol.messages.worker import CheckpointKept, CheckpointWritten
-from holdfast.runtime.checkpoints import saver as checkpoint
-from holdfast.runtime.checkpoints.saver import CheckpointSaver, begin_save, load_checkpoint
+from holdfast.protocol.messages.worker import CheckpointKept, CheckpointUnwritten, CheckpointWritten
+from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare, load_checkpoint
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.state.hashing import state_hash
 from holdfast.runtime.state.state import TrainingState
+from holdfast.storage import Chunk, LocalStorage
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 DEADLINE_S = 60.0
 
 
@@ -54,58 +59,88 @@ class Told:
         return message
 
 
-def save(directory: Path, state: TrainingState, step: int) -> str:
+ORIGIN = PartShare(term=2, generation=1, seal="ab")
+
+
+def saver_of(
+    storage: LocalStorage, told: Told, every: int = 1, at_disk: Callable[[], None] = lambda: None
+) -> CheckpointSaver:
+    tell = told.messages.put
+    store = CheckpointStore(storage, tell, worker="n/0/a", at_disk=at_disk)
+    return CheckpointSaver(storage=storage, worker="n/0/a", every=every, sink=store, tell=tell, obey=store.obey)
+
+
+def save(directory: Path, state: TrainingState, step: int, share: PartShare = ORIGIN) -> str:
     told = Told()
-    saver = CheckpointSaver(directory=directory, worker="n/0/a", every=1, tell=told.messages.put)
-    assert saver.offer(state, step, (2, 1))
+    saver = saver_of(LocalStorage(directory), told)
+    assert saver.offer(state, step, share)
     written = told.next(CheckpointWritten)
-    assert (written.step, written.term, written.generation) == (step, 2, 1)
+    assert (written.step, written.term, written.generation) == (step, share.term, share.generation)
     saver.obey(accepted(written))
     kept = told.next(CheckpointKept)
+    assert not saver.idle
+    saver.obey(settled(written))
     saver.close()
-    assert kept.bytes == written.bytes > 0
+    assert saver.idle
+    assert saver.kept == step
+    assert kept.bytes == sum(file.bytes for file in written.files) > 0
     return kept.name
 
 
-def accepted(written: CheckpointWritten) -> AcceptCheckpoint:
+def settled(written: CheckpointWritten) -> AcceptCheckpoint:
+    """It counts."""
     return AcceptCheckpoint(term=written.term, generation=written.generation, step=written.step, name=written.name)
+
+
+def accepted(written: CheckpointWritten) -> AcceptCheckpoint:
+    return AcceptCheckpoint(
+        term=written.term,
+        generation=written.generation,
+        step=written.step,
+        name=written.name,
+        files=written.files,
+    )
 
 
 def test_state_comes_back_in_every_bit(tmp_path: Path) -> None:
     source, target = make(3), make(0)
     name = save(tmp_path, source, 3)
-    assert load_checkpoint(tmp_path, name, target) == 3
+    assert load_checkpoint(LocalStorage(tmp_path), name, target) == 3
     assert state_hash(target.capture()) == state_hash(source.capture())
 
 
-def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class HeldStorage(LocalStorage):
+    """Writes nothing before it is let go."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.release = threading.Event()
+
+    def write(self, path: str, chunks: Iterable[Chunk]) -> None:
+        assert self.release.wait(DEADLINE_S)
+        super().write(path, chunks)
+
+
+def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
     """The files are written later, while training changes the tensors in place: none of that may get in."""
-    source, target = make(3), make(0)
-    before = state_hash(source.capture())
-    release = threading.Event()
-    honest = checkpoint.FileSystemWriter.write_data
-
-    def held(*args: Any, **options: Any) -> Any:
-        assert release.wait(DEADLINE_S)
-        return honest(*args, **options)
-
-    monkeypatch.setattr(checkpoint.FileSystemWriter, "write_data", held)
-    name = CheckpointName(term=1, generation=1, step=3, nonce="ab")
-    upload = begin_save(tmp_path / name.writing, source.capture())
+    source, target, told = make(3), make(0), Told()
+    before, storage = state_hash(source.capture()), HeldStorage(tmp_path)
+    saver = saver_of(storage, told)
+    assert saver.offer(source, 3, ORIGIN)
     train(source.model, source.optimizers.by_name[""])
     assert state_hash(source.capture()) != before
-    release.set()
-    upload.result(DEADLINE_S)
-    checkpoint_dir.write_manifest(tmp_path / name.writing, 3)
-    checkpoint_dir.keep(tmp_path, name)
-    load_checkpoint(tmp_path, name.final, target)
+    storage.release.set()
+    saver.obey(accepted(told.next(CheckpointWritten)))
+    name = told.next(CheckpointKept).name
+    saver.close()
+    load_checkpoint(LocalStorage(tmp_path), name, target)
     assert state_hash(target.capture()) == before
 
 
 def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     source, target = make(3), make(0)
     (tmp_path / save(tmp_path, source, 3)).rename(tmp_path / "step-00000003")
-    assert load_checkpoint(tmp_path, "step-00000003", target) == 3
+    assert load_checkpoint(LocalStorage(tmp_path), "step-00000003", target) == 3
     assert state_hash(target.capture()) == state_hash(source.capture())
 
 
@@ -113,8 +148,8 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 def test_an_expelled_writer_that_wakes_up_harms_nobody(tmp_path: Path, *, wakes_first: bool) -> None:
     """Reproducer fence.py: AcceptCheckpoint of the abandoned lineage lay in its socket."""
     told, decided, target = Told(), make(3), make(0)
-    old = CheckpointSaver(directory=tmp_path, worker="n0/0/a", every=1, tell=told.messages.put)
-    assert old.offer(make(1), 3, (1, 1))
+    old = saver_of(LocalStorage(tmp_path), told)
+    assert old.offer(make(1), 3, PartShare(term=1, generation=1, seal="cd"))
     order = accepted(told.next(CheckpointWritten))
     if wakes_first:
         old.obey(order)
@@ -123,27 +158,34 @@ def test_an_expelled_writer_that_wakes_up_harms_nobody(tmp_path: Path, *, wakes_
     if not wakes_first:
         old.obey(order)
     old.close()
-    load_checkpoint(tmp_path, name, target)
+    load_checkpoint(LocalStorage(tmp_path), name, target)
     assert state_hash(target.capture()) == state_hash(decided.capture())
-    assert checkpoint_dir.find_checkpoints(tmp_path)[-1].final == name
+    assert checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))[-1].folder == name
 
 
-def test_only_its_own_files_are_renamed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    told, other = Told(), Told()
-    writer = CheckpointSaver(directory=tmp_path, worker="n0/0/a", every=1, tell=told.messages.put)
-    stranger = CheckpointSaver(directory=tmp_path, worker="n1/0/a", every=1, tell=other.messages.put)
-    assert writer.offer(make(1), 3, (1, 1))
-    written = told.next(CheckpointWritten)
-    stranger.obey(accepted(written))
-    stranger.close()
-    assert "none of this worker's" in caplog.text
-    assert [path.name for path in tmp_path.iterdir()] == [written.name]
-    writer.close()
+def test_four_workers_write_a_checkpoint_that_any_other_reads(tmp_path: Path) -> None:
+    state, target, told = make(3), make(0), Told()
+    savers = [saver_of(LocalStorage(tmp_path), told) for _ in range(4)]
+    for rank, saver in enumerate(savers):
+        assert saver.offer(state, 3, PartShare(term=1, generation=1, rank=rank, world=4, seal="ab"))
+    written = [told.next(CheckpointWritten) for _ in savers]
+    assert sorted(part.part for part in written) == [0, 1, 2, 3]
+    files = tuple(file for part in written for file in part.files)
+    assert checkpoint_dir.find_checkpoints(LocalStorage(tmp_path)) == []
+    savers[2].obey(msgspec.structs.replace(accepted(written[0]), files=files))
+    name = told.next(CheckpointKept).name
+    for saver in savers:
+        saver.obey(settled(written[0]))
+        saver.close()
+        assert saver.idle
+    assert load_checkpoint(LocalStorage(tmp_path), name, target) == 3
+    assert state_hash(target.capture()) == state_hash(state.capture())
 
 
 def test_only_what_the_coordinator_names_is_removed(tmp_path: Path) -> None:
     names = [save(tmp_path, make(step), step) for step in (1, 2, 3)]
-    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=print)
+    saver = saver_of(LocalStorage(tmp_path), Told())
+    saver.obey(PruneCheckpoints(term=1, names=(names[0],), remove=False))
     saver.obey(PruneCheckpoints(term=1, names=(names[1],)))
     saver.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [names[0], names[2]]
@@ -152,8 +194,8 @@ def test_only_what_the_coordinator_names_is_removed(tmp_path: Path) -> None:
 def test_what_was_accepted_twice_is_told_twice(tmp_path: Path) -> None:
     """A coordinator that took over does not know what the one before it has heard."""
     told = Told()
-    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=told.messages.put)
-    assert saver.offer(make(1), 1, (1, 1))
+    saver = saver_of(LocalStorage(tmp_path), told)
+    assert saver.offer(make(1), 1, ORIGIN)
     order = accepted(told.next(CheckpointWritten))
     saver.obey(order)
     saver.obey(order)
@@ -161,31 +203,41 @@ def test_what_was_accepted_twice_is_told_twice(tmp_path: Path) -> None:
     saver.close()
 
 
-def test_a_saver_is_idle_only_once_it_has_told_what_it_kept(tmp_path: Path) -> None:
-    """Who waits for that finishes next, and then its process may be ended."""
-    told, idle = Told(), list[bool]()
-
-    def tell(message: CheckpointWritten | CheckpointKept) -> None:
-        idle.append(saver.idle)
-        told.messages.put(message)
-
-    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=tell)
-    assert saver.offer(make(1), 1, (1, 1))
-    saver.obey(accepted(told.next(CheckpointWritten)))
-    saver.close()
-    assert idle == [False, False]
-    assert saver.idle
-
-
 def test_what_was_written_before_a_roll_back_is_waited_for_no_longer(tmp_path: Path) -> None:
     told = Told()
-    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=told.messages.put)
-    assert saver.offer(make(1), 1, (1, 1))
+    saver = saver_of(LocalStorage(tmp_path), told)
+    assert saver.offer(make(1), 1, ORIGIN)
     told.next(CheckpointWritten)
-    saver.abandon()
-    saver.close()
+    assert not saver.idle
+    saver.loaded(0)
     assert saver.idle
-    assert not list(tmp_path.iterdir())
+    assert not saver.saved(1, ORIGIN)
+    saver.close()
+
+
+def test_what_is_pruned_is_waited_for_no_longer(tmp_path: Path) -> None:
+    told = Told()
+    saver = saver_of(LocalStorage(tmp_path), told)
+    assert saver.offer(make(1), 1, ORIGIN)
+    written = told.next(CheckpointWritten)
+    assert saver.saved(1, ORIGIN)
+    saver.obey(PruneCheckpoints(term=1, names=(written.name,)))
+    assert saver.idle
+    assert not saver.saved(1, ORIGIN)
+    saver.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
+    told, storage = Told(), HeldStorage(tmp_path)
+    store = CheckpointStore(storage, told.messages.put, worker="n/0/a", stalled_s=0.05)
+    saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, tell=told.messages.put)
+    assert saver.offer(make(1), 1, ORIGIN)
+    unwritten = told.next(CheckpointUnwritten)
+    assert "has not answered for 0.05 s" in unwritten.why
+    assert not saver.offer(make(1), 2, ORIGIN), "left out, not queued"
+    saver.close()
+    storage.release.set()
 
 
 def test_a_checkpoint_that_is_cut_short_touches_nothing(tmp_path: Path) -> None:
@@ -195,88 +247,100 @@ def test_a_checkpoint_that_is_cut_short_touches_nothing(tmp_path: Path) -> None:
     target = make(0)
     before = state_hash(target.capture())
     with pytest.raises(DamagedCheckpointError, match="cut short"):
-        load_checkpoint(tmp_path, name, target)
+        load_checkpoint(LocalStorage(tmp_path), name, target)
     assert state_hash(target.capture()) == before
 
 
 def test_a_checkpoint_of_another_model_is_bad_input(tmp_path: Path) -> None:
     name = save(tmp_path, make(3), 3)
     with pytest.raises(BadInputError, match="not of this model"):
-        load_checkpoint(tmp_path, name, make(0, width=9))
+        load_checkpoint(LocalStorage(tmp_path), name, make(0, width=9))
 
 
 def test_one_at_a_time_and_only_when_due(tmp_path: Path) -> None:
-    release = threading.Event()
-
-    def held(path: Path, step: int) -> int:
-        assert release.wait(DEADLINE_S)
-        return checkpoint_dir.write_manifest(path, step)
-
-    told = Told()
-    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=2, tell=told.messages.put, seal=held)
+    told, storage = Told(), HeldStorage(tmp_path)
+    saver = saver_of(storage, told, every=2)
     state = make(1)
     assert saver.idle
-    assert not saver.offer(state, 1, (1, 1))
-    assert saver.offer(state, 2, (1, 1))
-    assert not saver.offer(state, 4, (1, 1))
+    assert not saver.offer(state, 1, ORIGIN)
+    assert saver.offer(state, 2, ORIGIN)
+    assert not saver.offer(state, 4, ORIGIN)
+    assert not saver.offer(state, 5, ORIGIN, (Wish.SAVE_IF_FREE,))
     assert not saver.idle
-    release.set()
-    written = told.next(CheckpointWritten)
-    assert not saver.idle
-    idle = threading.Event()
-    saver.notify(lambda: idle.set() if saver.idle else None)
-    saver.obey(accepted(written))
-    assert idle.wait(DEADLINE_S)
+    assert saver.offer(state, 5, ORIGIN, (Wish.SAVE,)), "what somebody has asked for waits its turn"
+    storage.release.set()
+    assert [told.next(CheckpointWritten).step for _ in range(2)] == [2, 5]
     saver.close()
 
 
-def test_a_failed_save_is_logged_and_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_save_is_logged_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "checkpoints"
     told = Told()
-    saver = CheckpointSaver(directory=directory, worker="n/0/a", every=1, tell=told.messages.put)
+    saver = saver_of(LocalStorage(directory), told)
     directory.rmdir()
     directory.write_text("in the way")
     with caplog.at_level(logging.ERROR):
-        assert not saver.offer(make(1), 1, (1, 1))
-        saver.obey(AcceptCheckpoint(term=1, generation=1, step=1, name="../../etc"))
+        assert saver.offer(make(1), 1, ORIGIN)
+        files = (StoredFile(name="a", bytes=1, sha256="0" * 64),)
+        saver.obey(AcceptCheckpoint(term=1, generation=1, step=1, name="../../etc", files=files))
         saver.obey(PruneCheckpoints(term=1, names=("../../etc",)))
         saver.close()
-    assert len(caplog.records) == 3
+    said = [record.getMessage() for record in caplog.records]
+    assert [next(words for words in ("failed", "is not kept", "not removed") if words in line) for line in said] == [
+        "failed",
+        "is not kept",
+        "not removed",
+    ]
+    told.next(CheckpointUnwritten)
     assert told.messages.empty()
 
 
-@pytest.mark.parametrize("where", ["begin", "write", "injected"])
-def test_a_full_disk_ends_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+class FullStorage(LocalStorage):
+    """A disk that has room for the first so many files."""
+
+    room = 0
+
+    def write(self, path: str, chunks: Iterable[Chunk]) -> None:
+        self.room -= 1
+        if self.room < 0:
+            super().write(path, self._until_full(chunks))
+        super().write(path, chunks)
+
+    @staticmethod
+    def _until_full(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        yield next(iter(chunks))[:7]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("room", [0, 1, "injected", "manifest"])
+def test_a_full_disk_ends_no_training_and_nothing_half_written_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, room: int | str
 ) -> None:
-    """torch's own error is no Exception: it ended the worker that waited for the last checkpoint."""
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    if where != "injected":
-        monkeypatch.setattr(checkpoint.FileSystemWriter, "write_data", full)
-    if where == "begin":
-        monkeypatch.setattr(Path, "write_bytes", full)
-    told, faults = Told(), Faults(lambda: None)
-    tell = told.messages.put
-    saver = CheckpointSaver(directory=tmp_path, worker="n/0/a", every=1, tell=tell, at_disk=faults.at_disk)
-    if where == "injected":
+    told, faults, storage = Told(), Faults(lambda: None), FullStorage(tmp_path)
+    storage.room = room if isinstance(room, int) else 2
+    saver = saver_of(storage, told, at_disk=faults.at_disk)
+    if room == "injected":
         faults.order(Inject(fault="disk-full"))
     with caplog.at_level(logging.ERROR):
-        assert saver.offer(make(1), 1, (1, 1)) is (where != "begin")
-        saver.await_free()
-    assert saver.idle
+        assert saver.offer(make(1), 1, ORIGIN)
+        if room == "manifest":
+            saver.obey(accepted(told.next(CheckpointWritten)))
+        unwritten = told.next(CheckpointUnwritten)
     (record,) = (record for record in caplog.records if record.name.startswith("holdfast"))
     assert record.getMessage().endswith("No space left on device")
-    saver.close()
+    assert (unwritten.term, unwritten.generation, unwritten.step) == (2, 1, 1)
+    assert unwritten.why.endswith("No space left on device")
     assert told.messages.empty()
+    assert checkpoint_dir.find_checkpoints(storage) == []
+    saver.obey(PruneCheckpoints(term=1, names=(unwritten.name,)))  # (as the coordinator answers)
+    saver.close()
+    assert saver.idle
     assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_numbers_and_directories_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="checkpoint_every is 0"):
-        CheckpointSaver(directory=tmp_path, worker="n/0/a", every=0, tell=print)
+        saver_of(LocalStorage(tmp_path), Told(), every=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match="cannot be made"):
-        CheckpointSaver(directory=tmp_path / "file" / "x", worker="n/0/a", every=1, tell=print)
+        saver_of(LocalStorage(tmp_path / "file" / "x"), Told())

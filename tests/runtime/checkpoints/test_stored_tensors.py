@@ -1,189 +1,174 @@
-"""What lies in a checkpoint directory is read, never run; checkpoints as torch writes them are read as before."""
+"""What lies in a checkpoint directory is read, never run, by any world; and by torch's own reader."""
 
 from __future__ import annotations
 
-import io
-import os
-import pickle
-from collections.abc import Callable
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorProperties
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
-from holdfast.protocol.checkpoint_dir import DamagedCheckpointError
-from holdfast.runtime.checkpoints.stored_tensors import METADATA, load_tensors, read_metadata
+from holdfast.protocol.checkpoints import directory
+from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
+from holdfast.protocol.checkpoints.joining import joined_file
+from holdfast.protocol.checkpoints.names import CheckpointName
+from holdfast.runtime.checkpoints.parts import copy_part, part_name, stored_names
+from holdfast.runtime.checkpoints.stored_tensors import load_tensors
+from holdfast.runtime.state.state import StateView, TrainingState
+from holdfast.storage import LocalStorage
+from resealing import reseal
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
-class Run:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> object:
-        return os.mkdir, (str(self._path),)
+NAME = CheckpointName(term=1, generation=1, step=1, nonce="ab")
+KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 
 
-def tensors() -> dict[str, torch.Tensor]:
-    kinds = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
-    named = {f"{place:06d}": torch.arange(6).reshape(2, 3).to(kind) for place, kind in enumerate(kinds)}
-    return {**named, "scalar": torch.tensor(2.5), "empty": torch.zeros(0), "moe.0.expert.1.w1": torch.ones(2, 2, 2)}
+class Kept:
+    """Something with state of all kinds."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, object] = {str(kind): torch.arange(21).reshape(7, 3).to(kind) for kind in KINDS}
+        self.state |= {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 4), "complex": torch.ones(3) * 1j}
+        self.state |= {"imaginary": torch.tensor(2j), "across": torch.arange(12.0).reshape(3, 4).T, "much": [1, "a"]}
+
+    def state_dict(self) -> dict[str, object]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.state = state
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    path = tmp_path / "step-00000001"
-    save(dict(tensors()), storage_writer=FileSystemWriter(path, single_file_per_rank=True), no_dist=True)
-    return path
+def view() -> StateView:
+    torch.manual_seed(7)
+    model = torch.nn.Linear(5, 9)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return TrainingState(model, optimizer, {"kept": Kept()}).capture()
 
 
-def rewrite(checkpoint: Path, change: Callable[[Metadata], object]) -> None:
-    """Change the metadata as torch itself would read and write it."""
-    metadata = pickle.loads((checkpoint / METADATA).read_bytes())
-    changed = change(metadata)
-    (checkpoint / METADATA).write_bytes(pickle.dumps(metadata if changed is None else changed))
+def write(folder: Path, parts: int, rows: dict[str, torch.Tensor] | None = None) -> Path:
+    storage, state = LocalStorage(folder), view()
+    files = [
+        directory.write_file(storage, NAME.folder, part_name(part, parts), copy_part(state, part, parts, rows).chunks())
+        for part in range(parts)
+    ]
+    directory.seal(storage, NAME, files)
+    return folder / NAME.folder
 
 
-def load_fresh(checkpoint: Path) -> dict[str, torch.Tensor]:
-    found = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
-    load_tensors(checkpoint, found)
+def read(checkpoint: Path) -> dict[str, torch.Tensor]:
+    state = view()
+    found = {name: torch.empty_like(t) for name, t in zip(stored_names(state.manifest), state.tensors, strict=True)}
+    load_tensors(LocalStorage(checkpoint.parent), checkpoint.name, found)
     return found
 
 
-def test_what_torch_writes_is_read(checkpoint: Path) -> None:
-    for name, tensor in load_fresh(checkpoint).items():
-        torch.testing.assert_close(tensor, tensors()[name], rtol=0, atol=0)
+def assert_whole(found: dict[str, torch.Tensor]) -> None:
+    state = view()
+    for name, tensor in zip(stored_names(state.manifest), state.tensors, strict=True):
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_any_python_may_have_written_it(checkpoint: Path, protocol: int) -> None:
-    metadata = pickle.loads((checkpoint / METADATA).read_bytes())
-    (checkpoint / METADATA).write_bytes(pickle.dumps(metadata, protocol=protocol))
-    assert torch.equal(load_fresh(checkpoint)["000001"], tensors()["000001"])
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 200])
+def test_any_number_of_writers_makes_the_same_state(tmp_path: Path, parts: int) -> None:
+    assert_whole(read(write(tmp_path, parts)))
 
 
-def test_what_the_metadata_names_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
-    trap = tmp_path / "trap"
-    (checkpoint / METADATA).write_bytes(pickle.dumps(Run(trap)))
-    with pytest.raises(DamagedCheckpointError, match=r"\.metadata is refused: it names posix\.mkdir"):
-        load_fresh(checkpoint)
-    assert not trap.exists()
+def test_the_parts_are_of_the_same_size_but_for_a_row(tmp_path: Path) -> None:
+    state = view()
+    row = max(t.numel() * t.element_size() // max(t.shape[0], 1) for t in state.tensors if t.dim())
+    sizes = [copy_part(state, part, 4).data.numel() for part in range(4)]
+    assert sum(sizes) == state.nbytes
+    assert max(sizes) - min(sizes) <= 2 * row
 
 
-def test_a_trap_inside_honest_metadata_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
-    trap = tmp_path / "trap"
-    rewrite(checkpoint, lambda metadata: setattr(metadata, "planner_data", Run(trap)))
-    with pytest.raises(DamagedCheckpointError, match=r"it names posix\.mkdir"):
-        load_fresh(checkpoint)
-    assert not trap.exists()
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchs_own_reader_reads_the_parts_as_one_state(tmp_path: Path) -> None:
+    checkpoint, state = write(tmp_path, 3), view()
+    wanted = {
+        name: torch.empty_like(tensor)
+        for name, tensor in zip(stored_names(state.manifest), state.tensors, strict=True)
+        if not tensor.is_complex()  # (a type that safetensors has no name for)
+    }
+    load(wanted, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
+    assert {"weight", "bias", "optimizer:state.0.exp_avg"} <= set(wanted)
+    for name, tensor in zip(stored_names(state.manifest), state.tensors, strict=True):
+        if not tensor.is_complex():
+            torch.testing.assert_close(wanted[name], tensor, rtol=0, atol=0)
 
 
-def test_what_is_said_to_be_no_tensor_is_not_unpickled(checkpoint: Path, tmp_path: Path) -> None:
-    """torch would read it without any restriction."""
-    trap = tmp_path / "trap"
-    stored = io.BytesIO()
-    torch.save(Run(trap), stored)
-    (checkpoint / "__0_0.distcp").write_bytes(stored.getvalue())
-
-    def bytes_instead(metadata: Metadata) -> None:
-        metadata.state_dict_metadata["000001"] = BytesStorageMetadata()
-        for index in [index for index in metadata.storage_data if index.fqn == "000001"]:
-            metadata.storage_data[index] = _StorageInfo("__0_0.distcp", 0, len(stored.getvalue()))
-
-    rewrite(checkpoint, bytes_instead)
-    with pytest.raises(DamagedCheckpointError, match="BytesStorageMetadata"):
-        load_fresh(checkpoint)
-    assert not trap.exists()
+def test_safetensors_reads_what_is_joined(tmp_path: Path) -> None:
+    torch_files = pytest.importorskip("safetensors.torch")
+    checkpoint, state = write(tmp_path, 3), view()
+    _, content = joined_file(LocalStorage(tmp_path), checkpoint.name, lambda name: True)
+    found = torch_files.load(b"".join(content))
+    for name, tensor in zip(stored_names(state.manifest), state.tensors, strict=True):
+        if not tensor.is_complex():
+            torch.testing.assert_close(found[name], tensor.contiguous(), rtol=0, atol=0)
+    assert set(found) == set(stored_names(state.manifest))
 
 
-def test_what_lies_in_the_place_of_a_tensor_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
-    trap = tmp_path / "trap"
-    stored = io.BytesIO()
-    torch.save(Run(trap), stored)
-    (checkpoint / "__0_0.distcp").write_bytes(stored.getvalue())
-
-    def moved(metadata: Metadata) -> None:
-        for index in metadata.storage_data:
-            metadata.storage_data[index] = _StorageInfo("__0_0.distcp", 0, len(stored.getvalue()))
-
-    rewrite(checkpoint, moved)
-    with pytest.raises(DamagedCheckpointError, match=r"one names posix\.mkdir, which no tensor needs"):
-        load_fresh(checkpoint)
-    assert not trap.exists()
+def test_names_that_are_there_twice_are_told_apart() -> None:
+    model = torch.nn.Module()
+    model.register_module("optimizer:state", torch.nn.Linear(2, 2))
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {"a": Kept()}).capture()
+    names = stored_names(state.manifest)
+    assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        (_StorageInfo("../secret", 0, 8), "lies outside the checkpoint"),
-        (_StorageInfo("/etc/passwd", 0, 8), "lies outside the checkpoint"),
-        (_StorageInfo("__0_0.distcp", -1, 8), "a size belongs"),
-        (_StorageInfo("__0_0.distcp", 0, 8, ["stream.zstd"]), "encoded"),
-        ("__0_0.distcp", "a str stands where a Place belongs"),
-    ],
-)
-def test_places_outside_the_checkpoint_are_refused(checkpoint: Path, place: object, words: str) -> None:
-    def moved(metadata: Metadata) -> None:
-        for index in metadata.storage_data:
-            metadata.storage_data[index] = place
-
-    rewrite(checkpoint, moved)
-    with pytest.raises(DamagedCheckpointError, match=words):
-        load_fresh(checkpoint)
-
-
-@pytest.mark.parametrize(
-    "bytes_",
-    [
-        b"",
-        b"\x80",
-        b"garbage",
-        pickle.dumps(None),
-        pickle.dumps([[]] * 3),
-        pickle.dumps({"a": 1}),
-        pickle.dumps(torch.float32),
-    ],
-)
-def test_what_is_no_metadata_is_damage(checkpoint: Path, bytes_: bytes) -> None:
-    (checkpoint / METADATA).write_bytes(bytes_)
-    with pytest.raises(DamagedCheckpointError, match=METADATA):
-        load_fresh(checkpoint)
+def spoil(checkpoint: Path, change: str) -> None:
+    """Let the header of the first part say something else of the tensor `weight`."""
+    path = checkpoint / part_name(0, 3)
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    entry = header["weight"]
+    if change == "shape":
+        entry["shape"] = entry["shape"][::-1]
+    elif change == "type":
+        entry["dtype"] = "I32"
+    elif change == "offsets":
+        entry["data_offsets"] = [begin + 4 for begin in entry["data_offsets"]]
+    elif change == "beyond":
+        entry["data_offsets"] = [1 << 40, 1 << 41]
+    elif change == "negative":
+        entry["shape"] = [-1, -1]
+    elif change == "rows":
+        about = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
+        about["weight"]["saved_offsets"][0] += 1
+        header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(about)
+    elif change == "name":
+        header["other"] = header.pop("weight")
+    elif change == "nothing":
+        header = []
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    reseal(checkpoint)
 
 
-def test_metadata_that_is_missing_or_huge_is_damage(checkpoint: Path) -> None:
-    (checkpoint / METADATA).unlink()
-    with pytest.raises(DamagedCheckpointError, match="No such file"):
-        load_fresh(checkpoint)
-    with (checkpoint / METADATA).open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(DamagedCheckpointError, match="larger than"):
-        load_fresh(checkpoint)
-
-
-def test_a_class_cannot_be_changed_by_reading(checkpoint: Path) -> None:
-    """A pickle may set attributes of whatever it can name: of torch's classes it can name none."""
-    program = b"\x80\x04ctorch.distributed.checkpoint.metadata\nTensorProperties\n(N}V__init__\nNstb."
-    (checkpoint / METADATA).write_bytes(program)
+@pytest.mark.parametrize("change", ["shape", "type", "offsets", "beyond", "negative", "rows", "name", "nothing"])
+def test_what_does_not_fit_is_damage(tmp_path: Path, change: str) -> None:
+    checkpoint = write(tmp_path, 3)
+    spoil(checkpoint, change)
     with pytest.raises(DamagedCheckpointError):
-        read_metadata(checkpoint)
-    assert TensorProperties(dtype=torch.float32).dtype is torch.float32
+        read(checkpoint)
 
 
-def test_tensors_of_another_shape_or_name_are_damage(checkpoint: Path) -> None:
-    with pytest.raises(DamagedCheckpointError, match="Size mismatch"):
-        load_tensors(checkpoint, {"000001": torch.zeros(3, 3)})
-    with pytest.raises(DamagedCheckpointError, match="unknown"):
-        load_tensors(checkpoint, {"unknown": torch.zeros(3, 3)})
+@pytest.mark.parametrize("data", [b"", b"\0" * 8, b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}" + b"\0", b"\x80\x04."])
+def test_what_is_no_file_of_tensors_is_damage(tmp_path: Path, data: bytes) -> None:
+    checkpoint = write(tmp_path, 3)
+    (checkpoint / part_name(1, 3)).write_bytes(data)
+    reseal(checkpoint)
+    with pytest.raises(DamagedCheckpointError):
+        read(checkpoint)
 
 
-def test_bytes_that_are_no_tensor_are_damage(checkpoint: Path) -> None:
-    file = checkpoint / "__0_0.distcp"
-    file.write_bytes(b"\0" * file.stat().st_size)
-    with pytest.raises(DamagedCheckpointError, match="tensors cannot be read"):
-        load_fresh(checkpoint)
+def test_a_part_that_is_missing_is_damage(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path, 3)
+    (checkpoint / part_name(1, 3)).unlink()
+    reseal(checkpoint)
+    with pytest.raises(DamagedCheckpointError, match="does not hold all of"):
+        read(checkpoint)

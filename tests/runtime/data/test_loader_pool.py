@@ -273,7 +273,7 @@ def test_one_that_dies_twice_of_a_micro_batch_is_the_scripts_error(make: Callabl
             said.append(str(error))
     assert len(fetched) == 4
     assert len(said) == 1
-    assert "of step 1: exit code 7; it was tried twice" in said[0]
+    assert "of step 1: exit code 7; it was tried twice; with num_workers=0 the script itself fetches" in said[0]
 
 
 def test_what_cannot_be_sent_to_it_is_refused_at_once(make: Callable[..., MicroBatchLoader]) -> None:

@@ -27,6 +27,10 @@ M, SAMPLES = 3, 2
 SIZES = StepSizes(seed=5, global_batch=M * SAMPLES, micro_batch=SAMPLES)
 
 
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
+
+
 class Sharded(IterableDataset[int]):
     """Of the same interface as an IterableDataset of Hugging Face's `datasets`; `length` samples in six shards."""
 
@@ -189,6 +193,7 @@ def test_each_pass_has_each_sample_once_across_steps() -> None:
         (Sharded(shards=(0, 1)), "has 2 shards and a step 3 micro-batches"),
         (iter(range(4)), "neither by number nor in shards"),
         (3, "the data are a int"),
+        ({"train": [1], "test": [2]}, "the data are a dict of 'train', 'test': .* give one of these parts"),
     ],
 )
 def test_data_that_cannot_be_cut_are_refused(data: Any, words: str | None) -> None:
@@ -203,8 +208,12 @@ def test_data_that_cannot_be_cut_are_refused(data: Any, words: str | None) -> No
     ("state", "words"),
     [
         ({"buffer": "x" * 5000}, r"has 50\d\d bytes, and may have 4096"),
-        ({"generator": torch.zeros(4)}, "has a tensor of shape .4,."),
-        ({"file": object()}, "is a object"),
+        (
+            {"generator": torch.zeros(4)},
+            "is a tensor: the state may hold numbers, strings, bytes, lists, tuples, sets and",
+        ),
+        ({"file": object()}, "is a object: the state may hold numbers"),
+        ({"itself": ITSELF}, r"^.{60} \.\.\. .{60} is nested deeper than 32, or holds itself"),
     ],
 )
 def test_a_state_that_cannot_travel_is_refused(state: dict[str, Any], words: str) -> None:
@@ -220,8 +229,19 @@ def test_a_state_that_cannot_travel_is_refused(state: dict[str, Any], words: str
 
 
 def test_an_empty_stream_is_said() -> None:
-    with pytest.raises(BadInputError, match="the stream of micro-batch 0 has nothing in it"):
+    with pytest.raises(BadInputError, match=r"the stream of micro-batch 0 has nothing in it: each needs .* at least"):
         fetched(fresh(Sharded(length=0)), 1, 0)
+
+
+def test_what_is_no_pass_through_a_stream_is_said() -> None:
+    class Nothing:
+        def open(self, micro_batch: int, micro_batches: int) -> Any:
+            return None
+
+    with pytest.raises(
+        BadInputError, match=r"of micro-batch 1: open\(\) or shard\(\) returned a NoneType: it must return"
+    ):
+        fetched(fresh(Nothing()), 1, 1)
 
 
 def test_streams_of_other_micro_batches_do_not_fit() -> None:
@@ -258,3 +278,5 @@ def test_a_data_set_may_depend_on_the_step() -> None:
     assert [sorted(step) for step in steps] == [[*range(6)]] * 2 + [[*range(100, 106)]] * 3
     with pytest.raises(BadInputError, match="the data set of step 2 is a NoneType"):
         load(lambda step: None if step == 2 else [1], 2, 0)
+    with pytest.raises(BadInputError, match=r"cannot be called with a step's number .* give a function of the step"):
+        load(lambda: [1], 1, 0)

@@ -52,12 +52,34 @@ def test_what_reads_it_is_taken_over_unless_protect_says_otherwise() -> None:
     assert take_apart(DATA, asked, 3) == (DATA, asked, "")
 
 
+def test_nobody_fetches_ahead_without_loader_workers() -> None:
+    """torch's DataLoader says so as well."""
+    with pytest.raises(BadInputError, match=r"prefetch_factor is 4 and num_workers is 0: .* give num_workers above 0"):
+        take_apart(DATA, DataOptions(prefetch_factor=4), 3)
+    loader: Any = DataLoader(DATA, batch_size=3, num_workers=2)
+    assert take_apart(loader, DataOptions(prefetch_factor=4), 3)[1].prefetch_factor == 4
+
+
 def test_a_loader_of_the_same_shape_from_elsewhere_is_taken_apart_as_well() -> None:
-    """As torchdata's StatefulDataLoader, which is no subclass of torch's."""
+    """As torchdata's StatefulDataLoader, which is no subclass of torch's, and brings samplers of its own."""
     sampler = SequentialSampler(DATA)
     parts = {"dataset": DATA, "batch_size": 3, "collate_fn": collate, "num_workers": 2, "sampler": sampler}
     foreign = SimpleNamespace(**parts, batch_sampler=BatchSampler(sampler, 3, drop_last=False))
     assert take_apart(foreign, DataOptions(), 3)[:2] == (DATA, DataOptions(collate=collate, num_workers=2))
+    whole = {"replacement": False, "num_samples": len(DATA)}
+    for theirs, refused in ((whole, False), ({**whole, "num_samples": 3}, True)):
+        foreign.sampler = as_torchdata("RandomSampler", **theirs)
+        foreign.batch_sampler = as_torchdata("BatchSampler")
+        if refused:
+            with pytest.raises(BadInputError, match="draws some samples twice, or not all of them"):
+                take_apart(foreign, DataOptions(), 3)
+        else:
+            assert "shuffled in an order of its own" in take_apart(foreign, DataOptions(), 3)[2]
+
+
+def as_torchdata(name: str, **said: Any) -> Any:
+    """Return a sampler of a class that only has the name of torch's, as torchdata's have."""
+    return type(name, (), {"__module__": "torchdata.stateful_dataloader.sampler", **said})()
 
 
 def test_the_difference_in_order_is_said() -> None:

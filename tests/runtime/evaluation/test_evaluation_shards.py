@@ -55,6 +55,7 @@ class Stream(IterableDataset[int]):
         ({"mode": "best"}, "mode is 'best': it must be min or max"),
         ({"name": "a/b"}, "a name has up to 64 letters"),
         ({"name": ""}, "a name has up to 64 letters"),
+        ({"name": "x" * 500}, r"^job.evaluate\(name='x{79}\.\.\.\): a name has up to 64 letters"),
         ({"measure": "loss"}, "the function is a str: give a function of a batch"),
         ({"data": TensorDataset(torch.empty(0))}, "the data set is empty"),
         ({"data": Stream()}, "the data set is a Stream: it needs __len__"),
@@ -68,11 +69,11 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], why: str) -> None
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (1.0, "returned a float: it must return means by name"),
-        ({"loss": "low"}, "the value of 'loss' is a str"),
+        (1.0, "returned a float: it must return means by name, such as"),
+        ({"loss": "low"}, "the value of 'loss' is a str: give a number, or a tensor of one element"),
         ({3: 1.0}, "3 is not a name"),
         ({"a" * 200: 1.0}, "is not a name"),
-        ({f"{number:90}": 1.0 for number in range(100)}, "100 values: they may take"),
+        ({f"{number:90}": 1.0 for number in range(100)}, "100 values: they may take .* return fewer"),
     ],
 )
 def test_what_is_no_means_by_name_is_refused(found: Any, why: str) -> None:

@@ -103,14 +103,14 @@ def test_the_last_value_of_a_micro_batch_counts_and_nothing_of_an_attempt_that_w
         ({"a\ud800": 2.0}, "mean", r"'a\\ud800' is not a name"),
         ({"a": 10**400}, "mean", "the value of 'a' is too large for a float"),
         ({"a" * 129: 2.0}, "mean", "of 1 to 128 characters"),
-        ({"a": "2"}, "mean", "the value of 'a' is a str: one number"),
+        ({"a": "2"}, "mean", "the value of 'a' is a str: give a number"),
         ({"a": None}, "mean", "is a NoneType"),
         ({"a": 1j}, "mean", "is a complex"),
         ({"a": torch.ones(2)}, "mean", r"a tensor of \(2,\), torch.float32: one real number"),
         ({"a": torch.tensor(1j)}, "mean", "complex64"),
         ({"a": 1.0}, "median", "reduce='median'.*: it must be one of mean, sum, min, max"),
         ([("a", 1.0)], "mean", "needs a mapping .* not a list"),
-        ({f"{number:100}": 1.0 for number in range(200)}, "mean", f"a step may log {MAX_METRICS_BYTES}"),
+        ({f"{number:100}": 1.0 for number in range(200)}, "mean", f"a step may log {MAX_METRICS_BYTES}: log fewer"),
     ],
 )
 def test_what_cannot_be_logged_is_refused(values: Any, reduce: str, why: str) -> None:

@@ -17,7 +17,6 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.gradients.loss_scale import LossScale
 from holdfast.runtime.session.job import Job
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, X.sum(1, keepdim=True))
 CPU = torch.device("cpu")

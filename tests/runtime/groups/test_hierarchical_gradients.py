@@ -12,6 +12,7 @@ from thread_world import run_threads
 from torch import nn
 
 from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO
+from holdfast.protocol.commit import Commit, same_lanes
 from holdfast.runtime.gradients.reduction import GradientBuckets, reduce_gradients
 from holdfast.runtime.groups.communicator import Communicator, HaltedError
 
@@ -103,21 +104,22 @@ def test_gradients_of_every_kind_in_uneven_worlds(
                 bad.add((place, (seed + rank) % gradient.numel()))
     max_norm = 0.5 if seed % 2 else None
 
-    def body(comm: Communicator) -> tuple[list[torch.Tensor | None], float, int]:
+    def body(comm: Communicator) -> tuple[list[torch.Tensor | None], Commit]:
         buckets = buckets_with(given_[comm.rank], dtype, bucket_bytes)
-        reduced = reduce_gradients([buckets], comm, 1 / len(nodes), max_norm)
-        return reduced_gradients(buckets), reduced.grad_square, reduced.nonfinite
+        v = reduce_gradients([buckets], comm, 1 / len(nodes), max_norm)
+        return reduced_gradients(buckets), v
 
     outcomes = run_threads(nodes, body, seed=seed, flat_up_to=FLAT_UP_TO, fan_out=fan_out)
     expected = expected_gradients(nodes, given_, dtype, fan_out)
-    assert sum(count for _, _, count in outcomes) == len(bad)
-    for found, _, _ in outcomes:
+    v = outcomes[0][1]
+    assert v.nonfinite == len(bad)
+    for found, other in outcomes:
         assert_same(found, outcomes[0][0])
+        assert same_lanes(other, v)
     if max_norm is None:
         assert_same(outcomes[0][0], expected)
     elif not bad:
-        norm = sum(square for _, square, _ in outcomes) ** 0.5
-        factor = min(1.0, max_norm / (norm + 1e-6))
+        factor = min(1.0, max_norm / (v.grad_square**0.5 + 1e-6))
         for mine, whole in zip(outcomes[0][0], expected, strict=True):
             assert (mine is None) == (whole is None)
             if mine is not None and whole is not None:

@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from holdfast.errors import BadInputError
-from holdfast.protocol import checkpoint_dir
+from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.runtime.session.job import Job
+from holdfast.storage import LocalStorage
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -44,7 +44,7 @@ def test_a_script_that_stops_ends_with_the_next_step_that_passes_and_is_saved(tm
     job, model = protected(tmp_path)
     done = steps_of(job, model, after=lambda number: job.stop("good enough") if number == 3 else None)
     assert done == [1, 2, 3, 4]
-    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [4]
+    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [4]
 
 
 def test_asked_before_apply_the_step_at_hand_is_the_last() -> None:
@@ -58,7 +58,7 @@ def test_asked_before_apply_the_step_at_hand_is_the_last() -> None:
 def test_a_checkpoint_by_hand_is_of_the_next_step_that_passes(tmp_path: Path) -> None:
     job, model = protected(tmp_path)
     steps_of(job, model, after=lambda number: job.checkpoint() if number in (3, 4) else None)
-    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [5, 10]  # (two are kept)
+    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [5, 10]  # (two are kept)
 
 
 def test_what_cannot_be_asked_for_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from torch.utils.data import TensorDataset
 
 from holdfast import MoE
 from holdfast.errors import BadInputError
-from holdfast.protocol import checkpoint_dir
+from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.runtime.session.job import Job
 from holdfast.runtime.session.step import Step
+from holdfast.storage import LocalStorage
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, X.sum(1, keepdim=True))
 
@@ -27,16 +28,17 @@ DATA = TensorDataset(X, X.sum(1, keepdim=True))
 class Script:
     """A small job, and what it has seen."""
 
-    def __init__(self, directory: Path | str = "") -> None:
+    def __init__(self, directory: Path | str = "", *, every: int = 100) -> None:
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
-        self.job = Job(None, checkpoint_dir=str(directory), checkpoint_every=100)
+        self.job = Job(None, checkpoint_dir=str(directory), checkpoint_every=every)
         self.job.protect(self.model, self.optimizer, DATA, global_batch=4, micro_batch=2, after_apply=self.follow)
         self.metrics: dict[int, dict[str, float]] = {}
         self.followed: dict[int, float] = {}
         self.losses: list[float] = []
-        self.shards = 0
+        self.shards = self.steps = 0
+        self.after: Callable[[Step], object] = lambda step: None
 
     def follow(self, step: Step) -> None:
         if "eval/loss" in step.metrics:
@@ -55,6 +57,8 @@ class Script:
             step.log({"seen": step.number})
             assert step.apply()
             self.losses.append(step.loss)
+            self.steps = step.number
+            self.after(step)
             self.metrics[step.number] = dict(step.metrics)
         return self
 
@@ -70,6 +74,24 @@ def test_the_step_that_follows_has_what_was_found() -> None:
         number: ["seen"] for number in (1, 2, 4)
     }
     assert script.followed == {3: script.metrics[3]["eval/loss"]}
+
+
+def test_the_state_that_a_stop_leads_to_is_evaluated_and_that_of_a_break_is_not() -> None:
+    script = Script()
+    script.job.evaluate(script.measure, DATA, every=2)
+    script.after = lambda step: script.job.stop("good enough") if step.number == 3 else None
+    script.run(9)
+    assert sorted(script.metrics) == [1, 2, 3, 4], "the next step is the last"
+    assert script.shards == 2 * 10
+    left = Script()
+    left.job.evaluate(left.measure, DATA, every=1)
+    for step in left.job.steps(9):
+        for x, y in step.micro_batches():
+            step.backward(mse_loss(left.model(x), y))
+        assert step.apply()
+        if step.number == 2:
+            break
+    assert left.shards == 10
 
 
 def test_it_leaves_training_as_it_was() -> None:
@@ -116,9 +138,25 @@ def test_the_best_states_stay(tmp_path: Path) -> None:
             found[0] = next(losses)
     kept = sorted(path.name for path in tmp_path.glob("best-*") if path.is_dir())
     assert kept == ["best-valid-00000004", "best-valid-00000006"]
-    assert [checkpoint_dir.verify(tmp_path / name) for name in kept] == [4, 6]
+    assert [checkpoint_dir.verify(LocalStorage(tmp_path), name) for name in kept] == [4, 6]
     said = json.loads((tmp_path / "best-valid-00000004.json").read_text())
     assert said == {"evaluation": "valid", "step": 4, "monitor": "loss", "value": 1.0}
+
+
+def test_a_state_whose_value_is_not_finite_is_none_of_the_best(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though there is room: what is kept first would be shown as the best."""
+    values = {2: float("nan"), 4: float("-inf"), 6: 3.0}
+    script = Script(tmp_path)
+    script.job.evaluate(lambda batch: {"loss": values[script.steps]}, DATA, every=2, save_top_k=2)
+    script.run(6)
+    assert [path.name for path in tmp_path.glob("best-*") if path.is_dir()] == ["best-eval-00000006"]
+    said = [record.getMessage() for record in caplog.records if "none of the best" in record.getMessage()]
+    assert said == [
+        f"eval of step {step}: loss is {value}, so that its state is none of the best, and not kept as one"
+        for step, value in ((2, "nan"), (4, "-inf"))
+    ]
 
 
 def test_what_it_raises_ends_the_script() -> None:
@@ -130,6 +168,16 @@ def test_what_it_raises_ends_the_script() -> None:
     with pytest.raises(LookupError, match="no such word"):
         script.run(2)
     assert sorted(script.metrics) == [1]
+
+
+def test_what_was_being_saved_is_a_checkpoint_although_it_raises(tmp_path: Path) -> None:
+    """The state of the step is: whoever goes on evaluates it anew."""
+    script = Script(tmp_path, every=1)
+    script.job.evaluate(lambda batch: 1 / 0, DATA, every=1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ZeroDivisionError):
+        script.run(2)
+    script.job.await_saved()
+    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [1]
 
 
 def test_what_does_not_fit_is_said() -> None:
@@ -152,9 +200,22 @@ def test_what_does_not_fit_is_said() -> None:
         assert step.apply()
 
 
-def test_a_model_with_experts_is_refused() -> None:
+def test_a_model_with_experts_is_evaluated_and_saved_after_a_break(tmp_path: Path) -> None:
+    torch.manual_seed(0)
     model = torch.nn.Sequential(MoE(4, 8, 2, top_k=1), torch.nn.Linear(4, 1))
-    job = Job(None)
+    job = Job(None, checkpoint_dir=tmp_path, checkpoint_every=100)
     job.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), DATA, global_batch=4, micro_batch=2)
-    with pytest.raises(BadInputError, match=r"cannot be used with MoE layers yet, .* in a world of one instead"):
-        job.evaluate(lambda batch: {"loss": 0.0}, DATA, every=1)
+    job.evaluate(lambda batch: {"loss": mse_loss(model(batch[0]), batch[1])}, DATA, every=2, save_top_k=1)
+    for step in job.steps(9):
+        if step.number == 3:
+            with torch.no_grad():
+                expected = mse_loss(model(X), DATA.tensors[1]).item()
+        for x, y in step.micro_batches():
+            step.backward(mse_loss(model(x), y))
+        assert step.apply()
+        if step.number == 3:
+            assert step.metrics["eval/loss"] == pytest.approx(expected, rel=1e-6)
+            break
+    job.await_saved()
+    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [2, 3]
+    assert [path.name for path in tmp_path.glob("best-*") if path.is_dir()] == ["best-eval-00000002"]

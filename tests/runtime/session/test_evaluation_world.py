@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, evaluation
 
+from holdfast.control.link.last_words import LastWords
 from holdfast.protocol import events as ev
+from holdfast.protocol.checkpoints.directory import find_checkpoints
 from holdfast.protocol.messages import any_side as msg
+from holdfast.storage import LocalStorage
 
 STEPS = 7
+EXPERT_STEPS = 5
 Found = dict[int, dict[str, float | None]]
 
 
@@ -74,3 +80,60 @@ def test_who_joins_where_an_evaluation_is_due_takes_part_in_it(tmp_path: Path, u
         gone_through = shards(cluster)
         assert sorted(map(len, gone_through.values())) == [4, 4, 4], "two shards of each evaluation"
         assert len(gone_through[joiner]) == 4
+
+
+def train_experts(directory: str, node: str, options: dict[str, Any]) -> None:
+    """Train a model with an MoE layer, evaluate it after steps 2 and 4, and leave the loop after step 5."""
+    import torch
+
+    import holdfast
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    job = holdfast.init()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), holdfast.MoE(8, 16, 4, top_k=2), torch.nn.Linear(8, 1)).double()
+    x = torch.randn(50, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    y = x.sum(1, keepdim=True)
+    data = torch.utils.data.TensorDataset(x, y)
+    job.protect(model, torch.optim.AdamW(model.parameters(), lr=1e-2), data, global_batch=24, micro_batch=4, seed=3)
+    held_out = torch.utils.data.TensorDataset(x[:18], y[:18])
+    measure = evaluation(job, model, Path(directory), node, options["evaluate"])
+    job.evaluate(measure, held_out, every=2, save_top_k=2)
+    for step in job.steps(100):
+        for inputs, targets in step.micro_batches():
+            step.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+        if step.apply() and step.number == EXPERT_STEPS:
+            break
+    ended = LastWords.installed()
+    assert ended is not None
+    ended.save()  # (as what runs a script does once that has ended)
+    while not (Path(directory) / "end").exists():  # (the agents' stand-in would take a process that ends for lost)
+        time.sleep(0.005)
+
+
+def experts_evaluated(path: Path, nodes: int, dies: dict[str, int]) -> tuple[Cluster, Found]:
+    options = {"script": train_experts, "evaluate": dies}
+    with Cluster(path, nodes=nodes, options=options, checkpoint_every=100) as cluster:
+        cluster.wait("the last checkpoint", lambda: any(e.step == EXPERT_STEPS for e in cluster.of(ev.CheckpointSaved)))
+        (path / "end").touch()
+    return cluster, {event.step: event.metrics for event in cluster.of(ev.Evaluated)}
+
+
+def test_experts_are_evaluated_by_all_together_though_one_dies_of_it(tmp_path: Path) -> None:
+    """Five shards: in the second round of three workers one has none, and serves with its experts."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "three").mkdir()
+    alone, expected = experts_evaluated(tmp_path / "one", 1, {})
+    cluster, found = experts_evaluated(tmp_path / "three", 3, {"n2": 2})
+    assert [failure.node for failure in cluster.of(ev.FailureDetected)][:1] == ["n2"]
+    assert sorted(found) == sorted(expected) == [2, 4]
+    for step, metrics in expected.items():
+        assert found[step] == pytest.approx(metrics, rel=1e-9)
+        assert (found[step]["x"], found[step]["noise"]) == (metrics["x"], metrics["noise"]), "in every bit"
+    for job in (alone, cluster):
+        directory = job.directory / "checkpoints"
+        assert [name.step for name in find_checkpoints(LocalStorage(directory))][-1] == EXPERT_STEPS, (
+            "`break` leaves it saved"
+        )
+        best = sorted(path.name for path in directory.glob("best-*") if path.is_dir())
+        assert best == ["best-eval-00000002", "best-eval-00000004"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import os
 import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,21 @@ from torch.utils.data import DataLoader, TensorDataset
 import holdfast
 from holdfast.clock import SystemClock
 from holdfast.control.link.progress_page import NoProgress
+from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.worker.tasks import WorkerInstruction
 from holdfast.errors import BadInputError, HoldfastError, JobFailedError
-from holdfast.protocol import checkpoint_dir
+from holdfast.protocol.checkpoints import directory as checkpoint_dir
+from holdfast.protocol.checkpoints.names import StoredFile
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
 from holdfast.runtime.checkpoints.saver import SAMPLES
-from holdfast.runtime.checkpoints.stored_tensors import METADATA
+from holdfast.runtime.session.applying import Applying
 from holdfast.runtime.session.job import Job
-from holdfast.runtime.session.session import Session
 from holdfast.runtime.session.step import Step
+from holdfast.storage import Chunk, LocalStorage, Storage
+from resealing import reseal
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, X.sum(1, keepdim=True))
-
-
-class Run:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> object:
-        return os.mkdir, (str(self._path),)
 
 
 class Trained:
@@ -130,34 +123,34 @@ def test_a_job_resumes_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: 
 
 def test_the_last_checkpoint_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one before it is still being written when the loop ends."""
-    honest = checkpoint_dir.write_manifest
+    honest = checkpoint_dir.write_file
     last = threading.Event()
 
-    def held(path: Path, step: int) -> int:
-        if step == 4:
+    def held(storage: Storage, checkpoint: str, name: str, chunks: Iterable[Chunk]) -> StoredFile:
+        if "step-00000004" in checkpoint:
             assert last.wait(60.0)
-        return honest(path, step)
+        return honest(storage, checkpoint, name, chunks)
 
-    def finishing(session: Session) -> None:
+    def finishing(applying: Applying) -> None:
         last.set()
-        finish(session)
+        finish(applying)
 
-    finish = Session.finish
-    monkeypatch.setattr(checkpoint_dir, "write_manifest", held)
-    monkeypatch.setattr(Session, "finish", finishing)
+    finish = Applying.finish
+    monkeypatch.setattr(checkpoint_dir, "write_file", held)
+    monkeypatch.setattr(Applying, "finish", finishing)
     Trained(tmp_path).run(8)
-    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [4, 8]
+    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [4, 8]
     Trained(tmp_path).run(8)  # nothing is left to do, or to save
-    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [4, 8]
+    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [4, 8]
 
 
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Trained(tmp_path).run(8)
-    found = checkpoint_dir.find_checkpoints(tmp_path)
+    found = checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))
     assert [(name.term, name.step) for name in found] == [(1, 4), (1, 8)]
-    names = [name.final for name in found]
+    names = [name.folder for name in found]
     (tmp_path / names[1] / checkpoint_dir.MANIFEST).write_text("{")
     with caplog.at_level(logging.WARNING):
         assert sorted(Trained(tmp_path).run(4).losses) == []
@@ -167,28 +160,27 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
         Trained(tmp_path).run(6)
 
 
-def test_a_checkpoint_that_runs_code_is_refused_and_the_one_before_it_used(
+def test_a_checkpoint_with_other_content_is_refused_and_the_one_before_it_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever can write to the directory can make its files fit the manifest too."""
     Trained(tmp_path).run(8)
-    trap = tmp_path / "trap"
 
     def spoil(step: int) -> None:
         (checkpoint,) = tmp_path.glob(f"step-{step:08d}-*")
-        (checkpoint / METADATA).write_bytes(pickle.dumps(Run(trap)))
-        checkpoint_dir.write_manifest(checkpoint, step)
+        (part,) = checkpoint.glob("part-*")
+        part.write_bytes(pickle.dumps(print))
+        reseal(checkpoint)
 
     spoil(8)
     with caplog.at_level(logging.WARNING):
         assert sorted(Trained(tmp_path).run(4).losses) == []
     said = [record.message for record in caplog.records if "the checkpoint before it is used" in record.message]
     assert len(said) == 1
-    assert "posix.mkdir" in said[0]
+    assert "holds no tensors" in said[0]
     spoil(4)
-    with pytest.raises(JobFailedError, match=r"no checkpoint in .*posix\.mkdir"):
+    with pytest.raises(JobFailedError, match=r"no checkpoint in .*holds no tensors"):
         Trained(tmp_path).run(6)
-    assert not trap.exists()
 
 
 def test_a_data_set_of_another_length_is_refused_on_resume(tmp_path: Path) -> None:
@@ -376,6 +368,18 @@ def test_the_order_of_calls_is_checked() -> None:
         next(trained.job.steps(1))
 
 
+def test_a_folder_that_the_job_was_not_told_of_is_refused(tmp_path: Path) -> None:
+    """The job's coordinator looks for checkpoints before a script runs: they would be neither kept nor resumed from."""
+
+    def settings(folder: str) -> WorkerSettings:
+        spec = JobSpec(script="train.py", checkpoint=CheckpointSpec(dir=folder))
+        return WorkerSettings(spec=spec, socket="/nowhere", worker="n0/0/a")
+
+    with pytest.raises(BadInputError, match=r"checkpoint_dir='out'\) .* start it with --checkpoint-dir out$"):
+        Job(settings(""), checkpoint_dir="out")
+    assert Job(settings(str(tmp_path)), checkpoint_dir="out")._checkpoint_dir == str(tmp_path)
+
+
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = threading.enumerate()
     Trained(tmp_path).run(5)
@@ -474,7 +478,7 @@ def test_an_extra_that_the_loop_changes_is_refused_by_name(
 def test_where_after_apply_raises_the_step_is_saved(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error), match="of the script"):
         Counting(tmp_path, raises_at=3, error=error).run(6)
-    assert [name.step for name in checkpoint_dir.find_checkpoints(tmp_path)] == [3]
+    assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [3]
     again = Counting(tmp_path)
     again.run(3)
     whole = Counting()
@@ -553,7 +557,7 @@ def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_samples(tmp_path
     Counting(tmp_path).run(2)
     (checkpoint,) = tmp_path.iterdir()
     (checkpoint / SAMPLES).unlink()
-    checkpoint_dir.write_manifest(checkpoint, 2)
+    reseal(checkpoint)
     assert Counting(tmp_path).run(3) == 3
 
 

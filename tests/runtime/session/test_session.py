@@ -9,9 +9,10 @@ import pytest
 from cluster import Cluster
 
 from holdfast.coordination.progress.checkpoints import KEPT
-from holdfast.protocol import checkpoint_dir
 from holdfast.protocol import events as ev
+from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.protocol.messages import any_side as msg
+from holdfast.storage import LocalStorage
 
 STEPS = 12
 
@@ -124,6 +125,32 @@ def test_a_passed_step_goes_forward_on_the_others(tmp_path: Path, undisturbed: d
         assert cluster.exit_codes()["n3"] == 0
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_is_ready_finishes_the_step_for_those_who_are_not(
+    tmp_path: Path, undisturbed: dict[int, float], dies: bool
+) -> None:
+    """n1 alone is READY when n3 dies. It sends the step to n2, which does it again where n1 dies meanwhile."""
+    options = {"steps": STEPS, "float64": True, "lingers": {"n2": 5}, "gates": (2,)}
+    with Cluster(tmp_path, nodes=3, options=options) as cluster:
+        cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+        cluster.fail("n3", how="hold", step=5, phase="voted")
+        if dies:
+            cluster.fail("n1", step=6, phase="transfer")
+        cluster.go()
+        cluster.wait("n1 and n3 vote", lambda: all((tmp_path / f"{node}.votes").exists() for node in ("n1", "n3")))
+        cluster.kill("n3")
+        cluster.wait_done()
+        if dies:  # (what n1 had applied alone does not count)
+            assert cluster.steps() == pytest.approx(undisturbed, rel=1e-9)
+        else:
+            assert_whole(cluster, undisturbed)
+        decided = [event.decision for event in cluster.of(ev.GenerationStarted)]
+        assert decided == ["start", "forward", *(["redo"] if dies else [])]
+        recovered = cluster.of(ev.Recovered)[-1]
+        kept = 2 if dies else 6  # (all, or those that n2 has kept beside its own state)
+        assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (kept, None if dies else 0)
+
+
 def test_a_node_dies_while_a_passed_step_goes_forward(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     """The survivors have passed and not applied when the first one dies, so that FORWARD must be decided."""
     with opened(tmp_path, 4) as cluster:
@@ -205,11 +232,10 @@ def test_checkpoints_are_accepted_and_outlive_all_workers(tmp_path: Path, undist
         assert last == pytest.approx(undisturbed, rel=1e-9)
         folder = tmp_path / "checkpoints"
         # Its writer removes the last ones that are superseded while it ends. (That of step 6 stays for good where its
-        # writer died between its renaming and the word about it: nobody knows of it.)
+        # writer died between its manifest and the word about it: nobody knows of it.)
         left = KEPT + (back == 3)
-        cluster.wait("the others' removal", lambda: len(checkpoint_dir.find_checkpoints(folder)) <= left)
-        assert checkpoint_dir.find_checkpoints(folder)[-1].step == STEPS
-        assert not list((tmp_path / "checkpoints").glob(".writing-*"))
+        cluster.wait("the others' removal", lambda: len(checkpoint_dir.find_checkpoints(LocalStorage(folder))) <= left)
+        assert checkpoint_dir.find_checkpoints(LocalStorage(folder))[-1].step == STEPS
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
@@ -220,7 +246,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
             cluster.wait("a checkpoint", lambda count=count: len(cluster.of(ev.CheckpointSaved)) == count)
             if gate == 5:
                 cluster.go(5)
-        newest = checkpoint_dir.find_checkpoints(tmp_path / "checkpoints")[-1].final
+        newest = checkpoint_dir.find_checkpoints(LocalStorage(tmp_path / "checkpoints"))[-1].folder
         manifest = tmp_path / "checkpoints" / newest / checkpoint_dir.MANIFEST
         manifest.write_text(manifest.read_text()[:-20])
         cluster.kill("n1")

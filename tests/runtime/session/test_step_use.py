@@ -13,7 +13,6 @@ from holdfast.errors import BadInputError, StepUseError
 from holdfast.runtime.session.job import Job
 from holdfast.runtime.session.step import Step
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, X.sum(1, keepdim=True))
 

@@ -20,7 +20,6 @@ from torch.utils.data import TensorDataset
 from holdfast.errors import BadInputError
 from holdfast.runtime.session.job import Job
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 DATA = TensorDataset(torch.zeros(8, 2))
 
 

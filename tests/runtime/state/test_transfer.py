@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.control.link.wire import INTRODUCTION_S, MAX_STRANGERS, TransferError, Wire
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.plan import GenerationPlan, Member, Passed
 from holdfast.protocol.state import LiveSource
@@ -57,6 +59,8 @@ class Side:
     now: float = 0.0
     #: set once the plan of the generation is known
     decided: threading.Event = field(default_factory=threading.Event)
+    #: what is here stays as it is until the state that comes is adopted
+    aside: bool = False
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -95,7 +99,7 @@ class Side:
                 self.receipts.append(
                     Receipt(
                         ticket=ticket,
-                        prepare=self.state.prepare,
+                        prepare=partial(self.state.prepare, aside=self.aside),
                         on_end=self.on_end,
                         midway=self.midway,
                         chunk_bytes=self.chunk_bytes,
@@ -161,6 +165,18 @@ def test_the_whole_state_arrives(sides: Callable[..., Side], chunk: int) -> None
     assert side.receipts[0].nbytes == source.capture().nbytes
 
 
+def test_a_state_that_comes_aside_changes_nothing_before_it_is_adopted(sides: Callable[..., Side]) -> None:
+    side, source = sides(aside=True), make(3)
+    side.state = make(2)
+    own = state_hash(side.state.capture())
+    _, outcome = push(side.plan(), source)
+    assert outcome.get(timeout=DEADLINE_S) == ""
+    assert side.ended.wait(DEADLINE_S)
+    assert state_hash(side.state.capture()) == own
+    side.state.adopt(side.receipts[0].result().manifest, side.receipts[0].tensors)
+    assert state_hash(side.state.capture()) == state_hash(source.capture())
+
+
 @given(st.integers(0, 10_000), st.integers(1, 3000))
 def test_the_streams_carry_every_byte_once(nbytes: int, chunk: int) -> None:
     parts = sorted(part for stream in range(wire.STREAMS) for part in stream_chunks(nbytes, stream, chunk))
@@ -198,7 +214,7 @@ def test_a_stale_generation_and_a_late_offer_are_refused(sides: Callable[..., Si
     assert side.receipts == late.receipts == []
 
 
-class Corrupting(wire.Wire):
+class Corrupting(Wire):
     """Flips a bit of each chunk."""
 
     def write(self, *buffers: bytes | memoryview) -> None:
@@ -215,7 +231,7 @@ def test_corrupted_bytes_are_refused(sides: Callable[..., Side]) -> None:
     assert outcome.get(timeout=DEADLINE_S) != ""
     assert not pushed.sent
     assert side.ended.wait(DEADLINE_S)
-    with pytest.raises(wire.TransferError, match=r"corrupted|closed"):
+    with pytest.raises(TransferError, match=r"corrupted|closed"):
         side.receipts[0].result()
 
 
@@ -224,7 +240,7 @@ def test_a_state_of_another_model_is_refused(sides: Callable[..., Side]) -> None
     _, outcome = push(side.plan(), make(1, width=20))
     assert outcome.get(timeout=DEADLINE_S) != ""
     assert side.ended.wait(DEADLINE_S)
-    with pytest.raises(wire.TransferError, match="weight"):
+    with pytest.raises(TransferError, match="weight"):
         side.receipts[0].result()
 
 
@@ -248,7 +264,7 @@ def test_both_leave_at_once_when_one_is_halted(sides: Callable[..., Side], who: 
     assert pushed.join(DEADLINE_S)
     assert side.receipts[0].wait_quiet(DEADLINE_S)
     assert side.receipts[0].ended
-    with pytest.raises(wire.TransferError):
+    with pytest.raises(TransferError):
         side.receipts[0].result()
 
 
@@ -294,7 +310,7 @@ def test_a_full_house_of_strangers_keeps_no_sender_out(
     sides: Callable[..., Side], strangers: Come, words: bytes
 ) -> None:
     side, source = sides(), make(3)
-    strangers(side, 3 * inbox.MAX_STRANGERS, words)
+    strangers(side, 3 * MAX_STRANGERS, words)
     pushed, outcome = push(side.plan(), source)
     assert outcome.get(timeout=DEADLINE_S) == ""
     assert pushed.sent
@@ -305,15 +321,15 @@ def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
     sides: Callable[..., Side], strangers: Come, caplog: pytest.LogCaptureFixture
 ) -> None:
     side = sides()
-    first, *others = strangers(side, inbox.MAX_STRANGERS + 1)
+    first, *others = strangers(side, MAX_STRANGERS + 1)
     assert first.recv(1) == b""
-    side.now += inbox.INTRODUCTION_S
+    side.now += INTRODUCTION_S
     for connection in others:
         assert connection.recv(1) == b""
     side.inbox.close()
     assert len(caplog.messages) == 2
-    assert "state offered by 127.0.0.1 is refused" in caplog.messages[0]
-    assert f"{inbox.MAX_STRANGERS} more like this" in caplog.messages[1]
+    assert "a sender at 127.0.0.1 is turned away" in caplog.messages[0]
+    assert f"{MAX_STRANGERS} more like this" in caplog.messages[1]
 
 
 UNPLANNED = wire.PREAMBLE.pack(b"holdfast", 9, 0, b"n" * 32)
@@ -328,7 +344,7 @@ def test_a_sender_waits_for_its_plan_and_strangers_do_not_take_its_place(
     for _ in range(wire.STREAMS):
         assert side.waited.acquire(timeout=DEADLINE_S)
     strangers(side, 2 * inbox.MAX_WAITING, UNPLANNED)
-    strangers(side, 2 * inbox.MAX_STRANGERS)
+    strangers(side, 2 * MAX_STRANGERS)
     side.decided.set()
     assert early.get(timeout=DEADLINE_S) == ""
     assert side.ended.wait(DEADLINE_S)

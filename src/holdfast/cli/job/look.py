@@ -17,7 +17,7 @@ from holdfast.cli.job.progress import stamped, time_of_day
 from holdfast.cli.job.show import event_json
 from holdfast.cli.job.time_table import print_account
 from holdfast.cli.options import grouped
-from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.output import AsJson, print_json, say, warn
 from holdfast.errors import EXIT_INTERRUPTED, BadInputError
 from holdfast.observability.accounts.time_ledger import TimeAccount
 from holdfast.observability.event_lines import read_events
@@ -60,7 +60,7 @@ def status(server: Server, as_json: AsJson = False) -> None:
     nodes: list[dict[str, Any]] = answer.get("nodes") or []
     if nodes:
         console.print(_node_table(nodes))
-    for line in (*quarantined(answer), *stragglers(answer)):
+    for line in (*saving(answer), *quarantined(answer), *stragglers(answer)):
         console.print(line, markup=False, soft_wrap=True)
     if "time" in answer:
         print_account(msgspec.convert(answer["time"], TimeAccount), console)
@@ -87,6 +87,21 @@ def stragglers(answer: dict[str, Any]) -> Iterator[str]:
         for one in scored:
             if one["score"] >= SLOW:
                 yield f"slow: {node_of(one['worker'])}, rank {one['rank']}, {way.format(one['score'])} the others' time"
+
+
+def saving(answer: dict[str, Any]) -> Iterator[str]:
+    """Yield which snapshot the nodes hold, how often the job is saved, and why so often."""
+    held: dict[str, int] | None = answer.get("snapshot")
+    if held is not None:
+        yield f"snapshot of step {held['step']} in the nodes' memory: each part on {held['copies']} of them or more"
+    known: dict[str, Any] | None = answer.get("saving")
+    if known is None:
+        return
+    if known["period_s"] is None:
+        yield f"checkpoints: every {known['every']} steps"
+        return
+    why = f"one costs {known['cost_s']:.3f} s, gone back to {known['losses']} times" if known["saves"] else "the first"
+    yield f"checkpoints: every {known['period_s']:.0f} s ({why})"
 
 
 def _node_table(nodes: list[dict[str, Any]]) -> Table:
@@ -146,7 +161,7 @@ def events_of(file: Path | None, server: Server, after: int = 0, *, follow: bool
         BadInputError: the file is none of events. BadInputError, UnreachableError: as `Server.client`.
     """
     if file is not None:
-        yield from (event for event in read_events(file) if event.seq > after)
+        yield from (event for event in read_events(file, lambda said: warn(f"holdfast: {said}")) if event.seq > after)
         return
     with server.client() as client:
         yield from client.events(after, follow=follow)

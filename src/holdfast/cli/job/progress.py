@@ -68,6 +68,12 @@ def _saved(event: ev.CheckpointSaved) -> str:
     return f"checkpoint of step {event.step}: {event.saved_bytes / 1e6:.1f} MB in {event.save_s:.2f} s"
 
 
+def _snapshot(event: ev.SnapshotSaved) -> str:
+    asked, given = event.fault_threshold.asked, event.fault_threshold.given
+    few = f", on {given} nodes each where {asked} are asked for" if given < asked else ""
+    return f"snapshot of step {event.step}: {event.saved_bytes / 1e6:.1f} MB in {event.save_s:.2f} s{few}"
+
+
 def _evaluated(event: ev.Evaluated) -> str:
     values = ", ".join(f"{name} {'-' if value is None else f'{value:g}'}" for name, value in event.metrics.items())
     return f"{event.name} of step {event.step}: {values}"
@@ -131,6 +137,10 @@ _WORDS = dict(
         _line(ev.Rebalanced, lambda e: f"{e.experts_moved} experts moved, {e.down_s:.3f} s from step to step"),
         _line(ev.RolledBack, lambda e: f"rolled back to step {e.to_step}: {e.why}"),
         _line(ev.CheckpointSaved, _saved),
+        _line(ev.CheckpointFailed, lambda e: f"the checkpoint of step {e.step} failed on {e.node}: {e.why}"),
+        _line(ev.SnapshotSaved, _snapshot),
+        _line(ev.SnapshotFailed, lambda e: f"no snapshot of step {e.step}: {e.node}: {e.why}"),
+        _line(ev.SnapshotRejected, lambda e: f"snapshot of step {e.step}{f' on {e.node}' * bool(e.node)}: {e.why}"),
         _line(ev.CheckpointRejected, lambda e: f"checkpoint {e.name} cannot be used: {e.why}"),
         _line(
             ev.JournalRepaired,

@@ -6,35 +6,46 @@ What it decides is in `holdfast.coordination.agent.machine`; this is the shell a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.clock import Clock, ShiftedClock, SystemClock
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.agent.preflight import Preflight
 from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.agent.snapshots.keeper import SnapshotKeeper
 from holdfast.control.agent.stacks import stacks_of
 from holdfast.control.agent.workforce import Workforce, WorkforceOwner
+from holdfast.control.link.checkpoints.spool import part_of
+from holdfast.control.link.checkpoints.store import CheckpointStore
 from holdfast.control.link.deafness import go_deaf
+from holdfast.control.link.framing import PartHanded
 from holdfast.control.processes import die_with_parent
 from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.agent.instructions import (
+    AdmitReaders,
     AgentInstruction,
     Answer,
     EndAgent,
+    FetchParts,
+    ForgetParts,
     KillHung,
     Pass,
     Reconnect,
     Replay,
     Say,
     StartWorker,
+    Stow,
 )
 from holdfast.coordination.agent.known_plans import PlanMaker
 from holdfast.coordination.agent.machine import AgentMachine
@@ -44,7 +55,10 @@ from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_FAILED, BadI
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
 from holdfast.protocol.messages.orders import Inject, Order
 from holdfast.protocol.messages.progress import Probe, TakeStacks, Whereabouts
-from holdfast.protocol.messages.worker import WorkerMessage
+from holdfast.protocol.messages.worker import CheckpointNews, WorkerMessage
+from holdfast.protocol.names import worker_id
+from holdfast.protocol.state import SnapshotPart
+from holdfast.storage import storage_at
 
 _log = logging.getLogger("holdfast.agent")
 
@@ -121,6 +135,8 @@ class Agent:
             host=settings.advertise,
             program=settings.spec.recovery.preflight,
         )
+        self._snapshots = SnapshotKeeper(settings, self._on_part)
+        self._store = self._open_store() if settings.parts else None
         self._tasks: set[asyncio.Task[None]] = set()
         self.workforce = workers(settings, self, self._task)
         self._make_channel = channel
@@ -134,7 +150,7 @@ class Agent:
         """Live through the job."""
         try:
             await self.workforce.open()
-            self._obey(self.machine.start())
+            self._obey(self.machine.start(self._snapshots.open()))
             self._task(self._stay_connected())
             self._task(self._watch())
             if self.settings.spec.experiments.watch:
@@ -163,11 +179,26 @@ class Agent:
                     self.workforce.kill_hung(worker, why)
                 case Answer(ask):
                     self._answer(ask)
+                case FetchParts() | ForgetParts() | AdmitReaders() | Stow():
+                    self._keep(instruction)
                 case Reconnect(why, blame):
                     _log.log(logging.WARNING if blame else logging.INFO, "%s", why)
                     self._leave()
                 case EndAgent():
                     self._ended(instruction)
+
+    def _keep(self, work: FetchParts | ForgetParts | AdmitReaders | Stow) -> None:
+        """Do what concerns snapshots and checkpoints."""
+        match work:
+            case FetchParts(wanted):
+                self._snapshots.fetch(wanted)
+            case ForgetParts(parts, why):
+                self._snapshots.forget(parts, why)
+            case AdmitReaders(key):
+                self._snapshots.admit(key)
+            case Stow(order):
+                if self._store is not None:
+                    self._store.obey(order)
 
     def _say(self, what: Say | Replay) -> None:
         if self._channel is None or self._silent:
@@ -247,6 +278,27 @@ class Agent:
 
     # ---- what the workers do ----
 
+    def _open_store(self) -> CheckpointStore:
+        """Return what writes the workers' parts of checkpoints, which outlive them."""
+        settings, loop = self.settings, asyncio.get_running_loop()
+        os.makedirs(settings.parts, mode=0o700, exist_ok=True)
+
+        def tell(news: CheckpointNews) -> None:
+            with contextlib.suppress(RuntimeError):  # (what hangs may come to something after the agent's end)
+                loop.call_soon_threadsafe(self.on_worker_message, news)
+
+        storage, rate = storage_at(settings.spec.checkpoint.dir), settings.spec.checkpoint.rate
+        return CheckpointStore(storage, tell, worker=worker_id(settings.node, 0, "0"), rate=rate)
+
+    def on_part(self, handed: PartHanded) -> None:
+        """A worker has handed over its part of a checkpoint."""
+        if self._store is None:
+            return
+        try:
+            self._store.write(part_of(handed, Path(self.settings.parts)))
+        except ValueError as error:
+            _log.error("a part of a checkpoint is left out: %s", error)
+
     def on_worker_message(self, message: WorkerMessage) -> None:
         """A worker said something."""
         self._obey(self.machine.worker_said(message, self.clock.monotonic()))
@@ -254,6 +306,9 @@ class Agent:
     def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
         """A worker's process ended."""
         self._obey(self.machine.worker_ended(down, self.clock.monotonic(), clean=clean))
+
+    def _on_part(self, part: SnapshotPart) -> None:
+        self._obey(self.machine.fetched(part, self.clock.monotonic()))
 
     # ---- time, and the end ----
 
@@ -306,6 +361,10 @@ class Agent:
             channel.close()
             await channel.wait_closed()
         await self.workforce.close()
+        if self._store is not None:
+            await asyncio.to_thread(self._store.close)
+            shutil.rmtree(self.settings.parts, ignore_errors=True)
+        await self._snapshots.close(remove=self._exit.done() and self._exit.exception() is None)
 
     def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -41,3 +41,8 @@ class AgentSettings:
     rack: str = ""
     failure_rate: float = 1.0
     preflight: bool = True
+
+    @property
+    def parts(self) -> str:
+        """The folder in which workers hand over their parts of checkpoints, "" where none are kept."""
+        return f"{self.folder}/{self.node}.parts" if self.spec.checkpoint.dir else ""

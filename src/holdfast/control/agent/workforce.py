@@ -14,9 +14,10 @@ from typing import Any, Protocol
 from holdfast.control.agent.memory import OomCounter
 from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessPlace, WorkerConnection
 from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.agent.snapshots.keeper import snapshot_folder
 from holdfast.control.agent.stacks import StackReader
 from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
-from holdfast.control.link.framing import Crashed, FromWorkerProcess, encode_frame
+from holdfast.control.link.framing import Crashed, FromWorkerProcess, PartHanded, encode_frame
 from holdfast.control.link.progress_page import ProgressPage
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.control.output_relay import OutputRelay, log_path
@@ -43,6 +44,10 @@ class WorkforceOwner(Protocol):
 
     def on_worker_message(self, message: WorkerMessage) -> None:
         """The worker that fills a place has said something."""
+        ...
+
+    def on_part(self, handed: PartHanded) -> None:
+        """A worker has handed over its part of a checkpoint."""
         ...
 
     def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
@@ -217,6 +222,9 @@ class Workforce:
             place.crashed = message
             connection.close()  # the process waits for this before it ends
             return
+        if isinstance(message, PartHanded):
+            self._owner.on_part(message)
+            return
         if isinstance(message, Attach):
             place.connection, place.attached = connection, True
         if isinstance(message, Entered) and self._relay is not None:
@@ -295,6 +303,8 @@ class Workforce:
             progress=self._page.path if self._page is not None else "",
             stacks=self._stacks_path(worker),
             zygote=self._zygotes.path,
+            parts=settings.parts,
+            snapshots=snapshot_folder(settings),
         )
 
     def _stacks_path(self, worker: str) -> str:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Callable
-from pathlib import Path
 
-from holdfast.protocol import checkpoint_dir
+from holdfast.errors import BadInputError
+from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.protocol.record import KnownCheckpoint
+from holdfast.storage import said, storage_at
 
 
 def intact_checkpoints(directory: str, say: Callable[[str], None]) -> tuple[KnownCheckpoint, ...]:
     """Return the intact checkpoints of a directory, oldest first; each that is not is said, with the reason.
 
     Args:
-        directory: "", or one that need not exist, holds none.
+        directory: a path or a URL; "", or one that need not exist, holds none.
+
+    Raises:
+        BadInputError: it is a URL that cannot be used, or it cannot be read.
     """
-    if not directory or not os.path.isdir(directory):
+    if not directory:
         return ()
-    intact = checkpoint_dir.intact_checkpoints(
-        Path(directory), lambda error: say(f"holdfast: a checkpoint is damaged and not used: {error}")
-    )
+    try:
+        intact = checkpoint_dir.intact_checkpoints(
+            storage_at(directory), lambda error: say(f"holdfast: a checkpoint is damaged and not used: {error}")
+        )
+    except OSError as error:
+        raise BadInputError(f"the checkpoint directory {directory} cannot be read: {said(error)}") from None
     return tuple(
-        KnownCheckpoint(step=name.step, name=name.final, term=name.term, generation=name.generation) for name in intact
+        KnownCheckpoint(step=name.step, name=name.folder, term=name.term, generation=name.generation) for name in intact
     )

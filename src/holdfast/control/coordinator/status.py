@@ -15,6 +15,7 @@ from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.awaited import awaited_by
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.metrics import Slowness
+from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
 from holdfast.protocol.record import Record
 
 #: who holds a job up, told by name
@@ -48,6 +49,8 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
         "experts": _experts(record),
         "log_dir": coordinator.config.spec.output.log_dir,
         "checkpoints": [{"step": known.step, "name": known.name} for known in record.checkpoints],
+        "saving": _saving(coordinator),
+        "snapshot": _snapshot(coordinator),
         "time": dataclasses.asdict(ledger.account(now)),
         "awaited": [
             dataclasses.asdict(awaited) for awaited in islice(awaited_by(coordinator.parts, now), MOST_AWAITED)
@@ -84,6 +87,24 @@ def slowness_of(coordinator: Coordinator) -> Slowness:
         link=links[0].score if links else None,
         slow={str(activity): count for activity, count in coordinator.parts.inquiry.stragglers.slow.items()},
     )
+
+
+def _saving(coordinator: Coordinator) -> dict[str, Any] | None:
+    """Return how often the job is saved, and by what that was chosen; None where it is not."""
+    record = coordinator.record
+    if not record.saves:
+        return None
+    return {
+        "every": record.config.get(CHECKPOINT_EVERY, ""),
+        "period_s": coordinator.parts.checkpoints.period_s,
+        **msgspec.to_builtins(record.saving),
+    }
+
+
+def _snapshot(coordinator: Coordinator) -> dict[str, int] | None:
+    """Return which snapshot would serve, and on how many nodes each of its parts lies at least; None: none would."""
+    newest = coordinator.parts.snapshots.newest(coordinator.parts.ledger.committed)
+    return {"step": newest[0], "copies": newest[1]} if newest is not None else None
 
 
 def _experts(record: Record) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.agent.snapshots.keeper import remove_snapshots
 from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
@@ -26,7 +27,7 @@ from holdfast.control.launch.follow import Follower
 from holdfast.control.launch.settings import LaunchSettings, script_digest
 from holdfast.control.launch.standing import Standing
 from holdfast.control.link.forking import start_zygote
-from holdfast.control.processes import ChildProcess, ProcessHandle, end_all
+from holdfast.control.processes import ChildProcess, ProcessHandle, describe_exit, end_all
 from holdfast.control.registry import live_jobs
 from holdfast.coordination.agent.machine import TAIL_FAILED
 from holdfast.coordination.config import CoordinatorConfig
@@ -202,12 +203,13 @@ class Launcher:
         earlier = self._agents.get(name)
         if earlier is not None:
             await earlier.wait()
+            remove_snapshots(self._agent_settings(name))
         if not self._over.done():
             child = spawn(
                 AgentOrder(settings=self._agent_settings(name), log=self.settings.log), self.settings.environment
             )
             self._agents[name] = child
-            self._task(self._await_agent(child))
+            self._task(self._await_agent(name, child))
 
     def kill_node(self, name: str, also: Iterable[ProcessHandle] = ()) -> None:
         """SIGKILL a node's agent and these processes of it; whatever else it has follows, at the zygote's hand."""
@@ -305,10 +307,14 @@ class Launcher:
                 return
             _log.warning("the coordinator died; another takes over")
 
-    async def _await_agent(self, child: ChildProcess) -> None:
+    async def _await_agent(self, name: str, child: ChildProcess) -> None:
         code = await child.wait()
         if code == TAIL_FAILED:
             self._tail_failed = True
+        if self._agents[name] is child:
+            remove_snapshots(self._agent_settings(name))
+        if code and not self._over.done() and not self._standing.has_joined(child.pid):
+            self._say(f"holdfast: {name} has ended before it joined the job: {describe_exit(code)}")
         if self._over.done() or any(agent.code is None for agent in self._agents.values()):
             return
         if self._director is not None and self._director.patient:
@@ -362,6 +368,8 @@ class Launcher:
         agents = list(self._agents.values())
         await end_all([coordinator] if coordinator else [], grace_s=0.1 if hurry else _COORDINATOR_GRACE_S)
         await end_all(agents, grace_s=0.1 if hurry else _AGENT_GRACE_S)
+        for name in self._agents:
+            remove_snapshots(self._agent_settings(name))
         if zygote is not None:
             if zygote.stdin is not None:
                 zygote.stdin.close()  # its lifeline: it kills what is left and ends

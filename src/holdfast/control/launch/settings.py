@@ -16,6 +16,7 @@ from holdfast.control.programs import check_program
 from holdfast.control.store.choose import check_store
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import RESTART_ALL, JobSpec
+from holdfast.storage import is_url, storage_at
 
 _MOST_HERE = 1024
 
@@ -126,8 +127,20 @@ def check_places(spec: JobSpec, names: Mapping[str, str] | None = None) -> None:
         ("checkpoint.dir", "--checkpoint-dir", spec.checkpoint.dir),
         ("output.log_dir", "--log-dir", spec.output.log_dir),
     ):
-        if folder:
+        if is_url(folder) and key == "checkpoint.dir":
+            _check_store(names.get(key, option), folder)
+        elif folder:
             check_creatable_folder(names.get(key, option), Path(folder))
+
+
+def _check_store(option: str, url: str) -> None:
+    storage = storage_at(url)
+    if url.lower().startswith("memory:"):
+        raise BadInputError(
+            f"{option} is {url}, which lies in one process's memory, where no other worker finds it: give a folder or "
+            "a URL that all nodes see"
+        )
+    storage.check()
 
 
 def check_writable_file(option: str, path: Path) -> None:

@@ -16,17 +16,23 @@ class Standing:
         self._saved = max((known.step for known in checkpoints), default=0)
         self._committed = 0
         self._agents: dict[str, int] = {}
+        self._joined: set[int] = set()
 
     @property
     def agents(self) -> frozenset[int]:
         """The process ids of the agents whose nodes are in the job."""
         return frozenset(self._agents.values())
 
+    def has_joined(self, agent: int) -> bool:
+        """Tell whether the node of this agent (a process id) has ever been in the job."""
+        return agent in self._joined
+
     def take(self, event: ReadEvent) -> None:
         """Hear of an event of the job."""
         match event:
             case NodesJoined():
                 self._agents |= {joined.node: joined.agent_pid for joined in event.nodes}
+                self._joined.update(joined.agent_pid for joined in event.nodes)
             case NodeLeft():
                 self._agents.pop(event.node, None)
             case StepCommitted():

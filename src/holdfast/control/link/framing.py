@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
+from msgspec import Meta
 
+from holdfast.protocol.checkpoints.names import FileName
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.orders import Order
-from holdfast.protocol.messages.worker import ScriptError, WorkerMessage
-from holdfast.protocol.names import MAX_MESSAGE_BYTES, Text, WorkerId
+from holdfast.protocol.messages.worker import MAX_CHECKPOINT_PARTS, MAX_PART_FILES, ScriptError, WorkerMessage
+from holdfast.protocol.names import MAX_MESSAGE_BYTES, Count, Seconds, Text, WorkerId
 
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
@@ -33,8 +35,19 @@ class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: ScriptError | None = None
 
 
+class PartHanded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """This worker's part of a checkpoint lies in the folder for that; the agent writes it to where it stays."""
+
+    worker: WorkerId
+    name: Text
+    files: Annotated[tuple[FileName, ...], Meta(max_length=MAX_PART_FILES)]
+    part: Count = 0
+    parts: Annotated[int, Meta(ge=1, le=MAX_CHECKPOINT_PARTS)] = 1
+    stall_s: Seconds = 0.0
+
+
 #: what a worker process says to its agent, and what it hears from it
-FromWorkerProcess = WorkerMessage | Crashed
+FromWorkerProcess = WorkerMessage | Crashed | PartHanded
 ToWorkerProcess = Order
 
 

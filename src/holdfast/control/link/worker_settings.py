@@ -17,7 +17,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     spec: the job. socket: path of the agent's Unix socket. worker: this worker's id. host: the address to bind to and
     be reached at. local_rank: index on the node. script_digest: of script and arguments. progress: path of the agent's
     page of progress, "" for none. stacks: file for this worker's stacks, "" for none. zygote: socket of the one that
-    has forked this worker, and can fork its loader workers.
+    has forked this worker, and can fork its loader workers. parts: folder in which parts of checkpoints are handed
+    over. snapshots: the agent's folder for parts of snapshots, "" for none.
     """
 
     spec: JobSpec
@@ -29,6 +30,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     progress: str = ""
     stacks: str = ""
     zygote: str = ""
+    parts: str = ""
+    snapshots: str = ""
 
     def to_environment(self) -> dict[str, str]:
         """Return the variable that carries these settings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.protocol.messages.agent import Hello, Kept
+from holdfast.protocol.messages.agent import Hello, Kept, NodeSnapshots
 from holdfast.protocol.names import PROTOCOL
 
 
@@ -21,12 +21,21 @@ class NodeIdentity:
     host: str = ""
     failure_rate: float = 1.0
 
-    def hello(self, session: str, term: int, kept: tuple[Kept, ...], now: float, wall: float, unfit: str) -> Hello:
+    def hello(
+        self,
+        session: str,
+        term: int,
+        kept: tuple[Kept, ...],
+        now: float,
+        wall: float,
+        unfit: str,
+        snapshots: NodeSnapshots | None = None,
+    ) -> Hello:
         """Return what begins a connection.
 
         Args:
             kept: what the coordinator must know of the workers. now, wall: what the node's clocks show. unfit: why it
-                should not train, "" where it may.
+                should not train, "" where it may. snapshots: of which parts it holds.
         """
         return Hello(
             protocol=PROTOCOL,
@@ -44,4 +53,5 @@ class NodeIdentity:
             clock=now,
             wall=wall,
             unfit=unfit[:1000],
+            snapshots=snapshots,
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.protocol.messages.agent import AgentMessage
-from holdfast.protocol.messages.orders import Order
+from holdfast.protocol.messages.agent import AgentMessage, WantedPart
+from holdfast.protocol.messages.orders import AcceptCheckpoint, Order, PruneCheckpoints
 from holdfast.protocol.messages.progress import Probe, TakeStacks
+from holdfast.protocol.state import SnapshotPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,35 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchParts:
+    """Bring these parts of other nodes' snapshots here, and no others any more; say `fetched` of each that has come."""
+
+    wanted: tuple[WantedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetParts:
+    """Give back the memory of these parts of snapshots; `why`, for people: "" where newer ones take their place."""
+
+    parts: tuple[SnapshotPart, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitReaders:
+    """Whoever knows this key may read the parts of snapshots that lie here."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stow:
+    """Have a checkpoint count, or remove some, where they lie; the answer is said by `worker_said`."""
+
+    order: AcceptCheckpoint | PruneCheckpoints
+
+
+@dataclass(frozen=True, slots=True)
 class Reconnect:
     """Give the connection up and look for the coordinator again. `blame`: somebody did something wrong."""
 
@@ -71,4 +101,5 @@ class EndAgent:
     alone: bool = False
 
 
-AgentInstruction = Say | Replay | Pass | StartWorker | KillHung | Answer | Reconnect | EndAgent
+SnapshotWork = FetchParts | ForgetParts | AdmitReaders
+AgentInstruction = Say | Replay | Pass | StartWorker | KillHung | Answer | SnapshotWork | Stow | Reconnect | EndAgent

@@ -11,8 +11,10 @@ from itertools import chain
 
 import msgspec
 
+from holdfast.coordination.agent.held_snapshots import HeldSnapshots
 from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.agent.instructions import (
+    AdmitReaders,
     AgentInstruction,
     Answer,
     EndAgent,
@@ -21,11 +23,13 @@ from holdfast.coordination.agent.instructions import (
     Reconnect,
     Replay,
     Say,
+    SnapshotWork,
     StartWorker,
+    Stow,
 )
 from holdfast.coordination.agent.known_plans import KnownPlans, PlanMaker
 from holdfast.coordination.agent.node_steps import NodeSteps
-from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace
+from holdfast.coordination.agent.place import LIFE, STAND, WorkerPlace, WrittenParts
 from holdfast.coordination.agent.posted_keys import PostedKeys
 from holdfast.coordination.agent.replay import envelopes, fitting
 from holdfast.coordination.agent.restarts import Restarts
@@ -37,25 +41,29 @@ from holdfast.protocol.messages.agent import (
     AgentMessage,
     Committed,
     CoordinatorMessage,
+    DropSnapshots,
     EndNode,
     FromWorker,
     Heartbeat,
+    KeepSnapshots,
     Kept,
     Leave,
     NodeOrder,
+    NodeSnapshots,
     Refused,
     Replace,
     Seen,
+    SnapshotOrder,
     ToWorker,
     Welcome,
     WorkerDown,
 )
 from holdfast.protocol.messages.orders import (
+    AcceptCheckpoint,
     Arm,
-    Begin,
+    CheckpointOrder,
     JobDone,
     LookAround,
-    Order,
     Posted,
     PruneCheckpoints,
     Stop,
@@ -67,15 +75,17 @@ from holdfast.protocol.messages.progress import EndHung, Probe, TakeStacks
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,
-    Begun,
+    CheckpointNews,
     Entered,
     KnownSteps,
     Post,
     Raised,
     Report,
+    SnapshotTaken,
     WorkerMessage,
 )
 from holdfast.protocol.names import index_of, worker_id
+from holdfast.protocol.state import SnapshotPart
 
 #: how a node ends where the job is done but a script failed after it
 TAIL_FAILED = 3
@@ -102,8 +112,9 @@ class AgentMachine:
         self._nonce = nonce
         self._places = [WorkerPlace() for _ in range(node.workers)]
         self._steps = NodeSteps(self._places)
-        self._plans = KnownPlans(maker)
+        self._plans, self._written = KnownPlans(maker), WrittenParts()
         self._keys = PostedKeys()
+        self._snapshots = HeldSnapshots()
         #: who of the workers is late; the shell looks every `watch.look_s` seconds
         self.watch = LateWatch()
         self._connected = False
@@ -135,8 +146,9 @@ class AgentMachine:
 
     # ---- life ----
 
-    def start(self) -> list[AgentInstruction]:
-        """Fill all places."""
+    def start(self, snapshots: NodeSnapshots | None = None) -> list[AgentInstruction]:
+        """Fill all places. `snapshots`: what was found of them from before; None: this node keeps none."""
+        self._snapshots.begin(snapshots)
         return [self._fill(place, index) for index, place in enumerate(self._places)]
 
     def tick(self, now: float, stopped: Collection[str]) -> list[AgentInstruction]:
@@ -180,7 +192,7 @@ class AgentMachine:
         self._connected, self._welcome = True, None
         replay = self._replay()
         kept, rest = fitting(replay)
-        hello = self.node.hello(self.session, self.term, kept, now, wall, unfit)
+        hello = self.node.hello(self.session, self.term, kept, now, wall, unfit, self._snapshots.told)
         out = self._tell(hello, now)
         if rest is not None:
             out.append(Replay(envelopes(chain((rest,), replay))))
@@ -197,8 +209,8 @@ class AgentMachine:
         match message:
             case ToWorker():
                 return self._order(message)
-            case Probe() | TakeStacks():
-                return [Answer(message)]
+            case Probe() | TakeStacks() | KeepSnapshots() | DropSnapshots() | AcceptCheckpoint() | PruneCheckpoints():
+                return self._asked(message)
             case EndHung() | Replace():
                 return self._give_way(message, now)
             case BeginNode() | PrepareNode() | Posted() | Stop() | LookAround() | Arm() | Void() | JobDone():
@@ -226,7 +238,8 @@ class AgentMachine:
         self._welcome, self.ever_welcomed = welcome, True
         self._restarts.allowed(welcome.max_restarts, welcome.rules)
         self._plans.told_anew(welcome.members)
-        return self._leave_unfit(now)
+        admit = [AdmitReaders(welcome.snapshot_key)] if self._snapshots.told is not None else []
+        return [*admit, *self._leave_unfit(now)]
 
     def _refused(self, refused: Refused) -> list[AgentInstruction]:
         if not refused.retry:
@@ -234,7 +247,11 @@ class AgentMachine:
         if self._unfit is not None:
             return self._leave(f"{refused.why}; it comes back to say why it must go")
         # Nothing that the old workers said may count: new ones, and a new session.
-        self.session, self._steps = self._nonce(), NodeSteps(self._places, self.committed)
+        self.session, self._steps, self._written = (
+            self._nonce(),
+            NodeSteps(self._places, self.committed),
+            WrittenParts(),
+        )
         fresh = [self._fill(place, index) for index, place in enumerate(self._places)]
         for place in self._places:
             place.down = None
@@ -252,7 +269,7 @@ class AgentMachine:
         place, order = self._place_of(message.worker), message.order
         if self._welcome is None or place is None or not self._accepts(order):
             return []
-        _note(order, place)
+        place.passed(order)
         return [Pass((place.worker,), order)]
 
     def _order_all(self, order: NodeOrder, now: float) -> list[AgentInstruction]:
@@ -264,13 +281,13 @@ class AgentMachine:
         for said in self._plans.take(order, tuple(here)):
             if isinstance(said, Pass):
                 for worker in said.workers:
-                    _note(said.order, here[worker])
+                    here[worker].passed(said.order)
                 out.append(said)
             else:
                 out += self._tell(said, now)
         return out
 
-    def _accepts(self, order: NodeOrder | WorkerOrder) -> bool:
+    def _accepts(self, order: NodeOrder | WorkerOrder | CheckpointOrder) -> bool:
         """Tell whether an order comes from the newest coordinator known."""
         match order:
             case BeginNode(plan=change) | PrepareNode(plan=change):
@@ -285,6 +302,9 @@ class AgentMachine:
     def worker_said(self, message: WorkerMessage, now: float) -> list[AgentInstruction]:
         """Keep it, and pass it on at once, but for steps that others tell of."""
         place = self._place_of(message.worker)
+        if isinstance(message, CheckpointNews) and self.over is None:
+            self._written.keep(message)  # (its worker may be gone by now)
+            return self._tell(FromWorker(message=message), now)
         if place is None or self.over is not None:
             return []
         out: list[AgentInstruction] = []
@@ -306,6 +326,9 @@ class AgentMachine:
                 self._steps.begin_with(message.applied, message.generation)
             case Report():
                 out = self._tell_of_steps(now)
+            case SnapshotTaken():
+                taken = self._snapshots.taken(message.snapshot)
+                return [*self._tell(FromWorker(message=message), now), *self._holds(taken, now)]
             case _:
                 pass
         place.keep(message)
@@ -341,7 +364,7 @@ class AgentMachine:
         place.refill("")
         # Only its end is replayed: what it said before would look like a worker come back, and what it applied alone
         # may be done again, with another v.
-        place.down = down
+        place.down, place.down_told = down, self._connected
         self._steps.undo_after(max(other.applied for other in self._places))
         if down.final or down.exit_code == EXIT_BAD_INPUT or self._unfit is not None:
             place.ended = True  # another process would say the same; the coordinator decides what becomes of the job
@@ -378,15 +401,32 @@ class AgentMachine:
         """The node must go; whoever coordinates hears why first, be it later, and ends it."""
         return self._tell(self._unfit, now) if self._unfit is not None and self._welcome is not None else []
 
+    def _asked(self, message: Probe | TakeStacks | SnapshotOrder | CheckpointOrder) -> list[AgentInstruction]:
+        if isinstance(message, Probe | TakeStacks):
+            return [Answer(message)]
+        if isinstance(message, CheckpointOrder):  # (it concerns who has written a part, and where that lies)
+            here = tuple(place.worker for place in self._places if Attach in place.latest and not place.ended)
+            return [Stow(message), Pass(here, message)] if self.welcomed and self._accepts(message) else []
+        return [self._snapshots.obey(message)] if message.term >= self.term else []
+
+    def fetched(self, part: SnapshotPart, now: float) -> list[AgentInstruction]:
+        """A copy of another node's part of a snapshot is here."""
+        return self._holds(self._snapshots.fetched(part), now)
+
+    def _holds(self, work: list[SnapshotWork], now: float) -> list[AgentInstruction]:
+        """Tell what is held, then do this: nobody is to look for what is gone."""
+        told = self._snapshots.told
+        return [*(self._tell(told, now) if told is not None else ()), *work]
+
     # ---- what is kept ----
 
     def _replay(self) -> Iterator[Kept]:
         """What a coordinator must know of the workers, as it stands now: first who is gone, last who has left."""
-        gone = [place.down for place in self._places if place.down is not None and not place.down.left]
+        gone = [gone for place in self._places if (gone := place.tell_who_is_gone()) is not None]
         left = [place.down for place in self._places if place.down is not None and place.down.left]
         life = [message for place in self._places for message in place.kept(LIFE)]
         stand = [message for place in self._places for message in place.kept(STAND)]
-        return chain(gone, life, self._steps.replay(), stand, left)
+        return chain(gone, life, self._steps.replay(), self._written.kept, stand, left)
 
     # ---- inside ----
 
@@ -408,12 +448,3 @@ class AgentMachine:
             return []
         self.over = end
         return [end]
-
-
-def _note(order: Order, place: WorkerPlace) -> None:
-    """An order is passed on to the worker in a place."""
-    if isinstance(order, JobDone):
-        place.done = True
-    elif isinstance(order, Begin):
-        # From here on it is not fresh any more, whether it has come to reading this or not.
-        place.keep(Begun(worker=place.worker, generation=order.plan.generation))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.protocol.messages.agent import WorkerDown
+from holdfast.protocol.messages.orders import Begin, JobDone, Order
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,
     Begun,
     CheckpointKept,
+    CheckpointUnwritten,
     CheckpointWritten,
     Complaint,
     Entered,
@@ -23,6 +25,7 @@ from holdfast.protocol.messages.worker import (
     VoteRefused,
     WorkerMessage,
 )
+from holdfast.protocol.names import seat_of
 
 #: Of these kinds only the latest is kept. The replay of a node: what its workers are, what they applied, where they
 #: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
@@ -33,8 +36,6 @@ STAND = (
     Complaint,
     VoteRefused,
     Finished,
-    CheckpointWritten,
-    CheckpointKept,
     Loads,
     EvaluationDone,
     ScriptFailed,
@@ -55,8 +56,10 @@ class WorkerPlace:
     top_generation: int = 0
     #: where the coordinator of the connection knows it to stand
     told: int = 0
-    #: how the worker before this one ended, until this one attaches; or how this one did, that left its loop
+    #: how the worker before this one ended, until this one attaches and a coordinator was told; or how this one did,
+    #: that left its loop
     down: WorkerDown | None = None
+    down_told: bool = False
     #: the worker was told that the job is done
     done: bool = False
     #: its process has ended, and no other follows
@@ -77,7 +80,7 @@ class WorkerPlace:
             self.top, self.top_generation = max(self.top, message.step), message.generation
         elif isinstance(message, LIFE + STAND):
             self.latest[type(message)] = message
-        if isinstance(message, Attach):
+        if isinstance(message, Attach) and self.down_told:
             self.down = None
         if isinstance(message, Entered | Report | Finished):
             self.told = self.applied  # (they say it, too)
@@ -86,6 +89,24 @@ class WorkerPlace:
                 kept = self.latest.get(kind)
                 if isinstance(kept, _GENERATION_BOUND) and kept.generation < message.generation:
                     del self.latest[kind]
+
+    def tell_who_is_gone(self) -> WorkerDown | None:
+        """Return how the worker before this one ended, while that is to be told; one that left its loop is not gone."""
+        gone = self.down
+        if gone is None or gone.left:
+            return None
+        self.down_told = True
+        if Attach in self.latest:
+            self.down = None
+        return gone
+
+    def passed(self, order: Order) -> None:
+        """An order is passed on to its worker."""
+        if isinstance(order, JobDone):
+            self.done = True
+        elif isinstance(order, Begin):
+            # From here on it is not fresh any more, whether it has come to reading this or not.
+            self.keep(Begun(worker=self.worker, generation=order.plan.generation))
 
     @property
     def applied(self) -> int:
@@ -108,3 +129,26 @@ class WorkerPlace:
     def kept(self, kinds: tuple[type, ...]) -> list[WorkerMessage]:
         """Return what is kept of some kinds, in their order."""
         return [self.latest[kind] for kind in kinds if kind in self.latest]
+
+
+class WrittenParts:
+    """The newest part of a checkpoint that was written for each place of a node, and the newest that was kept."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, CheckpointWritten | CheckpointUnwritten | CheckpointKept] = {}
+
+    def keep(self, message: CheckpointWritten | CheckpointUnwritten | CheckpointKept) -> None:
+        """Remember what was told of one."""
+        place = "kept" if isinstance(message, CheckpointKept) else seat_of(message.worker)
+        before = self._latest.get(place)
+        if before is None or _origin(before) <= _origin(message):  # (one disk may be slower than another)
+            self._latest[place] = message
+
+    @property
+    def kept(self) -> tuple[WorkerMessage, ...]:
+        """What is to be told again."""
+        return tuple(self._latest.values())
+
+
+def _origin(message: CheckpointWritten | CheckpointUnwritten | CheckpointKept) -> tuple[int, int, int]:
+    return message.term, message.generation, message.step

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from holdfast.protocol.events import (
     AnyEvent,
+    CheckpointFailed,
     CheckpointRejected,
     CorruptionFound,
     JobFailed,
     JobWaiting,
     NodeLeft,
     RolledBack,
+    SnapshotFailed,
     name_of,
 )
 
@@ -31,8 +33,13 @@ def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
             asked = SITE, f"holdfast undrain {event.node}", f"node {event.node} is quarantined"
         case RolledBack() if event.to_step < step:
             asked = OPERATOR, look, f"{step - event.to_step} steps are undone: {event.why}"
+        case CheckpointFailed(tries=1):  # (who was told of the first one need not be told of each)
+            why = f"the checkpoint of step {event.step} could not be written: {event.why}"
+            asked = OPERATOR, f"holdfast logs --node {event.node}", why
         case CheckpointRejected():
             asked = OPERATOR, look, f"checkpoint {event.name} cannot be used: {event.why}"
+        case SnapshotFailed():
+            asked = OPERATOR, look, f"no snapshot of step {event.step} is whole: node {event.node}: {event.why}"
         case CorruptionFound():
             asked = OPERATOR, look, f"the {event.what} of step {event.step} were not what they must be: {event.detail}"
         case JobFailed():

@@ -19,14 +19,15 @@ from holdfast.protocol.plan import Phase
 _ORDER = (
     Phase.IDLE,
     Phase.ENTERING,
+    Phase.ADOPTING,
     Phase.FORWARD,
     Phase.FINISHED,
     Phase.COMPUTE,
     Phase.REDUCING,
+    Phase.REFUSED,
     Phase.READY,
     Phase.VOTED,
     Phase.ABANDONED,
-    Phase.REFUSED,
     Phase.PASSED,
     Phase.APPLYING,
 )

@@ -6,8 +6,8 @@ import math
 
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.events import FaultThreshold, GenerationStarted, JoinedNode, NodesJoined, WorkersChanged
-from holdfast.protocol.plan import Decision, GenerationPlan
+from holdfast.protocol.events import GenerationStarted, JoinedNode, NodesJoined, WorkersChanged
+from holdfast.protocol.plan import Decision, FaultThreshold, GenerationPlan
 
 #: those that come within so many seconds of others are told of with them
 TOGETHER_S = 0.1

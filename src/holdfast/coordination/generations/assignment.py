@@ -64,8 +64,12 @@ class Share:
     assigned: tuple[int, ...] | None = None
     summed: list[int] = field(default_factory=list[int])
 
-    def change(self, assigned: tuple[int, ...] | None, *, same_step: bool) -> None:
-        """Be given others; what is summed stays where it is a part of these, and of the same step."""
-        if not (same_step and assigned and set(self.summed) <= set(assigned)):
+    def change(self, assigned: tuple[int, ...] | None, *, same_step: bool, keeps: bool = False) -> None:
+        """Be given others; what is summed stays where it is a part of these, and of the same step.
+
+        Args:
+            keeps: the step of what is summed may still be done again: those that are given are of a later one.
+        """
+        if not (keeps or (same_step and assigned and set(self.summed) <= set(assigned))):
             self.summed = []
         self.assigned = assigned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -25,13 +26,15 @@ from holdfast.coordination.generations.planner import (
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.parts import JobParts
+from holdfast.coordination.snapshots.nearest import nearest
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.planning import Shortage
 from holdfast.protocol.events import CorruptionFound, RolledBack
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Decision, DecisionKind
-from holdfast.protocol.record import Refusal
+from holdfast.protocol.record import MAX_BASES, Refusal
+from holdfast.protocol.state import SnapshotSource
 
 
 class Deciding:
@@ -46,6 +49,7 @@ class Deciding:
         self._failures = parts.failures
         self._absences = parts.absences
         self._checkpoints, self._evaluations = parts.checkpoints, parts.evaluations
+        self._snapshots = parts.snapshots
         self._loads = parts.loads
         self._ending = parts.ending
         self._closing = parts.closing
@@ -137,11 +141,25 @@ class Deciding:
     def _verdict(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
         record, committed = self._turn.record, self._ledger.committed
         known, anew, unreadable = record.checkpoints, self._anew, record.unreadable
-        stands = list(reports.values())
-        verdict = decide(record.decision, committed, stands, known, arrivals, anew=anew, unreadable=unreadable)
-        if lost := lost_of(record, verdict, reports):
-            verdict = without_state(committed, known, [], lost, anew=anew, unreadable=unreadable)
-        return verdict
+        verdict = decide(
+            record.decision,
+            committed,
+            list(reports.values()),
+            known,
+            arrivals,
+            lost=partial(lost_of, record, reports=reports) if record.expert_shape is not None else None,
+            anew=anew,
+            unreadable=unreadable,
+        )
+        return self._nearest(verdict)
+
+    def _nearest(self, verdict: Verdict | NothingLeft) -> Verdict | NothingLeft:
+        """Return a verdict that goes back to a snapshot instead, where that is nearer; a job that ends needs none."""
+        if self._closing.under_way or self._config.spec.recovery.restarts_all:
+            return verdict
+        committed = self._ledger.committed
+        self._snapshots.look(committed, at_once=True)
+        return nearest(verdict, self._snapshots.serving(committed), committed)
 
     def _want_slots_without(self, raisers: list[str]) -> bool:
         """Members whose scripts have raised cannot go on; where the others are too few, wait for those that follow."""
@@ -176,6 +194,8 @@ class Deciding:
         turn, record, config = self._turn, self._turn.record, self._config
         if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
             return
+        if self._snapshots.awaited:
+            return
         complete = turn.members.complete_nodes
         needed = config.spec.nodes_to_begin if record.generation == 0 else 1
         if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, config)):
@@ -184,7 +204,7 @@ class Deciding:
         verdict = without_state(
             self._ledger.committed, record.checkpoints, workers, anew=self._anew, unreadable=record.unreadable
         )
-        self._carry_out(verdict, workers, {})
+        self._carry_out(self._nearest(verdict), workers, {})
 
     @property
     def _anew(self) -> bool:
@@ -242,7 +262,7 @@ class Deciding:
         why = verdict.why if known else "the job resumes from its checkpoint"
         why = "all workers were started again" if self._progress.restarting else why
         self._ledger.reset(verdict.decision.applied)
-        self._checkpoints.rolled_back()
+        self._checkpoints.rolled_back(to_snapshot=isinstance(verdict.decision.source, SnapshotSource))
         self._evaluations.rolled_back(verdict.decision.applied)
         self._turn.emit(RolledBack, to_step=verdict.decision.applied, why=why)
         return "rollback" if known else "start"
@@ -277,10 +297,10 @@ class Deciding:
         assignment = () if refusal is not None else first_assignment(record, plan, decision, reports)
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
-        lineage = plan.generation if anew else record.lineage
-        turn.change(
-            generation=plan.generation, plan=plan, pending=None, decision=decision, lineage=lineage, refusal=refusal
-        )
+        if anew:
+            bases = (*record.bases, (plan.generation, decision.applied))[-MAX_BASES:]
+            turn.change(lineage=plan.generation, bases=bases)
+        turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]
@@ -300,7 +320,7 @@ class Deciding:
         record = self._turn.record
         assert record.plan is not None
         if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
-            self._ledger.expect(decision.applied, decision.commit)
+            self._ledger.decided(decision.applied, decision.commit)
         self._progress.release()
         self._turn.change(passed=self._ledger.unannounced)
 

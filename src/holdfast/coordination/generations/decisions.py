@@ -1,17 +1,19 @@
 """What becomes of an interrupted step, from the survivors' reports alone (DESIGN.md 3.1).
 
-ROLLBACK if some state has no live copy; FORWARD(k, v) if any reporter passed or applied k, or an earlier generation
-decided FORWARD(k); else REDO. Pure: the same reports give the same verdict, whoever asks and however often.
+The newest step that every part of the state can reach: FORWARD(k, v) if any reporter passed or applied k, is READY with
+v of k (with experts only where all are), or an earlier generation decided FORWARD(k); REDO if nobody has to apply
+anything. ROLLBACK if no step from the announced one on can be reached. Pure: the same reports give the same verdict,
+whoever asks and however often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.protocol.commit import Commit
+from holdfast.protocol.commit import Commit, same_lanes
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.plan import Decision, DecisionKind, Passed
+from holdfast.protocol.plan import Decision, DecisionKind
 from holdfast.protocol.record import KnownCheckpoint
 from holdfast.protocol.state import CheckpointSource
 
@@ -20,19 +22,25 @@ from holdfast.protocol.state import CheckpointSource
 class Verdict:
     """A decision and the workers that can carry it out without being sent state, in the reports' order.
 
-    `why`, for people: what is lost, where the job rolls back.
+    `why`, for people: what is lost, where the job rolls back; `lost`: its name.
     """
 
     decision: Decision
     holders: tuple[str, ...]
     why: str = field(default="", compare=False)
+    lost: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NothingLeft:
-    """No live copy of the state, and no checkpoint: the job is lost; `why` says what of it."""
+    """No live copy of the state, and no checkpoint: the job is lost; `why` says what of it, `lost` names that."""
 
     why: str
+    lost: str = field(default="", compare=False)
+
+
+#: Returns the (layer, expert) pairs that would be lost by a verdict.
+Lost = Callable[[Verdict], Sequence[tuple[int, int]]]
 
 
 def decide(
@@ -42,6 +50,7 @@ def decide(
     checkpoints: Sequence[KnownCheckpoint],
     arrivals: Sequence[str] = (),
     *,
+    lost: Lost | None = None,
     anew: bool = False,
     unreadable: int = 0,
 ) -> Verdict | NothingLeft:
@@ -54,24 +63,37 @@ def decide(
         reports: one per surviving member.
         checkpoints: on the decided lineage, oldest first, intact as far as is known.
         arrivals: workers that were in no generation yet.
+        lost: which experts a verdict would lose; None for a dense model, whose state is whole on each worker.
         anew, unreadable: as `without_state`.
     """
     carriers = [report for report in reports if report.applied is not None]
     if not carriers:
         fresh = [report.worker for report in reports if report.fresh]
         return without_state(committed, checkpoints, [*fresh, *arrivals], anew=anew, unreadable=unreadable)
-    passed = _newest_passed(previous, reports)
-    top = max(report.applied or 0 for report in carriers)
-    target = max(top, passed.step) if passed else top
-    commit = passed.commit if passed is not None and passed.step == target else None
-    holders = [report for report in carriers if _can_reach(report, target, commit)]
-    if not holders:
-        return without_state(committed, checkpoints, [], anew=anew, unreadable=unreadable)
-    workers = tuple(report.worker for report in holders)
-    if any(report.applied != target for report in holders):
-        forward = Decision(kind=DecisionKind.FORWARD, applied=target, commit=commit)
-        return Verdict(decision=forward, holders=workers)
-    return Verdict(decision=Decision(kind=DecisionKind.REDO, applied=target), holders=workers)
+    missing: Sequence[tuple[int, int]] = ()
+    for verdict in _reachable(previous, committed, carriers, dense=lost is None):
+        lacking = lost(verdict) if lost is not None else ()
+        if not lacking:
+            return verdict
+        missing = missing or lacking  # (what is lost of the newest step)
+    return without_state(committed, checkpoints, [], missing, anew=anew, unreadable=unreadable)
+
+
+def _reachable(
+    previous: Decision | None, committed: int, carriers: Sequence[Report], *, dense: bool
+) -> Iterator[Verdict]:
+    """Yield what can be decided, newest step first: what was passed, perhaps, down to what is announced."""
+    known = _known_v(previous, carriers, dense=dense)
+    steps = known.keys() | {report.applied for report in carriers if report.applied is not None}
+    for step in sorted((step for step in steps if step >= committed), reverse=True):
+        commit = known.get(step)
+        holders = [report for report in carriers if _can_reach(report, step, commit)]
+        if not holders:
+            continue
+        forward = any(report.applied != step for report in holders)
+        kind = DecisionKind.FORWARD if forward else DecisionKind.REDO
+        decision = Decision(kind=kind, applied=step, commit=commit if forward else None)
+        yield Verdict(decision=decision, holders=tuple(report.worker for report in holders))
 
 
 def without_state(
@@ -95,18 +117,19 @@ def without_state(
     if checkpoints:
         newest = checkpoints[-1]
         rollback = Decision(kind=DecisionKind.ROLLBACK, applied=newest.step, source=CheckpointSource(name=newest.name))
-        return Verdict(decision=rollback, holders=(), why=f"{_names(lost)} have no live copy")
+        return Verdict(decision=rollback, holders=(), why=f"{_names(lost)} have no live copy", lost=_names(lost))
     if committed == 0 or anew:
         why = f"{_names(lost)} have no live copy and no checkpoint is kept yet: the job begins anew"
         start = Decision(kind=DecisionKind.START, applied=0)
-        return Verdict(decision=start, holders=tuple(fresh[:1]), why=why if committed else "")
+        return Verdict(decision=start, holders=tuple(fresh[:1]), why=why if committed else "", lost=_names(lost))
     what = f"{_names(lost)} of step {committed} have no live copy"
     if unreadable:
         why = f"{what} and no checkpoint can be read ({unreadable} could not): {committed} committed steps are lost"
-        return NothingLeft(why=why)
+        return NothingLeft(why=why, lost=_names(lost))
     return NothingLeft(
         why=f"{what} and there is no checkpoint: {committed} committed steps are lost "
-        "(give --checkpoint-dir DIR to keep some)"
+        "(give --checkpoint-dir DIR to keep some)",
+        lost=_names(lost),
     )
 
 
@@ -117,14 +140,30 @@ def _names(lost: Sequence[tuple[int, int]], most: int = 8) -> str:
     return f"{names} and {len(lost) - most} more" if len(lost) > most else names
 
 
-def _newest_passed(previous: Decision | None, reports: Sequence[Report]) -> Passed | None:
-    known = [report.passed for report in reports if report.passed is not None]
+def _known_v(previous: Decision | None, carriers: Sequence[Report], *, dense: bool) -> dict[int, Commit]:
+    """Return v of the steps that are to be finished where that can be, by step.
+
+    Its flags are those of somebody who has passed, else none: what is raised counts only once all have.
+    """
+    known: dict[int, Commit] = {}
+    for report in carriers:
+        if report.reduced is None:
+            continue
+        if dense or all(other.holding_of(report.step) is not None for other in carriers):
+            known[report.step] = report.reduced
     if previous is not None and previous.kind is DecisionKind.FORWARD and previous.commit is not None:
-        known.append(Passed(step=previous.applied, commit=previous.commit))
-    return max(known, key=lambda passed: passed.step, default=None)
+        known[previous.applied] = previous.commit
+    for report in carriers:
+        if report.passed is not None:
+            known[report.passed.step] = report.passed.commit
+    return known
 
 
-def _can_reach(report: Report, target: int, commit: Commit | None) -> bool:
-    """True where the worker has the state of `target`, or the reduced gradients that lead there, and v is known."""
-    holding = report.holding_of(target)
-    return holding is not None and holding.dense and (report.applied == target or commit is not None)
+def _can_reach(report: Report, step: int, commit: Commit | None) -> bool:
+    """True where the worker has the state of `step`, or the reduced gradients that lead there by this v."""
+    holding = report.holding_of(step)
+    if holding is None or not holding.dense:
+        return False
+    if report.applied == step:
+        return True
+    return commit is not None and report.reduced is not None and same_lanes(report.reduced, commit)

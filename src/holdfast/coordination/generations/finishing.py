@@ -19,7 +19,7 @@ from holdfast.protocol.plan import Decision, DecisionKind, Phase
 from holdfast.protocol.record import Record
 
 TOGETHER = "all ranks must leave it after the same step"
-_BEFORE_REDUCTION = (Phase.IDLE, Phase.ENTERING, Phase.FORWARD, Phase.FINISHED, Phase.COMPUTE)
+_BEFORE_REDUCTION = (Phase.IDLE, Phase.ENTERING, Phase.ADOPTING, Phase.FORWARD, Phase.FINISHED, Phase.COMPUTE)
 
 
 class Finishing:

@@ -5,7 +5,6 @@ Axes: L layers, E experts.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 from holdfast.coordination.config import CoordinatorConfig
@@ -101,7 +100,7 @@ def plan_with(
         members=tuple(_member(members, worker, role) for worker, role in roles.items()),
         sources={worker: LiveSource(members=(giver,)) for worker, giver in givers.items()},
         expert_plan=experts,
-        secret=hashlib.sha256(config.secret + f"/{record.term}/{generation}".encode()).digest(),
+        secret=config.plan_secret(record.born, record.term, generation),
         witnesses=_witnesses(members, list(roles), config),
     )
 
@@ -229,8 +228,8 @@ def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str,
 def first_assignment(
     record: Record, plan: GenerationPlan, decision: Decision, reports: Mapping[str, Report]
 ) -> tuple[tuple[int, ...], ...]:
-    """Let survivors keep the micro-batches they have computed of a step that is done again; () where nobody has any."""
-    if decision.kind is not DecisionKind.REDO:
+    """Let survivors keep the micro-batches they have computed of the step that comes next; () where nobody has any."""
+    if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):
         return ()
     before = record.plan.workers if record.plan is not None else ()
     rank_of = {seat_of(worker): rank for rank, worker in enumerate(before)}

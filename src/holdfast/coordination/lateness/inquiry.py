@@ -195,8 +195,8 @@ class Inquiry:
         self._silent_since = {node.name: self._silent_since.get(node.name, turn.now) for node in here}
         still_s = turn.now - (stopping.since if stopping.stop is not None else self.pace.since)
         again_s = max(FRESH_S, SELDOM * still_s, len(here) / ASKED_PER_S)
-        due_s = self.pace.overdue_at - turn.now
-        self._asks_at = turn.now + (min(again_s, due_s) if due_s > 0.0 else again_s)
+        due_s = (at - turn.now for at in (self.pace.stopped_at, self.pace.overdue_at))
+        self._asks_at = turn.now + min([again_s, *(each for each in due_s if each > 0.0)])
         turn.broadcast((node.connection for node in here), Probe(number=self._number))
 
     def _judge(self) -> None:
@@ -218,7 +218,8 @@ class Inquiry:
                 silent=silent,
                 idle=stopping.reports.keys() if recovering else (),
                 outside=self._outside(plan) if not recovering else (),
-                overdue=recovering or self.pace.overdue(turn.now),
+                overdue=recovering or turn.now > self.pace.overdue_at,
+                waits_for_stopped=recovering or turn.now > self.pace.stopped_at,
                 together_s=self.pace.together_s,
                 unknown_s=self._unknown_s,
             )

@@ -24,8 +24,9 @@ class Standstill:
 
     members: its workers by rank. stands: where those stand whose agents have answered. silent: nodes that have not
     answered. idle: workers that are known to wait. outside: those that have not come into the generation yet. overdue:
-    it has taken longer than any step should. together_s: what all take part in takes no longer. unknown_s: nobody is
-    late before at what nobody knows how long it takes.
+    it has taken longer than any step should. waits_for_stopped: longer than a stopped process is waited for.
+    together_s: what all take part in takes no longer. unknown_s: nobody is late before at what nobody knows how long
+    it takes.
     """
 
     members: Sequence[str]
@@ -34,6 +35,7 @@ class Standstill:
     idle: Collection[str] = ()
     outside: Collection[str] = ()
     overdue: bool = False
+    waits_for_stopped: bool = False
     together_s: float = 0.0
     unknown_s: float = UNKNOWN_S
 
@@ -52,7 +54,7 @@ def judge(still: Standstill) -> Finding:
     stands = [still.stands[worker] for worker in still.members if worker in still.stands]
     lasts_s = min((_waits_s(stand) for stand in stands if is_waiting(stand)), default=0.0)
     at_work = (stand for stand in stands if stand.worker not in still.idle)
-    hung = tuple(one for one in at_work if _hangs(one, overdue=still.overdue) or _lags(one, lasts_s, still.unknown_s))
+    hung = tuple(one for one in at_work if _hangs(one, still) or _lags(one, lasts_s, still.unknown_s))
     if still.overdue and any(stand.waits for stand in stands):
         # They could not wait there if somebody else's group did not stand.
         hung += tuple(stand for stand in stands if stand.worker in still.outside and _stays_away(stand))
@@ -76,12 +78,12 @@ def is_waiting(stand: Stand) -> bool:
     return stand.waits or stand.activity in WAITING
 
 
-def _hangs(stand: Stand, *, overdue: bool) -> bool:
+def _hangs(stand: Stand, still: Standstill) -> bool:
     """Tell whether a worker is too long about something of its own, or does not run at all."""
     if stand.stopped:
-        return overdue
+        return still.waits_for_stopped
     if stand.waits:
-        return overdue and stand.late  # it does not look
+        return still.overdue and stand.late  # it does not look
     return stand.late and stand.activity not in WAITING
 
 

@@ -11,6 +11,8 @@ from holdfast.protocol.messages.progress import Activity
 ASK = 1.5
 #: of the floor below which nothing counts as late, this much before anybody is asked
 ASK_FLOOR_S = 0.05
+#: A process that is stopped is no slow one: that others wait for it so much longer than usual is enough.
+STOPPED = 2.0
 
 
 class Pace:
@@ -73,16 +75,20 @@ class Pace:
         """True where what is waited for has been seen often enough, or takes the same in every job."""
         return self._entering or self.mean_s is not None
 
-    def overdue(self, now: float) -> bool:
-        """Tell whether it takes longer than it should."""
-        return now > self.overdue_at
-
     @property
     def overdue_at(self) -> float:
         """From when on it takes longer than it should."""
+        return self._takes_longer_at(FAILURE)
+
+    @property
+    def stopped_at(self) -> float:
+        """From when on it takes so long that a process that is stopped is in others' way."""
+        return self._takes_longer_at(STOPPED)
+
+    def _takes_longer_at(self, times: float) -> float:
         if self._entering:
             return self.since + self._enter_s
-        return self.since + (UNKNOWN_S if self.mean_s is None else FAILURE * self.mean_s + ASK_FLOOR_S)
+        return self.since + (UNKNOWN_S if self.mean_s is None else times * self.mean_s + ASK_FLOOR_S)
 
     @property
     def _enter_s(self) -> float:

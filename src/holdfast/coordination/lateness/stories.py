@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.events import SeenWait, SeenWorker, SharedStack, StacksTaken
+from holdfast.protocol.events import StacksTaken
+from holdfast.protocol.failures import SeenWait, SeenWorker, SharedStack
 from holdfast.protocol.messages.progress import Stacks, Stand, TakeStacks, WorkerStack
 from holdfast.protocol.names import node_of
 

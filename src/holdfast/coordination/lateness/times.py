@@ -1,7 +1,8 @@
 """What is usual, and from when on something counts as late: running means per activity and world size.
 
 Three times the mean is a failure and 1.1 times is worth a warning, as Unicron has it (4.1); the first is made longer by
-a floor, since on a shared machine a phase of a millisecond may well take fifty.
+a floor, since on a shared machine a phase of a millisecond may well take fifty, and anything may take one and a half
+steps longer than usual: what is short varies most, and a hang is found within three steps all the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ FAILURE = 3.0
 WARNING = 1.1
 #: a process that is ready to run may have to wait about so long for a core
 FLOOR_S = 0.2
+#: of a step, by so much anything may take longer than usual
+STEPS_LONGER = 1.5
 #: so many must have ended before anybody is judged by them: the first ones compile, allocate and connect
 WARM_UP = 3
 #: Until then somebody may be late all the same who takes far longer than others at it, but not before so many seconds:
@@ -100,10 +103,29 @@ class Times:
             return None
         mean = self._means.get((activity, world))
         if mean is not None and mean.warm:
-            limit_s = mean.limit_s
+            limit_s = self._limit_s(mean, world)
         else:
-            others = [mean.limit_s for (what, _), mean in self._means.items() if what is activity and mean.warm]
+            others = [
+                self._limit_s(mean, size)
+                for (what, size), mean in self._means.items()
+                if what is activity and mean.warm
+            ]
             if not others:
                 return None
             limit_s = OTHER_WORLD * max(others)
         return max(limit_s, LONGEST * self._longest[activity]) if activity in UNEVEN else limit_s
+
+    def _limit_s(self, mean: RunningMean, world: int) -> float:
+        return max(mean.limit_s, mean.mean_s + STEPS_LONGER * self._step_s(world))
+
+    def _step_s(self, world: int) -> float:
+        """Return what a step in a world of this size takes, all that happens in each one together; 0 if unknown."""
+        applied = self._means.get((Activity.APPLYING, world))
+        if applied is None or not applied.warm:
+            return 0.0
+        whole_s = sum(
+            mean.count * mean.mean_s
+            for (what, size), mean in self._means.items()
+            if size == world and what not in UNEVEN and what not in ENDLESS
+        )
+        return whole_s / applied.count

@@ -37,6 +37,7 @@ class Admission:
         self._failures = parts.failures
         self._absences = parts.absences
         self._ladder = parts.ladder
+        self._snapshots = parts.snapshots
         self._namesakes: dict[str, _Namesake] = {}
 
     def let_in(self, connection: int, hello: Hello) -> Node | None:
@@ -57,6 +58,7 @@ class Admission:
             turn.change(script_digest=hello.digest)
         node = turn.members.add(hello, connection, turn.now)
         node.returning = self._absences.knows(hello.node)
+        self._snapshots.hold(node, hello.snapshots)
         welcome = Welcome(
             term=turn.record.term,
             lease_s=config.lease_s,
@@ -65,6 +67,7 @@ class Admission:
             members=tuple(turn.planned_on(hello.node)),
             rules=config.rules,
             max_restarts=config.spec.recovery.max_restarts,
+            snapshot_key=self._snapshots.key,
         )
         turn.send(connection, welcome)
         return node
@@ -153,6 +156,7 @@ def misfit(turn: Turn, node: Node, attach: Attach) -> str:
             seed=attach.seed,
             expert_shape=attach.expert_shape,
             saves=attach.saves,
+            saves_in_time=attach.saves_in_time,
         )
         return ""
     job, here = turn.record.config, attach.config

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.coordination.nodes.learnt_lease import WINDOW_S, LearntLease
-from holdfast.protocol.messages.agent import Hello
+from holdfast.protocol.messages.agent import Hello, NodeSnapshots
 from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.names import index_of, node_of
 from holdfast.protocol.plan import GenerationPlan
@@ -65,6 +65,8 @@ class Node:
     clock_off_s: float = 0.0
     #: known from before this coordinator's start
     returning: bool = False
+    #: which parts it holds; None: it keeps none
+    snapshots: NodeSnapshots | None = None
 
     @property
     def pids(self) -> tuple[int, ...]:

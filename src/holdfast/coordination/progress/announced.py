@@ -182,7 +182,7 @@ class Progress:
         time = max(done.time or self._turn.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
         paused_s = min(done.paused_s, seconds)
-        self.costs.step(seconds - paused_s)
+        self.costs.step(seconds - paused_s, time)
         self._known_at = time if done.time else self._known_at
         if self.recovery is not None:
             self.recovery.swapped_at(done.step, time)
@@ -198,6 +198,7 @@ class Progress:
             skipped=commit.nonfinite > 0,
             sample_hashes=commit.sample_hashes if commit.sample_hashes >= 0 else None,
             metrics={name: value if math.isfinite(value) else None for name, value in commit.metrics.items()},
+            grad_norm=math.sqrt(commit.grad_square) if 0 <= commit.grad_square < math.inf else None,
         )
 
     def _recovered(self, done: CommittedStep) -> None:

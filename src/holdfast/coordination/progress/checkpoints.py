@@ -1,18 +1,31 @@
-"""Which checkpoints count: those of members, of steps that every member has applied, on the decided lineage."""
+"""Which checkpoints count: those whose parts are all there, of steps that all members have applied, on the lineage.
+
+Each member writes a part, and its agent tells of it, whether the member still lives or not. Parts of one name make one
+checkpoint: all members of a generation have applied its step in it, for each writes its part only then. So a checkpoint
+whose parts are all there needs no look at who has written them; one that a failure has cut through never has all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.progress.costs import MeasuredCosts
+from holdfast.coordination.progress.saving_period import gone_back, saved, saving_period_s
 from holdfast.coordination.turn import Turn
 from holdfast.errors import BadInputError
-from holdfast.protocol.events import CheckpointRejected, CheckpointSaved
+from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
+from holdfast.protocol.events import CheckpointFailed, CheckpointRejected, CheckpointSaved
 from holdfast.protocol.messages.orders import MAX_PRUNED, AcceptCheckpoint, AskCheckpoint, PruneCheckpoints
-from holdfast.protocol.messages.worker import CheckpointDamaged, CheckpointKept, CheckpointWritten
+from holdfast.protocol.messages.worker import CheckpointDamaged, CheckpointKept, CheckpointUnwritten, CheckpointWritten
+from holdfast.protocol.names import node_of
 from holdfast.protocol.record import KnownCheckpoint
 
 #: how many stay: one more than the newest, which may be damaged after it was kept
 KEPT = 2
+#: checkpoints whose parts are awaited at a time; of older ones nothing is expected any more
+_OPEN = 8
 
 
 def retained(checkpoints: Iterable[KnownCheckpoint]) -> tuple[tuple[KnownCheckpoint, ...], tuple[str, ...]]:
@@ -21,38 +34,100 @@ def retained(checkpoints: Iterable[KnownCheckpoint]) -> tuple[tuple[KnownCheckpo
     return tuple(ordered[-KEPT:]), tuple(known.name for known in ordered[:-KEPT])
 
 
-class CheckpointBook:
-    """Accepts what members have written; messages of others never get here."""
+@dataclass(slots=True)
+class _Open:
+    """A checkpoint of which some parts are written. `sealer`: the node that was asked to make it count."""
 
-    def __init__(self, turn: Turn) -> None:
+    count: int
+    parts: dict[int, CheckpointWritten] = field(default_factory=dict[int, CheckpointWritten])
+    sealer: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return len(self.parts) == self.count
+
+    @property
+    def nodes(self) -> list[str]:
+        """Those whose workers have written a part."""
+        return list(dict.fromkeys(node_of(part.worker) for part in self.parts.values()))
+
+
+class CheckpointBook:
+    """Accepts what is written, once it is whole; and says when it is time to write."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
         self._turn = turn
-        self._written: list[CheckpointWritten] = []
+        self._config = config
+        self._costs = costs
+        self._open: dict[CheckpointName, _Open] = {}
+        #: names that never come to count, whatever is still told of them
+        self._void: list[str] = []
+        #: so many in a row could not be written
+        self._failed = 0
         #: somebody wants one of a later step than this; None: nobody does
         self._wanted: int | None = None
         #: the generation whose first member was asked for that
         self._asked = 0
+        #: so many in a row could not be written
+        self._failed = 0
+        #: when all were asked for one because it was time
+        self._asked_at = 0.0
 
-    def take(self, message: CheckpointWritten | CheckpointKept | CheckpointDamaged, committed: int) -> bool:
-        """Take in a member's message; True where the generation cannot go on (its checkpoint is damaged)."""
-        if isinstance(message, CheckpointDamaged):
-            return self._damaged(message)
-        if isinstance(message, CheckpointKept):
-            self._kept(message)
-        else:
-            self._written_by_member(message)
-            self.accept(committed)
+    def take(
+        self,
+        message: CheckpointWritten | CheckpointKept | CheckpointUnwritten | CheckpointDamaged,
+        committed: int,
+    ) -> bool:
+        """Take in what is told; True where the generation cannot go on (its checkpoint is damaged)."""
+        match message:
+            case CheckpointDamaged():
+                return self._damaged(message)
+            case CheckpointKept():
+                self._kept(message)
+            case CheckpointUnwritten():
+                self._unwritten(message)
+            case CheckpointWritten():
+                self._written(message)
+        self.accept(committed)
         return False
 
     def accept(self, committed: int) -> None:
-        """Accept those of steps up to `committed`."""
-        ripe = [written for written in self._written if written.step <= committed]
-        self._written = [written for written in self._written if written.step > committed]
-        for written in ripe:
-            self._answer(written)
+        """Have those made count whose parts are all there, of steps up to `committed`."""
+        for name, one in sorted(self._open.items(), key=lambda item: item[0]):
+            if one.complete and name.step <= committed:
+                self._seal(name, one)
+            elif self._left(name, one):
+                self._drop(name)
         plan = self._turn.record.plan
         if self._wanted is not None and plan is not None and plan.generation != self._asked:
             self._asked = plan.generation
             self._turn.order(plan.workers[0], AskCheckpoint())
+        self._ask_in_time(committed)
+
+    @property
+    def period_s(self) -> float | None:
+        """How long after a checkpoint the next one is due, None where steps are counted or none are kept."""
+        record = self._turn.record
+        if not (record.saves and record.saves_in_time):
+            return None
+        return saving_period_s(record.saving, self._turn.now - record.run_since, self._config.period)
+
+    def _ask_in_time(self, committed: int) -> None:
+        """Have all save after the same step, the next one to pass, where it is time for that."""
+        record, now, period_s = self._turn.record, self._turn.now, self.period_s
+        plan = record.plan
+        if period_s is None or plan is None or plan.last or committed <= self._newest:
+            return
+        since = max(record.saving.saved_at, record.run_since, self._asked_at)
+        if since <= now < since + period_s:  # (where a clock was set back, nobody knows how long it was)
+            return
+        self._asked_at = now
+        self._turn.order(plan.workers[0], AskCheckpoint(if_free=True))
+
+    @property
+    def _newest(self) -> int:
+        known = self._turn.record.checkpoints
+        return known[-1].step if known else 0
 
     def want(self, committed: int) -> None:
         """A person asks for a checkpoint of a step after this one; of several generations, each is asked once.
@@ -64,45 +139,100 @@ class CheckpointBook:
             raise BadInputError("the job keeps no checkpoints: start it with --checkpoint-dir DIR")
         self._wanted, self._asked = committed, 0
 
-    def rolled_back(self) -> None:
-        """What was written of the abandoned steps never counts."""
-        abandoned, self._written = self._written, []
-        for written in abandoned:
-            self._prune(written.worker, (written.name,))
+    def rolled_back(self, *, to_snapshot: bool) -> None:
+        """What was written of the abandoned steps never counts; `to_snapshot`: no checkpoint was needed."""
+        if not to_snapshot:
+            self._turn.change(saving=gone_back(self._turn.record.saving))
+        for name in list(self._open):
+            self._drop(name)
 
-    def _written_by_member(self, message: CheckpointWritten) -> None:
-        """A member has written a checkpoint under a temporary name."""
-        if self._on_lineage(message):
-            self._written.append(message)
-        else:
-            self._prune(message.worker, (message.name,))
+    # ---- parts ----
 
-    def _answer(self, written: CheckpointWritten) -> None:
-        """Its step is committed: it is kept, unless a newer one was in the meantime."""
-        turn, known = self._turn, self._turn.record.checkpoints
-        if any(_origin(one) == _origin(written) for one in known) or not turn.is_member(written.worker):
+    def _written(self, message: CheckpointWritten) -> None:
+        """A part is written."""
+        name = _name_of(message)
+        if name is None or message.part >= message.parts:
             return
-        if known and written.step <= known[-1].step:
-            self._prune(written.worker, (written.name,))
+        node, known = node_of(message.worker), self._turn.record.checkpoints
+        if any(one.name == name.folder for one in known):
+            self._turn.order_node(node, _settled(name))
             return
+        passed_over = known and name.step <= known[-1].step
+        if passed_over or name.folder in self._void or not self._on_lineage(message):
+            self._prune([node], (name.folder,))
+            return
+        one = self._open.setdefault(name, _Open(message.parts))
+        if message.parts == one.count:
+            one.parts[message.part] = message
+        for oldest in sorted(self._open)[:-_OPEN]:
+            self._drop(oldest)
+
+    def _seal(self, name: CheckpointName, one: _Open) -> None:
+        """Its step is committed: it is to count."""
+        turn, there = self._turn, self._turn.members.nodes
+        if one.sealer in there:
+            return
+        one.sealer = next((node for node in (*one.nodes, *there) if node in there), "")
+        parts = [one.parts[number] for number in range(one.count)]
         turn.change()  # a checkpoint that counts says that its step is committed
-        order = AcceptCheckpoint(term=written.term, generation=written.generation, step=written.step, name=written.name)
-        turn.order(written.worker, order)
+        order = AcceptCheckpoint(
+            term=name.term,
+            generation=name.generation,
+            step=name.step,
+            name=name.folder,
+            files=tuple(file for part in parts for file in part.files),
+            seconds=max(part.seconds for part in parts),
+            stall_s=max(part.stall_s for part in parts),
+        )
+        turn.order_node(one.sealer, order)
+
+    def _left(self, name: CheckpointName, one: _Open) -> bool:
+        """Tell whether somebody has left the job without a part of it: nobody is to wait for that."""
+        plan, left = self._turn.record.plan, self._turn.members.left
+        if not left or plan is None or plan.generation != name.generation:
+            return False
+        return any(worker in left and part not in one.parts for part, worker in enumerate(plan.workers))
+
+    def _unwritten(self, message: CheckpointUnwritten) -> None:
+        """A part cannot be written, or the whole not be made to count: training goes on, and it is told."""
+        name = _name_of(message)
+        if (
+            name is None
+            or name.folder in self._void
+            or any(one.name == name.folder for one in self._turn.record.checkpoints)
+        ):
+            return
+        self._failed += 1
+        node = node_of(message.worker)
+        self._turn.emit(CheckpointFailed, node=node, step=name.step, why=message.why, tries=self._failed)
+        self._drop(name, node)
+
+    def _drop(self, name: CheckpointName, *nodes: str) -> None:
+        """It never comes to count: whoever waits for it need not, and it may be removed."""
+        one = self._open.pop(name, None)
+        self._void = [*self._void, name.folder][-4 * _OPEN :]
+        self._prune([*nodes, *(one.nodes if one is not None else ())], (name.folder,))
+
+    # ---- what counts ----
 
     def _kept(self, message: CheckpointKept) -> None:
-        """An accepted checkpoint has its final name."""
-        turn, record = self._turn, self._turn.record
+        """An accepted checkpoint has its manifest."""
+        turn, record, node = self._turn, self._turn.record, node_of(message.worker)
+        name = _name_of(message)
         known = KnownCheckpoint(step=message.step, name=message.name, term=message.term, generation=message.generation)
-        if known in record.checkpoints or known.name in record.superseded:
+        if name is None or known in record.checkpoints or known.name in record.superseded:
             return
-        if not self._on_lineage(message):
+        if not self._on_lineage(message) or message.name in self._void:
             # It was accepted before a decision that has abandoned its step: to be removed, with the next that are.
             turn.change(superseded=(*record.superseded, known.name)[-MAX_PRUNED:])
             return
         checkpoints, old = retained((*record.checkpoints, known))
         superseded = (*record.superseded, *old)[-MAX_PRUNED:]
-        turn.change(checkpoints=checkpoints, superseded=superseded)
+        slowed_s = min(self._costs.slowed_s(turn.now - message.seconds), message.seconds)
+        saving = saved(record.saving, turn.now, max(message.stall_s, slowed_s))
+        turn.change(checkpoints=checkpoints, superseded=superseded, saving=saving)
         if known in checkpoints:
+            self._failed = 0
             self._wanted = None if self._wanted is not None and message.step > self._wanted else self._wanted
             turn.emit(
                 CheckpointSaved,
@@ -110,9 +240,15 @@ class CheckpointBook:
                 save_s=message.seconds,
                 saved_bytes=message.bytes,
                 stall_s=message.stall_s,
+                period_s=self.period_s,
             )
+        one = self._open.pop(name, None)
+        for writer in one.nodes if one is not None else [node]:
+            turn.order_node(writer, _settled(name))
+        for older in [other for other in self._open if other.step <= message.step]:
+            self._drop(older)
         if superseded:
-            self._prune(message.worker, superseded)
+            self._prune([node], superseded)
 
     def _damaged(self, message: CheckpointDamaged) -> bool:
         """Strike out a checkpoint that cannot be read; True where it was one that counted."""
@@ -124,13 +260,31 @@ class CheckpointBook:
         turn.emit(CheckpointRejected, name=message.name, why=message.why)
         return True
 
-    def _on_lineage(self, message: CheckpointWritten | CheckpointKept) -> bool:
+    def _on_lineage(self, message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> bool:
         record = self._turn.record
         return message.term <= record.term and record.lineage <= message.generation <= record.generation
 
-    def _prune(self, worker: str, names: tuple[str, ...]) -> None:
-        self._turn.order(worker, PruneCheckpoints(term=self._turn.record.term, names=names))
+    def _prune(self, nodes: Iterable[str], names: tuple[str, ...]) -> None:
+        """Have checkpoints removed, by the first of these nodes; the others are told that they do not count.
+
+        None that counts is: what was written of it may be told again, late.
+        """
+        record = self._turn.record
+        gone = tuple(name for name in names if all(name != known.name for known in record.checkpoints))
+        there = [node for node in dict.fromkeys(nodes) if node in self._turn.members.nodes] if gone else []
+        for place, node in enumerate(there):
+            self._turn.order_node(node, PruneCheckpoints(term=record.term, names=gone, remove=place == 0))
 
 
-def _origin(checkpoint: KnownCheckpoint | CheckpointWritten) -> tuple[int, int, int]:
-    return checkpoint.term, checkpoint.generation, checkpoint.step
+def _settled(name: CheckpointName) -> AcceptCheckpoint:
+    return AcceptCheckpoint(term=name.term, generation=name.generation, step=name.step, name=name.folder)
+
+
+def _name_of(message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> CheckpointName | None:
+    """Return the name that a message is about, None where it is none, or another's."""
+    try:
+        name = parse_name(message.name)
+    except ValueError:
+        return None
+    said = (message.term, message.generation, message.step)
+    return name if (name.term, name.generation, name.step) == said else None

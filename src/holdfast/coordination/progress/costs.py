@@ -24,16 +24,24 @@ class MeasuredCosts:
         self.bandwidth = DEFAULT_BANDWIDTH
         self.pause_s = LEAST_PAUSE_S
         self._seconds: deque[float] = deque(maxlen=_STEPS)
+        #: when they were committed, unix seconds
+        self._times: deque[float] = deque(maxlen=_STEPS)
 
     @property
     def step_s(self) -> float:
         """The median of the last steps' seconds, 0 before the first."""
         return median(self._seconds) if self._seconds else 0.0
 
-    def step(self, seconds: float) -> None:
-        """A step took so long."""
+    def step(self, seconds: float, time: float) -> None:
+        """A step took so long, and was committed then."""
         if seconds > 0:
             self._seconds.append(seconds)
+            self._times.append(time)
+
+    def slowed_s(self, since: float) -> float:
+        """Return how much longer than usual the steps took that were committed since then, all together."""
+        steps = [seconds for seconds, time in zip(self._seconds, self._times, strict=True) if time > since]
+        return max(0.0, sum(steps) - self.step_s * len(steps))
 
     def switched(self, recovery: RecoveryCost, committed: float) -> None:
         """A generation's first step is committed: what moved, and what the switch took beside that.

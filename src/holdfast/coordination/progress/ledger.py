@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -13,6 +13,7 @@ from holdfast.coordination.progress.standings import Standings
 from holdfast.protocol.commit import Commit, weight
 from holdfast.protocol.messages.agent import KeptStep
 from holdfast.protocol.messages.worker import Applied, Report
+from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Passed
 
 #: A claim to have applied more steps than this beyond the journal's is none that training leads to: months of it.
@@ -24,7 +25,7 @@ CLOCKS_APART = 10_000
 
 
 class DivergedError(Exception):
-    """Two replicas differ after the same step: a broken invariant, never tolerated."""
+    """Two replicas have different v of the same step: a broken invariant, never tolerated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +42,12 @@ class CommittedStep:
 @dataclass(slots=True)
 class _Pending:
     commit: Commit
-    world: int
-    time: float
-    state_hash: str
-    worker: str
+    world: int = 0
+    time: float = 0.0
+    worker: str = ""
     paused_s: float = 0.0
+    #: of the state after the step: the nodes where it has this hash
+    hashes: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
 
 class StepLedger:
@@ -63,6 +65,9 @@ class StepLedger:
         #: the generation whose members are followed, and the step that a later one's v proves them to have applied
         self._generation = self._proven = 0
         self._steps: dict[int, _Pending] = {}
+        #: the first step after which the states of some members differ, 0 where there is none; and all their nodes
+        self.differing = 0
+        self._nodes: frozenset[str] = frozenset()
         #: up to this step, v of those that are missing is known to nobody; and the samples that each of them had
         self._given_up = self._samples = 0
         for known in passed:
@@ -85,52 +90,73 @@ class StepLedger:
         return step <= self.committed or (known is not None and not _is_unknown(known))
 
     def expect(self, step: int, commit: Commit) -> None:
-        """A step has passed with this v, or was decided to; who applies it is still to be heard."""
+        """A step has passed with this v; who applies it is still to be heard."""
         if step > self.committed:
-            self._steps.setdefault(step, _Pending(commit, 0, 0.0, "", ""))
+            self._steps.setdefault(step, _Pending(commit))
+
+    def decided(self, step: int, commit: Commit) -> None:
+        """It was decided to finish a step with this v: what was raised where it passed does not count, unless here."""
+        self.expect(step, commit)
+        if step > self.committed:
+            self._steps[step].commit = commit
 
     def note(self, message: Applied, now: float) -> None:
         """Take in one worker's report, heard now.
 
         Raises:
-            DivergedError: the worker's v or state hash differs from another's.
+            DivergedError: the worker's v differs from another's.
         """
         self.settle(message.worker, message.step)
-        news = _Pending(message.commit, message.world, now, message.state_hash, message.worker, message.paused_s)
-        self._learn(message.step, news)
+        news = _Pending(message.commit, message.world, now, message.worker, message.paused_s)
+        self._learn(message.step, news, message.state_hash)
         self.prove(message.step, message.generation)
 
     def learn(self, kept: KeptStep, worker: str, time: float) -> None:
         """Take in what an agent has kept of a step; `worker`: one who has applied it, at `time` (unix seconds).
 
         Raises:
-            DivergedError: v or state hash differ from those that others told.
+            DivergedError: v differs from that which others told.
         """
-        self._learn(kept.step, _Pending(kept.commit.v, kept.world, time, kept.state_hash, worker))
+        self._learn(kept.step, _Pending(kept.commit.v, kept.world, time, worker), kept.state_hash)
         self.prove(kept.step, kept.generation)
 
     def give_up_to(self, step: int, global_batch: int) -> None:
         """Nobody on some node knows v of the steps up to this one any more; others may."""
         self._given_up, self._samples = max(self._given_up, step), global_batch
 
-    def _learn(self, step: int, news: _Pending) -> None:
+    def _learn(self, step: int, news: _Pending, state_hash: str) -> None:
         if step <= self.committed:
             return
         known = self._steps.get(step)
         if known is None or _is_unknown(known):
-            self._steps[step] = news
-            return
-        # What was filled in from a promise has v, but nobody's hash yet; and a node tells its workers' hash once.
-        known.state_hash = known.state_hash or news.state_hash
-        same_hash = known.state_hash == news.state_hash or not news.state_hash
-        if not same_hash or _bits(known.commit) != _bits(news.commit):
+            known = self._steps[step] = news
+        elif _bits(known.commit) != _bits(news.commit):
             raise DivergedError(
-                f"step {step}: {known.worker} and {news.worker} differ "
-                f"({known.commit} {known.state_hash} against {news.commit} {news.state_hash})"
+                f"step {step}: {known.worker} and {news.worker} differ ({known.commit} against {news.commit})"
             )
+        if state_hash:  # (a node tells its workers' hash once)
+            known.hashes.setdefault(state_hash, set()).add(node_of(news.worker))
+            if len(known.hashes) > 1:
+                self.differing = min(step, self.differing or step)
         known.time = max(known.time, news.time)
         known.world = known.world or news.world
         known.paused_s = max(known.paused_s, news.paused_s)
+
+    def diverged(self) -> str:
+        """Say after which step which nodes' states differ, once all have told theirs; "" where they do not."""
+        known = self._steps.get(self.differing)
+        if known is None:
+            return ""
+        *fewer, most = sorted(known.hashes.values(), key=len)
+        odd = set[str]().union(*fewer)
+        if not self._nodes <= odd | most and max(self._steps) == self.differing:
+            return ""
+        if len(odd) < len(most):
+            what, suspects = f"is not that of the {len(most)} others", odd
+        else:
+            what, suspects = "differ, and which is right nobody can say", odd | most
+        where = ", ".join(sorted(suspects))
+        return f"step {self.differing}: the state of {where} {what}: look at memory and accelerators there"
 
     def prove(self, step: int, generation: int) -> None:
         """A step has passed in a generation: all of its members had applied the one before."""
@@ -191,6 +217,7 @@ class StepLedger:
     def undo_after(self, step: int) -> None:
         """A decision undoes what came after `step`: who applied it alone is expelled, its v void."""
         self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
+        self.differing = self.differing if self.differing <= step else 0
         self._given_up = min(self._given_up, step)
         self._standings.go_back(step)
 
@@ -200,11 +227,12 @@ class StepLedger:
         self.committed = step
         self._standings.reset(step)
         self._steps.clear()
-        self._given_up = 0
+        self._given_up = self.differing = 0
 
-    def follow(self, generation: int, members: Iterable[str]) -> None:
+    def follow(self, generation: int, members: Collection[str]) -> None:
         """This generation is in force from now on, these are its members."""
         self._generation, self._proven = generation, 0
+        self._nodes = frozenset(map(node_of, members))
         self._standings.follow(members)
 
     def more_than(self, at_most: int, *, up_to: int) -> bool:
@@ -224,11 +252,13 @@ class StepLedger:
         out: list[CommittedStep] = []
         room = at_most
         while room > 0 and (self._standings.all_beyond or self.committed < up_to):
+            if self.committed + 1 == self.differing:
+                break
             done = self._steps.pop(self.committed + 1, None)
             if done is None:
                 if self.committed >= self._given_up:
                     break
-                done = _Pending(_unknown(self._samples), 0, 0.0, "", "")
+                done = _Pending(_unknown(self._samples))
             self.committed += 1
             self._standings.ask_next()
             step, v, paused_s = self.committed, done.commit, done.paused_s

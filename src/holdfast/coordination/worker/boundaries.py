@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, Receive
 from holdfast.protocol.plan import Decision, GenerationPlan, Phase
-from holdfast.protocol.state import CheckpointSource
+from holdfast.protocol.state import CheckpointSource, SnapshotSource
 
 
 class InvalidTransitionError(Exception):
@@ -24,28 +24,27 @@ NEXT: Mapping[tuple[Place, str], Phase] = {
     (Load, "loaded"): Phase.ENTERING,
     (Move, "moving"): Phase.ENTERING,
     (Move, "moved"): Phase.ENTERING,
-    (Receive, "received"): Phase.ENTERING,
+    (Receive, "adopting"): Phase.ADOPTING,
+    (Phase.ADOPTING, "received"): Phase.ENTERING,
+    (Phase.ADOPTING, "spoilt"): Phase.ENTERING,
     (Enter, "entered"): Phase.COMPUTE,
     (Phase.COMPUTE, "computing"): Phase.COMPUTE,
     (Phase.COMPUTE, "computed"): Phase.REDUCING,
     (Phase.REDUCING, "reduced"): Phase.READY,
+    (Phase.REDUCING, "refused"): Phase.REFUSED,
     (Phase.READY, "voting"): Phase.VOTED,
     (Phase.VOTED, "vote_passed"): Phase.PASSED,
     (Phase.VOTED, "vote_abandoned"): Phase.ABANDONED,
-    (Phase.VOTED, "vote_refused"): Phase.REFUSED,
     (Phase.PASSED, "begin_apply"): Phase.APPLYING,
     (Phase.APPLYING, "applied_step"): Phase.COMPUTE,
     (Phase.COMPUTE, "finish"): Phase.FINISHED,
 }
 
 #: A report from here would be no promise: the step may yet pass, or the state is about to change.
-UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD})
+UNDER_WAY = frozenset({Phase.VOTED, Phase.APPLYING, Phase.FORWARD, Phase.ADOPTING})
 
 #: Where nothing of the state is being changed, nor promised: here a script may end, and leave it whole.
 KEEPING = frozenset({Phase.ENTERING, Phase.COMPUTE, Phase.REDUCING})
-
-#: All local reductions of the step in progress have returned, and what they brought is of use.
-REDUCED = frozenset({Phase.READY, Phase.VOTED, Phase.ABANDONED, Phase.PASSED, Phase.APPLYING, Phase.FORWARD})
 
 
 def due(worker: str, plan: GenerationPlan, decision: Decision | None, copy: StateCopy, *, placed: bool) -> Entering:
@@ -55,11 +54,11 @@ def due(worker: str, plan: GenerationPlan, decision: Decision | None, copy: Stat
         decision: what the generation began with, None after a swap.
         placed: the experts are where the plan has them, or there are none.
     """
-    lacking, source = copy.applied is None, plan.source_of(worker, decision)
+    lacking, source = copy.lacking, plan.source_of(worker, decision)
     if copy.forward_due(decision) and copy.passed is not None:
         return Forward(plan, copy.passed.step, copy.passed.commit)
-    if lacking and isinstance(source, CheckpointSource):
-        return Load(plan, source.name)
+    if lacking and isinstance(source, CheckpointSource | SnapshotSource):
+        return Load(plan, source)
     send_to = plan.receivers(worker)
     if not placed:
         return Move(plan, send_to)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from holdfast.protocol.commit import Wish, weight
+from holdfast.protocol.commit import Commit, Wish, same_lanes, weight
 from holdfast.protocol.plan import MAX_PASSED, Decision, DecisionKind, Passed
 
 
@@ -23,6 +23,10 @@ class StateCopy:
     def __init__(self) -> None:
         """Be the initial state of a process."""
         self.passed: Passed | None = None
+        #: v of the next step, but for its flags, where its reduced gradients are here
+        self.reduced: Commit | None = None
+        #: a newer state is to come from a member; what is here stays until that has come whole
+        self.keeps = False
         #: the newest steps up to the state's, as far as v is known here; as how many they count
         self.history: deque[Passed] = deque()
         self._weight = 0
@@ -34,9 +38,19 @@ class StateCopy:
         return None if isinstance(self._of, Stateless) else self._of
 
     @property
+    def step(self) -> int:
+        """The step in progress."""
+        return 1 if self.applied is None else self.applied + 1
+
+    @property
     def fresh(self) -> bool:
         """True where the initial state is here, whole, and nobody has made it the job's."""
         return self._of is Stateless.FRESH
+
+    @property
+    def lacking(self) -> bool:
+        """True where the state that the generation begins with is still to come."""
+        return self.applied is None or self.keeps
 
     @property
     def stops(self) -> bool:
@@ -52,6 +66,7 @@ class StateCopy:
         while self._weight > MAX_PASSED:
             self._weight -= weight(self.history.popleft().commit)
         self._of, self.passed = step, self.history[-1] if self.history else None
+        self.reduced, self.keeps = None, False
 
     def load(self, step: int, decision: Decision | None) -> None:
         """The state of `step` is here from a checkpoint; a roll-back's decision has its v where a script stopped."""
@@ -61,21 +76,22 @@ class StateCopy:
     def spoil(self) -> None:
         """What is here is overwritten, or about to be."""
         self._of, self.passed = Stateless.VOID, None
+        self.reduced, self.keeps = None, False
         self.history.clear()
         self._weight = 0
 
     def forward_due(self, decision: Decision | None) -> bool:
         """Return whether the decided step is the next one here, and was decided to be applied."""
-        if decision is None or decision.kind is not DecisionKind.FORWARD:
+        if decision is None or decision.kind is not DecisionKind.FORWARD or self.lacking:
             return False
-        return self.applied is not None and self.applied == decision.applied - 1
+        return self.applied == decision.applied - 1
 
-    def settle(self, decision: Decision, *, receives: bool, reduced: bool) -> None:
+    def settle(self, decision: Decision, *, receives: bool, apart: bool) -> None:
         """Take over what a decision says about the state.
 
         Args:
             receives: the plan names who sends the state to this worker.
-            reduced: the reduced gradients of the step in progress are here.
+            apart: some of the state comes another way, and takes the place of what is here before the rest does.
 
         Raises:
             ValueError: the decision does not fit what is here.
@@ -84,8 +100,10 @@ class StateCopy:
             # A checkpoint is read into the live parameters: they are nobody's initial state any more.
             self.spoil()
             return
+        self.keeps = receives and not apart and self.applied is not None
         if receives:
-            if not self.fresh:
+            self.reduced = None
+            if not (self.fresh or self.keeps):
                 self.spoil()
             return
         if decision.kind is DecisionKind.START and self.applied is None:
@@ -95,8 +113,13 @@ class StateCopy:
         if self.applied is None:
             raise ValueError("no state, and no source for it")
         if self.forward_due(decision):
-            if not reduced or decision.commit is None:
+            if self.reduced is None or decision.commit is None:
                 raise ValueError("FORWARD without reduced gradients")
+            if not same_lanes(self.reduced, decision.commit):
+                raise ValueError(f"FORWARD with {decision.commit}, here is {self.reduced}")
             self.passed = Passed(step=decision.applied, commit=decision.commit)
-        elif self.applied != decision.applied:
+            return
+        if self.applied != decision.applied:
             raise ValueError(f"state {self.applied} where {decision.applied} is decided")
+        # (whatever has come of the step that is done again)
+        self.reduced, self.passed = None, self.history[-1] if self.history else None

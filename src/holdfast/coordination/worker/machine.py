@@ -1,6 +1,6 @@
 """The phase machine of one worker: what it may do next, what it promises, what it tells (DESIGN.md 3.1).
 
-COMPUTE -> REDUCING -> READY -> VOTED -> PASSED(v) -> APPLYING -> COMPUTE of the next step: `boundaries` says which
+COMPUTE -> REDUCING -> READY(v) -> VOTED -> PASSED -> APPLYING -> COMPUTE of the next step: `boundaries` says which
 leads where. A v that is not made of the step's samples leads to REFUSED, for all that have it. The shell (runtime, or
 the simulation) passes on what the coordinator orders, calls a method at each boundary and obeys what comes back; `task`
 says what the training thread is to do now. A Stop freezes the machine: from then on no boundary can be crossed until
@@ -16,7 +16,6 @@ from holdfast.coordination.generations.assignment import Share, round_robin
 from holdfast.coordination.worker.boundaries import (
     KEEPING,
     NEXT,
-    REDUCED,
     UNDER_WAY,
     InvalidTransitionError,
     Place,
@@ -25,6 +24,7 @@ from holdfast.coordination.worker.boundaries import (
 from holdfast.coordination.worker.complaints import Complaints
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
+from holdfast.coordination.worker.reporting import report_of
 from holdfast.coordination.worker.tasks import (
     Build,
     Compute,
@@ -40,9 +40,9 @@ from holdfast.coordination.worker.tasks import (
 from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void
-from holdfast.protocol.messages.worker import Applied, Entered, Finished, KnownSteps, Prepared, Report, VoteRefused
+from holdfast.protocol.messages.worker import Applied, Entered, Finished, KnownSteps, Prepared, VoteRefused
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
-from holdfast.protocol.state import Holding, LiveSource
+from holdfast.protocol.state import LiveSource
 from holdfast.step_samples import StepSamples
 
 if TYPE_CHECKING:
@@ -103,6 +103,11 @@ class WorkerMachine:
         return self._copy.passed
 
     @property
+    def keeps(self) -> bool:
+        """True while the state that is here stays until the newer one has come whole that a member is to send."""
+        return self._copy.keeps
+
+    @property
     def history(self) -> tuple[Passed, ...]:
         """The newest steps up to the state that is here, as far as v is known: what goes with it."""
         return tuple(self._copy.history)
@@ -110,7 +115,7 @@ class WorkerMachine:
     @property
     def step(self) -> int:
         """The step in progress."""
-        return 1 if self.applied is None else self.applied + 1
+        return self._copy.step
 
     @property
     def task(self) -> Task:
@@ -122,7 +127,7 @@ class WorkerMachine:
         if self.phase is Phase.ENTERING:
             return self._due(self.plan)
         if self.phase is Phase.COMPUTE and (self.plan.last or self._copy.stops):
-            return Finish()
+            return Finish(asked=not self.plan.last)
         if self.phase is Phase.COMPUTE and not self._kept:
             return Compute(self.step, self.share, tuple(self._share.summed))
         return Wait()
@@ -151,15 +156,16 @@ class WorkerMachine:
         plan, decision = order.plan, order.decision
         out = self.generations.leave_pending()
         receives = isinstance(plan.source_of(self.worker, decision), LiveSource)
-        redone = decision.kind is DecisionKind.REDO and self.applied == decision.applied
+        here = decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and self.applied == decision.applied
         try:
-            self._copy.settle(decision, receives=receives, reduced=self._ready)
+            self._copy.settle(decision, receives=receives, apart=self.holding is not None)
         except ValueError as error:
             raise self._invalid(f"begin: {error}") from error
         if self.holding is not None and decision.kind is DecisionKind.ROLLBACK:
             self.holding.overwrite()
         self.generations.begin(order)
-        self._share.change(order.assignment[self.generations.rank] if order.assignment else None, same_step=redone)
+        share = order.assignment[self.generations.rank] if order.assignment else None
+        self._share.change(share, same_step=here, keeps=self._copy.keeps)
         self._complaints.forget()
         self.phase = Phase.ENTERING
         return [*out, Build(plan, pending=False)]
@@ -193,15 +199,19 @@ class WorkerMachine:
         return [Tell(Prepared(worker=self.worker, generation=generation))]
 
     def pushed(self, generation: int) -> bool:
-        """A peer offers the state of `generation`: True if this worker takes it (and, if pending, has entered it)."""
-        if self.frozen or self.applied is not None:
+        """A peer offers the state of `generation`: True if this worker takes it (and, if pending, has entered it).
+
+        Where it `keeps` its own, what comes must be put beside that.
+        """
+        if self.frozen or not self._copy.lacking:
             return False
         pending = self.generations.pending_of(generation)
         if pending is not None and self.plan is None:
             self._swap()
         if not self._enters(generation):
             return False
-        self._copy.spoil()
+        if not self.keeps:
+            self._copy.spoil()
         return True
 
     def moving(self) -> Rearrangement | None:
@@ -229,17 +239,30 @@ class WorkerMachine:
         self._moved_in = generation
         return True
 
-    def received(self, generation: int, passed: Sequence[Passed], step: int) -> bool:
-        """The whole state of `step` is here, checked, and the newest steps that have led to it. False: too late, void.
+    def adopting(self, generation: int) -> bool:
+        """A state has come whole, and is about to take the place of what is here. False: it came too late."""
+        if not self._enters(generation):
+            return False
+        self._follow("adopting")
+        return True
+
+    def received(self, passed: Sequence[Passed], step: int) -> list[WorkerInstruction]:
+        """The state of `step` is the one that is here, and the newest steps that have led to it are known.
 
         That v is not only known where it was applied: whoever has the state can tell of it.
         """
-        if not self._enters(generation):
-            return False
         self._follow("received")
+        self._share.summed = []
+        self._copy.spoil()
         self._copy.hold(step, passed)
         self._sent = tuple(passed)
-        return True
+        return self._report()
+
+    def spoilt(self) -> list[WorkerInstruction]:
+        """What had come cannot take the place of what was here, and that is void."""
+        self._follow("spoilt")
+        self._copy.spoil()
+        return self._report()
 
     def loaded(self, generation: int, step: int) -> bool:
         """The checkpoint of `step` is loaded. False: it came too late."""
@@ -273,23 +296,30 @@ class WorkerMachine:
         """COMPUTE -> REDUCING. False: frozen."""
         return self._cross("computed")
 
-    def reduced(self) -> bool:
-        """REDUCING -> READY: every local reduction has returned. False: frozen."""
-        return self._cross("reduced")
+    def reduced(self, v: Commit) -> list[WorkerInstruction]:
+        """REDUCING -> READY: every local reduction has returned, and with them v, but for its flags. Not where frozen.
+
+        Or -> REFUSED, where not every micro-batch of the step is in v, once: nobody votes, for all have the same v.
+        """
+        if self.frozen:
+            return []
+        if wrong := self.samples.wrong(self.step, samples=v.samples, hashes=v.sample_hashes):
+            self._follow("refused")
+            return [Tell(VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=wrong))]
+        self._follow("reduced")
+        self._copy.reduced = v
+        return []
 
     def voting(self) -> bool:
         """READY -> VOTED: the commit operation is about to be issued. False: frozen."""
         return self._cross("voting")
 
     def vote_passed(self, commit: Commit) -> list[WorkerInstruction]:
-        """VOTED -> PASSED(v): the commit operation returned, in time or just before it would have been abandoned.
+        """VOTED -> PASSED: the commit operation returned, in time or just before it would have been abandoned.
 
-        Or -> REFUSED, where not every micro-batch of the step is in v, once: nobody passes, for all have the same v.
+        Args:
+            commit: v with its flags.
         """
-        if wrong := self.samples.wrong(self.step, samples=commit.samples, hashes=commit.sample_hashes):
-            self._follow("vote_refused")
-            refused = VoteRefused(worker=self.worker, generation=self.generation, step=self.step, why=wrong)
-            return [Tell(refused), *self._report()]
         self._follow("vote_passed")
         self._copy.passed = Passed(step=self.step, commit=commit)
         return self._report()
@@ -313,7 +343,8 @@ class WorkerMachine:
         step, commit = passed.step, passed.commit
         witness = self.plan is not None and self.plan.is_witness(self.worker)
         self._copy.hold(step, [Passed(step=step, commit=commit, generation=generation, world=world)])
-        self._share = Share()
+        if not forward:  # (else it is of the next step already)
+            self._share = Share()
         self.wishes.passed(commit, unsaved=forward and self.holding is not None)
         if self.holding is not None:
             self.holding.passed()
@@ -370,25 +401,6 @@ class WorkerMachine:
     # ---- inside ----
 
     @property
-    def _ready(self) -> bool:
-        """True where the reduced gradients of the step in progress are here."""
-        entering = self.phase is Phase.ENTERING
-        return self.phase in REDUCED or (entering and self._copy.forward_due(self.generations.decision))
-
-    @property
-    def _state(self) -> Holding:
-        """Which parts of the state of the applied step are here; experts without the rest are of no use to anybody."""
-        here = self.applied is not None
-        return Holding(dense=here, experts=self.holding.blob if self.holding is not None and here else b"")
-
-    @property
-    def _result(self) -> Holding | None:
-        """Which parts of the state of the step in progress its v would lead to; None: it is not reduced here."""
-        if not self._ready:
-            return None
-        return Holding(experts=self.holding.next_blob if self.holding is not None else b"")
-
-    @property
     def _place(self) -> Place:
         return type(self._due(self.plan)) if self.phase is Phase.ENTERING and self.plan else self.phase
 
@@ -424,20 +436,7 @@ class WorkerMachine:
         stop = self.generations.stop
         if stop is None or self._complaints.looking or self.phase in UNDER_WAY:
             return []
-        report = Report(
-            worker=self.worker,
-            term=stop.term,
-            generation=stop.generation,
-            applied=self.applied,
-            step=self.step,
-            phase=self.phase,
-            fresh=self._copy.fresh,
-            passed=self.passed,
-            summed=tuple(sorted(self._share.summed)),
-            state=self._state,
-            result=self._result,
-            refused=self.generation if self.phase is Phase.REFUSED else 0,
-        )
+        report = report_of(self.worker, stop, self._copy, self.holding, self.phase, self._share.summed, self.generation)
         return [*self._tell_what_was_sent(), Tell(report)]
 
     def _tell_what_was_sent(self) -> list[WorkerInstruction]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.state import CheckpointSource, SnapshotSource
 
 # ---- instructions: what the shell must do, in order ----
 
@@ -60,10 +61,10 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load this checkpoint, then call `loaded`."""
+    """Load this checkpoint, or this snapshot, then call `loaded`."""
 
     plan: GenerationPlan
-    checkpoint: str
+    source: CheckpointSource | SnapshotSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,12 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job ends before its last step: save what is here, as at the end of the loop, then call `finish`."""
+    """The job ends before its last step: save what is here, as at the end of the loop, then call `finish`.
+
+    `asked`: a script has asked for that; all members are there, and nobody is in a hurry.
+    """
+
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

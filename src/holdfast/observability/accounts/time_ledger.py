@@ -22,6 +22,7 @@ from holdfast.protocol.events import (
     ReadEvent,
     Rebalanced,
     Recovered,
+    SnapshotSaved,
     StepCommitted,
 )
 from holdfast.protocol.position import Position
@@ -166,7 +167,7 @@ class TimeLedger:
                 self._world = event.world_size
                 if event.reason not in ("join", "rebalance"):  # (these say with their first step what they have cost)
                     span.generation, span.saves = event.time, event.reason == "save"
-            case CheckpointSaved():
+            case CheckpointSaved() | SnapshotSaved():
                 self._stalled += max(0.0, event.stall_s)
             case _:
                 pass

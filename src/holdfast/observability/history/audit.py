@@ -265,7 +265,7 @@ class Audit:
         if event.to_step > step and self._lineage.begun:
             self._found(event, About.ROLL_BACK, f"it rolls back to step {event.to_step}, from step {step}")
         elif not self._lineage.may_go_back_to(event.to_step):
-            what = f"it rolls back to step {event.to_step}, of which no checkpoint was saved"
+            what = f"it rolls back to step {event.to_step}, of which no checkpoint or snapshot was saved"
             self._found(event, About.ROLL_BACK, what)
 
     def _repaired(self, event: JournalRepaired) -> None:

@@ -21,6 +21,8 @@ from holdfast.protocol.events import (
     RebalanceDecided,
     Recovered,
     RolledBack,
+    SnapshotFailed,
+    SnapshotSaved,
     StepCommitted,
 )
 
@@ -122,7 +124,7 @@ class _Teller:
                 self._step, self._furthest = event.step, max(self._furthest, event.step)
             case CheckpointSaved():
                 self._checkpoint = event.step
-            case ActionRequested() | RebalanceDecided(adopted=False):
+            case ActionRequested() | RebalanceDecided(adopted=False) | SnapshotSaved() | SnapshotFailed():
                 pass
             case _ if self.now.events or isinstance(event, _OPENING):
                 self._add(event)

@@ -23,6 +23,7 @@ from holdfast.protocol.events import (
     RebalanceDecided,
     Recovered,
     RolledBack,
+    SnapshotRejected,
     StacksTaken,
     StepCommitted,
 )
@@ -210,6 +211,9 @@ def _rejected(episode: Episode) -> Iterator[Rejected]:
     for event in episode.events:
         if isinstance(event, CheckpointRejected):
             yield Rejected(what=f"checkpoint {event.name}", why=event.why)
+        elif isinstance(event, SnapshotRejected):
+            where = f" in the memory of {event.node}" if event.node else ""
+            yield Rejected(what=f"the snapshot of step {event.step}{where}", why=event.why)
     failures = [event for event in episode.events if isinstance(event, FailureDetected)]
     back = next((event for event in episode.events if isinstance(event, RolledBack)), None)
     generations = [one for one in episode.generations if one.reason not in SWAPS]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.protocol.events import CheckpointSaved, JournalRepaired, ReadEvent, RolledBack, StepCommitted
+from holdfast.protocol.events import (
+    CheckpointSaved,
+    JournalRepaired,
+    ReadEvent,
+    RolledBack,
+    SnapshotSaved,
+    StepCommitted,
+)
 from holdfast.protocol.position import Position
 
 
@@ -41,7 +48,7 @@ class Lineage:
         self._proves = True
 
     def may_go_back_to(self, step: int) -> bool:
-        """Tell whether there may be a checkpoint of a step, as far as the events say."""
+        """Tell whether there may be a checkpoint or a snapshot of a step, as far as the events say."""
         return not self.begun or step <= self._from or step in self._saved or not self._all_known
 
     def take(self, event: ReadEvent) -> None:
@@ -58,7 +65,7 @@ class Lineage:
                 self._back(before.step, min(step, before.step), undone=False)
                 self._proofs += [False] * max(0, step - before.step)
                 self.begun = True
-            case CheckpointSaved(step=step):
+            case CheckpointSaved(step=step) | SnapshotSaved(step=step):
                 self._saved.add(step)
             case _:
                 pass

@@ -11,11 +11,21 @@ from holdfast.errors import EXIT_DONE
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.failures import MAX_RULES, Detector, FailureKind, FailureRule
 from holdfast.protocol.job_spec import MAX_RESTARTS
-from holdfast.protocol.messages.orders import Arm, JobDone, LookAround, Posted, Stop, Void, WorkerOrder
+from holdfast.protocol.messages.orders import (
+    Arm,
+    CheckpointOrder,
+    JobDone,
+    LookAround,
+    Posted,
+    Stop,
+    Void,
+    WorkerOrder,
+)
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
 from holdfast.protocol.messages.progress import EndHung, Late, OwnTimes, Probe, Stacks, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
 from holdfast.protocol.names import Count, FailureRate, Name, Rack, Struct, Text, WorkerId
+from holdfast.protocol.state import Keeper, Port, SnapshotPart
 
 #: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds. Steps that log
 #: much count as several.
@@ -89,6 +99,18 @@ class WorkerDown(Struct, frozen=True, kw_only=True):
 Kept = WorkerMessage | AppliedSteps | WorkerDown
 
 
+#: of snapshots that one node holds
+MAX_HELD_PARTS = 1 << 14
+
+
+class NodeSnapshots(Struct, frozen=True, kw_only=True):
+    """All parts of snapshots that a node's agent holds, whole; it gives them out at `host` and `port`."""
+
+    host: Text
+    port: Port
+    parts: Annotated[tuple[SnapshotPart, ...], Meta(max_length=MAX_HELD_PARTS)] = ()
+
+
 class Hello(Struct, frozen=True, kw_only=True):
     """First message of a connection. `kept` replays what the coordinator must know of the node's workers.
 
@@ -109,6 +131,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     unfit: Text = ""  # why this node should not train, as it finds itself
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
     failure_rate: FailureRate = 1.0  # how often the node fails, the usual one being 1
+    snapshots: NodeSnapshots | None = None  # None: it keeps none
     kept: tuple[Kept, ...] = ()
 
 
@@ -152,7 +175,9 @@ class Leave(Struct, frozen=True, kw_only=True):
 
 
 Seen = Late | Whereabouts | Stacks | OwnTimes
-AgentMessage = Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Seen | Leave
+AgentMessage = (
+    Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Seen | NodeSnapshots | Leave
+)
 
 
 # ---- coordinator -> agent ----
@@ -172,6 +197,7 @@ class Welcome(Struct, frozen=True, kw_only=True):
     members: Annotated[tuple[WorkerId, ...], Meta(max_length=2048)] = ()
     rules: Annotated[tuple[FailureRule, ...], Meta(max_length=MAX_RULES)] = ()
     max_restarts: Count = MAX_RESTARTS
+    snapshot_key: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 class Refused(Struct, frozen=True, kw_only=True):
@@ -212,6 +238,28 @@ class NodeFault(Struct, frozen=True, kw_only=True):
     by_s: float = 0.0
 
 
+class WantedPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A part of a snapshot, and who has it."""
+
+    snapshot: SnapshotPart
+    keeper: Keeper
+
+
+class KeepSnapshots(Struct, frozen=True, kw_only=True):
+    """Keep these parts of other nodes' snapshots as well: all that this node is to have by now."""
+
+    term: Count
+    wanted: Annotated[tuple[WantedPart, ...], Meta(max_length=MAX_HELD_PARTS)]
+
+
+class DropSnapshots(Struct, frozen=True, kw_only=True):
+    """These parts are of no use: of another run or lineage, or damaged. `why`: in words."""
+
+    term: Count
+    parts: Annotated[tuple[SnapshotPart, ...], Meta(max_length=MAX_HELD_PARTS)]
+    why: Text = ""
+
+
 class EndNode(Struct, frozen=True, kw_only=True):
     """End the workers and the agent. `alone`: the job goes on without this node, so nobody else says why it ended."""
 
@@ -230,4 +278,18 @@ class Part(Struct, frozen=True, kw_only=True):
 #: What concerns a generation is said once to each node, the same to all; the agent knows for whom it is.
 NodeOrder = BeginNode | PrepareNode | Posted | Stop | LookAround | Arm | Void | JobDone
 Ask = Probe | TakeStacks | EndHung
-CoordinatorMessage = Welcome | Refused | Committed | NodeOrder | ToWorker | Replace | Ask | NodeFault | EndNode | Part
+SnapshotOrder = KeepSnapshots | DropSnapshots
+CoordinatorMessage = (
+    Welcome
+    | Refused
+    | Committed
+    | NodeOrder
+    | ToWorker
+    | Replace
+    | Ask
+    | SnapshotOrder
+    | CheckpointOrder
+    | NodeFault
+    | EndNode
+    | Part
+)

@@ -6,11 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.protocol.names import Count, KeyName, KeyValue, Struct, Text
+from holdfast.protocol.checkpoints.names import StoredFile
+from holdfast.protocol.names import Count, KeyName, KeyValue, Seconds, Struct, Text
 from holdfast.protocol.plan import Decision, GenerationPlan
 
 #: checkpoints that one order has removed
 MAX_PRUNED = 16
+#: of all parts of a checkpoint
+MAX_FILES = 1 << 15
 
 
 class Begin(Struct, frozen=True, kw_only=True):
@@ -62,23 +65,39 @@ class Posted(Struct, frozen=True, kw_only=True):
 
 
 class AcceptCheckpoint(Struct, frozen=True, kw_only=True):
-    """What was written under this name, in this term and generation, is on the decided lineage: name it finally."""
+    """What was written under this name, in this term and generation, is on the decided lineage.
+
+    `files`: all of it, for its manifest, which whoever gets this is to write: with that it counts. () where it counts
+    already. `seconds`, `stall_s`: what writing its parts took, to be told with that it is kept.
+    """
 
     term: Count
     generation: Count
     step: Count
     name: Text
+    files: Annotated[tuple[StoredFile, ...], Meta(max_length=MAX_FILES)] = ()
+    seconds: Seconds = 0.0
+    stall_s: Seconds = 0.0
 
 
 class PruneCheckpoints(Struct, frozen=True, kw_only=True):
-    """Remove these: the record knows newer ones that are whole, or they are on no decided lineage. `term`: of now."""
+    """Remove these: the record knows newer ones that are whole, or they are on no decided lineage. `term`: of now.
+
+    `remove`: else somebody else does that; whoever has written a part of one need not wait for it.
+    """
 
     term: Count
     names: Annotated[tuple[Text, ...], Meta(max_length=MAX_PRUNED)]
+    remove: bool = True
 
 
-class AskCheckpoint(Struct, frozen=True, kw_only=True):
-    """A person wants a checkpoint: ask all for one after the step that passes next."""
+class AskCheckpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint is wanted: ask all for one after the step that passes next.
+
+    `if_free`: it is time for one, so it is left out where the one before is still being written.
+    """
+
+    if_free: bool = False
 
 
 #: Where in a step an injected fault may strike. `reducing` is after the first all-to-all was issued, `voted` after the
@@ -122,5 +141,7 @@ class JobDone(Struct, frozen=True, kw_only=True):
 #: what a worker's machine takes (coordination.worker); its agent makes it of what was said to the node
 GenerationOrder = Begin | Stop | Prepare | Arm | Void | JobDone
 #: what is said to one worker; it is for others in its process, but for a JobDone that comes late
-WorkerOrder = AcceptCheckpoint | PruneCheckpoints | AskCheckpoint | Inject | JobDone
-Order = GenerationOrder | Posted | LookAround | WorkerOrder
+WorkerOrder = AskCheckpoint | Inject | JobDone
+#: what is said to a node's agent, which writes checkpoints for its workers, and hands it on to them
+CheckpointOrder = AcceptCheckpoint | PruneCheckpoints
+Order = GenerationOrder | Posted | LookAround | WorkerOrder | CheckpointOrder

@@ -6,14 +6,20 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.commit import Commit, Metrics
 from holdfast.protocol.names import Count, KeyName, KeyValue, Name, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
-from holdfast.protocol.state import Holding
+from holdfast.protocol.state import Holding, SnapshotPart
 from holdfast.step_samples import MAX_MICRO_BATCHES
 
 #: Loads of more experts (times layers) than this would not fit a message: such a model is placed as if all were equal.
 MAX_LOADS = 1 << 17
+#: of a checkpoint; and the files of one part
+MAX_CHECKPOINT_PARTS = 1 << 12
+MAX_PART_FILES = 8
+#: what a worker calls it among its settings
+CHECKPOINT_EVERY = "checkpoint_every"
 #: of so many of the newest evaluations a worker tells
 MAX_TOLD = 16
 
@@ -32,6 +38,7 @@ class Attach(Struct, frozen=True, kw_only=True):
     seed: Count = 0  # of the order of samples, modulo 2**64
     expert_shape: ExpertShape | None = None
     saves: bool = False  # checkpoints
+    saves_in_time: bool = False  # whenever the coordinator says so
 
 
 class Begun(Struct, frozen=True, kw_only=True):
@@ -84,7 +91,7 @@ class Report(Struct, frozen=True, kw_only=True):
     `summed`: micro-batches of `step` whose gradients this worker has or is about to have.
     `fresh`: the state is this worker's own initial one, whole: only that can become everybody's at a START.
     `state`: which parts of the state of `applied` are here. `result`: the same of `step` = applied + 1, once FORWARD
-    was carried out; None where not all of its reductions are here.
+    was carried out; None where not all of its reductions are here. `reduced`: v of that step then, but for its flags.
     `refused`: the generation of the attempt at `step` whose v was refused here, 0 where none was.
     `ending`: the script has ended here, by an exception or by itself; what became of it is still to be told.
     """
@@ -100,11 +107,12 @@ class Report(Struct, frozen=True, kw_only=True):
     summed: tuple[int, ...] = ()
     state: Holding = Holding()
     result: Holding | None = None
+    reduced: Commit | None = None
     refused: Count = 0
     ending: bool = False
 
     def holding_of(self, step: int) -> Holding | None:
-        """Return which parts of a step's state are here, or can be made here once its v is known; None: not any."""
+        """Return which parts of a step's state are here, or can be made here by its v; None: not any."""
         if self.applied == step:
             return self.state
         return self.result if self.applied == step - 1 else None
@@ -124,7 +132,7 @@ class Complaint(Struct, frozen=True, kw_only=True):
 
 
 class VoteRefused(Struct, frozen=True, kw_only=True):
-    """v of an attempt is refused here, as by everybody who has it: `why` says what is wrong with its samples."""
+    """v of an attempt is refused here, as by all who have it: nobody votes. `why`: what is wrong with its samples."""
 
     worker: WorkerId
     generation: Count
@@ -190,10 +198,11 @@ class Raised(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointWritten(Struct, frozen=True, kw_only=True):
-    """A checkpoint lies complete under a temporary name; it counts only once the coordinator accepts it.
+    """A part of a checkpoint lies complete in its folder, `name`; it counts only once the coordinator accepts it.
 
-    `term` and `generation` are those of the plan under which the step was applied. `seconds` is what writing it took,
-    `stall_s` how long its worker did not train meanwhile. The answer is AcceptCheckpoint or PruneCheckpoints.
+    `term` and `generation` are those of the plan under which the step was applied. `part`: which of `parts`, 0-based.
+    `seconds` is what writing it took, `stall_s` how long its worker did not train meanwhile. The answer is
+    AcceptCheckpoint or PruneCheckpoints.
     """
 
     worker: WorkerId
@@ -201,13 +210,15 @@ class CheckpointWritten(Struct, frozen=True, kw_only=True):
     generation: Count
     step: Count
     name: Text
-    bytes: Count
-    seconds: float
-    stall_s: float = 0.0
+    part: Count = 0
+    parts: Annotated[int, Meta(ge=1, le=MAX_CHECKPOINT_PARTS)] = 1
+    files: Annotated[tuple[StoredFile, ...], Meta(max_length=MAX_PART_FILES)] = ()
+    seconds: Seconds
+    stall_s: Seconds = 0.0
 
 
 class CheckpointKept(Struct, frozen=True, kw_only=True):
-    """The accepted checkpoint has its final name, under which it was read again and found whole."""
+    """The accepted checkpoint has its manifest, after which it was looked at again and found whole."""
 
     worker: WorkerId
     term: Count
@@ -215,8 +226,19 @@ class CheckpointKept(Struct, frozen=True, kw_only=True):
     step: Count
     name: Text
     bytes: Count
-    seconds: float
-    stall_s: float = 0.0
+    seconds: Seconds
+    stall_s: Seconds = 0.0
+
+
+class CheckpointUnwritten(Struct, frozen=True, kw_only=True):
+    """A part of a checkpoint could not be written, or all of it not be made to count: nothing of it does."""
+
+    worker: WorkerId
+    term: Count
+    generation: Count
+    step: Count
+    name: Text
+    why: Text
 
 
 class CheckpointDamaged(Struct, frozen=True, kw_only=True):
@@ -225,6 +247,38 @@ class CheckpointDamaged(Struct, frozen=True, kw_only=True):
     worker: WorkerId
     generation: Count
     name: Text
+    why: Text
+
+
+class SnapshotTaken(Struct, frozen=True, kw_only=True):
+    """This worker's part of a snapshot lies whole in a file of its agent's folder.
+
+    `seconds` is what that took, `stall_s` of it how long the worker did not train.
+    """
+
+    worker: WorkerId
+    snapshot: SnapshotPart
+    bytes: Count
+    seconds: Seconds
+    stall_s: Seconds = 0.0
+
+
+class SnapshotLeftOut(Struct, frozen=True, kw_only=True):
+    """There was no room for this worker's part of the snapshot of `step`, or it could not be written."""
+
+    worker: WorkerId
+    generation: Count
+    step: Count
+    why: Text
+
+
+class SnapshotDamaged(Struct, frozen=True, kw_only=True):
+    """A part of a snapshot that the coordinator named is of no use where it lies, on `node`; "": none of it is."""
+
+    worker: WorkerId
+    generation: Count
+    snapshot: SnapshotPart
+    node: Annotated[str, Meta(max_length=64)]
     why: Text
 
 
@@ -272,6 +326,8 @@ class Post(Struct, frozen=True, kw_only=True):
     keys: Annotated[dict[KeyName, KeyValue], Meta(max_length=1024)]
 
 
+#: of a part of a checkpoint, told by the agent of its worker, which may be gone
+CheckpointNews = CheckpointWritten | CheckpointUnwritten | CheckpointKept
 WorkerMessage = (
     Attach
     | Begun
@@ -285,7 +341,11 @@ WorkerMessage = (
     | Finished
     | CheckpointWritten
     | CheckpointKept
+    | CheckpointUnwritten
     | CheckpointDamaged
+    | SnapshotTaken
+    | SnapshotLeftOut
+    | SnapshotDamaged
     | Loads
     | EvaluationDone
     | ScriptFailed

@@ -8,21 +8,24 @@ says by which value it is there. Nothing resumes from them, and the files alone 
 from __future__ import annotations
 
 import logging
-import math
-import os
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from holdfast.protocol.checkpoint_dir import find_checkpoints
+from holdfast.protocol.checkpoints.directory import (
+    MANIFEST,
+    DamagedCheckpointError,
+    find_checkpoints,
+    read_manifest,
+)
+from holdfast.storage import Storage
 
 logger = logging.getLogger(__name__)
 
 #: of steps that were rated and whose checkpoint is not there yet
 _AWAITED = 16
+_MAX_RATING_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,12 +38,12 @@ class BestChoice:
 
 
 class Rating(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a state: at which step which evaluation has found what; a value that is no number is worse than all."""
+    """Of a state: at which step which evaluation has found what, a finite number."""
 
     evaluation: str
     step: int
     monitor: str
-    value: float | None
+    value: float
 
     @property
     def name(self) -> str:
@@ -51,8 +54,8 @@ class Rating(msgspec.Struct, frozen=True, kw_only=True):
 class BestStates:
     """Those of one checkpoint directory; for the saver's thread."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
         self._awaited: dict[tuple[str, int], tuple[Rating, BestChoice]] = {}
 
     def rate(self, rating: Rating, choice: BestChoice) -> None:
@@ -64,53 +67,49 @@ class BestStates:
 
     def look(self, step: int) -> None:
         """Keep what was rated of a step, where its checkpoint is there."""
-        there = [name for name in find_checkpoints(self._directory) if name.step == step]
         rated = [key for key in self._awaited if key[1] == step]
-        for key in rated if there else ():
-            rating, choice = self._awaited.pop(key)
-            try:
-                self._keep(rating, choice, self._directory / there[-1].final)
-            except OSError as error:
-                logger.error("the checkpoint of step %d, one of the best, is not kept: %s", step, error)
+        if not rated:
+            return
+        try:
+            there = [name for name in find_checkpoints(self._storage) if name.step == step]
+            for key in rated if there else ():
+                rating, choice = self._awaited.pop(key)
+                self._keep(rating, choice, there[-1].folder)
+        except (OSError, DamagedCheckpointError) as error:
+            logger.error("the checkpoint of step %d, one of the best, is not kept: %s", step, error)
 
-    def _keep(self, rating: Rating, choice: BestChoice, checkpoint: Path) -> None:
+    def _keep(self, rating: Rating, choice: BestChoice, checkpoint: str) -> None:
+        storage = self._storage
         others = [other for other in self._known(rating.evaluation) if other.step != rating.step]
         ordered = sorted([*others, rating], key=lambda one: (_badness(one, choice), one.step))
         stay, go = ordered[: choice.keep], ordered[choice.keep :]
         if rating in stay:
-            target, partial = self._directory / rating.name, self._directory / f".{rating.name}"
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(checkpoint, partial, copy_function=_link)
-            shutil.rmtree(target, ignore_errors=True)
-            self._said(rating).write_bytes(msgspec.json.encode(rating))
-            partial.rename(target)
+            _, files = read_manifest(storage, checkpoint)
+            storage.remove(rating.name)
+            for name in (*(file.name for file in files), MANIFEST):
+                storage.copy(f"{checkpoint}/{name}", f"{rating.name}/{name}")
+            storage.write(_said(rating), [msgspec.json.encode(rating)])
         for one in go:
-            self._said(one).unlink(missing_ok=True)
-            shutil.rmtree(self._directory / one.name, ignore_errors=True)
+            storage.remove(_said(one))
+            storage.remove(one.name)
 
     def _known(self, evaluation: str) -> list[Rating]:
         found: list[Rating] = []
-        for path in self._directory.glob(f"best-{evaluation}-*.json"):
+        for entry in self._storage.entries():
+            if not (entry.startswith(f"best-{evaluation}-") and entry.endswith(".json")):
+                continue
             try:
-                rating = msgspec.json.decode(path.read_bytes(), type=Rating)
+                rating = msgspec.json.decode(self._storage.read(entry, _MAX_RATING_BYTES), type=Rating)
             except (OSError, msgspec.DecodeError):
                 continue  # (nobody knows what it is: left alone)
-            if rating.evaluation == evaluation and self._said(rating) == path:
+            if rating.evaluation == evaluation and _said(rating) == entry:
                 found.append(rating)
         return found
 
-    def _said(self, rating: Rating) -> Path:
-        return self._directory / f"{rating.name}.json"
+
+def _said(rating: Rating) -> str:
+    return f"{rating.name}.json"
 
 
 def _badness(rating: Rating, choice: BestChoice) -> float:
-    if rating.value is None or math.isnan(rating.value):
-        return math.inf
     return rating.value if choice.mode == "min" else -rating.value
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

@@ -129,7 +129,7 @@ class LoaderPool:
             if self._broken is not None:
                 raise self._broken
             if self._died_of[key] > _TRIED_AGAIN:
-                raise HoldfastError(f"{self._ended}; it was tried twice")
+                raise self._tried_twice()
             self._hear(wait=True)
         message = self._done.pop(key)
         if message.said is Said.FAILED:
@@ -217,7 +217,7 @@ class LoaderPool:
         self._failed_starts = 0 if dead.up else self._failed_starts + 1
         self._ended = f"loader worker {dead.number} has ended {_doing(dead, at)}: {how}"
         if self._failed_starts > _TRIED_AGAIN and self._broken is None:
-            self._broken = HoldfastError(f"{self._ended}; it was tried twice")
+            self._broken = self._tried_twice()
         self._workers.remove(dead)
         if self._broken is not None:
             return
@@ -226,6 +226,14 @@ class LoaderPool:
         for key in dead.asked.values():
             if self._died_of[key] <= _TRIED_AGAIN:
                 self._ask(key)
+
+    def _tried_twice(self) -> HoldfastError:
+        """Return what the script is to be told of loader workers that die, and what it may do."""
+        memory = "; where memory is short (see dmesg), take fewer loader workers, or a smaller prefetch_factor"
+        return HoldfastError(
+            f"{self._ended}; it was tried twice{memory if 'SIGKILL' in self._ended else ''}; with num_workers=0 the "
+            "script itself fetches, and shows what becomes of it"
+        )
 
 
 def _doing(worker: _LoaderWorker, at: Key | None) -> str:

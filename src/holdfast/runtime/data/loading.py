@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, cast
 
@@ -157,11 +157,13 @@ def job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
         return JobData(sizes, FetchBatches(data))
     if _takes(data, "open", "micro_batch", "micro_batches"):
         return StreamedData(data, sizes)
+    _check_numbered(data)
     if not is_stream(data) and hasattr(data, "__len__"):
         return MappedData(data, collate, sizes)
     if hasattr(data, "__iter__"):
         return StreamedData(Shards(data, collate, sizes.micro_batch), sizes)
     if callable(data):
+        _check_curriculum(data)
         return CurriculumData(data, collate, sizes)
     raise BadInputError(
         f"the data are a {type(data).__name__}: they must be a data set with __len__ and __getitem__, a DataLoader, an "
@@ -177,6 +179,39 @@ def _takes(data: Any, method: str, *arguments: str) -> bool:
         return callable(found) and tuple(inspect.signature(found).parameters)[: len(arguments)] == arguments
     except ValueError:  # one that is not written in Python, and does not say
         return False
+
+
+def _check_numbered(data: object) -> None:
+    """Look whether a mapping, where it is one, has its samples by number, and not data sets by name.
+
+    Raises:
+        BadInputError: it has not.
+    """
+    kind = type(data).__name__
+    keys = list(cast(Mapping[object, object], data)) if isinstance(data, Mapping) else [0]
+    if 0 not in keys:
+        names = ", ".join(map(repr, keys[:8]))
+        raise BadInputError(
+            f"the data are a {kind} of {names}: its samples have no numbers; give one of these parts, "
+            "such as data['train']"
+        )
+
+
+def _check_curriculum(data: Callable[..., Any]) -> None:
+    """Look whether a function can be given a step.
+
+    Raises:
+        BadInputError: it cannot.
+    """
+    try:
+        inspect.signature(data).bind(1)
+    except TypeError as error:
+        raise BadInputError(
+            f"the data are a function that cannot be called with a step's number ({error}): give a function of the "
+            "step, such as `lambda step: easy if step < 1000 else hard`, or the data set itself"
+        ) from None
+    except ValueError:  # one that is not written in Python, and does not say
+        return
 
 
 def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:

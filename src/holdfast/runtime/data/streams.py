@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
-import torch
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.data.datasets import JobData
@@ -108,7 +107,10 @@ class _Passes:
             self._begin(None)
         for item in self._items:
             return item
-        raise BadInputError(f"{self._name} has nothing in it")
+        raise BadInputError(
+            f"{self._name} has nothing in it: each needs one micro-batch, or sample, at least; look whether the "
+            "files are there, or take fewer, larger micro-batches"
+        )
 
     @property
     def state(self) -> bytes:
@@ -120,7 +122,7 @@ class _Passes:
         if not hasattr(self._pass, "state_dict"):
             return b""
         where = f"the state of {self._name}"
-        packed = tree.pack({"pass": self._number, "state": self._pass.state_dict()}, _refuse_tensor, where)
+        packed = tree.pack({"pass": self._number, "state": self._pass.state_dict()}, None, where)
         state = _encoder.encode(packed)
         if len(state) > MAX_STATE_BYTES:
             raise BadInputError(
@@ -134,6 +136,11 @@ class _Passes:
         if state is not None:
             self._number = state["pass"]
         one = self._pass = self._open_pass()
+        if not (hasattr(one, "__iter__") or hasattr(one, "__next__")):
+            raise BadInputError(
+                f"{self._name}: open() or shard() returned a {type(one).__name__}: it must return an iterator, or "
+                "something iterable"
+            )
         if hasattr(one, "set_epoch"):
             one.set_epoch(self._number)
         if state is not None:
@@ -237,10 +244,3 @@ class StreamedData(JobData, NoteSource):
 
 def _of(standing: StreamPlace) -> tuple[int, bytes]:
     return standing.at, standing.state
-
-
-def _refuse_tensor(tensor: torch.Tensor) -> NoReturn:
-    raise BadInputError(
-        f"the state of a stream has a tensor of shape {tuple(tensor.shape)}: it may hold numbers, strings, bytes, "
-        "lists, tuples and mappings"
-    )

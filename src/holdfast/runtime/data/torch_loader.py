@@ -58,10 +58,11 @@ def take_apart(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, 
     Where `options` says something, that counts; where it does not, what the loader says.
 
     Raises:
-        BadInputError: the loader makes other batches, or says which samples they have.
+        BadInputError: the loader makes other batches, or says which samples they have; or nobody is there to fetch
+            as far ahead as is asked for.
     """
     if not all(hasattr(data, name) for name in _PARTS):
-        return data, options, ""
+        return data, _with_workers(options), ""
     dataset: Any = data.dataset
     streaming = is_stream(dataset)
     if not streaming and (own := _own_order(data)):
@@ -88,7 +89,21 @@ def take_apart(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, 
         prefetch_factor=options.prefetch_factor or getattr(data, "prefetch_factor", None),
         pin_memory=options.pin_memory or bool(getattr(data, "pin_memory", False)),
     )
-    return dataset, merged, "" if streaming else _difference(data)
+    return dataset, _with_workers(merged), "" if streaming else _difference(data)
+
+
+def _with_workers(options: DataOptions) -> DataOptions:
+    """Return options as they are, once it is known whether there are loader workers.
+
+    Raises:
+        BadInputError: they are to fetch ahead, and there are none.
+    """
+    if options.prefetch_factor is not None and not options.num_workers:
+        raise BadInputError(
+            f"prefetch_factor is {options.prefetch_factor} and num_workers is 0: nobody is there to fetch ahead; give "
+            "num_workers above 0, or leave prefetch_factor out"
+        )
+    return options
 
 
 def is_stream(dataset: object) -> bool:
@@ -99,16 +114,22 @@ def is_stream(dataset: object) -> bool:
 def _own_order(loader: Any) -> str:
     """Say what of a loader decides which samples a batch has, "" where it is nothing but torch's shuffle."""
     sampler, batches = loader.sampler, loader.batch_sampler
-    if batches is not None and type(batches) is not BatchSampler:
+    if batches is not None and not _is(batches, BatchSampler):
         return f"a batch_sampler of its own ({type(batches).__name__})"
-    if type(sampler) is RandomSampler:
+    if _is(sampler, RandomSampler):
         whole = not sampler.replacement and sampler.num_samples == len(loader.dataset)
         return "" if whole else "a sampler that draws some samples twice, or not all of them (RandomSampler)"
-    return "" if type(sampler) is SequentialSampler else f"a sampler of its own ({type(sampler).__name__})"
+    return "" if _is(sampler, SequentialSampler) else f"a sampler of its own ({type(sampler).__name__})"
+
+
+def _is(sampler: object, kind: type) -> bool:
+    """Tell whether it is torch's own of this kind, or torchdata's, which says where it stands and draws alike."""
+    own = type(sampler)
+    return own is kind or (own.__name__ == kind.__name__ and own.__module__.partition(".")[0] == "torchdata")
 
 
 def _difference(loader: Any) -> str:
-    order = "shuffled in an order of its own" if type(loader.sampler) is RandomSampler else "as they lie"
+    order = "shuffled in an order of its own" if _is(loader.sampler, RandomSampler) else "as they lie"
     said = (
         f"the DataLoader is taken apart: it would give samples {order}, holdfast shuffles each pass by its seed, so "
         "that a step's samples do not depend on who computes them, and lets passes run into each other, dropping none"

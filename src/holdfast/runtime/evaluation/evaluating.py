@@ -9,6 +9,7 @@ with what is there.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -22,14 +23,15 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import MAX_TOLD, EvaluationDone, EvaluationResult
 from holdfast.runtime.checkpoints.best import Rating
-from holdfast.runtime.checkpoints.saver import CheckpointSaver
+from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
 from holdfast.runtime.data.loading import to_device
 from holdfast.runtime.data.randomness import seed_micro_batch
 from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, to_bits
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.gathering import gather_bytes
-from holdfast.runtime.session.resources import Shared
+from holdfast.runtime.session.resources import Groups, Shared
+from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.tensors import fork_randomness, named_modules
 
 logger = logging.getLogger(__name__)
@@ -53,11 +55,14 @@ _encoder = msgspec.msgpack.Encoder()
 class Evaluating:
     """All evaluations of a job; for the training thread."""
 
-    def __init__(self, shared: Shared, workload: Workload, saver: CheckpointSaver | None) -> None:
+    def __init__(
+        self, shared: Shared, workload: Workload, saver: CheckpointSaver | None, experts: SessionExperts | None
+    ) -> None:
         """Evaluate nothing yet; the arguments are those of the session."""
         self._shared = shared
         self._workload = workload
         self._saver = saver
+        self._experts = experts
         self._evaluations: list[ModelEvaluation] = []
         #: of which step the results here are; by evaluation and shard
         self._step = 0
@@ -73,11 +78,6 @@ class Evaluating:
         """
         if any(other.name == evaluation.name for other in self._evaluations):
             raise BadInputError(f"job.evaluate(name={evaluation.name!r}) was called twice: give them other names")
-        if self._workload.experts is not None:
-            raise BadInputError(
-                "job.evaluate() cannot be used with MoE layers yet, whose experts need all workers at each batch: "
-                "evaluate checkpoints in a world of one instead (python script.py)"
-            )
         if evaluation.choice.keep and self._saver is None:
             raise BadInputError(
                 f"job.evaluate(name={evaluation.name!r}, save_top_k={evaluation.choice.keep}) needs a checkpoint "
@@ -113,39 +113,64 @@ class Evaluating:
             self._step, self._held = step, {}
         try:
             for evaluation in due:
-                if not self._evaluate(evaluation, groups.domain, generation):
+                if not self._evaluate(evaluation, groups, generation):
                     return False
         except (HaltedError, PeerLostError) as error:
-            self._shared.progress.at(Activity.AWAITING)
-            groups.retire()
-            if isinstance(error, PeerLostError):
-                self._shared.lost(generation, error)
+            self._shared.break_off(groups, generation, error)
             self._shared.wait_for(generation, lambda: None)
             return False
         self._tell(generation)
         return True
 
-    def _evaluate(self, evaluation: ModelEvaluation, comm: Communicator, generation: int) -> bool:
+    def _evaluate(self, evaluation: ModelEvaluation, groups: Groups, generation: int) -> bool:
         """Go through one evaluation; False where a Stop came."""
-        held = self._held.setdefault(evaluation.name, {})
+        comm, held = groups.domain, self._held.setdefault(evaluation.name, {})
         self._shared.progress.at(Activity.EVALUATING)
         known = self._known(evaluation, comm, held)
         missing = [shard for shard, holder in enumerate(known) if holder is None]
-        with _as_it_was(self._workload):
-            for shard in missing[comm.rank :: comm.size]:
+        with _as_it_was(self._workload), torch.no_grad():
+            for first in range(0, len(missing), comm.size):
                 with self._shared.changed:
                     if self._shared.left(generation):
                         return False
-                self._shared.progress.at(Activity.EVALUATING, shard)
-                held[shard] = self._measure(evaluation, shard)
+                if not self._round(evaluation, held, missing[first : first + comm.size], comm.rank):
+                    self._shared.wait_for(generation, lambda: None)  # (the layers have told what broke)
+                    return False
         mine = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
         mine |= {shard: held[shard] for shard, holder in enumerate(known) if holder == comm.rank}
         self._shared.progress.at(Activity.EVALUATING)
         for share in gather_bytes(comm, _encoder.encode(mine), "evaluation"):
             held.update(_results.decode(share))
         found = evaluation.combined([held[shard] for shard in range(evaluation.shards)])
-        self._keep(evaluation, found, comm.rank, generation)
+        self._keep(evaluation, found, comm.rank)
         return True
+
+    def _round(
+        self, evaluation: ModelEvaluation, held: dict[int, ShardResult], shards: Sequence[int], rank: int
+    ) -> bool:
+        """Measure this rank's one of these shards; False where an exchange of tokens was broken off.
+
+        Experts are where they are: in each round a rank without a shard lets its own take part in the others'.
+
+        Raises:
+            BadInputError: the function does not call the model once for each batch, and it has experts.
+        """
+        experts = self._workload.experts
+        if rank < len(shards):
+            shard = shards[rank]
+            self._shared.progress.at(Activity.EVALUATING, shard)
+            result = self._measure(evaluation, shard)
+            if experts is not None and not experts.evaluated():
+                raise BadInputError(
+                    f"the function of job.evaluate(name={evaluation.name!r}) does not call the model once for each "
+                    "batch: the MoE layers of all workers are called together, each of them once"
+                )
+            if experts is None or experts.void is None:
+                held[shard] = result
+        elif experts is not None:
+            self._shared.progress.at(Activity.EVALUATING)
+            experts.attend(self._step, shards[0])
+        return experts is None or experts.void is None
 
     def _known(self, evaluation: ModelEvaluation, comm: Communicator, held: dict[int, ShardResult]) -> list[int | None]:
         """Return which rank has each shard first.
@@ -166,15 +191,21 @@ class Evaluating:
         workload = self._workload
         seed_micro_batch(workload.seed ^ _EVALUATING, self._step, shard)
         batch = to_device(evaluation.fetch(self._step, shard), workload.loader.device)
-        with torch.no_grad():
-            return evaluation.measured(shard, evaluation.measure(batch))
+        if workload.experts is not None:
+            workload.experts.evaluating(self._step, shard)
+        return evaluation.measured(shard, evaluation.measure(batch))
 
-    def _keep(self, evaluation: ModelEvaluation, found: dict[str, float], rank: int, generation: int) -> None:
+    def _keep(self, evaluation: ModelEvaluation, found: dict[str, float], rank: int) -> None:
         """Take note of what came of an evaluation, and have its state saved where it may be one of the best."""
         step, name = self._step, evaluation.name
         self._workload.logged.standing |= {f"{name}/{key}": value for key, value in found.items()}
-        if rank == 0:
-            self._save(evaluation, found, generation)
+        best = self._may_be_best(evaluation, found)
+        if best:
+            self._save()
+        if best and rank == 0 and self._saver is not None:
+            choice = evaluation.choice
+            rating = Rating(evaluation=name, step=step, monitor=choice.monitor, value=found[choice.monitor])
+            self._saver.rate(rating, choice)
         if any((one.name, one.step) == (name, step) for one in self._found):
             return
         result = EvaluationResult(name=name, step=step, samples=evaluation.samples, metrics=found)
@@ -182,19 +213,27 @@ class Evaluating:
         if rank == 0:
             values = ", ".join(f"{key} {value:g}" for key, value in found.items())
             logger.info("%s of step %d: %s", name, step, values)
+            if evaluation.choice.keep and not best:
+                monitor = evaluation.choice.monitor
+                logger.warning(
+                    "%s of step %d: %s is %s, so that its state is none of the best, and not kept as one",
+                    *(name, step, monitor, found[monitor]),
+                )
 
-    def _save(self, evaluation: ModelEvaluation, found: dict[str, float], generation: int) -> None:
-        """Have the state saved, where it may be one of the best and is not saved already."""
-        saver, plan, choice, step = self._saver, self._shared.machine.plan, evaluation.choice, self._step
-        if not choice.keep or saver is None or plan is None:
+    @staticmethod
+    def _may_be_best(evaluation: ModelEvaluation, found: dict[str, float]) -> bool:
+        """Tell whether states are kept by what was found, and this one can be compared with others."""
+        return bool(evaluation.choice.keep) and math.isfinite(found[evaluation.choice.monitor])
+
+    def _save(self) -> None:
+        """Have this worker's part of the state saved, unless it is already."""
+        saver, plan, step = self._saver, self._shared.machine.plan, self._step
+        if saver is None or plan is None:
             return
-        if saver.newest != step:
+        share = PartShare.under(plan, self._shared.machine.worker)
+        if not saver.saved(step, share):
             self._shared.progress.at(Activity.SAVING)
-            saver.await_free()
-            saver.save(self._workload.state, step, (plan.term, generation))
-        value = found[choice.monitor]
-        rating = Rating(evaluation=evaluation.name, step=step, monitor=choice.monitor, value=value)
-        saver.rate(rating, choice)
+            saver.save(self._workload.state, step, share, self._experts.saved if self._experts is not None else None)
 
     def _tell(self, generation: int) -> None:
         """Say what all evaluations have come to, those of before again: whoever was told may not be there any more."""

@@ -17,6 +17,7 @@ from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.data.datasets import FetchSamples
 from holdfast.runtime.data.torch_loader import is_stream
 from holdfast.runtime.gradients.logged_values import checked_name, number_of
+from holdfast.runtime.options import shown
 from holdfast.runtime.tensors import leaves_samples
 
 #: what a script computes of a batch: means over its samples, by name
@@ -44,7 +45,7 @@ class ModelEvaluation:
         Raises:
             BadInputError: something does not fit.
         """
-        where = f"job.evaluate(name={name!r})"
+        where = f"job.evaluate(name={shown(name)})"
         if not isinstance(cast(object, name), str) or not re.fullmatch(NAME_PATTERN, name):
             raise BadInputError(
                 f"{where}: a name has up to 64 letters, digits, '.', '_' and '-', and begins with neither"
@@ -97,13 +98,19 @@ class ModelEvaluation:
         """
         where = f"the function of job.evaluate(name={self.name!r})"
         if not isinstance(found, Mapping):
-            raise BadInputError(f"{where} returned a {type(found).__name__}: it must return means by name")
+            raise BadInputError(
+                f"{where} returned a {type(found).__name__}: it must return means by name, such as "
+                '{"loss": loss.item()}'
+            )
         means: dict[str, float] = {}
         for name, value in cast(Mapping[str, object], found).items():
             checked_name(where, f"{self.name}/{name}" if isinstance(cast(object, name), str) else name)
             means[name] = float(number_of(where, name, value))
         if metrics_bytes({f"{self.name}/{name}": 0.0 for name in means}) > MAX_METRICS_BYTES // 2:
-            raise BadInputError(f"{where} returned {len(means)} values: they may take {MAX_METRICS_BYTES // 2} bytes")
+            raise BadInputError(
+                f"{where} returned {len(means)} values: they may take {MAX_METRICS_BYTES // 2} bytes; return fewer of "
+                "them, under shorter names"
+            )
         return ShardResult(len(self.indices(shard)), means)
 
     def combined(self, results: Sequence[ShardResult]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import torch
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import MAX_METRIC_NAME, MAX_METRICS_BYTES, metrics_bytes
 from holdfast.runtime.gradients.notes import NoteSource
+from holdfast.runtime.options import shown
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -130,7 +131,9 @@ def checked_name(where: str, name: object) -> None:
     """
     # (half a surrogate pair is in no file that is UTF-8)
     if not isinstance(name, str) or not 0 < len(name) <= MAX_METRIC_NAME or re.search("[\ud800-\udfff]", name):
-        raise BadInputError(f"{where}: {name!r} is not a name: a string of 1 to {MAX_METRIC_NAME} characters is needed")
+        raise BadInputError(
+            f"{where}: {shown(name)} is not a name: a string of 1 to {MAX_METRIC_NAME} characters is needed"
+        )
 
 
 def number_of(where: str, name: str, value: object) -> float | torch.Tensor:
@@ -142,7 +145,9 @@ def number_of(where: str, name: str, value: object) -> float | torch.Tensor:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             kind = f"a tensor of {tuple(value.shape)}, {value.dtype}"
-            raise BadInputError(f"{where}: the value of {name!r} is {kind}: one real number is needed")
+            raise BadInputError(
+                f"{where}: the value of {name!r} is {kind}: one real number is needed, such as its mean()"
+            )
         # (one on a device is waited for at the end of the micro-batch: the script may go on issuing work)
         return float(value.detach()) if value.device.type == "cpu" else value.detach().clone()
     if isinstance(value, Real):
@@ -150,12 +155,15 @@ def number_of(where: str, name: str, value: object) -> float | torch.Tensor:
             return float(value)
         except OverflowError:
             raise BadInputError(f"{where}: the value of {name!r} is too large for a float: log its logarithm") from None
-    raise BadInputError(f"{where}: the value of {name!r} is a {type(value).__name__}: one number is needed")
+    raise BadInputError(
+        f"{where}: the value of {name!r} is a {type(value).__name__}: give a number, or a tensor of one element"
+    )
 
 
 def _bounded(metrics: Mapping[str, float]) -> None:
     size = metrics_bytes(metrics)
     if size > MAX_METRICS_BYTES:
         raise BadInputError(
-            f"step.log(): {len(metrics)} values take {size} bytes with their names: a step may log {MAX_METRICS_BYTES}"
+            f"step.log(): {len(metrics)} values take {size} bytes with their names, and a step may log "
+            f"{MAX_METRICS_BYTES}: log fewer of them, or under shorter names, and write the rest to a file of your own"
         )

@@ -6,8 +6,9 @@ scales and clips, and an all-gather spreads the result over the bucket: each ele
 the same bits. Local gradients can be reused after a failure, and reduced ones applied later by a FORWARD decision.
 Where the communicator has levels, a bucket is cut level by level, within a node first (see bucket.py).
 
-Clipping comes before the all-gather, for the price of one tiny collective more: each rank then multiplies its shard
-instead of everything, and nothing is read from memory once more behind the all-to-all.
+All lanes of v are added up on the way, in float64: by a tiny collective behind the all-to-all, which goes on beside
+the all-gather. With clipping it is waited for before: each rank then multiplies its shard instead of everything, and
+nothing is read from memory once more.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from msgspec.structs import replace
 
 from holdfast.errors import BadInputError, StepUseError
+from holdfast.protocol.commit import Commit, from_lanes, lane_numbers
 from holdfast.runtime.gradients.bucket import Bucket
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
@@ -33,7 +36,7 @@ CLIP_EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reduced:
-    """This rank's part of what the commit operation sums up.
+    """This rank's part of v, as far as it is of the reduced gradients.
 
     grad_square: squared norm of this rank's shards of the reduced gradients, in float64. nonfinite: how many of their
     elements are not finite.
@@ -59,34 +62,46 @@ class Reducible(Protocol):
         ...
 
 
+#: what a rank adds to the lanes of v that are of no gradients, where nobody wants them
+NO_LANES = Commit(grad_square=0.0, loss_sum=0.0, samples=0, nonfinite=0)
+
+
 def reduce_gradients(
-    parts: Sequence[Reducible], comm: Communicator, scale: float, max_norm: float | None = None
-) -> Reduced:
-    """Bring the gradients' sums over all ranks, times `scale`, to all ranks. All ranks must call it.
+    parts: Sequence[Reducible],
+    comm: Communicator,
+    scale: float,
+    max_norm: float | None = None,
+    own: Commit = NO_LANES,
+) -> Commit:
+    """Bring the gradients' sums over all ranks, times `scale`, and v to all ranks. All ranks must call it.
 
     Args:
         parts: together they are all gradients of the job.
         scale: 1 / (M * loss scale), with M micro-batches in the whole step.
         max_norm: clip to this norm, by torch.nn.utils.clip_grad_norm_'s own formula; None for no clipping.
+        own: this rank's part of v, but for what is said of the gradients.
 
     Returns:
-        This rank's part of the squared norm before clipping, and of the non-finite count.
+        v, but for its flags, the same on every rank in every bit: the squared norm is the one before clipping.
 
     Raises:
         HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
     """
     shares = [part.reduce_scatter(comm, scale) for part in parts]
-    reduced = Reduced(
-        grad_square=sum(share.grad_square for share in shares), nonfinite=sum(share.nonfinite for share in shares)
+    mine = replace(
+        own,
+        grad_square=sum(share.grad_square for share in shares),
+        nonfinite=sum(share.nonfinite for share in shares),
     )
+    lanes = start_sums(comm, lane_numbers(mine), "lanes of v")
+    v = None if max_norm is None else from_lanes(finish_sums(lanes))
     factor = 1.0
-    if max_norm is not None:
-        (square,) = finish_sums(start_sums(comm, [reduced.grad_square], "gradient norm"))
-        norm = math.sqrt(square) + CLIP_EPSILON
+    if v is not None and max_norm is not None:
+        norm = math.sqrt(v.grad_square) + CLIP_EPSILON
         factor = max_norm / norm if norm > max_norm else 1.0  # 1 where it is no number: the step changes nothing then
     for part in parts:
         part.all_gather(comm, factor)
-    return reduced
+    return v if v is not None else from_lanes(finish_sums(lanes))
 
 
 @contextlib.contextmanager

@@ -205,7 +205,10 @@ def _checked_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple
         if name not in names:
             raise BadInputError(f"updates names {name!r}, which is no optimizer: there are {listed(names)}")
     if missing := [name for name in names if name not in order]:
-        raise BadInputError(f"updates leaves out {listed(missing)}: no step would ever update it")
+        raise BadInputError(
+            f"updates leaves out {listed(missing)}: no step would ever update it; name it there, as often as its turn "
+            "comes, or give no such optimizer"
+        )
     return tuple(order)
 
 

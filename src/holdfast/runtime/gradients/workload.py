@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from msgspec.structs import replace
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
@@ -18,7 +19,7 @@ from holdfast.runtime.data.randomness import seed_micro_batch
 from holdfast.runtime.gradients.logged_values import LoggedValues
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
-from holdfast.runtime.gradients.reduction import Reduced, reduce_gradients
+from holdfast.runtime.gradients.reduction import reduce_gradients
 from holdfast.runtime.gradients.running_statistics import RunningStatistics
 from holdfast.runtime.gradients.updates import Update, Updates
 from holdfast.runtime.groups.communicator import Communicator
@@ -82,8 +83,6 @@ class Workload:
         self.logged = LoggedValues()
         self._notes = Notes((*noted, self.logged), self.micro_batches)
         self._statistics = next((source for source in noted if isinstance(source, RunningStatistics)), None)
-        #: the notes that were gathered last are those of all micro-batches
-        self._noted = True
         self._versions: dict[str, tuple[int, int]] = {}
         #: hash of the micro-batch that was fetched last
         self._fetched = 0
@@ -171,37 +170,32 @@ class Workload:
         """The script is done with a micro-batch: keep what it leaves beside its gradient."""
         self.sums.notes[micro_batch] = self._notes.note()
 
-    def reduce(self, comm: Communicator) -> Reduced:
+    def reduce(self, comm: Communicator) -> Commit:
         """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale, and clip them.
 
         Where any rank has noted something beside its gradients, all get everybody's notes.
 
         Returns:
-            This rank's part of v.
+            v, but for its flags: the same on every rank in every bit, with what was logged.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact.
             StepUseError: gradients were made or changed by other hands, or are of a parameter that was not trained.
         """
-        update = self.update
+        update, sums = self.update, self.sums
         update.check_trained()
-        update.buckets.say_noted(self._notes.any(self.sums.notes))
+        update.buckets.say_noted(self._notes.any(sums.notes))
         scale = 1.0 / (self.micro_batches * self.loss_scale.factor)
-        reduced = reduce_gradients(update.gradients(self.experts), comm, scale, update.max_norm)
-        if update.buckets.any_noted():
-            self._noted = self._notes.gather(comm, self.sums.notes)
-        else:
+        own = Commit(grad_square=0.0, loss_sum=sums.loss, samples=sums.samples, nonfinite=0, sample_hashes=sums.hashes)
+        v = reduce_gradients(update.gradients(self.experts), comm, scale, update.max_norm, own)
+        if not update.buckets.any_noted():
             self._notes.take_none()
-            self._noted = True
-        return reduced
-
-    @property
-    def sample_hashes(self) -> int:
-        """This rank's part of the sum of all micro-batches' hashes in v; no part of it where notes do not add up.
-
-        A step whose notes are not those of its micro-batches is refused as one whose gradients are not.
-        """
-        return self.sums.hashes if self._noted else -1
+        elif not self._notes.gather(comm, sums.notes):
+            # All ranks see that: a step whose notes are not those of its micro-batches is refused as one whose
+            # gradients are not.
+            v = replace(v, sample_hashes=-1)
+        metrics = self.logged.metrics
+        return replace(v, metrics=metrics) if metrics else v  # (all have made the same of the same notes)
 
     def apply(self, commit: Commit) -> None:
         """Change the state by the reduced gradients: the same on every rank, in every bit.

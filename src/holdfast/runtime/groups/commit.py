@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from holdfast.protocol.commit import Commit, from_sums, to_numbers
+from collections.abc import Collection
+
+from holdfast.protocol.commit import Commit, Flag, Wish, flag_numbers, with_flags
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.sums import PendingSums, finish_sums, start_sums
 
 
-def start_commit(comm: Communicator, part: Commit) -> PendingSums:
-    """Issue the commit operation with this rank's part of v; never blocks."""
-    return start_sums(comm, to_numbers(part), "commit")
+def start_commit(comm: Communicator, flags: Collection[Flag] = (), wishes: Collection[Wish] = ()) -> PendingSums:
+    """Issue the commit operation with what this rank raises; never blocks."""
+    return start_sums(comm, flag_numbers(flags, wishes), "commit")
 
 
-def finish(commit: PendingSums) -> Commit:
-    """Wait for the commit operation and return v, the same on every rank in every bit.
+def finish(commit: PendingSums, v: Commit) -> Commit:
+    """Wait for the commit operation and return v with its flags, the same on every rank in every bit.
+
+    Args:
+        v: what the reduction has brought, the same everywhere.
 
     Raises:
         HaltedError, PeerLostError: it was abandoned or failed; whether it passed elsewhere is not known.
     """
-    return from_sums(finish_sums(commit), commit.comm.size)
+    return with_flags(v, finish_sums(commit), commit.comm.size)

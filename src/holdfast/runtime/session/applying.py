@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from holdfast.coordination.worker.boundaries import KEEPING
 from holdfast.coordination.worker.tasks import Compute, Finish
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages.progress import Activity
-from holdfast.protocol.plan import Passed, Phase
-from holdfast.runtime.checkpoints.saver import CheckpointSaver
+from holdfast.protocol.plan import GenerationPlan, Passed, Phase
+from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
 from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.resources import Groups, Shared
 from holdfast.runtime.session.session_experts import SessionExperts
+from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.hashing import state_hash
+
+logger = logging.getLogger(__name__)
 
 #: What is done about an exception of `after_apply` at a step, in a generation, at this worker's rank in it.
 GiveUp = Callable[[int, int, int, BaseException], NoReturn]
@@ -33,6 +37,7 @@ class Applying:
         *,
         experts: SessionExperts | None,
         saver: CheckpointSaver | None,
+        snapshots: Snapshots | None,
         after_apply: Callable[[int, Commit], None] | None,
         give_up: GiveUp,
         verify_state: int,
@@ -52,6 +57,7 @@ class Applying:
         self._faults = faults
         self._experts = experts
         self._saver = saver
+        self._snapshots = snapshots
         self._after_apply = after_apply
         self._give_up = give_up
         self._verify_state = verify_state
@@ -66,13 +72,15 @@ class Applying:
         """
         machine = self._shared.machine
         self._await_push(generation)
+        if self._snapshots is not None:
+            self._snapshots.settle()
         with self._shared.changed:
             # A Begin may have come since: only the generation that this call belongs to may go on.
             if machine.generation != generation or not machine.begin_apply():
                 return False
             plan = machine.plan
             assert plan is not None
-            resources, origin = self._shared.resources.of(generation), (plan.term, generation)
+            resources = self._shared.resources.of(generation)
         self._shared.progress.at(Activity.APPLYING)
         self._workload.apply(commit)
         self._faults.at("applying", step)
@@ -90,7 +98,9 @@ class Applying:
             self._give_up(step, generation, rank, failure)
         groups = resources.groups if resources is not None and not forward else None
         self._shared.progress.at(Activity.SAVING)
-        self._tell_and_save(step, origin, rank, groups, asked=Wish.SAVE in commit.wishes)
+        if self._snapshots is not None and not forward:
+            self._snapshots.applied(plan, step)  # (FORWARD is for those alone that had not applied the step)
+        self._tell_and_save(step, plan, rank, groups, commit.wishes)
         return True
 
     def forget(self) -> None:
@@ -114,23 +124,24 @@ class Applying:
         return None
 
     def _tell_and_save(
-        self, step: int, origin: tuple[int, int], rank: int, groups: Groups | None, *, asked: bool
+        self, step: int, plan: GenerationPlan, rank: int, groups: Groups | None, wishes: Collection[Wish]
     ) -> None:
-        """Tell the loads and save, where it is time to; with experts all ranks do so together.
+        """Tell the loads and save, where it is time to; all ranks do so after the same step, each its part.
 
         Args:
-            asked: somebody has asked for a checkpoint of just this step.
-            groups: None where not all ranks are here: in FORWARD each applies the step for itself.
+            groups: None where not all ranks are here: in FORWARD each applies the step for itself, and saves nothing.
+            wishes: those in the step's v.
         """
-        if self._experts is None:
-            if self._saver is not None and rank == 0:
-                self._saver.offer(self._workload.state, step, origin, asked=asked)
+        experts = self._experts
+        if experts is not None and rank == 0:
+            experts.tell_loads(step=step, generation=plan.generation)
+        if groups is None:
             return
-        if rank == 0:
-            self._experts.tell_loads(step=step, generation=origin[1])
-        if groups is not None:
-            verify = self._verifies(step)
-            self._experts.after_step(groups, self._saver, step=step, origin=origin, verify=verify, asked=asked)
+        if experts is not None and self._verifies(step) and not experts.verified(groups, plan.generation):
+            return
+        if self._saver is not None:
+            share = PartShare.under(plan, self._shared.machine.worker)
+            self._saver.offer(self._workload.state, step, share, wishes, experts.saved if experts else None)
 
     def finish(self) -> None:
         """Loop or job want no further step: what they have led to is saved, unless it is already."""
@@ -140,12 +151,28 @@ class Applying:
             if not shared.left(generation) and isinstance(machine.task, Compute | Finish):
                 shared.carry_out(machine.finish())
 
-    def leaves_unsaved(self) -> bool:
-        """Tell whether `leave` would save something; with experts all ranks would have to be there."""
+    def save_left(self, unchanged: bool) -> None:
+        """The script has ended well, and had left its loop: save what that has led to, unless it is already.
+
+        Args:
+            unchanged: the state is still as the loop has left it.
+        """
         machine, saver = self._shared.machine, self._saver
         with self._shared.changed:
-            whole = machine.applied and machine.phase in KEEPING and machine.generations.rank == 0
-        return bool(whole) and saver is not None and self._experts is None and saver.newest != machine.applied
+            step, plan, rank = machine.applied, machine.plan, machine.generations.rank
+            whole = not machine.keeps and machine.phase in KEEPING
+        if saver is None or plan is None or not step or not whole or saver.kept == step:
+            return
+        why = "another worker has ended, or changed it"
+        if unchanged:
+            self.leave()
+        else:
+            why = "it was changed after the loop was left"
+            saver.leave_out(step, PartShare.under(plan, machine.worker), why)
+        if rank == 0 and saver.kept != step:
+            logger.warning(
+                "the state of step %s is not saved: %s; job.stop(reason) saves, in place of `break`", step, why
+            )
 
     def leave(self) -> int:
         """Save what the loop has led to, unless it is already; return the generation of which it is."""
@@ -155,27 +182,25 @@ class Applying:
         shared.progress.at(Activity.FINISHED)
         if saver is not None:
             self._save_last(saver, generation)
-            with shared.changed:
-                # Otherwise the job could end between a checkpoint's writing and its acceptance.
-                shared.changed.wait_for(lambda: shared.left(generation) or saver.idle)
+            # Otherwise the job could end between a checkpoint's writing and its acceptance.
+            shared.wait_for(generation, lambda: saver.idle or None)
         return generation
+
+    def await_saved(self) -> None:
+        """Wait until what is being saved is a checkpoint, or the generation over."""
+        saver = self._saver
+        if saver is not None:
+            self._shared.wait_for(self._shared.machine.generation, lambda: saver.idle or None)
 
     def _save_last(self, saver: CheckpointSaver, generation: int) -> None:
         machine = self._shared.machine
         with self._shared.changed:
-            resources = self._shared.resources.of(generation)
-            if self._shared.left(generation) or machine.plan is None or not machine.applied:
+            if self._shared.left(generation) or machine.plan is None or not machine.applied or machine.keeps:
                 return
-            step, rank, origin = machine.applied, machine.generations.rank, (machine.plan.term, generation)
+            step, share = machine.applied, PartShare.under(machine.plan, machine.worker)
         self._workload.state.watch.check()
-        wanted = rank == 0 and saver.newest != step
-        if wanted:
-            saver.await_free()
-        if self._experts is None:
-            if wanted:
-                saver.save(self._workload.state, step, origin)
-        elif resources is not None and resources.groups is not None:
-            self._experts.save(resources.groups, saver, step=step, origin=origin, wanted=wanted)
+        if not saver.saved(step, share):
+            saver.save(self._workload.state, step, share, self._experts.saved if self._experts else None)
 
     def _await_push(self, generation: int) -> None:
         """Wait until what others are sent of the state is on its way: it must not change under their feet."""

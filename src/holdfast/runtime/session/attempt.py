@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 
 from holdfast.coordination.generations.assignment import round_robin
 from holdfast.coordination.worker.tasks import Compute
@@ -124,10 +123,7 @@ class Attempt:
         try:
             v = self._reduce_and_vote(groups)
         except (HaltedError, PeerLostError) as error:
-            self._shared.progress.at(Activity.AWAITING)
-            groups.retire()
-            if isinstance(error, PeerLostError):
-                self._shared.lost(self._generation, error)
+            self._shared.break_off(groups, self._generation, error)
             return False
         if v is None:
             return False
@@ -167,47 +163,44 @@ class Attempt:
             self._shared.link.slow_down(domain.sockets, self._faults.slow_link)
         if self._faults.armed("reducing", self.step):
             domain = FaultingCommunicator(domain, self._faults, self.step, "reducing")
-        reduced = self._workload.reduce(domain)
+        v = self._workload.reduce(domain)
         rate = self._shared.link.look(groups.domain.sockets)
         if rate is not None:
             self._shared.progress.link(rate)
-        if not self._shared.cross(self._generation, lambda machine: machine.reduced()):
+        if not self._ready(v):
             return None
         self._faults.at("ready", self.step)
-        with self._shared.changed:
-            machine = self._shared.machine
-            if self._shared.left(self._generation) or not machine.voting():
-                return None
-            flags, wishes = machine.generations.flags, machine.wishes.raised
-        part = Commit(
-            grad_square=reduced.grad_square,
-            loss_sum=self._workload.sums.loss,
-            samples=self._workload.sums.samples,
-            nonfinite=reduced.nonfinite,
-            sample_hashes=self._workload.sample_hashes,
-            flags=flags,
-            wishes=wishes,
-        )
-        return self._agree(groups, part)
+        return self._agree(groups, v)
 
-    def _agree(self, groups: Groups, part: Commit) -> Commit | None:
-        """Issue the commit operation, and return v; None where its samples are not those of the step.
+    def _ready(self, v: Commit) -> bool:
+        """Every local reduction has returned; False where a Stop was faster, or v is refused."""
+        machine = self._shared.machine
+        with self._shared.changed:
+            if self._shared.left(self._generation):
+                return False
+            self._shared.carry_out(machine.reduced(v))
+            return machine.phase is Phase.READY
+
+    def _agree(self, groups: Groups, v: Commit) -> Commit | None:
+        """Issue the commit operation, and return v with its flags; None where a Stop froze this worker before.
 
         Raises:
             HaltedError, PeerLostError: it was left; the machine knows.
         """
         machine = self._shared.machine
+        with self._shared.changed:
+            if self._shared.left(self._generation) or not machine.voting():
+                return None
+            flags, wishes = machine.generations.flags, machine.wishes.raised
         self._shared.progress.at(Activity.VOTED)
         try:
-            pending = commit_operation.start_commit(groups.world, part)
+            pending = commit_operation.start_commit(groups.world, flags, wishes)
             self._faults.at("voted", self.step)
-            v = commit_operation.finish(pending)
+            v = commit_operation.finish(pending, v)
         except (HaltedError, PeerLostError):
             with self._shared.changed:
                 self._shared.carry_out(machine.vote_abandoned())
             raise
-        if metrics := self._workload.logged.metrics:
-            v = replace(v, metrics=metrics)  # (all who are READY have made the same of the same notes)
         with self._shared.changed:
             self._shared.carry_out(machine.vote_passed(v))
-            return v if machine.phase is not Phase.REFUSED else None
+        return v

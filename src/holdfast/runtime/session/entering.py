@@ -9,16 +9,21 @@ from __future__ import annotations
 import logging
 
 from holdfast.coordination.worker.tasks import Enter, Entering, Forward, Load, Move, Receive
+from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import CheckpointDamaged
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.runtime.checkpoints.saver import CheckpointSaver, DamagedCheckpointError, load_experts
+from holdfast.protocol.state import CheckpointSource, SnapshotSource
+from holdfast.runtime.checkpoints.saver import CheckpointSaver, load_experts
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.applying import Applying
 from holdfast.runtime.session.resources import Groups, Resources, Shared
 from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.session.state_passing import StatePassing
+from holdfast.runtime.snapshots.restoring import SnapshotLostError
+from holdfast.runtime.snapshots.snapshots import Snapshots
+from holdfast.runtime.state.receive import Receipt
 from holdfast.runtime.state.state import StateMismatchError
 
 logger = logging.getLogger(__name__)
@@ -37,6 +42,7 @@ class Entrance:
         *,
         experts: SessionExperts | None,
         saver: CheckpointSaver | None,
+        snapshots: Snapshots | None,
     ) -> None:
         """Be outside; the arguments are those of the session, and its parts."""
         self._shared = shared
@@ -46,6 +52,7 @@ class Entrance:
         self._passing = passing
         self._experts = experts
         self._saver = saver
+        self._snapshots = snapshots
 
     def take_up(self, task: Entering) -> None:
         """Do the next part of entering that can be done; the machine is asked again after each."""
@@ -70,7 +77,7 @@ class Entrance:
         match task:
             case Load():
                 progress.at(Activity.LOADING)
-                self._load(task.plan, task.checkpoint)
+                self._load(task.plan, task.source)
             case Move():
                 progress.at(Activity.MOVING)
                 self._move(resources, task.plan, groups)
@@ -80,28 +87,43 @@ class Entrance:
             case Enter():
                 self._enter(resources)
 
-    def _load(self, plan: GenerationPlan, name: str) -> None:
-        generation, experts, worker = plan.generation, self._workload.experts, self._shared.machine.worker
-        if self._saver is None:
-            raise RuntimeError(f"checkpoint {name!r} is to be loaded, but this worker has no checkpoint directory")
+    def _load(self, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> None:
+        generation = plan.generation
         with self._shared.changed:
             over = self._shared.left(generation)
         if over or not self._passing.quiet():
             return
+        if self._snapshots is not None:
+            self._snapshots.settle()
         try:
-            step = self._saver.load(name, self._workload.state, first=plan.rank(worker) == 0)
-            if experts is not None and plan.expert_plan is not None:
-                wanted = experts.wanted_of(plan.expert_plan, plan.rank(worker) or 0)
-                load_experts(self._saver.directory, name, experts, wanted)
+            step = self._read(plan, source)
         except DamagedCheckpointError as error:
-            self._damaged(generation, name, str(error))
+            self._damaged(generation, source.name if isinstance(source, CheckpointSource) else "", str(error))
             return
-        self._saver.abandon()
-        self._saver.newest = step
+        except SnapshotLostError:
+            self._wait_for_the_end(generation)  # (what is wrong with it was told)
+            return
+        if self._saver is not None:
+            self._saver.loaded(step if isinstance(source, CheckpointSource) else 0)
         with self._shared.changed:
             self._applying.forget()
-            self._passing.settle()
             self._shared.machine.loaded(generation, step)
+
+    def _read(self, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> int:
+        """Read the state from a checkpoint or a snapshot; return its step."""
+        rank = plan.rank(self._shared.machine.worker) or 0
+        if isinstance(source, SnapshotSource):
+            if self._snapshots is None:
+                raise RuntimeError("a snapshot is to be loaded, but this worker knows of no folder for any")
+            return self._snapshots.restore(source, plan, rank)
+        if self._saver is None:
+            raise RuntimeError(
+                f"checkpoint {source.name!r} is to be loaded, but this worker has no checkpoint directory"
+            )
+        step, experts = self._saver.load(source.name, self._workload.state, first=rank == 0), self._workload.experts
+        if experts is not None and plan.expert_plan is not None:
+            load_experts(self._saver.storage, source.name, experts, experts.wanted_of(plan.expert_plan, rank))
+        return step
 
     def _damaged(self, generation: int, name: str, why: str) -> None:
         logger.warning("checkpoint %s cannot be read: %s", name, why)
@@ -115,6 +137,8 @@ class Entrance:
     def _move(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> None:
         if self._experts is None:
             raise RuntimeError("experts are to move, but this model has none")
+        if self._snapshots is not None:
+            self._snapshots.settle()
         if not self._experts.move(resources, plan, groups):
             self._wait_for_the_end(resources.generation)
 
@@ -127,15 +151,31 @@ class Entrance:
             return
         try:
             header = receipt.result()
+        except ConnectionError as error:
+            self._refuse(receipt, error)
+            return
+        machine = self._shared.machine
+        with self._shared.changed:
+            # From here on it is finished, whatever happens meanwhile: a Stop is answered at its end.
+            if not machine.adopting(generation):
+                return
+        if self._snapshots is not None:
+            self._snapshots.settle()
+        try:
             self._workload.state.adopt(header.manifest, receipt.tensors)
-        except (StateMismatchError, ConnectionError) as error:
-            self._shared.lost(generation, f"state from {receipt.sender} is refused: {error}")
-            self._wait_for_the_end(generation)
+        except StateMismatchError as error:
+            with self._shared.changed:
+                self._shared.carry_out(machine.spoilt())
+            self._refuse(receipt, error)
             return
         with self._shared.changed:
             self._applying.forget()
-            if self._shared.machine.received(generation, header.passed, header.step):
-                self._passing.settle()
+            self._shared.carry_out(machine.received(header.passed, header.step))
+
+    def _refuse(self, receipt: Receipt, error: Exception) -> None:
+        generation = receipt.ticket.plan.generation
+        self._shared.lost(generation, f"state from {receipt.sender} is refused: {error}")
+        self._wait_for_the_end(generation)
 
     def _enter(self, resources: Resources) -> None:
         receipt = resources.receipt

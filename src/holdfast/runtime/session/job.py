@@ -18,6 +18,7 @@ import numpy
 import torch
 
 from holdfast.clock import SystemClock
+from holdfast.control.link.end_alone import EndAlone
 from holdfast.control.link.last_words import LastWords
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot, ProgressWriter
 from holdfast.control.link.stacks import answer_with_stacks
@@ -27,8 +28,11 @@ from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.environment import LOADER, log_level
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit, Wish
+from holdfast.protocol.job_spec import AUTO
+from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
 from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, Samples
+from holdfast.runtime.checkpoints.sinks import sink_of
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.main_module import ScriptReachedInit
 from holdfast.runtime.data.torch_loader import DataOptions
@@ -41,7 +45,9 @@ from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
+from holdfast.runtime.snapshots.snapshots import snapshots_of
 from holdfast.runtime.state.refusals import said_untrained
+from holdfast.storage import storage_at
 
 logger = logging.getLogger(__name__)
 
@@ -52,18 +58,34 @@ _LISTED_CHARACTERS = 8000
 _REASON_CHARACTERS = 1000
 
 
+Every = int | Literal["auto"]
+
+
 class Job:
     """This process's part in a job; made by `holdfast.init()`."""
 
     def __init__(
-        self, settings: WorkerSettings | None, *, checkpoint_dir: str | Path | None = None, checkpoint_every: int = 100
+        self,
+        settings: WorkerSettings | None,
+        *,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_every: Every = AUTO,
     ) -> None:
         """Take the settings of an agent, or be alone.
 
         Args:
             settings: from the agent; None for a world of one.
             checkpoint_dir, checkpoint_every: for a world of one; an agent's settings come first.
+
+        Raises:
+            BadInputError: a folder for checkpoints is given here, and the job has none.
         """
+        if settings and checkpoint_dir and not settings.spec.checkpoint.dir:
+            # (Its coordinator has to look for checkpoints in it before any script is run.)
+            raise BadInputError(
+                f"holdfast.init(checkpoint_dir={str(checkpoint_dir)!r}) says where a script that runs alone keeps its "
+                f"checkpoints; this job was started without: start it with --checkpoint-dir {checkpoint_dir}"
+            )
         self._settings = settings
         self._checkpoint_dir = settings.spec.checkpoint.dir if settings else checkpoint_dir
         self._checkpoint_every = settings.spec.checkpoint.every if settings else checkpoint_every
@@ -206,8 +228,9 @@ class Job:
         Args:
             fn: given a shard's batch on `job.device`, returns the means over its samples, by name: numbers, or tensors
                 of one element, the same names for every batch. Means over all data weigh shards by their samples.
-                Called without gradients, seeded by step and shard. It may call model.eval(): modes, random generators
-                and running statistics are afterwards what they were. It must not change anything else.
+                Called without gradients, seeded by step and shard; a model with MoE layers it calls once. It may call
+                model.eval(): modes, random generators and running statistics are afterwards what they were. It must not
+                change anything else.
             data: a map-style data set, in batches of `micro_batch`, or a DataLoader of one, in batches of its own; its
                 order is not used.
             every: after each step whose number is a multiple of it, the loop's last one included.
@@ -215,7 +238,7 @@ class Job:
             save_top_k: so many of the best states stay in the checkpoint directory, as best-NAME-STEP.
 
         Raises:
-            BadInputError: something does not fit, or `protect` was not called, or the model has MoE layers.
+            BadInputError: something does not fit, or `protect` was not called.
         """
         session = self._session
         if session is None:
@@ -238,6 +261,11 @@ class Job:
             raise BadInputError("call job.protect(...) before job.pause(...)")
         with self._session.pause(reason):
             yield
+
+    def await_saved(self) -> None:
+        """Wait until what is being saved is a checkpoint: the script ends."""
+        if self._session is not None:
+            self._session.await_saved()
 
     def _warn(self, session: Session) -> None:
         """Say once, and not on every worker, what differs from what a script may expect."""
@@ -304,21 +332,24 @@ class Job:
 
     def _open(self, workload: Workload) -> Session:
         settings, config = self._settings, self._config(workload)
-        directory = Path(self._checkpoint_dir).absolute() if self._checkpoint_dir else None
+        storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None
         identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
         if settings:
             identity = Identity(worker=settings.worker, host=settings.host, slots=settings.spec.experts.slots)
         agent: WorkerLink | None = WorkerLink(settings.socket) if settings else None
-        link: Link = agent if agent is not None else SoloLink(directory)
-        faults, saver = Faults(lambda: agent.agent_pid if agent is not None else None), None
-        if directory is not None:
+        link: Link = agent if agent is not None else SoloLink(storage, in_time=self._checkpoint_every == AUTO)
+        faults = Faults(lambda: agent.agent_pid if agent is not None else None)
+        saver = None
+        if storage is not None:
+            sink, obey = sink_of(storage, settings, identity.worker, link.send, faults.at_disk)
             saver = CheckpointSaver(
-                directory=directory,
+                storage=storage,
                 worker=identity.worker,
-                every=self._checkpoint_every,
+                every=None if isinstance(self._checkpoint_every, str) else self._checkpoint_every,
+                sink=sink,
                 tell=link.send,
+                obey=obey,
                 samples=Samples.of(workload.loader.order),
-                at_disk=faults.at_disk,
             )
         session = Session(
             identity,
@@ -328,6 +359,7 @@ class Job:
             faults=faults,
             clock=SystemClock(),
             saver=saver,
+            snapshots=snapshots_of(settings, workload, link.send),
             verify_state=settings.spec.experiments.verify_state if settings else 0,
             after_apply=self._applied if self._after_apply else None,
             progress=_progress(settings),
@@ -354,14 +386,14 @@ class Job:
             "global batch": order.global_batch,
             "micro-batch": order.micro_batch,
             "seed": order.seed,
+            # All workers save after the same steps.
+            CHECKPOINT_EVERY: self._checkpoint_every if self._checkpoint_dir else 0,
             **workload.updates.describe(),
             "tensors": tensors[:_LISTED_CHARACTERS],
             "state": everything,  # what the list has no room for, and the optimizer's settings
         }
         if experts is not None:
-            # All workers bring their experts to the one that saves them: at the same steps.
-            saving = self._checkpoint_every if self._checkpoint_dir else 0
-            config |= {"experts": experts.experts, "expert tensors": experts.specs(), "checkpoint_every": saving}
+            config |= {"experts": experts.experts, "expert tensors": experts.specs()}
             config["hash of the first experts (call torch.manual_seed before the model is made)"] = (
                 experts.fingerprint()
             )
@@ -386,15 +418,17 @@ def _progress(settings: WorkerSettings | None) -> ProgressSlot:
         return NoProgress()
 
 
-def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: int = 100) -> Job:
+def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = AUTO) -> Job:
     """Attach to the agent that started this process; alone, without one, be a world of one.
 
     Args:
-        checkpoint_dir, checkpoint_every: where and how often (in steps) a world of one saves its state, and resumes
-            from; under an agent, its options say so.
+        checkpoint_dir, checkpoint_every: where (a folder or a URL) and how often (in steps; "auto": as often as
+            wastes least) a world of one saves its state, and resumes from; under an agent the job's options say so, and
+            must name a place where one is named here.
 
     Raises:
-        BadInputError: the agent's settings in the environment are wrong.
+        BadInputError: the agent's settings in the environment are wrong; or a folder is named here and the job has
+            none.
     """
     level = log_level(os.environ)
     if level:
@@ -404,4 +438,7 @@ def init(*, checkpoint_dir: str | Path | None = None, checkpoint_every: int = 10
     settings = WorkerSettings.from_environment(os.environ)
     if guard := TrainingGuard.installed():
         guard.attached()
-    return Job(settings, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)
+    job = Job(settings, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)
+    if settings is None:
+        EndAlone(job.await_saved).install()
+    return job

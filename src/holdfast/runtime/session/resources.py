@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import Tell, WorkerInstruction
+from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.runtime.groups.communicator import Communicator, PeerLostError
+from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.reach import CONNECT_S, unreachable
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.link_rate import LinkRate
@@ -165,6 +166,13 @@ class Shared:
         logger.info("generation %d: %s", generation, error)
         timed_out = isinstance(error, PeerLostError) and error.timed_out
         self._complain(generation, str(error), timed_out=timed_out, look=timed_out)
+
+    def break_off(self, groups: Groups, generation: int, error: Exception) -> None:
+        """A collective was left in the middle give the groups up, and tell what broke it, unless that was a Stop."""
+        self.progress.at(Activity.AWAITING)
+        groups.retire()
+        if not isinstance(error, HaltedError):
+            self.lost(generation, error)
 
     def look_around(self, generation: int) -> None:
         """All members of a generation wait for each other, says the coordinator: tell who cannot be reached."""

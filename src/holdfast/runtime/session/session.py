@@ -54,6 +54,7 @@ from holdfast.runtime.session.entering import Entrance
 from holdfast.runtime.session.resources import Generations, Shared
 from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.session.state_passing import StatePassing
+from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.tensors import answers
 
 CLOSE_S = 2.0
@@ -98,6 +99,7 @@ class Session:
         faults: Faults,
         clock: Clock,
         saver: CheckpointSaver | None = None,
+        snapshots: Snapshots | None = None,
         verify_state: int = 0,
         after_apply: Callable[[int, msg.Commit], None] | None = None,
         progress: ProgressSlot | None = None,
@@ -106,14 +108,14 @@ class Session:
 
         Args:
             groups: builds the groups of each generation.
-            saver: writes checkpoints; None for none.
+            saver, snapshots: save the state on disk, and in memory; None for none.
             verify_state: report a hash of all state every so many applied steps, 0 for never.
             after_apply: the script's part of a step, called with it and its v before anything is saved or sent.
             progress: where the training thread says what it is about; nowhere if None.
         """
         self.workload = workload
         self._identity, self._link = identity, link
-        self._groups, self._faults, self._saver, self._clock = groups, faults, saver, clock
+        self._groups, self._faults, self._clock, self._saver, self._snapshots = groups, faults, clock, saver, snapshots
         self._attempt: Attempt | None = None
         self._changed = threading.Condition(threading.RLock())
         experts = workload.experts
@@ -127,22 +129,23 @@ class Session:
             progress=progress or NoProgress(),
         )
         self._building = GroupBuilding(shared, groups)
-        self._passing = StatePassing(shared, workload.state, faults, None if identity.alone else identity.host)
+        self._passing = StatePassing(shared, workload.state, faults, "" if identity.alone else identity.host, snapshots)
         held = SessionExperts(shared, experts, workload.state, faults, clock) if experts else None
-        self._evaluating = Evaluating(shared, workload, saver)
+        self._evaluating = Evaluating(shared, workload, saver, held)
+        parts = shared, workload, faults
         self._applying = Applying(
-            shared,
-            workload,
-            faults,
+            *parts,
             experts=held,
             saver=saver,
+            snapshots=snapshots,
             after_apply=after_apply,
             give_up=self._give_up,
             verify_state=verify_state,
             evaluating=self._evaluating,
         )
-        self.left_loop = LeftLoop(workload.state, self._applying.leaves_unsaved, self._applying.leave)
-        self._entrance = Entrance(shared, workload, faults, self._applying, self._passing, experts=held, saver=saver)
+        self.finish, self.await_saved = self._applying.finish, self._applying.await_saved
+        self.left_loop = LeftLoop(workload.state, self._applying.save_left)
+        self._entrance = Entrance(*parts, self._applying, self._passing, experts=held, saver=saver, snapshots=snapshots)
         if saver is not None:
             saver.notify(shared.notify)
         faults.on(hold=self._hold, drop=self._drop, corrupt=self._corrupt)
@@ -181,6 +184,7 @@ class Session:
             seed=self.workload.samples.seed,
             expert_shape=experts.shape(self._identity.slots) if experts is not None else None,
             saves=self._saver is not None,
+            saves_in_time=self._saver is not None and self._saver.in_time,
         )
         self._link.send(message)
         self.workload.loader.start()
@@ -243,10 +247,6 @@ class Session:
                 self.next_compute()  # (asked for again by the loop: by then another generation may be in force)
         last = self._applying.last
         return last.commit if last is not None and last.step == attempt.step else None
-
-    def finish(self) -> None:
-        """Loop or job want no further step: what they have led to is saved, unless it is already."""
-        self._applying.finish()
 
     def want(self, wish: Wish, why: str = "") -> None:
         """Ask all for something, with the next step that passes."""
@@ -339,17 +339,23 @@ class Session:
         for resources in left:
             if resources.push is not None:
                 resources.push.join(CLOSE_S)
-        if self._saver is not None:
-            self._saver.close()
+        for tier in (self._saver, self._snapshots):
+            if tier is not None:
+                tier.close()
         self._groups.close(CLOSE_S)
         self.workload.loader.close()
 
     def _take_up(self, task: Task) -> None:
         """Do what leads from one step to the next, or to the end; the machine is asked again afterwards."""
         if isinstance(task, Finish):
-            self.finish()
+            self._finish_early(task)
         if isinstance(task, Entering):
             self._entrance.take_up(task)
+
+    def _finish_early(self, task: Finish) -> None:
+        """The job ends before the loop does; where a script has asked for that, its last state is evaluated as well."""
+        if not task.asked or self.evaluated(self._machine.applied or 0, self._machine.generation):
+            self.finish()
 
     def _give_up(self, step: int, generation: int, rank: int, failure: BaseException) -> NoReturn:
         """Have the job end with what `after_apply` raised, save with all others what the step led to, and raise it."""
@@ -407,8 +413,8 @@ class Session:
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
                 if self._saver is not None:
                     self._saver.obey(order)
-            case msg.AskCheckpoint():
-                self._machine.wishes.want(Wish.SAVE)
+            case msg.AskCheckpoint(if_free=if_free):
+                self._machine.wishes.want(Wish.SAVE_IF_FREE if if_free else Wish.SAVE)
             case msg.Inject():
                 self._faults.order(order)
             case _:

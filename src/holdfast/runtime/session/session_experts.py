@@ -6,10 +6,9 @@ import logging
 
 from holdfast.clock import Clock
 from holdfast.coordination.experts.loads import encode_loads
-from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import MAX_LOADS, Loads
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.runtime.checkpoints.saver import CheckpointSaver, ExpertRows
+from holdfast.runtime.checkpoints.saver import ExpertRows
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
@@ -50,13 +49,8 @@ class SessionExperts:
             moving = FaultingCommunicator(domain, self._faults, step, "moving")
         try:
             resources.moved_bytes = self._experts.take_up(domain, plan.expert_plan, change, moving=moving)
-        except HaltedError:
-            groups.retire()
-            return False
-        except (PeerLostError, CorruptExpertError) as error:
-            self._shared.progress.at(Activity.AWAITING)
-            groups.retire()
-            self._shared.lost(resources.generation, error)
+        except (HaltedError, PeerLostError, CorruptExpertError) as error:
+            self._shared.break_off(groups, resources.generation, error)
             return False
         if change.bring:
             resources.moving_s = self._clock.monotonic() - started
@@ -64,54 +58,23 @@ class SessionExperts:
         with self._shared.changed:
             return machine.moved(resources.generation)
 
-    def after_step(
-        self,
-        groups: Groups,
-        saver: CheckpointSaver | None,
-        *,
-        step: int,
-        origin: tuple[int, int],
-        verify: bool,
-        asked: bool,
-    ) -> None:
-        """Compare all copies if it is time to; if a checkpoint is due, bring the experts to rank 0, which saves them.
-
-        Args:
-            origin: term and generation under which the step was applied.
-            asked: a checkpoint is due, whatever the step is.
+    def verified(self, groups: Groups, generation: int) -> bool:
+        """Compare all copies, on all ranks; False where that was broken off.
 
         Raises:
             ReplicasDifferError: on all ranks.
         """
         try:
-            if verify:
-                self._experts.verify(groups.domain)
+            self._experts.verify(groups.domain)
         except (HaltedError, PeerLostError) as error:
-            self._broken_off(groups, origin[1], error)
-            return
-        if saver is not None and (asked or saver.due(step)):
-            wanted = groups.world.rank == 0 and saver.free(step, wait=asked)
-            self.save(groups, saver, step=step, origin=origin, wanted=wanted)
+            # (where they were halted: the step is applied, and what comes next finds the generation over)
+            self._shared.break_off(groups, generation, error)
+            return False
+        return True
 
-    def save(self, groups: Groups, saver: CheckpointSaver, *, step: int, origin: tuple[int, int], wanted: bool) -> None:
-        """Bring the experts to rank 0, on all ranks; it saves them.
-
-        Args:
-            wanted: rank 0 can save them now; what the others say does not count.
-        """
-        try:
-            rows = self._experts.gather(groups.domain, wanted=wanted)
-        except (HaltedError, PeerLostError) as error:
-            self._broken_off(groups, origin[1], error)
-            return
-        if rows is not None:
-            saver.save(self._state, step, origin, ExpertRows(specs=self._experts.specs(), rows=rows))
-
-    def _broken_off(self, groups: Groups, generation: int, error: Exception) -> None:
-        self._shared.progress.at(Activity.AWAITING)
-        groups.retire()  # (where they were halted: the step is applied, and what comes next finds the generation over)
-        if isinstance(error, PeerLostError):
-            self._shared.lost(generation, error)
+    def saved(self) -> ExpertRows:
+        """Return the experts that this worker saves: each is saved by one of its hosts, the same in all eyes."""
+        return ExpertRows(specs=self._experts.specs(), rows=self._experts.own_rows())
 
     def tell_loads(self, *, step: int, generation: int) -> None:
         """Tell the coordinator every so many steps how the tokens are shared out; for rank 0 alone: all know the same.

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import queue
+import secrets
 import threading
+import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
 from holdfast.control.link.framing import FromWorkerProcess
 from holdfast.coordination.experts.blobs import everything
 from holdfast.coordination.progress.checkpoints import KEPT
-from holdfast.errors import JobFailedError
-from holdfast.protocol.checkpoint_dir import intact_checkpoints
-from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
+from holdfast.coordination.progress.saving_period import PeriodBounds, saved, saving_period_s
+from holdfast.errors import BadInputError, JobFailedError
+from holdfast.protocol.checkpoints.directory import intact_checkpoints
+from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.record import Saving
+from holdfast.storage import Storage, said
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +29,20 @@ logger = logging.getLogger(__name__)
 class SoloLink:
     """Answers a session as a coordinator would, so that a script alone runs through the same code."""
 
-    def __init__(self, checkpoint_directory: Path | None = None) -> None:
-        self._directory = checkpoint_directory
+    def __init__(
+        self, storage: Storage | None = None, *, in_time: bool = False, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Know of nobody yet.
+
+        Args:
+            storage: where checkpoints lie, if there are any.
+            in_time: say when one is due. now: seconds, from wherever.
+        """
+        self._storage = storage
+        self._in_time = in_time and storage is not None
+        self._now = now
+        self._begun_at = self._asked_at = now()
+        self._saving = Saving()
         self._plan: msg.GenerationPlan | None = None
         #: the step whose v was refused last
         self._refused = 0
@@ -63,7 +79,7 @@ class SoloLink:
                 self._look_around()
                 # Terms go on counting from those in the directory: what is written now is newer than all of it.
                 term = 1 + max((name.term for name in self._known), default=0)
-                self._plan = _plan(message, term)
+                self._plan = _plan(message, term, secrets.token_bytes(16))
                 self._orders.put(msg.Begin(plan=self._plan, decision=self._decide()))
             case msg.Finished():
                 if self._cause:
@@ -76,15 +92,36 @@ class SoloLink:
                 again, self._refused = self._refused == message.step, message.step
                 self._cause = f"{message.why}, twice" if again else ""
                 self._stay_at(message.step - 1, last=again)
-            case msg.CheckpointWritten(term=term, generation=generation, step=step, name=name):
-                self._orders.put(msg.AcceptCheckpoint(term=term, generation=generation, step=step, name=name))
+            case msg.CheckpointWritten():
+                self._orders.put(
+                    msg.AcceptCheckpoint(
+                        term=message.term,
+                        generation=message.generation,
+                        step=message.step,
+                        name=message.name,
+                        files=message.files,
+                        seconds=message.seconds,
+                        stall_s=message.stall_s,
+                    )
+                )
+            case msg.CheckpointUnwritten():
+                self._orders.put(msg.PruneCheckpoints(term=message.term, names=(message.name,)))
             case msg.CheckpointKept():
                 self._kept(message)
+            case msg.Applied():
+                self._ask_in_time()
             case msg.CheckpointDamaged() if self._plan is not None:
                 self._strike_out(message.why)
                 self._begin_anew(self._decide())
             case _:
                 pass
+
+    def _ask_in_time(self) -> None:
+        now = self._now()
+        since, lived_s = max(self._saving.saved_at, self._asked_at), now - self._begun_at
+        if self._in_time and now - since >= saving_period_s(self._saving, lived_s, PeriodBounds()):
+            self._asked_at = now
+            self._orders.put(msg.AskCheckpoint(if_free=True))
 
     def _stay_at(self, step: int, *, last: bool) -> None:
         """Begin another generation with the state of `step` as it is; `last`: save it, and finish."""
@@ -104,10 +141,16 @@ class SoloLink:
 
     def _look_around(self) -> None:
         """Find the checkpoints of an earlier run."""
-        if self._directory is not None:
-            damaged: list[str] = []
-            self._known = intact_checkpoints(self._directory, lambda error: damaged.append(str(error)))
-            self._damaged = damaged
+        if self._storage is None:
+            return
+        damaged: list[str] = []
+        try:
+            self._known = intact_checkpoints(self._storage, lambda error: damaged.append(str(error)))
+        except OSError as error:
+            raise BadInputError(
+                f"the checkpoint directory {self._storage.where} cannot be read: {said(error)}"
+            ) from None
+        self._damaged = damaged
 
     def _strike_out(self, why: str) -> None:
         """The newest checkpoint cannot be read, although its files are whole."""
@@ -115,11 +158,15 @@ class SoloLink:
         self._damaged.append(why)
 
     def _kept(self, kept: msg.CheckpointKept) -> None:
-        """A checkpoint has its final name: those that it supersedes may go."""
+        """A checkpoint counts: those that it supersedes may go."""
+        self._orders.put(
+            msg.AcceptCheckpoint(term=kept.term, generation=kept.generation, step=kept.step, name=kept.name)
+        )
+        self._saving = saved(self._saving, self._now(), kept.stall_s)
         self._known.append(parse_name(kept.name))
         self._known, old = self._known[-KEPT:], self._known[:-KEPT]
         if old:
-            names = tuple(name.final for name in old[-msg.MAX_PRUNED :])
+            names = tuple(name.folder for name in old[-msg.MAX_PRUNED :])
             self._orders.put(msg.PruneCheckpoints(term=kept.term, names=names))
 
     def _decide(self) -> msg.Decision:
@@ -128,16 +175,20 @@ class SoloLink:
             for why in self._damaged:
                 logger.warning("%s; the checkpoint before it is used", why)
             newest = self._known[-1]
-            source = msg.CheckpointSource(name=newest.final)
+            source = msg.CheckpointSource(name=newest.folder)
             return msg.Decision(kind=msg.DecisionKind.ROLLBACK, applied=newest.step, source=source)
         if self._damaged:
-            raise JobFailedError(f"no checkpoint in {self._directory} can be read: {self._damaged[0]}")
+            raise JobFailedError(
+                f"no checkpoint in {self._storage.where if self._storage else ''} can be read: {self._damaged[0]}"
+            )
         return msg.Decision(kind=msg.DecisionKind.START, applied=0)
 
 
-def _plan(attach: msg.Attach, term: int) -> msg.GenerationPlan:
+def _plan(attach: msg.Attach, term: int, secret: bytes) -> msg.GenerationPlan:
     member = msg.Member(worker=attach.worker, host=attach.host, state_port=0)
-    return msg.GenerationPlan(term=term, generation=1, members=(member,), expert_plan=_all_here(attach.expert_shape))
+    return msg.GenerationPlan(
+        term=term, generation=1, members=(member,), expert_plan=_all_here(attach.expert_shape), secret=secret
+    )
 
 
 def _all_here(shape: msg.ExpertShape | None) -> msg.ExpertPlan | None:

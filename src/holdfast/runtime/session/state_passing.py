@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
+
 from holdfast.coordination.worker.tasks import Enter, Move
 from holdfast.protocol.state import LiveSource
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.session.resources import Resources, Shared
+from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.receive import Receipt, StateInbox
-from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.state import Manifest, TrainingState
 from holdfast.runtime.state.transfer import Push
 from holdfast.runtime.state.wire import Ticket
 
@@ -15,19 +20,26 @@ from holdfast.runtime.state.wire import Ticket
 class StatePassing:
     """Sends and receives the state of one worker."""
 
-    def __init__(self, shared: Shared, state: TrainingState, faults: Faults, host: str | None) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        state: TrainingState,
+        faults: Faults,
+        host: str,
+        snapshots: Snapshots | None = None,
+    ) -> None:
         """Neither send nor receive yet.
 
         Args:
-            host: the address to receive at; None where no peer can ever send anything.
+            host: the address to receive at; "" where no peer can ever send anything.
+            snapshots: they read the state, too.
         """
         self._shared = shared
         self._state = state
         self._faults = faults
+        self._snapshots = snapshots
         self._inbox = StateInbox(host, admit=self._admit, open_receipt=self._open_receipt) if host else None
         self._latest: Receipt | None = None
-        #: what `_latest` wrote to is known to be whole
-        self._settled = True
 
     def start(self) -> int:
         """Listen for senders; return the port, 0 for none."""
@@ -37,10 +49,6 @@ class StatePassing:
         """Stop listening."""
         if self._inbox is not None:
             self._inbox.close()
-
-    def settle(self) -> None:
-        """The tensors hold one whole state: a receipt's, or a checkpoint's."""
-        self._settled = True
 
     def quiet(self) -> bool:
         """Wait until no earlier transfer writes to the tensors any more; return whether that is so."""
@@ -75,6 +83,11 @@ class StatePassing:
 
     # ---- in the inbox's threads ----
 
+    def _prepare(self, manifest: Manifest, *, aside: bool) -> list[torch.Tensor]:
+        if self._snapshots is not None and not aside:
+            self._snapshots.settle()
+        return self._state.prepare(manifest, aside=aside)
+
     def _admit(self, generation: int, wait_s: float) -> Ticket | None:
         """Return who may send this worker the state of a generation, once that is known; None where nobody may."""
         machine = self._shared.machine
@@ -99,11 +112,10 @@ class StatePassing:
                 step = machine.step
                 resources.receipt = self._latest = Receipt(
                     ticket=ticket,
-                    prepare=self._state.prepare,
+                    prepare=partial(self._prepare, aside=machine.keeps),
                     on_end=self._shared.notify,
                     midway=lambda: self._faults.at_side("receiving", step),
                     after=self._latest,
                 )
-                self._settled = False
             self._shared.changed.notify_all()
             return resources.receipt

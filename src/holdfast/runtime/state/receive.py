@@ -7,7 +7,6 @@ import hmac
 import logging
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
+from holdfast.control.link.wire import SILENCE_S, Reception, Sockets, TransferError, Wire, checksum
 from holdfast.counted_log import CountedLog
 from holdfast.runtime.state.state import Manifest, StateMismatchError
 from holdfast.runtime.state.wire import (
@@ -26,17 +26,11 @@ from holdfast.runtime.state.wire import (
     NONCE,
     OFFER_WAIT_S,
     PREAMBLE,
-    SILENCE_S,
     STREAMS,
     TAG,
     FlatState,
     Header,
-    Sockets,
     Ticket,
-    TransferError,
-    Wire,
-    checksum,
-    shut,
     stream_chunks,
 )
 
@@ -45,16 +39,8 @@ logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 << 20
 #: streams of senders that have shown who they are
 MAX_CONNECTIONS = 32
-#: connections of those that have not yet, and how long they may take for it
-MAX_STRANGERS = 64
-INTRODUCTION_S = 5.0
 #: offers that come before their plan: how many may wait for it here; the others ask again
 MAX_WAITING = 16
-#: connections that the kernel holds until they are taken
-BACKLOG = 128
-CLOSE_S = 1.0
-_LOOK_S = 1.0
-_PAUSE_S = 0.2
 
 
 class Receipt:
@@ -213,11 +199,7 @@ def _read_header(wire: Wire, step: int, length: int, digest: bytes) -> Header:
 
 
 class StateInbox:
-    """Listens for senders of state, as long as the worker lives.
-
-    Whoever connects is a stranger until it has shown who it is. Strangers have places of their own and little time; a
-    new one takes the place of the oldest where there is none left. So a sender always gets in.
-    """
+    """Listens for senders of state, as long as the worker lives."""
 
     def __init__(
         self,
@@ -235,64 +217,23 @@ class StateInbox:
             open_receipt: a sender has shown who it is; returns where its stream goes, None where it is too late.
             monotonic: the clock by which strangers are late.
         """
-        self._host = host
         self._admit = admit
         self._open_receipt = open_receipt
-        self._listener: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        self._connections = Sockets()
-        self._strangers = Strangers(MAX_STRANGERS, INTRODUCTION_S, monotonic)
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
-        self._log = CountedLog(logger, time.monotonic)
+        self._reception = Reception(host, "sender", self._receive, CountedLog(logger, time.monotonic), monotonic)
 
     def start(self) -> int:
-        """Listen on a free port, and return it."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.create_server((self._host, 0), family=family, backlog=BACKLOG)
-        listener.settimeout(_LOOK_S)
-        self._listener = listener
-        self._thread = threading.Thread(target=self._listen, args=(listener,), name="holdfast-inbox", daemon=True)
-        self._thread.start()
-        return listener.getsockname()[1]
+        """Listen on a free port, and return it.
+
+        Raises:
+            OSError: there is none.
+        """
+        return self._reception.start()
 
     def close(self) -> None:
         """Stop listening, and leave what is under way."""
-        self._connections.shut_all()
-        if self._listener is not None and self._thread is not None:
-            shut(self._listener)
-            self._thread.join()
-            self._listener.close()
-        self._connections.shut_all(CLOSE_S)  # what their threads have to say is to be counted
-        self._log.flush(everything=True)
-
-    def _listen(self, listener: socket.socket) -> None:
-        while not self._connections.shut:
-            self._strangers.drop_late()
-            self._log.flush()
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:
-                if not self._connections.shut:
-                    # No descriptor is left, for example: the strangers' will be free again in a while.
-                    self._log.warn("accept", f"no connection can be taken: {error}")
-                    time.sleep(_PAUSE_S)
-                continue
-            self._connections.add(connection)
-            self._strangers.enter(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="holdfast-receive", daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        peer = _peer(connection)
-        try:
-            self._receive(connection)
-        except (OSError, struct.error) as error:
-            self._log.warn(peer, f"state offered by {peer} is refused: {error}")
-        finally:
-            self._strangers.leave(connection)
-            self._connections.remove(connection)
+        self._reception.close()
 
     def _receive(self, connection: socket.socket) -> None:
         wire = Wire(connection)
@@ -308,7 +249,7 @@ class StateInbox:
         proof = wire.read(TAG)
         if not hmac.compare_digest(proof, ticket.tag("sender", stream, theirs + mine, claim)):
             raise TransferError("the sender could not show who it is")
-        self._strangers.leave(connection)
+        self._reception.strangers.leave(connection)
         if not self._slots.acquire(blocking=False):
             raise TransferError(f"more than {MAX_CONNECTIONS} streams at a time")
         try:
@@ -324,50 +265,9 @@ class StateInbox:
         if not self._waiting.acquire(blocking=False):
             return None
         try:
-            self._strangers.leave(connection)
+            self._reception.strangers.leave(connection)
             ticket = self._admit(generation, OFFER_WAIT_S)
-            self._strangers.enter(connection)
+            self._reception.strangers.enter(connection)
             return ticket
         finally:
             self._waiting.release()
-
-
-class Strangers:
-    """Connections whose other side has not yet shown who it is: so many, for so long, the oldest given up first."""
-
-    def __init__(self, places: int, seconds: float, monotonic: Callable[[], float]) -> None:
-        self._places = places
-        self._seconds = seconds
-        self._monotonic = monotonic
-        self._lock = threading.Lock()
-        self._since: dict[socket.socket, float] = {}
-
-    def enter(self, connection: socket.socket) -> None:
-        """Take a place, the oldest one's where none is free."""
-        with self._lock:
-            self._since[connection] = self._monotonic()
-            while len(self._since) > self._places:
-                self._drop(next(iter(self._since)))
-
-    def leave(self, connection: socket.socket) -> None:
-        """Give the place back; repeating it does no harm. From then on the connection may be closed."""
-        with self._lock:
-            self._since.pop(connection, None)
-
-    def drop_late(self) -> None:
-        """Give up those whose time is over."""
-        until = self._monotonic() - self._seconds
-        with self._lock:
-            for connection in [connection for connection, since in self._since.items() if since <= until]:
-                self._drop(connection)
-
-    def _drop(self, connection: socket.socket) -> None:
-        del self._since[connection]
-        shut(connection)  # its thread wakes up, and closes it
-
-
-def _peer(connection: socket.socket) -> str:
-    try:
-        return str(connection.getpeername()[0])
-    except OSError:
-        return "somebody"

@@ -132,8 +132,11 @@ class TrainingState:
         )
         return StateView(manifest=manifest, tensors=tensors)
 
-    def prepare(self, manifest: Manifest) -> list[torch.Tensor]:
-        """Return tensors to receive a state into: the model's own, and for the optimizer's the own ones or new ones.
+    def prepare(self, manifest: Manifest, *, aside: bool = False) -> list[torch.Tensor]:
+        """Return tensors to receive a state into: the model's own, and new ones for the optimizer's.
+
+        Args:
+            aside: what is here stays as it is until `adopt`: new ones for the model's, too, in the host's memory.
 
         Raises:
             StateMismatchError: the state is that of another model, or lies beyond all bounds.
@@ -158,7 +161,7 @@ class TrainingState:
         for spec, (name, tensor) in zip(manifest.tensors, own, strict=False):
             if spec != _spec(name, tensor):
                 raise StateMismatchError(f"{name} is {_spec(name, tensor)} here and {spec} there")
-            targets.append(tensor.detach())
+            targets.append(_empty(spec, torch.device("cpu")) if aside else tensor.detach())
         device = self._device()
         for spec in manifest.tensors[len(own) :]:
             targets.append(_empty(spec, device))
@@ -171,6 +174,7 @@ class TrainingState:
             StateMismatchError: the values do not fit the objects.
         """
         self.watch.forget()
+        self._take_over(tensors)
         try:
             self.optimizers.adopt(tree.unpack(manifest.optimizer, tensors), self._apart)
             for name, node in manifest.extra.items():
@@ -191,6 +195,13 @@ class TrainingState:
         }
 
     # ---- inside ----
+
+    @torch.no_grad()
+    def _take_over(self, tensors: list[torch.Tensor]) -> None:
+        """Copy what has come aside into the model's own tensors."""
+        for own, came in zip((*self._parameters.values(), *self._buffers().values()), tensors, strict=False):
+            if came.data_ptr() != own.data_ptr():
+                own.copy_(came)
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         return {uncompiled(name): self._set_buffers.get(name, buffer) for name, buffer in self.model.named_buffers()}

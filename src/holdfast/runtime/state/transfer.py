@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator
 
 import msgspec
 
+from holdfast.control.link.wire import ClosedError, Sockets, TransferError, Wire, checksum
 from holdfast.protocol.plan import GenerationPlan, Member, Passed
 from holdfast.runtime.state.state import StateView
 from holdfast.runtime.state.wire import (
@@ -32,14 +33,9 @@ from holdfast.runtime.state.wire import (
     PREAMBLE,
     STREAMS,
     TAG,
-    ClosedError,
     FlatState,
     Header,
-    Sockets,
     Ticket,
-    TransferError,
-    Wire,
-    checksum,
     stream_chunks,
 )
 

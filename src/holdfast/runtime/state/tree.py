@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import msgspec
@@ -13,6 +13,8 @@ import torch
 from holdfast.errors import BadInputError
 
 _MAX_DEPTH = 32
+#: of the path to a value, in errors
+_SAID_OF_PATH = 120
 
 
 class _Node(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -72,21 +74,24 @@ _MAPPINGS: dict[str, Callable[[list[tuple[Any, Any]]], Any]] = {
 _KEYS = (bool, int, float, str, type(None))
 
 
-def pack(value: Any, place: Callable[[torch.Tensor], int], where: str, depth: int = 0) -> Node:
+def pack(value: Any, place: Callable[[torch.Tensor], int] | None, where: str, depth: int = 0) -> Node:
     """Turn a value into a tree.
 
     Args:
         value: scalars, strings, bytes, tensors, dtypes, and lists, tuples, sets and mappings of them.
-        place: takes each tensor and returns its place.
+        place: takes each tensor and returns its place; None: there may be none.
         where: what the value is called in errors.
 
     Raises:
         BadInputError: some part is of another type, or too deep.
     """
     if depth > _MAX_DEPTH:
-        raise BadInputError(f"{where} is nested deeper than {_MAX_DEPTH}: it cannot be sent to a joiner")
+        raise BadInputError(
+            f"{_said(where)} is nested deeper than {_MAX_DEPTH}, or holds itself: it cannot be sent to a joiner; make "
+            "it flatter"
+        )
     if isinstance(value, torch.Tensor):
-        return Place(place(value))
+        return _tensor(value, place, where)
     if isinstance(value, np.generic):
         value = cast(Any, value).item()
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 63:
@@ -106,14 +111,34 @@ def pack(value: Any, place: Callable[[torch.Tensor], int], where: str, depth: in
     if type(value) in (dict, OrderedDict, Counter):
         pairs = cast(dict[Any, Any], value).items()
         return Mapping(kind, tuple(_pack_item(key, item, place, where, depth) for key, item in pairs))
-    raise BadInputError(
-        f"{where} is a {kind}: state may hold tensors, numbers, strings, bytes, lists, tuples, sets and mappings"
+    raise _not_to_hold(kind, place, where)
+
+
+def _tensor(value: torch.Tensor, place: Callable[[torch.Tensor], int] | None, where: str) -> Place:
+    if place is None:
+        raise _not_to_hold("tensor", place, where)
+    return Place(place(value))
+
+
+def _not_to_hold(kind: str, place: Callable[[torch.Tensor], int] | None, where: str) -> BadInputError:
+    tensors = "" if place is None else "tensors, "
+    return BadInputError(
+        f"{_said(where)} is a {kind}: the state may hold {tensors}numbers, strings, bytes, lists, tuples, sets and "
+        "mappings; leave out what is no state, and write down the rest in these"
     )
 
 
-def _pack_item(key: Any, item: Any, place: Callable[[torch.Tensor], int], where: str, depth: int) -> tuple[Any, Node]:
+def _said(where: str) -> str:
+    """Return the path to a value, its middle left out where it is long."""
+    half = _SAID_OF_PATH // 2
+    return where if len(where) <= _SAID_OF_PATH else f"{where[:half]} ... {where[-half:]}"
+
+
+def _pack_item(
+    key: Any, item: Any, place: Callable[[torch.Tensor], int] | None, where: str, depth: int
+) -> tuple[Any, Node]:
     if type(key) not in _KEYS:
-        raise BadInputError(f"{where} has the key {key!r}: keys must be numbers or strings")
+        raise BadInputError(f"{_said(where)} has the key {key!r}: keys must be numbers or strings")
     return key, pack(item, place, f"{where}[{key!r}]", depth + 1)
 
 
@@ -151,6 +176,21 @@ def places(node: Node) -> list[int]:
             return [place for _, item in node.items for place in places(item)]
         case _:
             return []
+
+
+def ways(node: Node, way: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield how each tensor of a tree is reached, keys and numbers from the outside in, with its place."""
+    match node:
+        case Place():
+            yield way, node.index
+        case Sequence():
+            for number, item in enumerate(node.items):
+                yield from ways(item, (*way, str(number)))
+        case Mapping():
+            for key, item in node.items:
+                yield from ways(item, (*way, str(key)))
+        case _:
+            pass
 
 
 def dtype_of(name: str) -> torch.dtype:

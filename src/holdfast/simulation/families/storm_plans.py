@@ -1,10 +1,14 @@
-"""Fault plans with everything at once: storms, a node that flaps, faults during recoveries, clocks that jump."""
+"""Fault plans with everything at once: storms, a node that flaps, faults during recoveries, clocks that jump.
+
+And with a step that some have reduced and others not: who finishes it dies before others have its state.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
 
+from holdfast.simulation.faults.coverage import AT_WORKERS
 from holdfast.simulation.faults.plans import OTHER_BOUNDARIES, STEP_BOUNDARIES, Fault, FaultKind, FaultPlan, random_plan
 
 _KINDS = (
@@ -35,6 +39,25 @@ _KINDS = (
 )
 #: where a recovery is under way
 _RECOVERING = ("stopped", "begun", "built", "entering", "entered", "receiving", "sending")
+
+#: where some are READY and others are not
+_FIRST = ("reducing", "reduced", "reduced", "voted", "climbing")
+_FIRST_KINDS = (FaultKind.KILL_NODE, FaultKind.KILL_WORKER, FaultKind.SILENT_NODE, FaultKind.GLITCH, FaultKind.HANG)
+#: while it is finished
+_LATER = ("stopped", "begun", "built", "applying", "applied", "sending", "receiving", "adopting", "adopting", "entered")
+_LATER_KINDS = (
+    FaultKind.KILL_NODE,
+    FaultKind.KILL_WORKER,
+    FaultKind.STOP_NODE,
+    FaultKind.STOP_WORKER,
+    FaultKind.RAISE_APPLY,
+    FaultKind.CUT,
+    FaultKind.PARTITION,
+    FaultKind.LAG_LISTENER,
+    FaultKind.CRASH_COORDINATOR,
+    FaultKind.JOIN,
+)
+_ANY = tuple(sorted(AT_WORKERS))
 
 
 def storm_plan(seed: int) -> FaultPlan:
@@ -78,4 +101,37 @@ def _fault(rng: Random, at: float) -> Fault:
         target=rng.randrange(64),
         duration=rng.choice((0.02, 0.3, 0.7, 1.5, 4.0)),
         boundary=boundary,
+    )
+
+
+def ready_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed: a rank is struck in the reduction of a step, others while that is finished."""
+    rng = Random(seed * 83 + 41)
+    plan = random_plan(seed)
+    nodes, step = rng.randint(3, 5), rng.randint(1, plan.steps)
+    first = Fault(
+        kind=rng.choice(_FIRST_KINDS),
+        target=rng.randrange(64),
+        duration=rng.choice((0.3, 1.5)),
+        boundary=rng.choice(_FIRST),
+        step=step,
+    )
+    later = [
+        Fault(
+            kind=rng.choice(_LATER_KINDS if rng.random() < 0.7 else _ANY),
+            target=rng.randrange(64),
+            duration=rng.choice((0.02, 0.3, 1.5, 4.0)),
+            boundary=boundary,
+        )
+        for boundary in rng.choices(_LATER, k=rng.choice((1, 1, 2, 3)))
+    ]
+    if plan.slots:  # the job may need whoever is cut off for good
+        later = [fault for fault in later if fault.kind is not FaultKind.PARTITION_FOR_GOOD]
+    return replace(
+        plan,
+        nodes=nodes,
+        start_nodes=nodes,
+        fan_out=rng.choice((0, 0, 0, 2)),
+        logs=rng.random() < 0.3,
+        faults=(first, *later, *plan.faults[: rng.choice((0, 0, 1))]),
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from holdfast.simulation.faults.plans import OTHER_BOUNDARIES, STEP_BOUNDARIES, FaultKind
 
 #: the boundary that a worker has reached last
-WORKER_PHASES = ("starting", *OTHER_BOUNDARIES, "moving", *STEP_BOUNDARIES, "refused", "climbing")
+WORKER_PHASES = ("starting", *OTHER_BOUNDARIES, "moving", *STEP_BOUNDARIES, "refused", "climbing", "adopting")
 #: what the coordinator is about; away: there is none
 COORDINATOR_PHASES = ("waiting", "running", "swapping", "recovering", "ended", "away")
 
@@ -35,6 +35,8 @@ AT_WORKERS = frozenset(
         FaultKind.RAISE,
         FaultKind.LINK_DOWN,
         FaultKind.CORRUPT_STATE,
+        FaultKind.FLIP,
+        FaultKind.FULL_MEMORY,
     }
 )
 #: a coordinator that dies before it writes this
@@ -56,6 +58,8 @@ def _possible(kind: str, phase: str) -> bool:
     if phase == "away":
         # Nobody is there to be struck; (a user asks again until somebody hears).
         return kind in (FaultKind.JOIN, FaultKind.RETURN, FaultKind.DAMAGE, FaultKind.INTERRUPT)
+    if kind in (FaultKind.FLIP, FaultKind.FULL_MEMORY) and phase in ("moving", "climbing", "refused"):
+        return False  # (dense jobs whose collectives go at once, with no wrong gradients)
     if (kind, phase) == (FaultKind.CORRUPT_SUM, "refused"):
         return False  # one is enough: a second one may be the second refusal
     # only what waits for its peers can be told that one of them is gone

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, NodeLeft
+from holdfast.protocol.commit import Commit, Wish
+from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarted, JobFinished, NodeLeft
 from holdfast.protocol.record import Record
 from holdfast.simulation.faults.plans import FaultKind, FaultPlan, Raises
 
@@ -50,6 +51,21 @@ def unsaved(plan: FaultPlan, why: str, committed: int, saved: Collection[int]) -
 def last_quarantined(plan: FaultPlan, why: str) -> bool:
     """Tell whether a job ends because its last node has failed too often."""
     return plan.max_restarts < FaultPlan(seed=0).max_restarts and ("is quarantined" in why or "is given up" in why)
+
+
+def wrong_end(plan: FaultPlan, event: JobFinished, commits: Mapping[int, Commit]) -> str:
+    """Return what is wrong with the end of a job that nobody has interrupted, "" for nothing.
+
+    Args:
+        commits: v of each step. What was raised in one that a survivor finished by itself is in that of the next.
+    """
+    if plan.raises is not Raises.NOTHING:
+        return f"although every script raises at {plan.raises_at}"
+    asked = [step for step, v in commits.items() if Wish.STOP in v.wishes]
+    steps = min(asked, default=plan.steps)
+    if (event.steps, event.samples) != (steps, steps * plan.micro_batches * plan.micro_batch):
+        return f"after {event.steps} steps of {steps}"
+    return ""
 
 
 def barred(record: Record | None) -> set[str]:

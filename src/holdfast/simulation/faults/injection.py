@@ -127,17 +127,14 @@ class Injector:
         kind = fault.kind
         if kind in (FaultKind.JOIN, FaultKind.RETURN, FaultKind.UNDRAIN):
             self._bring(fault)
-        elif kind is FaultKind.DAMAGE:
-            self._world.checkpoints.damage_newest()
-        elif kind is FaultKind.SLOW_STORE:
-            world = self._world
-            world.store_slow_until = max(world.store_slow_until, world.timeline.now + fault.duration)
+        elif kind in (FaultKind.DAMAGE, FaultKind.SLOW_STORE):
+            self._strike_disk(fault)
         elif kind is FaultKind.CLOCK_JUMP:
             self._jump(fault, agent)
         elif kind is FaultKind.INTERRUPT:
             cluster.interrupt()
-        elif kind is FaultKind.KILL_WITNESSES:
-            self._kill_witnesses(fault.duration)
+        elif kind in (FaultKind.KILL_WITNESSES, FaultKind.KILL_WORKERS):
+            self._kill_many(fault)
         elif kind in (
             FaultKind.CRASH_COORDINATOR,
             FaultKind.PAUSE_COORDINATOR,
@@ -149,6 +146,14 @@ class Injector:
             self._strike_node(fault, agent)
             if worker is not None:
                 self._strike_worker(fault, worker)
+
+    def _strike_disk(self, fault: Fault) -> None:
+        """Cut a checkpoint short, or let the coordinator's writes take their time."""
+        world = self._world
+        if fault.kind is FaultKind.DAMAGE:
+            world.checkpoints.damage_newest()
+        else:
+            world.store_slow_until = max(world.store_slow_until, world.timeline.now + fault.duration)
 
     def _jump(self, fault: Fault, agent: SimAgent | None) -> None:
         """Set the clocks of the coordinator's machine and of a node."""
@@ -174,9 +179,13 @@ class Injector:
         if gone:
             self._cluster.add_node(gone[target % len(gone)])
 
-    def _kill_witnesses(self, within_s: float) -> None:
-        """Kill all nodes with witnesses of the generation in force, in any order; some are seen to die."""
-        world = self._world
+    def _kill_many(self, fault: Fault) -> None:
+        """Kill all workers, now; or all nodes with witnesses of the generation in force, in any order, some seen."""
+        if fault.kind is FaultKind.KILL_WORKERS:
+            for worker in [one for agent in self._cluster.agents.values() if agent.alive for one in agent.workers]:
+                self._kill_worker(worker)
+            return
+        world, within_s = self._world, fault.duration
         record = world.store.record
         plan = record.plan if record is not None else None
         nodes = {plan.members[rank].node for rank in plan.witnesses} if plan is not None else set[str]()
@@ -252,6 +261,11 @@ class Injector:
                 troubles.slow_until = max(troubles.slow_until, until)
             case FaultKind.FULL_DISK:
                 troubles.full_until = max(troubles.full_until, until)
+            case FaultKind.FULL_MEMORY:
+                troubles.memory_full_until = max(troubles.memory_full_until, until)
+            case FaultKind.FLIP:
+                for part in world.memory(node).parts.values():
+                    part.damaged = True
             case FaultKind.PARTITION | FaultKind.PARTITION_FOR_GOOD:
                 others = sorted(name for name, agent in self._cluster.agents.items() if agent.alive and name != node)
                 one = frozenset([world.rng.choice(others)]) if others and world.rng.random() < 0.5 else None
@@ -266,8 +280,7 @@ class Injector:
         world = self._world
         match fault.kind:
             case FaultKind.KILL_WORKER:
-                worker.kill()
-                world.after("exit", worker.agent, worker.agent.worker_ended, worker, -9, FailureKind.PROCESS_EXIT)
+                self._kill_worker(worker)
             case FaultKind.STOP_WORKER:
                 worker.stop()
                 world.timeline.after(fault.duration, worker.resume)
@@ -287,6 +300,10 @@ class Injector:
                 world.timeline.after(fault.duration, worker.agent.deliver, tell, worker)
             case _:
                 pass
+
+    def _kill_worker(self, worker: SimWorker) -> None:
+        worker.kill()
+        self._world.after("exit", worker.agent, worker.agent.worker_ended, worker, -9, FailureKind.PROCESS_EXIT)
 
     @staticmethod
     def _tell_agent_of_hang(worker: SimWorker) -> None:

@@ -41,6 +41,9 @@ class FaultKind(StrEnum):
     CLOCK_JUMP = "clock_jump"  # a node shows another time; and the coordinator's machine, as the next ones will see
     LINK_DOWN = "link_down"  # nothing gets in or out of a node, until the end of the duration
     CORRUPT_STATE = "corrupt_state"  # a worker's state is another from the next step on that it applies
+    KILL_WORKERS = "kill_workers"  # all workers of all nodes at once; their agents live
+    FLIP = "flip"  # a bit flips in the parts of snapshots that a node holds
+    FULL_MEMORY = "full_memory"  # a node has no room for parts of snapshots
     RAISE = "raise"  # a script raises at the next micro-batch that it computes
 
 
@@ -85,7 +88,9 @@ class FaultPlan:
     hold: the ranks of processes that end are kept for those that follow. max_restarts: of a node, within a window.
     raises, raises_at: at which (step, micro-batch) scripts always raise, on every node.
     slow_work, slow_work_s: which (step, micro-batch) take so much longer wherever they are computed.
-    logs: scripts log values in every step.
+    logs: scripts log values in every step. snapshot_every: steps, 0 for no snapshots; copies: of each part, on as many
+    nodes (and of each expert).
+    saves_in_time: where checkpoints are kept, the coordinator says when.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -97,6 +102,7 @@ class FaultPlan:
     micro_batches: int = 6
     micro_batch: int = 4
     checkpoint_every: int = 0
+    saves_in_time: bool = False
     ep_size: int = 0
     restart: bool = False
     start_spread: float = 0.05
@@ -119,6 +125,8 @@ class FaultPlan:
     slow_work: tuple[tuple[int, int], ...] = ()
     slow_work_s: float = 0.0
     logs: bool = False
+    snapshot_every: int = 0
+    copies: int = 2
     handle_s: float = 0.0
     send_s: float = 0.0
 
@@ -130,11 +138,6 @@ class FaultPlan:
     def longer_s(self, step: int, micro_batch: int) -> float:
         """Return by how much a micro-batch of a step takes longer than others, in seconds."""
         return self.slow_work_s if (step, micro_batch) in self.slow_work else 0.0
-
-    @property
-    def last_step(self) -> int:
-        """The step after which the job is done."""
-        return self.stops_at or self.steps
 
     def wants_the_end(self, step: int, rank: int, world: int) -> bool:
         """Tell whether the script of this rank asks all to stop after this step: in each attempt, that of one."""
@@ -189,6 +192,8 @@ _AT_BOUNDARY = (
 #: the share of the plans whose model has experts, and of those whose script logs values
 _WITH_EXPERTS = 0.15
 _LOGS = 0.25
+#: share of the schedules in which it is time that says when checkpoints are due
+_IN_TIME = 0.3
 _SIZES = (1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 8, 12, 16)
 
 
@@ -221,6 +226,7 @@ def random_plan(seed: int) -> FaultPlan:
         crash_down_s=rng.choice((0.01, 0.2, 1.5)),
         witnesses=Random(seed + 2_000_003).choice((1, 1, 1, 2, 0)),
         logs=Random(seed + 3_000_017).random() < _LOGS,
+        saves_in_time=Random(seed + 4_000_037).random() < _IN_TIME,
     )
 
 

@@ -23,6 +23,8 @@ class Troubles:
     wall_off_s: float = 0.0
     #: no checkpoint can be written
     full_until: float = 0.0
+    #: no part of a snapshot can be written
+    memory_full_until: float = 0.0
     #: writing and renaming a checkpoint end no sooner
     slow_until: float = 0.0
 

@@ -10,6 +10,7 @@ from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.lateness.reading import Reading
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
+from holdfast.simulation.machines.saving import SimKeeper, SimWriter
 from holdfast.simulation.machines.worker import SimWorker, WorkerSurroundings
 from holdfast.simulation.network import SimConnection
 from holdfast.simulation.process import Process
@@ -40,6 +41,8 @@ class SimAgent(Process):
         )
         self.machine = world.parts.agent(node, world.nonce, world.plans)
         self._connection: SimConnection | None = None
+        self.writer = SimWriter(world, cluster.checker, name, self, self._written)
+        self._keeper = SimKeeper(world, name, self, lambda part: self._obey(self.machine.fetched(part, self._now)))
         #: how far this node's clock is off: no two neighbours' agree
         self._clock_off_s = 3600.0 * (int(name[1:]) % 5 - 2)
 
@@ -52,7 +55,7 @@ class SimAgent(Process):
 
     def boot(self) -> None:
         """Start the workers and look for the coordinator."""
-        self._obey(self.machine.start())
+        self._obey(self.machine.start(self._keeper.found()))
         self.connect()
         self._tick()
         self._look()
@@ -62,6 +65,7 @@ class SimAgent(Process):
         if not self.alive:
             return
         self.alive = False
+        self._keeper.close()
         for worker in self.workers:
             worker.kill()
         if self._connection is not None:
@@ -122,11 +126,20 @@ class SimAgent(Process):
                     self._kill_hung(name)
                 case ask.Answer(question):
                     self._answer(question)
+                case ask.Stow(order):
+                    self.writer.obey(order)
+                case ask.FetchParts() | ask.ForgetParts() | ask.AdmitReaders():
+                    self._keeper.obey(instruction)
                 case ask.Reconnect():
                     self.reconnect_to_new()
                 case ask.EndAgent(exit_code):
                     self.exit_code = exit_code
                     self.kill(seen=True)
+
+    def _written(self, news: msg.WorkerMessage) -> None:
+        """Something has become of a part of a checkpoint, whether its worker still lives or not."""
+        self._world.trace(news.worker, news)
+        self._obey(self.machine.worker_said(news, self._now))
 
     # ---- workers ----
 

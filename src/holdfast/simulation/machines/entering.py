@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from holdfast.coordination.worker import tasks
 from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.state import CheckpointSource, SnapshotSource
 from holdfast.simulation.machines.building import Builder
 from holdfast.simulation.machines.host import WorkerHost
 from holdfast.simulation.machines.moving import Mover
 from holdfast.simulation.machines.saving import Saver
+from holdfast.simulation.machines.training import SimReceipt
 from holdfast.simulation.machines.transfer import Pusher
 
 
@@ -35,6 +37,8 @@ class SimEntrance:
         if not self._builder.stands(generation):
             return
         match task:
+            case tasks.Load() if worker.copier.active:
+                pass  # (it reads what is about to be overwritten)
             case tasks.Load():
                 worker.busy = "load"
                 worker.world.after("load", worker, self._loaded, task)
@@ -57,28 +61,69 @@ class SimEntrance:
 
     def _receive(self, generation: int) -> None:
         worker, receipt = self._worker, self._worker.receipt
-        if receipt is None or receipt.generation != generation:
+        if receipt is None or receipt.generation != generation or not worker.machine.adopting(generation):
             return
-        if worker.machine.received(generation, receipt.passed, receipt.step):
-            worker.state, worker.whole = receipt.state, True
-            worker.checker.holds(worker)
-            worker.advance()
+        worker.busy = "adopt"
+        worker.state, worker.whole = worker.world.garbage(), False
+        worker.world.after("adopt", worker, self._adopted, receipt)
+        worker.boundary("adopting")
+
+    def _adopted(self, receipt: SimReceipt) -> None:
+        worker = self._worker
+        if worker.hung:
+            return
+        worker.busy = ""
+        worker.state, worker.whole = receipt.state, True
+        instructions = worker.machine.received(receipt.passed, receipt.step)
+        worker.checker.holds(worker)
+        worker.obey(instructions)
+        worker.advance()
 
     def _loaded(self, task: tasks.Load) -> None:
         worker = self._worker
         if worker.busy != "load" or worker.hung:
             return
         generation = task.plan.generation
-        file = worker.world.checkpoints.files.get(task.checkpoint)
-        if file is None or file.damaged:
-            name = task.checkpoint
-            worker.tell(msg.CheckpointDamaged(worker=worker.id, generation=generation, name=name, why="cut short"))
+        found = self._read(task.source, generation)
+        if found is None:
             return  # busy until a Halt comes
-        worker.busy = ""
-        if worker.machine.loaded(generation, file.step):
-            worker.state, worker.whole = file.state, True
+        worker.busy, (step, state) = "", found
+        if worker.machine.loaded(generation, step):
+            worker.state, worker.whole = state, True
             if self._mover is not None:
-                self._mover.load(file.step)
-            self._saver.loaded(file.step)
+                self._mover.load(step)
+            self._saver.loaded(step)
             worker.checker.holds(worker)
         worker.advance()
+
+    def _read(self, source: CheckpointSource | SnapshotSource, generation: int) -> tuple[int, int] | None:
+        """Return the step and the state of a checkpoint or a snapshot; None: it cannot be read, which is told."""
+        worker = self._worker
+        if isinstance(source, SnapshotSource):
+            states = [self._read_part(source, number, generation) for number in range(len(source.parts))]
+            whole = [state for state in states if state is not None]
+            if len(whole) < len(states):
+                return None
+            return source.step, whole[0] if len(set(whole)) == 1 else worker.world.garbage()
+        file = worker.world.checkpoints.files.get(source.name)
+        if file is None or file.damaged:
+            damaged = msg.CheckpointDamaged(worker=worker.id, generation=generation, name=source.name, why="cut short")
+            worker.tell(damaged)
+            return None
+        return file.step, file.state
+
+    def _read_part(self, source: SnapshotSource, number: int, generation: int) -> int | None:
+        worker, snapshot = self._worker, source.part(number)
+        keepers = [source.keepers[place] for place in source.parts[number]]
+        for keeper in sorted(keepers, key=lambda keeper: keeper.node != worker.node):
+            memory = worker.world.memory(keeper.node)
+            part = memory.parts.get(snapshot)
+            within_reach = memory.open and worker.world.data_plane.reaches(worker.node, {keeper.node})
+            if part is not None and not part.damaged and (within_reach or keeper.node == worker.node):
+                return part.state
+            worker.tell(
+                msg.SnapshotDamaged(
+                    worker=worker.id, generation=generation, snapshot=snapshot, node=keeper.node, why="of no use"
+                )
+            )
+        return None

@@ -8,9 +8,25 @@ from typing import Any, Protocol
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import WorkerInstruction
 from holdfast.protocol.messages.worker import Attach, Raised, ScriptError, WorkerMessage
+from holdfast.simulation.durable import HandedPart
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.experts import StoredExperts
 from holdfast.simulation.world import Peer, World
+
+
+class PartWriter(Protocol):
+    """Writes the parts of checkpoints of a node's workers."""
+
+    def busy(self, worker: str) -> bool: ...
+
+    def take(self, handed: HandedPart) -> None: ...
+
+
+class NodeHost(Protocol):
+    """The agent of a worker process, for what that consists of."""
+
+    @property
+    def writer(self) -> PartWriter: ...
 
 
 class WorkerHost(Peer, Protocol):
@@ -19,8 +35,12 @@ class WorkerHost(Peer, Protocol):
     node: str
     world: World
     checker: Checker
+    machine: WorkerMachine
     #: the training thread hangs
     hung: bool
+
+    @property
+    def agent(self) -> NodeHost: ...
 
     @property
     def busy(self) -> str: ...
@@ -57,6 +77,7 @@ def attachment(world: World, worker: str, pid: int, experts: StoredExperts | Non
         seed=world.samples.seed,
         expert_shape=experts.shape if experts else None,
         saves=plan.checkpoint_every > 0,
+        saves_in_time=plan.saves_in_time,
     )
 
 

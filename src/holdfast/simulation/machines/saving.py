@@ -1,121 +1,240 @@
-"""The checkpoints that one simulated worker writes, in the background, and renames or removes as it is told."""
+"""What simulated workers save: their parts of checkpoints, which their agents write, and their parts of snapshots."""
 
 from __future__ import annotations
 
-from holdfast.protocol.checkpoint_names import CheckpointName, parse_name
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from holdfast.coordination.agent.instructions import AdmitReaders, FetchParts, ForgetParts
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.protocol.checkpoints.names import CheckpointName
+from holdfast.protocol.commit import Wish
 from holdfast.protocol.messages import any_side as msg
-from holdfast.simulation.durable import CheckpointFile
+from holdfast.protocol.names import seat_of
+from holdfast.protocol.plan import DecisionKind
+from holdfast.protocol.state import SnapshotPart, seal_of
+from holdfast.simulation.durable import CheckpointFile, HandedPart, MemoryPart
+from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.host import WorkerHost
+from holdfast.simulation.world import Delivers, World
 
 
 class Saver:
-    """Writes checkpoints of one worker's state, and tells it whenever all of them are settled."""
+    """Hands parts of checkpoints to its worker's agent, and tells the worker whenever what it waits for is settled."""
 
     def __init__(self, worker: WorkerHost) -> None:
         self._worker = worker
-        #: the step of the newest checkpoint that was begun or loaded here
-        self._newest: int = 0
-        self._writing = False
-        #: what waits for the coordinator's answer
-        self._waiting: list[CheckpointName] = []
-        #: the last save, that waits until the one before is written
-        self._next: tuple[msg.GenerationPlan, int, int] | None = None
+        #: what was handed over and waits for what becomes of it: the newest
+        self._pending: CheckpointName | None = None
+        #: the step of the newest checkpoint that counts, or was loaded here
+        self._kept = 0
 
-    def applied(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
-        """Save a step if it is one of those to be saved, and the one before is written.
+    def applied(self, plan: msg.GenerationPlan, step: int, state: int, wishes: Collection[Wish]) -> None:
+        """Save a step if it is one of those to be saved, and the part before is written.
 
         `plan`: the one under which the step was applied; a swap may have taken effect since.
         """
-        every = self._worker.world.plan.checkpoint_every
-        if every and step % every == 0 and not self._writing:
-            self.save(plan, step, state)
+        self._worker.copier.applied(plan, step)
+        job = self._worker.world.plan
+        due = job.checkpoint_every and not job.saves_in_time and step % job.checkpoint_every == 0
+        free = not self._worker.agent.writer.busy(self._worker.id)
+        if (due or Wish.SAVE_IF_FREE in wishes) and free and not alone_in(self._worker.machine, step):
+            self._hand(plan, step, state)
 
     @property
     def idle(self) -> bool:
-        """True where nothing is being written, and nothing written waits for its final name."""
-        return not self._writing and not self._waiting
+        """True where nothing that was handed over waits for what becomes of it."""
+        return self._pending is None
 
     def save(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
-        """Save a step if this worker is the one to do it, and has not begun to before."""
-        worker = self._worker
-        if not worker.world.plan.checkpoint_every or plan.rank(worker.id) != 0 or step == self._newest:
-            return
-        if self._writing:
-            self._next = plan, step, state
-            return
-        self._newest, self._writing = step, True
-        worker.world.after_disk("checkpoint", worker, worker.node, self._written, plan, step, state)
+        """Save a step, unless it is saved already or about to be."""
+        job = self._worker.world.plan
+        if job.checkpoint_every and step and self._kept != step and self._pending != _name(plan, step):
+            self._hand(plan, step, state)
 
     def loaded(self, step: int) -> None:
         """The state went back to that of a checkpoint: what was written since is nobody's any more."""
-        self._newest, self._waiting = step, []
+        self._pending, self._kept = None, step
 
-    def order(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
-        """Take an order; the disk obeys it when it can."""
+    def order(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints | msg.AskCheckpoint) -> None:
+        """Take an order."""
+        worker, pending = self._worker, self._pending
+        if isinstance(order, msg.AskCheckpoint):
+            worker.machine.wishes.want(Wish.SAVE_IF_FREE)
+            return
+        if isinstance(order, msg.AcceptCheckpoint):
+            if order.files:
+                return  # (that is for the agent)
+            self._kept = max(self._kept, order.step)
+        names = order.names if isinstance(order, msg.PruneCheckpoints) else (order.name,)
+        if pending is not None and pending.folder in names:
+            self._pending = None
+        worker.saved()
+
+    def _hand(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
         worker = self._worker
-        worker.world.after_disk("rename", worker, worker.node, self._obey, order)
+        rank = plan.rank(worker.id)
+        if rank is not None:
+            self._pending = _name(plan, step)
+            worker.agent.writer.take(HandedPart(worker.id, self._pending, rank, len(plan.members), state))
 
-    def _written(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
-        worker, world = self._worker, self._worker.world
-        self._writing, waiting, self._next = False, self._next, None
-        if waiting is not None:
-            self.save(*waiting)
-        if world.troubles(worker.node).full_until > world.timeline.now:
-            worker.saved()
-            return  # training is worth more than a checkpoint
-        name = self._write(plan, step, state)
-        self._waiting.append(name)
-        worker.tell(
+
+def _name(plan: msg.GenerationPlan, step: int) -> CheckpointName:
+    nonce = seal_of(plan.secret).hex()[:8]
+    return CheckpointName(term=plan.term, generation=plan.generation, step=step, nonce=nonce)
+
+
+def alone_in(machine: WorkerMachine, step: int) -> bool:
+    """Tell whether a step was applied as FORWARD, by those alone that had not applied it."""
+    decision = machine.generations.decision
+    return decision is not None and decision.kind is DecisionKind.FORWARD and decision.applied == step
+
+
+class SimWriter:
+    """Writes the parts of checkpoints for the workers of one node, seals and removes them; they may die meanwhile."""
+
+    def __init__(
+        self, world: World, checker: Checker, node: str, agent: Delivers, say: Callable[[msg.WorkerMessage], None]
+    ) -> None:
+        self._world, self._checker, self._node, self._agent, self._say = world, checker, node, agent, say
+        self._writing: list[HandedPart] = []
+
+    def busy(self, worker: str) -> bool:
+        """Tell whether a part of the worker in this place is being written."""
+        return any(seat_of(handed.worker) == seat_of(worker) for handed in self._writing)
+
+    def take(self, handed: HandedPart) -> None:
+        """A part is to be written."""
+        self._writing.append(handed)
+        self._world.after_disk("checkpoint", self._agent, self._node, self._written, handed)
+
+    def obey(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
+        """Seal a checkpoint, or remove some, as soon as the disk can."""
+        if isinstance(order, msg.PruneCheckpoints) or order.files:
+            self._world.after_disk("rename", self._agent, self._node, self._obey, order)
+
+    def _written(self, handed: HandedPart) -> None:
+        self._writing.remove(handed)
+        name, world = handed.name, self._world
+        told: dict[str, Any] = {"worker": handed.worker, "term": name.term}
+        told |= {"generation": name.generation, "step": name.step}
+        if world.troubles(self._node).full_until > world.timeline.now:
+            # training is worth more than a checkpoint
+            self._say(msg.CheckpointUnwritten(**told, name=name.folder, why="No space left on device"))
+            return
+        file = world.checkpoints.files.setdefault(name.folder, CheckpointFile(step=name.step, state=handed.state))
+        if file.state != handed.state:
+            file.state = world.garbage()
+        file.parts.add(handed.part)
+        files = (msg.StoredFile(name=f"part-{handed.part}", bytes=1, sha256="0" * 64),)
+        self._say(
             msg.CheckpointWritten(
-                worker=worker.id,
-                term=plan.term,
-                generation=plan.generation,
-                step=step,
-                name=name.writing,
-                bytes=1,
-                seconds=0.1,
+                **told, name=name.folder, part=handed.part, parts=handed.parts, files=files, seconds=0.1
             )
         )
 
     def _obey(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
-        if isinstance(order, msg.AcceptCheckpoint):
-            self._keep(order)
-            accepted = parse_name(order.name)
-            self._waiting = [name for name in self._waiting if name > accepted]  # what is older was passed over
-        else:
-            self._prune(order)
-            self._waiting = [name for name in self._waiting if name.writing not in order.names]
-        self._worker.saved()
-
-    def _write(self, plan: msg.GenerationPlan, step: int, state: int) -> CheckpointName:
-        """Put a complete checkpoint under a temporary name; return what it is called."""
-        world = self._worker.world
-        name = CheckpointName(term=plan.term, generation=plan.generation, step=step, nonce=world.nonce())
-        world.checkpoints.files[name.writing] = CheckpointFile(step=step, state=state)
-        return name
-
-    def _keep(self, order: msg.AcceptCheckpoint) -> None:
-        """Give an accepted checkpoint its final name, unless it is not whole any more."""
-        worker, files, name = self._worker, self._worker.world.checkpoints.files, parse_name(order.name)
-        if name.writing in files:
-            files[name.final] = files.pop(name.writing)
-        file = files.get(name.final)
-        if file is None or file.damaged:
+        files = self._world.checkpoints.files
+        if isinstance(order, msg.PruneCheckpoints):
+            for name in order.names if order.remove else ():
+                self._checker.pruned(name)
+                files.pop(name, None)
             return
-        worker.tell(
-            msg.CheckpointKept(
-                worker=worker.id,
-                term=order.term,
-                generation=order.generation,
-                step=order.step,
-                name=name.final,
-                bytes=1,
-                seconds=0.1,
-            )
-        )
+        file = files.get(order.name)
+        told: dict[str, Any] = {"worker": f"{self._node}/0/0", "term": order.term}
+        told |= {"generation": order.generation, "step": order.step}
+        if file is None or file.damaged or len(file.parts) != len(order.files):
+            self._say(msg.CheckpointUnwritten(**told, name=order.name, why="cut short"))
+            return
+        file.sealed = True
+        self._say(msg.CheckpointKept(**told, name=order.name, bytes=1, seconds=0.1))
 
-    def _prune(self, order: msg.PruneCheckpoints) -> None:
-        """Remove checkpoints, kept or not."""
-        for name in order.names:
-            self._worker.checker.pruned(name)
-            self._worker.world.checkpoints.files.pop(name, None)
+
+class SnapshotCopier:
+    """Copies its worker's part of the state while the next step computes; apply has to wait for it."""
+
+    def __init__(self, worker: WorkerHost) -> None:
+        self._worker = worker
+        #: a copy reads the state: it must not change
+        self.active = False
+
+    def applied(self, plan: msg.GenerationPlan, step: int) -> None:
+        """Copy the state of a step, if a snapshot is due; `plan`: the one under which it was applied."""
+        worker, every = self._worker, self._worker.world.plan.snapshot_every
+        rank = plan.rank(worker.id)
+        if not every or step % every or rank is None or alone_in(worker.machine, step):
+            return
+        self.active = True
+        snapshot = SnapshotPart(
+            term=plan.term,
+            generation=plan.generation,
+            step=step,
+            part=rank,
+            parts=len(plan.members),
+            seal=seal_of(plan.secret),
+        )
+        worker.world.after("copy", worker, self._copied, snapshot)
+
+    def _copied(self, snapshot: SnapshotPart) -> None:
+        worker = self._worker
+        self.active = False
+        worker.world.after("seal", worker, self._written, snapshot, worker.state)
+        worker.advance()
+
+    def _written(self, snapshot: SnapshotPart, state: int) -> None:
+        worker, world = self._worker, self._worker.world
+        if world.troubles(worker.node).memory_full_until > world.timeline.now:
+            worker.tell(
+                msg.SnapshotLeftOut(
+                    worker=worker.id, generation=snapshot.generation, step=snapshot.step, why="no room for 1 byte"
+                )
+            )
+            return
+        world.memory(worker.node).parts[snapshot] = MemoryPart(state)
+        worker.tell(msg.SnapshotTaken(worker=worker.id, snapshot=snapshot, bytes=1, seconds=0.1))
+
+
+class SimKeeper:
+    """The parts of snapshots in the memory of one node, for its agent."""
+
+    def __init__(self, world: World, node: str, agent: Delivers, on_part: Callable[[SnapshotPart], None]) -> None:
+        self._world, self._node, self._agent, self._on_part = world, node, agent, on_part
+        self._wanted: Sequence[msg.WantedPart] = ()
+
+    def found(self) -> msg.NodeSnapshots | None:
+        """The agent starts: return what is left in memory; nothing is, where the machine was down, too."""
+        if not self._world.plan.snapshot_every:
+            return None
+        memory = self._world.memory(self._node)
+        memory.open = True
+        if self._world.rng.random() < 0.5:
+            memory.parts.clear()
+        return msg.NodeSnapshots(host="10.0.0.1", port=1, parts=tuple(memory.parts))
+
+    def close(self) -> None:
+        """The agent is gone."""
+        self._world.memory(self._node).open = False
+
+    def obey(self, work: FetchParts | ForgetParts | AdmitReaders) -> None:
+        """Do what the agent's machine asks for."""
+        if isinstance(work, FetchParts):
+            self._wanted = work.wanted
+            for one in work.wanted:
+                self._world.after("transfer", self._agent, self._fetch, one, 3)
+        elif isinstance(work, ForgetParts):
+            for part in work.parts:
+                self._world.memory(self._node).parts.pop(part, None)
+
+    def _fetch(self, one: msg.WantedPart, tries: int) -> None:
+        """A copy of another node's part has come, if it could."""
+        world, memory = self._world, self._world.memory(one.keeper.node)
+        if one not in self._wanted:
+            return
+        part = memory.parts.get(one.snapshot)
+        full = world.troubles(self._node).memory_full_until > world.timeline.now
+        within_reach = memory.open and world.data_plane.reaches(self._node, {one.keeper.node})
+        if part is not None and within_reach and not part.damaged and not full:
+            world.memory(self._node).parts[one.snapshot] = MemoryPart(part.state)
+            self._on_part(one.snapshot)
+        elif tries:
+            world.after("retry", self._agent, self._fetch, one, tries - 1)

@@ -9,7 +9,7 @@ values are the same in every process.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.protocol.commit import Commit, Wish, from_sums, lanes_of, to_numbers
+from holdfast.protocol.commit import Commit, Wish, flag_numbers, from_lanes, lane_numbers, lanes_of
 from holdfast.protocol.events import StepCommitted
 from holdfast.protocol.plan import Passed
 from holdfast.simulation.faults.plans import FaultPlan
@@ -36,10 +36,11 @@ SimSums = dict[int, tuple[SimGradient, ...]]
 
 
 class SimReduced(NamedTuple):
-    """The result of a reduction: which parts are in it, sorted, and a token for the bits of all of them."""
+    """The result of a reduction: which parts are in it, sorted, a token for the bits of all of them, and v."""
 
     parts: tuple[int, ...]
     rounding: int
+    v: Commit
 
 
 class SimReceipt(NamedTuple):
@@ -66,10 +67,14 @@ def summed(sums: SimSums) -> list[SimGradient]:
     return [gradient for gradients in sums.values() for gradient in gradients]
 
 
-def reduce_parts(shares: Iterable[Iterable[int]], generation: int) -> SimReduced:
-    """Unite the ranks' gradients; nothing is dropped, so what is in twice shows."""
-    parts = tuple(sorted(part for share in shares for part in share))
-    return SimReduced(parts, hash((17, generation, parts)))
+def reduce_parts(shares: Iterable[Sequence[SimGradient]], plan: FaultPlan, generation: int) -> SimReduced:
+    """Unite the ranks' gradients, and add up the lanes of v; nothing is dropped, so what is in twice shows."""
+    shares = list(shares)
+    parts = tuple(sorted(gradient.value for share in shares for gradient in share))
+    rounding = hash((17, generation, parts))
+    lanes = (lane_numbers(_lanes(share, plan, rounding)) for share in shares)
+    v = from_lanes([sum(column) for column in zip(*lanes, strict=True)])
+    return SimReduced(parts, rounding, replace(v, metrics=logged(parts)) if plan.logs else v)
 
 
 def corrupted(sums: SimSums, samples: StepSamples, state: int, step: int, rng: Random) -> None:
@@ -86,38 +91,34 @@ def corrupted(sums: SimSums, samples: StepSamples, state: int, step: int, rng: R
     sums[micro_batch] = rng.choice(wrong)
 
 
-def vote(reduced: SimReduced, sums: SimSums, plan: FaultPlan, machine: WorkerMachine) -> Commit:
+def _lanes(gradients: Sequence[SimGradient], plan: FaultPlan, rounding: int) -> Commit:
     """Return one rank's part of v; now and then its gradients are not finite, all by itself."""
-    if plan.wants_the_end(machine.step, machine.generations.rank, machine.generations.world):
-        machine.wishes.want(Wish.STOP, "enough")
-    gradients = summed(sums)
     share = tuple(gradient.value for gradient in gradients)
     return Commit(
-        grad_square=float(reduced.rounding % 1048573),
+        grad_square=float(rounding % 1048573),
         loss_sum=float(sum(part % 1009 for part in share)),
         samples=len(gradients) * plan.micro_batch,
-        nonfinite=int(hash((23, reduced.rounding, share)) % 8 == 0),
+        nonfinite=int(hash((23, rounding, share)) % 8 == 0),
         sample_hashes=sum(gradient.sample_hash for gradient in gradients),
-        flags=machine.generations.flags,
-        wishes=machine.wishes.raised,
     )
 
 
-def combine(votes: Iterable[Commit]) -> Commit:
-    """Return v of all votes: lanes are added up, flags are up where all raised them, wishes where any did."""
-    numbers = [to_numbers(vote) for vote in votes]
-    return from_sums([sum(column) for column in zip(*numbers, strict=True)], len(numbers))
+def vote(plan: FaultPlan, machine: WorkerMachine) -> list[float]:
+    """Return what a rank puts into the commit operation."""
+    if plan.wants_the_end(machine.step, machine.generations.rank, machine.generations.world):
+        machine.wishes.want(Wish.STOP, "enough")
+    return flag_numbers(machine.generations.flags, machine.wishes.raised)
 
 
-def logged(reduced: SimReduced) -> dict[str, float]:
+def combine(votes: Iterable[Sequence[float]]) -> list[float]:
+    """Return what the commit operation gives everybody."""
+    return [sum(column) for column in zip(*votes, strict=True)]
+
+
+def logged(parts: Sequence[int]) -> dict[str, float]:
     """Return what the script has logged of the micro-batches of a step: one value, and one that may be no number."""
-    total = sum(part % 1009 for part in reduced.parts)
-    return {"doubtful": math.nan if total % 3 == 0 else math.inf, "mean": total / max(1, len(reduced.parts))}
-
-
-def with_logged(v: Commit, reduced: SimReduced | None) -> Commit:
-    """Return v with what the script has logged, as each rank puts it in by itself."""
-    return v if reduced is None else replace(v, metrics=logged(reduced))
+    total = sum(part % 1009 for part in parts)
+    return {"doubtful": math.nan if total % 3 == 0 else math.inf, "mean": total / max(1, len(parts))}
 
 
 def same_bits(one: Commit, other: Commit) -> bool:
@@ -127,7 +128,7 @@ def same_bits(one: Commit, other: Commit) -> bool:
 
 def wrong_v(plan: FaultPlan, reduced: SimReduced, commit: Commit) -> bool:
     """Tell whether v has not all samples of a step, or not exactly what its script logs."""
-    right = replace(commit, metrics=logged(reduced) if plan.logs else {})
+    right = replace(commit, metrics=logged(reduced.parts) if plan.logs else {})
     return commit.samples != plan.micro_batches * plan.micro_batch or not same_bits(commit, right)
 
 

@@ -45,10 +45,12 @@ class Pusher:
             if world.rng.random() < 0.5:
                 worker.obey(worker.machine.complain(self._generation, f"{target} cannot be reached"))
             return
-        if not world.reaches(worker.id, target) or peer.stopped or not peer.machine.pushed(self._generation):
+        busy = peer.stopped or peer.copier.active
+        if busy or not world.reaches(worker.id, target) or not peer.machine.pushed(self._generation):
             self._again(target, attempt)
             return
-        peer.whole, peer.state = False, world.garbage()
+        if not peer.machine.keeps:
+            peer.whole, peer.state = False, world.garbage()
         peer.advance()  # it may have entered the pending generation just now
         if not peer.boundary("receiving") and not worker.boundary("sending"):
             world.after("transfer", worker, self._arrived, target, attempt, worker.state, worker.machine.applied)

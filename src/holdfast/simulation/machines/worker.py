@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker import tasks
+from holdfast.protocol.commit import with_flags
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Phase
@@ -24,7 +25,7 @@ from holdfast.simulation.machines.entering import SimEntrance
 from holdfast.simulation.machines.experts import StoredExperts, shape_of
 from holdfast.simulation.machines.host import attachment, told_of
 from holdfast.simulation.machines.moving import Mover
-from holdfast.simulation.machines.saving import Saver
+from holdfast.simulation.machines.saving import Saver, SimWriter, SnapshotCopier
 from holdfast.simulation.machines.transfer import Pusher
 from holdfast.simulation.process import Process, SimPage
 from holdfast.simulation.world import World
@@ -43,6 +44,7 @@ class HomeAgent(Protocol):
     """What a worker process asks of the agent that has started it."""
 
     name: str
+    writer: SimWriter
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
@@ -76,8 +78,6 @@ class SimWorker(Process):
         self.state = training.initial_state(pid)
         self.whole = True
         self.gradients: training.SimSums = {}
-        #: those that were reduced last
-        self._given: training.SimSums = {}
         self.reduced: training.SimReduced | None = None
         self.operation: Underway | None = None
         self.pusher = Pusher(self)
@@ -92,8 +92,8 @@ class SimWorker(Process):
         self.at = "starting"
         self.page = SimPage(self.world.timeline)
         self._busy = ""
-        self._builder = Builder(self)
-        self._saver = Saver(self)
+        self._builder, self._saver = Builder(self), Saver(self)
+        self.copier = SnapshotCopier(self)
         self._entrance = SimEntrance(self, self._builder, self.pusher, self._saver, self._mover)
 
     @property
@@ -163,10 +163,10 @@ class SimWorker(Process):
             case msg.LookAround():
                 self._builder.look_around(order.generation)
                 return
-            case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
+            case msg.AcceptCheckpoint() | msg.PruneCheckpoints() | msg.AskCheckpoint():
                 self._saver.order(order)
                 return
-            case msg.Inject() | msg.AskCheckpoint():
+            case msg.Inject():
                 return
             case _:
                 instructions = self.machine.order(order)
@@ -308,9 +308,8 @@ class SimWorker(Process):
             return
         self.reduced = None
         generation = self.machine.generation
-        self._given = dict(self.gradients)
-        payload = tuple(gradient.value for gradient in training.summed(self._given))
-        self.issue("reduce", payload, partial(training.reduce_parts, generation=generation))
+        combine = partial(training.reduce_parts, plan=self.world.plan, generation=generation)
+        self.issue("reduce", training.summed(self.gradients), combine)
 
     def issue(self, kind: str, payload: Any, combine: Any, *, step: int | None = None) -> None:
         self.checker.issues(self, kind)
@@ -335,30 +334,34 @@ class SimWorker(Process):
         if operation is not self.operation or self.hung:
             return
         self.operation = None
-        if self.busy == "reduce":
-            self.busy = ""
-            if self.machine.reduced():
-                self.reduced = value
-                self.busy = "pause"
-                if not self.boundary("reduced"):
-                    self.world.after("pause", self, self._vote)
-            return
         kind, self.busy = self.busy, ""
-        if kind == "move":
+        if kind == "reduce":
+            self._reduced(value)
+        elif kind == "move":
             assert self.machine.plan is not None
             assert self._mover is not None
             self._mover.moved(self.machine.plan, value)
-            return
-        self._vote_done(value)
+        else:
+            self._vote_done(value)
 
-    def _vote_done(self, v: msg.Commit) -> None:
-        """The commit operation returned v."""
+    def _reduced(self, value: training.SimReduced) -> None:
+        """All reductions of the step have returned, unless a Stop was faster."""
+        self.obey(self.machine.reduced(value.v))
+        if self.machine.phase is Phase.REFUSED:
+            self.checker.refuses(self, value)
+            self.boundary("refused")
+        elif self.machine.phase is Phase.READY:
+            self.reduced = value
+            self.busy = "pause"
+            if not self.boundary("reduced"):
+                self.world.after("pause", self, self._vote)
+
+    def _vote_done(self, raised: list[float]) -> None:
+        """The commit operation returned what all have raised."""
+        assert self.reduced is not None
         self.checker.passes(self)
-        self.obey(self.machine.vote_passed(training.with_logged(v, self.reduced) if self.world.plan.logs else v))
-        refused = self.machine.phase is Phase.REFUSED
-        if refused and self.reduced is not None:
-            self.checker.refuses(self, self.reduced)
-        if not self.boundary("refused" if refused else "passed"):
+        self.obey(self.machine.vote_passed(with_flags(self.reduced.v, raised, self.machine.generations.world)))
+        if not self.boundary("passed"):
             self.advance()
 
     def operation_failed(self, operation: Underway, *, timed_out: bool = False) -> None:
@@ -380,15 +383,13 @@ class SimWorker(Process):
             return
         self.busy = ""
         machine = self.machine
-        assert self.reduced is not None
         if not machine.voting():
             return
-        payload = training.vote(self.reduced, self._given, self.world.plan, machine)
-        self.issue("vote", payload, training.combine)
+        self.issue("vote", training.vote(self.world.plan, machine), training.combine)
         self.boundary("voted")
 
     def _apply(self) -> None:
-        if self.pusher.active or not self.machine.begin_apply():
+        if self.pusher.active or self.copier.active or not self.machine.begin_apply():
             return
         self.busy = "apply"
         commit = self.machine.passed.commit if self.machine.passed else None
@@ -405,9 +406,9 @@ class SimWorker(Process):
             return
         self.busy = ""
         reduced = self.reduced
-        if reduced is None or commit is None:
-            reduced = training.SimReduced((self.world.garbage(),), self.world.garbage())
         assert commit is not None
+        if reduced is None:
+            reduced = training.SimReduced((self.world.garbage(),), self.world.garbage(), commit)
         self.state, self.whole = training.next_state(before, reduced, commit), True
         plan = self.machine.plan
         assert plan is not None
@@ -419,7 +420,7 @@ class SimWorker(Process):
         self.obey(instructions)
         if self._mover is not None:
             self._mover.tell_loads()
-        self._saver.applied(plan, self.machine.applied or 0, self.state)
+        self._saver.applied(plan, self.machine.applied or 0, self.state, commit.wishes)
         if not self.boundary("applied"):
             self.advance()
 

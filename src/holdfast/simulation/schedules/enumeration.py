@@ -11,9 +11,10 @@ from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.level_plans import level_plan
 from holdfast.simulation.families.link_plans import link_plan
+from holdfast.simulation.families.memory_plans import memory_plan
 from holdfast.simulation.families.raising_plans import beginning_plan, raising_plan
 from holdfast.simulation.families.stopping_plans import stopping_plan
-from holdfast.simulation.families.storm_plans import storm_plan
+from holdfast.simulation.families.storm_plans import ready_plan, storm_plan
 from holdfast.simulation.families.witness_plans import witness_plan
 from holdfast.simulation.families.work_plans import work_plan
 from holdfast.simulation.faults.plans import (
@@ -60,6 +61,8 @@ FIRST_WORK_SEED = 14_000_000_000
 FIRST_LINK_SEED = 16_000_000_000
 #: from here on, random ones whose scripts ask for the end
 FIRST_STOPPING_SEED = 18_000_000_000
+#: from here on, random ones in which a step that some have reduced is finished
+FIRST_READY_SEED = 20_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -68,6 +71,9 @@ FIRST_BEGINNING_SEED = 17_000_000_000
 FIRST_CORRUPT_SEED = 12_000_000_000
 #: from here on, random ones whose scripts raise
 FIRST_RAISING_SEED = 11_000_000_000
+
+#: from here on, random ones with snapshots in memory
+FIRST_MEMORY_SEED = 19_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
@@ -125,6 +131,8 @@ FAMILIES: dict[str, range] = {
     "storm": range(FIRST_STORM_SEED, FIRST_LINK_SEED),
     "links": range(FIRST_LINK_SEED, FIRST_BEGINNING_SEED),
     "beginning": range(FIRST_BEGINNING_SEED, FIRST_STOPPING_SEED),
+    "memory": range(FIRST_MEMORY_SEED, FIRST_MEMORY_SEED + 1_000_000_000),
+    "ready": range(FIRST_READY_SEED, FIRST_READY_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -144,7 +152,9 @@ _RANDOM_PLANS = {
     "work": work_plan,
     "links": link_plan,
     "beginning": beginning_plan,
+    "memory": memory_plan,
     "raising": raising_plan,
+    "ready": ready_plan,
 }
 
 

@@ -1,6 +1,7 @@
 """Real groups of real processes: results, abandoning, killed peers, halted builds, nothing left behind."""
 
 import itertools
+import multiprocessing
 import os
 import signal
 import threading
@@ -266,6 +267,30 @@ def test_the_world_reports_what_goes_wrong_in_it():
         run_world(1, lambda seat: 1 / 0)
     with pytest.raises(WorldError, match="exit code 3"):
         run_world(1, lambda seat: os._exit(3))
+
+
+def waiting_body(seat: Seat, told: int) -> None:
+    os.write(told, f"{os.getpid()} ".encode())
+    threading.Event().wait()
+
+
+def owner_of_a_world(told: int) -> None:
+    with LocalWorld(2, waiting_body, told):
+        threading.Event().wait()
+
+
+def test_a_world_ends_with_the_process_that_made_it_however_that_ends():
+    reading, writing = os.pipe()
+    owner = multiprocessing.get_context("fork").Process(target=owner_of_a_world, args=(writing,))
+    owner.start()
+    os.close(writing)
+    said = b""
+    while said.count(b" ") < 2:
+        said += os.read(reading, 64)
+    owner.kill()
+    owner.join()
+    assert os.read(reading, 1) == b"", "nobody is left who could say anything"
+    os.close(reading)
 
 
 def hasty_body(seat: Seat) -> int:

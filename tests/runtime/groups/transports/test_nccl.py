@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from holdfast.protocol.commit import Commit
 from holdfast.runtime.gradients.bucket import Bucket
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.commit import start_commit
@@ -78,9 +77,8 @@ def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
 
 def test_the_commit_operation_lies_where_the_group_works():
     group = FakeGroup(FakeWork(ended=True))
-    part = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)
     # (NCCL refuses tensors in host memory)
-    start_commit(communicator_of(group, Graveyard()), part)
+    start_commit(communicator_of(group, Graveyard()))
     assert group.devices == {"meta"}
 
 

@@ -104,7 +104,7 @@ def migrate(seat: Seat) -> list[object]:
     after, kept_rows = worker.hosted, [layer.experts.rows for layer in experts.layers]
     experts.begin()
     experts.verify(comm)
-    gathered = experts.gather(comm, wanted=seat.rank == 0)
+    gathered = experts.gather(comm, agrees=True)
     last = [layer.experts.rows for layer in experts.layers]
     comm.retire(sever=False)
     return [moved > 0, both, rows, after, kept_rows, last, sorted(gathered) if gathered else None]
@@ -119,7 +119,7 @@ def test_a_migration_keeps_what_was_held_until_the_first_commit() -> None:
         assert rows == kept_rows == [3] * LAYERS, "the reduced gradients of the step lie in these rows"
         assert after == (targets[rank],) * LAYERS
         assert last == [2] * LAYERS
-        names = [f"moe.{m}.expert.{e}.{w}" for m in range(LAYERS) for e in range(EXPERTS) for w in ("w1", "w2")]
+        names = [f"experts:{m}.{e}.{w}" for m in range(LAYERS) for e in range(EXPERTS) for w in ("w1", "w2")]
         assert gathered == (names if rank == 0 else None)
 
 

@@ -29,7 +29,7 @@ from holdfast.runtime.moe.holding.choices import RoutingChoices
 from holdfast.runtime.moe.holding.gradients import ExpertGradients
 from holdfast.runtime.moe.holding.hosts import Placement, everywhere, from_counts, rank_column
 from holdfast.runtime.moe.holding.migrate import plan_moves, stage
-from holdfast.runtime.moe.holding.saving import rows_of
+from holdfast.runtime.moe.holding.saving import named_rows, savers
 from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec
 from holdfast.runtime.moe.holding.verify import verify_replicas
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer, moe_layers, serve_round
@@ -177,6 +177,20 @@ class JobExperts:
         serve_round(self.layers)
         self.computed()
 
+    def evaluating(self, step: int, shard: int) -> None:
+        """A shard of an evaluation is about to be measured: forward alone, and it is no part of the step."""
+        self.state.begin(step, shard)
+
+    def evaluated(self) -> bool:
+        """Tell whether a shard went through each layer once, forward alone, where other ranks take part."""
+        return self.void is not None or 2 * self.state.exchanges == self.state.expected_exchanges
+
+    def attend(self, step: int, shard: int) -> None:
+        """Take part in the others' shards of one round of an evaluation, without one of one's own."""
+        self.evaluating(step, shard)
+        for layer in self.layers:
+            layer.serve()
+
     def computed(self) -> None:
         """A micro-batch has had its backward.
 
@@ -235,24 +249,17 @@ class JobExperts:
 
     # ---- checkpoints ----
 
-    def gather(self, comm: Communicator, *, wanted: bool) -> dict[str, torch.Tensor] | None:
-        """Bring all experts to rank 0, on all ranks; return them there by name if it wanted them.
+    def own_rows(self) -> dict[str, torch.Tensor]:
+        """Return the live rows, by name, of the experts that this rank saves: each is saved by one of its hosts."""
+        pairs = savers(self._placement, (self.experts,) * len(self.layers))
+        return named_rows(self.shards, pairs[self._comm.rank])
 
-        Args:
-            wanted: rank 0 can write a checkpoint now; what the others say does not count.
-
-        Raises:
-            HaltedError, PeerLostError: abandoned or failed.
-        """
-        device = self.layers[0].experts.device
-        flags = torch.empty(comm.size, dtype=torch.int64, device=device)
-        comm.wait(comm.start_all_gather(flags, torch.tensor([int(wanted)], device=device)))
-        if not int(flags[0]):
-            return None
-        everything = tuple((tuple(range(self.experts)), *layer[1:]) for layer in self._placement)
-        moves = plan_moves(self._placement, everything, [self.experts] * len(self.layers))
-        staged = stage(comm, self.shards, held=self._placement, wanted=everything, transfers=moves)
-        return rows_of(self.shards, staged.arrived) if comm.rank == 0 else None
+    def own_part(self) -> tuple[tuple[tuple[int, int], ...], list[torch.Tensor]]:
+        """Return the (layer, expert) pairs that this rank saves where each saves its part, and their live rows."""
+        pairs = savers(self._placement, (self.experts,) * len(self.layers))[self._comm.rank]
+        specs = self.specs()
+        rows = [self.shards.row(layer, expert, row) for layer, expert in pairs for row in specs[layer].rows]
+        return pairs, rows
 
     def specs(self) -> tuple[LayerSpec, ...]:
         """Return what each layer keeps per expert and beside them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -46,15 +46,7 @@ def named_rows(shards: ExpertShards, pairs: Iterable[tuple[int, int]]) -> dict[s
 
 def row_name(layer: int, expert: int, row: str) -> str:
     """Return the name of one row in every checkpoint."""
-    return f"moe.{layer}.expert.{expert}.{row}"
-
-
-def rows_of(shards: ExpertShards, arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the rows that live here and those that came beside them, by name."""
-    named = named_rows(shards, hosted_pairs(shards))
-    for layer, rows in enumerate(arrived):
-        named |= {row_name(layer, expert, name): tensor for (expert, name), tensor in rows.items()}
-    return named
+    return f"experts:{layer}.{expert}.{row}"
 
 
 def empty_rows(

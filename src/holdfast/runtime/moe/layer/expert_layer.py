@@ -227,7 +227,7 @@ class ExpertLayer(nn.Module):
         """Return what the experts make of their rows, `(A, D)`; what is void counts for nothing, and is not timed."""
         if self.binding.state.void is not None:
             return self.experts(tokens_AD, row_ends_R)
-        if self.clock is None:
+        if self.clock is None or not torch.is_grad_enabled():  # (it measures forward and backward)
             return self._on_accelerator(tokens_AD, row_ends_R)
         return self.clock.run(self._on_accelerator, tokens_AD, row_ends_R)
 

@@ -1,9 +1,8 @@
 """The names in a checkpoint directory.
 
-A checkpoint is written under `.writing-STEP-tTERM-gGENERATION-NONCE`, and gets its final name, in which `step` stands
-for `.writing`, once the coordinator has accepted it: no two writers ever have a name in common, so that one that was
-expelled and wakes up touches nothing but its own. Names without term and generation are those of earlier versions,
-older than all others.
+A checkpoint is a folder, `step-STEP-tTERM-gGENERATION-NONCE`, which counts from when its manifest lies in it: no two
+lineages ever have a name in common, so that a writer that was expelled and wakes up touches nothing but its own. Names
+without term and generation are those of earlier versions, older than all others.
 """
 
 from __future__ import annotations
@@ -11,18 +10,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
-FINAL, WRITING = "step", ".writing"
+from msgspec import Meta
 
-_NAME = re.compile(r"(?:step|\.writing)-([0-9]{8,15})(?:-t([0-9]{1,15})-g([0-9]{1,15}))?(?:-([0-9a-f]{1,32}))?")
+from holdfast.protocol.names import Count, Struct
+
+_NAME = re.compile(r"step-([0-9]{8,15})(?:-t([0-9]{1,15})-g([0-9]{1,15}))?(?:-([0-9a-f]{1,32}))?")
+
+
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+class StoredFile(Struct, frozen=True, kw_only=True):
+    """One file of a checkpoint, as it was written; `name` is no path."""
+
+    name: FileName
+    bytes: Count
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class CheckpointName:
     """What the name of a checkpoint says: whose it is; they are in the order in which a job's lineages follow.
 
-    `term` and `generation` are those of the writer's plan, 0 where an earlier version wrote it. `nonce`: hex, new for
-    each attempt, "" likewise.
+    `term` and `generation` are those of the writers' plan, 0 where an earlier version wrote it. `nonce`: hex, new for
+    each run, "" likewise.
     """
 
     term: int
@@ -31,18 +44,10 @@ class CheckpointName:
     nonce: str = ""
 
     @property
-    def final(self) -> str:
-        """The name of the kept checkpoint."""
-        return self._under(FINAL)
-
-    @property
-    def writing(self) -> str:
-        """The temporary name, until it is kept."""
-        return self._under(WRITING)
-
-    def _under(self, head: str) -> str:
+    def folder(self) -> str:
+        """The name of the checkpoint's folder."""
         origin = f"-t{self.term}-g{self.generation}" if self.term or self.generation else ""
-        return f"{head}-{self.step:08d}{origin}" + (f"-{self.nonce}" if self.nonce else "")
+        return f"step-{self.step:08d}{origin}" + (f"-{self.nonce}" if self.nonce else "")
 
 
 def parse_name(name: str) -> CheckpointName:
@@ -55,7 +60,7 @@ def parse_name(name: str) -> CheckpointName:
     if match:
         step, term, generation, nonce = match.groups()
         found = CheckpointName(term=int(term or 0), generation=int(generation or 0), step=int(step), nonce=nonce or "")
-        if name in (found.final, found.writing):
+        if name == found.folder:
             return found
     raise ValueError(f"{name!r} is no name of a checkpoint")
 

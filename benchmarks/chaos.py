@@ -1,0 +1,236 @@
+"""Faults of all kinds in one job, by a seed: nothing may be lost, and each must be taken for what it was.
+
+    make chaos                     200 faults in 20 minutes
+    make bench-faults              60 faults
+    python benchmarks/chaos.py --faults 20 --minutes 5 --seed 7 --only "node killed" storm -- --on-process-failure hold
+
+A job of four nodes with checkpoints, evaluations and loader workers is struck at random moments, once it has got over
+the fault before; kinds come in rounds, each round in an order of its own. At the end its journal is audited, what its
+processes hold is compared with the begin, and the state of every worker after every step with that of an undisturbed
+run, in every bit (benchmarks/exact_training.py says why that can be).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos_kinds import KINDS, Blow, Blows
+from standstill import Watch
+from struck_job import NODES, StruckJob
+
+from holdfast.errors import HoldfastError
+from holdfast.observability.history.audit import audit_lines
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    FailureDetected,
+    GenerationStarted,
+    NodeLeft,
+    RolledBack,
+    StepCommitted,
+)
+
+BEGIN_STEPS = 25
+SHOWN = 20
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one kind: how often it struck, after how many seconds it was seen and got over, what it cost and was."""
+
+    struck: int = 0
+    seen: list[float] = field(default_factory=list[float])
+    over: list[float] = field(default_factory=list[float])
+    lost: int = 0
+    taken_for: Counter[str] = field(default_factory=Counter[str])
+    wrong: list[str] = field(default_factory=list[str])
+
+
+def main() -> int:
+    """Run it and print its table; 1 if anything was lost, left behind, or taken for what it was not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=200, help="so many; what strikes twice at once is two")
+    parser.add_argument("--minutes", type=float, default=20.0, help="no further fault after this time")
+    parser.add_argument("--seed", type=int, default=1, help="with an odd one data are gone through in streams")
+    parser.add_argument("--only", nargs="+", choices=sorted(KINDS), help="only these kinds", metavar="KIND")
+    parser.add_argument("--loader-workers", type=int, default=1, help="of each worker")
+    parser.add_argument("options", nargs="*", help="further options of `holdfast run`, after --")
+    parser.add_argument("--keep", type=Path, help="keep the job's files in this folder, which must not be there")
+    options = parser.parse_args()
+    with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as temporary:
+        folder = options.keep or Path(temporary) / "chaos"
+        folder.mkdir(parents=True)
+        data = [*(["--streams"] if options.seed % 2 else ()), "--loader-workers", str(options.loader_workers)]
+        with StruckJob(folder, data, options.options) as struck:
+            chaos = Chaos(struck, options.seed, options.only or list(KINDS))
+            chaos.begin()
+            chaos.strike(options.faults, options.minutes * 60.0)
+            return chaos.report(watch)
+
+
+def in_rounds(kinds: Sequence[str], rng: random.Random) -> Iterator[str]:
+    """Yield all kinds, each round in an order of its own, for ever."""
+    while True:
+        yield from rng.sample(kinds, len(kinds))
+
+
+class Chaos:
+    """One job, struck again and again, and what came of it."""
+
+    def __init__(self, struck: StruckJob, seed: int, kinds: Sequence[str]) -> None:
+        self.struck = struck
+        rng = random.Random(seed)
+        self._blows = Blows(struck, random.Random(rng.random()))
+        self._kinds = in_rounds(kinds, rng)
+        self._tallies: dict[str, Tally] = {}
+        self._faults = 0
+        self._wrong: list[str] = []
+        self._taken_s = 0.0
+
+    def begin(self) -> None:
+        """Let the job train for a while, and note what it holds."""
+        self.struck.settle(0, BEGIN_STEPS)
+        self.struck.note_begin()
+
+    def strike(self, faults: int, longest_s: float) -> None:
+        """Strike until there were so many faults, or the time is over, or the job can go on no more."""
+        began = time.monotonic()
+        while self._faults < faults and time.monotonic() < began + longest_s:
+            kind = next(self._kinds)
+            try:
+                self._once(kind)
+            except (HoldfastError, AssertionError) as error:
+                self._wrong.append(f"{kind}: {str(error).splitlines()[0]}")
+                print(f"{kind}: {error}", flush=True)
+                if not self._healed():
+                    break
+        self._taken_s = time.monotonic() - began
+
+    def _once(self, kind: str) -> None:
+        """Strike once, wait until the job has got over it, and note what was said of it."""
+        struck = self.struck
+        place, step = struck.place, struck.step()
+        blow = self._blows.strike(kind)
+        if blow is None:
+            return
+        tally = self._tallies.setdefault(kind, Tally())
+        tally.struck += 1
+        self._faults += blow.faults
+        for node in blow.taken:
+            told = struck.wait(FailureDetected, lambda e, node=node: blow.anybody or e.node == node, since=place)
+            tally.seen.append(max(0.0, told.time - blow.at))
+        blow.heal()
+        if blow.ends:
+            struck.begin_again()
+        struck.add_nodes(blow.gone)
+        first = self._over(blow, place)
+        tally.over.append(first.time - blow.at)
+        self._judge(kind, tally, blow, place, step)
+        spans = f"seen {_last(tally.seen)}, over after {tally.over[-1]:6.2f} s"
+        print(f"{self._faults:4d} {kind:42s} {spans}, step {struck.step()}", flush=True)
+
+    def _over(self, blow: Blow, place: int) -> StepCommitted:
+        """Wait until all nodes train again; return the first step that was committed after all that was detected."""
+        struck = self.struck
+        told = [
+            *struck.since(FailureDetected, place),
+            *(struck.since(CoordinatorRestarted, place) if blow.ends else ()),
+        ]
+        last = max((e.time for e in told), default=blow.at)
+        struck.settle(struck.job.events.index(told[-1]) if told else place)
+        after = [e for e in struck.since(StepCommitted, place) if e.time > last]
+        return after[0] if after else struck.wait(StepCommitted, lambda e: e.time > last, since=place)
+
+    def _judge(self, kind: str, tally: Tally, blow: Blow, place: int, step: int) -> None:
+        """Compare what was told with what was done."""
+        struck = self.struck
+        told = struck.since(FailureDetected, place)
+        tally.taken_for.update(f"{e.kind} {e.severity} {e.category}" for e in told)
+        for failure in told:
+            expected = next(iter(blow.taken.values())) if blow.anybody else blow.taken.get(failure.node)
+            if expected is None:
+                tally.wrong.append(f"{kind}: {failure.node} is blamed: {failure.kind}, {failure.detail}")
+            elif wrong := expected.wrong(failure):
+                tally.wrong.append(f"{kind}: {wrong}")
+        if not told and not blow.taken:
+            tally.taken_for["nothing"] += 1
+        back = struck.since(RolledBack, place)
+        lost = sum(max(0, self._committed_before(e) - e.to_step) for e in back)
+        tally.lost += lost
+        if back and not blow.loses:
+            tally.wrong.append(f"{kind}: rolled back from step {step} to {back[0].to_step}")
+        tally.wrong += [
+            f"{kind}: {e.node} is quarantined" for e in struck.since(NodeLeft, place) if e.reason == "quarantined"
+        ]
+
+    def _committed_before(self, rolled_back: RolledBack) -> int:
+        events = list(self.struck.job.events)
+        steps = [e.step for e in events[: events.index(rolled_back)] if isinstance(e, StepCommitted)]
+        return steps[-1] if steps else 0
+
+    def _healed(self) -> bool:
+        """Give a job that lacks nodes what it lacks; False where it does not train again."""
+        struck = self.struck
+        if struck.job.process is None or struck.job.process.poll() is not None:
+            return False
+        try:
+            newest = struck.job.all(GenerationStarted)[-1]
+            struck.add_nodes(max(0, NODES - len(newest.members)))
+            struck.settle(struck.place)
+        except HoldfastError as error:
+            print(f"it does not recover: {error}", flush=True)
+            return False
+        return True
+
+    # ---- the result ----
+
+    def report(self, watch: Watch) -> int:
+        """Print the table and what was found; return 1 if that is anything."""
+        struck = self.struck
+        self._print_table()
+        print(f"{self._faults} faults in {self._taken_s / 60:.1f} minutes, {struck.step()} steps; {watch.report()}")
+        wrong = [*self._wrong, *(why for tally in self._tallies.values() for why in tally.wrong)]
+        if struck.job.process is not None and struck.job.process.poll() is None:
+            wrong += struck.leaks()
+            wrong += struck.end()
+        with struck.job.events_file.open("rb") as journal:
+            audited = audit_lines(journal)
+        print(
+            f"audit: {audited.proven} of {audited.steps} steps had each micro-batch exactly once, {audited.undone} "
+            f"undone, {audited.lost_events} events lost"
+        )
+        wrong += [f"line {finding.line}: {finding.what}" for finding in audited.findings]
+        wrong += [f"{audited.unproven} steps are not proven"] if audited.unproven else []
+        differing = struck.differences()
+        wrong += [f"{len(differing)} states differ from the undisturbed run's"] if differing else []
+        wrong += differing[:SHOWN]
+        print("wrong: " + ("nothing" if not wrong else "\n  ".join(["", *wrong])))
+        return 1 if wrong else 0
+
+    def _print_table(self) -> None:
+        print(f"\n{'kind':42s} struck  seen after s       over after s       steps lost  taken for")
+        for kind, tally in sorted(self._tallies.items()):
+            taken = ", ".join(f"{times} x {what}" for what, times in tally.taken_for.most_common())
+            spans = f"{_spread(tally.seen):18s} {_spread(tally.over):18s}"
+            print(f"{kind:42s} {tally.struck:6d}  {spans} {tally.lost:10d}  {taken}")
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Return median and most."""
+    return f"{statistics.median(values):.2f} (most {max(values):.2f})" if values else "-"
+
+
+def _last(values: Sequence[float]) -> str:
+    return f"{values[-1]:5.2f} s" if values else "     -"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

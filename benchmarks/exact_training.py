@@ -1,0 +1,190 @@
+"""A small training job whose state is the same in every bit, whoever computes which micro-batch: what chaos strikes.
+
+Each micro-batch's gradients are multiples of 2**-24, so that float64 sums of them are exact in whatever order; nothing
+is clipped. It has what a job may have to keep: two optimizers in turns, a loss scale that is in the way now and then,
+running statistics, dropout, an average of the weights, schedules, evaluations with the best states, logged values,
+streams, loader workers. Each worker writes a hash of all its state to one file
+after each step; run alone, without `--step-seconds`, it says what these must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import TensorDataset
+
+import holdfast
+
+SCALE = 2.0**24
+GLOBAL_BATCH, MICRO_BATCH = 32, 4
+SAMPLES, HELD_OUT, WIDTH = 512, 32, 16
+EVALUATE_EVERY = 40
+
+
+def rounded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the nearest multiples of 2**-24."""
+    return (tensor * SCALE).round() / SCALE
+
+
+def narrowed(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient with the range of float16."""
+    return gradient.half().to(gradient.dtype)
+
+
+class Pass:
+    """One pass through a stream, four rows at a time; no two passes are alike."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self._x, self._y = x, y
+        self._at = {"row": 0, "pass": 0}
+
+    def set_epoch(self, number: int) -> None:
+        """Begin another pass."""
+        self._at["pass"] = number
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where it stands."""
+        return dict(self._at)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there."""
+        self._at = dict(state)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while self._at["row"] + MICRO_BATCH <= len(self._x):
+            rows = slice(self._at["row"], self._at["row"] + MICRO_BATCH)
+            self._at["row"] += MICRO_BATCH
+            yield self._x[rows] + self._at["pass"] / 128, self._y[rows]
+
+
+class Streams:
+    """The same data, to be gone through."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self._x, self._y = x, y
+
+    def open(self, micro_batch: int, micro_batches: int) -> Pass:
+        """Return one pass through a micro-batch's stream."""
+        return Pass(self._x[micro_batch::micro_batches], self._y[micro_batch::micro_batches])
+
+
+class Training:
+    """The model, what trains it, and what follows it."""
+
+    def __init__(self, hidden: int, *, streams: bool) -> None:
+        torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
+        trunk = nn.Sequential(nn.Linear(WIDTH, hidden), nn.BatchNorm1d(hidden), nn.Dropout(0.1), nn.Tanh())
+        self.trunk, self.head = trunk, nn.Linear(hidden, 1)
+        self.model = nn.Sequential(trunk, self.head).double()
+        for parameter in self.model.parameters():
+            parameter.register_hook(rounded)  # pyright: ignore[reportUnknownMemberType] - likewise
+        self.optimizers: dict[str, torch.optim.Optimizer] = {
+            "trunk": torch.optim.AdamW(trunk.parameters(), lr=1e-3),
+            "head": torch.optim.SGD(self.head.parameters(), lr=1e-3, momentum=0.9),
+        }
+        self.schedules = {f"of {name}": CosineAnnealingLR(one, 500) for name, one in self.optimizers.items()}
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=4)
+        self.average = AveragedModel(
+            self.model,
+            multi_avg_fn=get_ema_multi_avg_fn(0.99),  # pyright: ignore[reportUnknownArgumentType]
+        )
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(SAMPLES + HELD_OUT, WIDTH, generator=generator, dtype=torch.float64)
+        y = x.sum(1, keepdim=True).sin()
+        self.data = (Streams if streams else TensorDataset)(x[:SAMPLES], y[:SAMPLES])
+        self.held_out = TensorDataset(x[SAMPLES:], y[SAMPLES:])
+
+    def follow(self, step: holdfast.Step) -> None:
+        """A step is applied."""
+        self.average.update_parameters(self.model)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """Return the mean loss of a batch; its gradient overflows as it would in float16."""
+        x, y = batch
+        found = self.model(x)
+        if found.requires_grad:
+            found.register_hook(narrowed)
+        return nn.functional.mse_loss(found, y)
+
+    def measure(self, batch: Any) -> dict[str, torch.Tensor]:
+        """Evaluate a batch."""
+        self.model.eval()
+        return {"loss": self.loss(batch)}
+
+    def digest(self) -> str:
+        """Return a hash of all state."""
+        state: list[Any] = [self.model, self.average, self.scaler]
+        state += [*self.optimizers.values(), *self.schedules.values()]
+        digest = hashlib.blake2b(digest_size=12)
+        leaves = dict(_leaves("", [thing.state_dict() for thing in state]))
+        for name, value in sorted(leaves.items(), key=lambda leaf: leaf[0]):
+            digest.update(name.encode())
+            digest.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
+        return digest.hexdigest()
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="that a step takes one worker at the least")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--streams", action="store_true", help="let the data be gone through")
+    parser.add_argument("--loader-workers", type=int, default=0)
+    parser.add_argument("--best", type=int, default=0, help="keep so many of the best evaluated states")
+    parser.add_argument("--hashes", type=Path, help="a file for lines of pid, step and the hash of the state")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    job, training = holdfast.init(), Training(args.hidden, streams=args.streams)
+    job.protect(
+        training.model,
+        training.optimizers,
+        training.data,
+        updates=("trunk", "head", "trunk"),
+        global_batch=GLOBAL_BATCH,
+        micro_batch=MICRO_BATCH,
+        seed=3,
+        num_workers=args.loader_workers,
+        scaler=training.scaler,
+        extra={**training.schedules, "average": training.average},
+        after_apply=training.follow,
+    )
+    job.evaluate(training.measure, training.held_out, every=EVALUATE_EVERY, save_top_k=args.best)
+    hashes = os.open(args.hashes, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if args.hashes else None
+    for step in job.steps(args.steps + 1):
+        for batch in step.micro_batches():
+            time.sleep(args.step_seconds * MICRO_BATCH / GLOBAL_BATCH)
+            loss = training.loss(batch)
+            step.log({"largest": loss}, reduce="max")
+            step.backward(loss)
+        if step.number == args.steps and job.rank == 0:
+            job.stop("enough")
+        if step.apply() and hashes is not None:
+            os.write(hashes, f"{os.getpid()} {step.number} {training.digest()}\n".encode())
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all that a tree of state has, with its place."""
+    children: Any = ()
+    if isinstance(value, dict):
+        children = cast(dict[Any, Any], value).items()
+    elif isinstance(value, list | tuple):
+        children = enumerate(cast(list[Any], value))
+    else:
+        yield name, value
+    for key, child in children:
+        yield from _leaves(f"{name}/{key}", child)
+
+
+if __name__ == "__main__":
+    main()

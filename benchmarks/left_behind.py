@@ -1,0 +1,117 @@
+"""What a job's processes hold, and what is left of them: processes, threads, descriptors, shared memory, folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+#: all processes of a job have a variable of this name in their environment
+MARK = "BENCHMARK_MARK"
+SHARED_MEMORY = Path("/dev/shm")
+#: so much more than at the begin is no leak: what is given up is kept for a while, and sockets come and go
+MORE_DESCRIPTORS, MORE_THREADS = 16, 6
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """What one process holds. `role`: run, coordinator, agent, zygote, worker or loader."""
+
+    pid: int
+    role: str
+    threads: int
+    descriptors: int
+    resident_kib: int
+
+
+def holdings(mark: str) -> list[Holding]:
+    """Return what each process holds whose environment has this mark; those that have ended are not among them."""
+    found: list[Holding] = []
+    for process in _marked(mark):
+        with contextlib.suppress(OSError, IndexError):
+            stat = (process / "stat").read_text().rsplit(")", 1)[1].split()
+            if stat[0] != "Z":
+                found.append(
+                    Holding(
+                        pid=int(process.name),
+                        role=_role(process),
+                        threads=len(os.listdir(process / "task")),
+                        descriptors=len(os.listdir(process / "fd")),
+                        resident_kib=int((process / "statm").read_text().split()[1]) * _PAGE_KIB,
+                    )
+                )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Most:
+    """Of the processes of a role: how many there are, and the most that one of them holds."""
+
+    processes: int
+    threads: int
+    descriptors: int
+    resident_kib: int
+
+
+def by_role(held: list[Holding]) -> dict[str, Most]:
+    """Sum up what processes hold by their roles."""
+    roles = sorted({one.role for one in held})
+    return {role: _most([one for one in held if one.role == role]) for role in roles}
+
+
+def grown(begin: dict[str, Most], end: dict[str, Most]) -> list[str]:
+    """Say what has become more than it may, of a job that is as large as it was at the begin."""
+    wrong: list[str] = []
+    for role, after in end.items():
+        before = begin.get(role, Most(processes=0, threads=0, descriptors=0, resident_kib=0))
+        if after.processes > before.processes:
+            wrong.append(f"{after.processes} processes of role {role}, {before.processes} at the begin")
+        if after.threads > before.threads + MORE_THREADS:
+            wrong.append(f"{after.threads} threads of a {role}, {before.threads} at the begin")
+        if after.descriptors > before.descriptors + MORE_DESCRIPTORS:
+            wrong.append(f"{after.descriptors} descriptors of a {role}, {before.descriptors} at the begin")
+    return wrong
+
+
+def shared_memory() -> set[str]:
+    """Return the names of what lies in shared memory."""
+    with contextlib.suppress(OSError):
+        return set(os.listdir(SHARED_MEMORY))
+    return set()
+
+
+def _marked(mark: str) -> Iterator[Path]:
+    wanted = f"{MARK}={mark}".encode()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in (process / "environ").read_bytes().split(b"\0"):
+                    yield process
+
+
+def _role(process: Path) -> str:
+    if (process / "comm").read_text().startswith("loader-"):
+        return "loader"
+    line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    for role in ("coordinator", "agent:"):
+        if f"children {role}" in line:
+            return role.removesuffix(":")
+    if "agent.zygote" not in line:
+        return "run"
+    parent = (process / "stat").read_text().rsplit(")", 1)[1].split()[1]
+    with contextlib.suppress(OSError):
+        if b"\0holdfast\0run\0" in Path(f"/proc/{parent}/cmdline").read_bytes():
+            return "zygote"
+    return "worker"
+
+
+def _most(held: list[Holding]) -> Most:
+    return Most(
+        processes=len(held),
+        threads=max(one.threads for one in held),
+        descriptors=max(one.descriptors for one in held),
+        resident_kib=max(one.resident_kib for one in held),
+    )

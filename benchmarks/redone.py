@@ -1,0 +1,133 @@
+"""What is computed again after a kill: the lost rank's micro-batches at most, and nothing where a survivor is READY.
+
+    make bench-redone
+    python benchmarks/redone.py --kills 40 --seed 1
+
+Four ranks with eight micro-batches each; one node at a time is killed at a random moment, and another takes its place.
+Each rank writes down which micro-batches it begins. Exits with 1 where a survivor's was computed again, or any of a
+step that a survivor finished, or where a step was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from recovery import Bench, spread
+from standstill import Watch
+
+import holdfast
+from holdfast.protocol.events import GenerationStarted, StepCommitted
+from holdfast.testing.local_job import LocalJob
+
+NODES, EACH = 4, 8
+#: a micro-batch of a step: the step, and the first of its samples
+MicroBatch = tuple[int, int]
+
+
+def main() -> int:
+    """Run the benchmark and print its tables, or train in it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--width", type=int, default=1024, help="of the model's two layers")
+    parser.add_argument("--train", type=Path, help="be a rank of it, and write down what is computed here")
+    options = parser.parse_args()
+    if options.train is not None:
+        train(options.train, options.width)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="holdfast-redone-") as folder:
+        script = ("--train", folder, "--width", str(options.width))
+        with (
+            Watch() as watch,
+            LocalJob(__file__, script, options=("--nodes", str(NODES), "--allow-faults")) as job,
+        ):
+            bench = Bench(job, watch, random.Random(options.seed))
+            bench.settle(since=0, steps=10)
+            for number in range(options.kills):
+                bench.kill_at_random(number)
+            return report(bench, read(Path(folder)))
+
+
+def train(folder: Path, width: int) -> None:
+    """Train a model of two layers for ever, as one rank of the job."""
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
+    job = holdfast.init()
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
+    x = torch.randn(NODES * EACH * 64, 1)
+    data = torch.utils.data.TensorDataset(x, torch.arange(len(x)))
+    batch = NODES * EACH
+    job.protect(
+        model, torch.optim.AdamW(model.parameters()), data, global_batch=batch, micro_batch=1, max_grad_norm=1.0
+    )
+    worker = json.loads(os.environ["HOLDFAST_WORKER"])["worker"].replace("/", "_")
+    begun = os.open(folder / worker, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    for step in job.steps(1_000_000):
+        for values, number in step.micro_batches():
+            os.write(begun, f"{step.number} {int(number)}\n".encode())
+            time.sleep(0.01)
+            step.backward(model(values.expand(1, width)).square().mean())
+        step.apply()
+
+
+def read(folder: Path) -> dict[str, list[MicroBatch]]:
+    """Return what each worker has begun, in order."""
+    files = {path.name: path.read_text().splitlines() for path in folder.iterdir()}
+    return {worker: [(int(step), int(one)) for step, one in map(str.split, lines)] for worker, lines in files.items()}
+
+
+def report(bench: Bench, begun: dict[str, list[MicroBatch]]) -> int:
+    """Print what was computed again; return 1 where it was more than it may be."""
+    workers: dict[MicroBatch, list[str]] = {}
+    for worker, computed in begun.items():
+        for key in computed:
+            workers.setdefault(key, []).append(worker)
+    again = {key: names for key, names in workers.items() if len(names) > 1}
+    # Who was killed has begun nothing after that step: all but one of those who have begun it are such.
+    survivors = sorted(
+        key for key, names in again.items() if sum(begun[worker][-1][0] > key[0] for worker in names) > 1
+    )
+    wrong = [f"a survivor's micro-batch {key} was computed again" for key in survivors]
+    rows: dict[str, list[int]] = {}
+    for decision, step in interrupted(bench):
+        count = sum(key[0] == step for key in again)
+        rows.setdefault(decision, []).append(count)
+        if count > (EACH if decision == "redo" else 0):
+            wrong.append(f"{decision} of step {step}: {count} micro-batches were computed again")
+    print(f"\n{NODES} ranks, {EACH} micro-batches each; computed again after a kill:")
+    for decision, counts in rows.items():
+        typical = f"median {statistics.median(counts):g} ({min(counts)}..{max(counts)})"
+        print(f"  {decision:8s} {len(counts):3d} kills: {typical} of {NODES * EACH}")
+    print(f"  of survivors' {len(survivors)}")
+    down = [value for tally in bench.tallies.values() for value in tally.down]
+    print(f"down less the median step ({bench.median_step() * 1e3:.0f} ms), seconds: {spread(down)}")
+    print(bench.watch.report())
+    wrong += bench.losses()
+    print("wrong: " + ("nothing" if not wrong else "; ".join(wrong)))
+    return 1 if wrong else 0
+
+
+def interrupted(bench: Bench) -> Sequence[tuple[str, int]]:
+    """Return what was decided after each kill, and of which step."""
+    found: list[tuple[str, int]] = []
+    steps = bench.job.all(StepCommitted)
+    for before, started in pairwise(bench.job.all(GenerationStarted)):
+        if started.reason == "failure" and started.world_size < before.world_size:
+            # (a step that was done before may be announced after it)
+            done = next(event for event in steps if event.time > started.time)
+            found.append((started.decision, done.step))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""A job of four nodes that is struck again and again, and what it has to be afterwards each time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self, TypeVar
+
+from left_behind import MARK, Holding, Most, by_role, grown, holdings, shared_memory
+
+from holdfast.errors import UnreachableError
+from holdfast.protocol.events import (
+    CoordinatorRestarted,
+    Event,
+    GenerationStarted,
+    JobStarted,
+    NodesJoined,
+    StepCommitted,
+)
+from holdfast.testing.local_job import LocalJob
+
+E = TypeVar("E", bound=Event)
+T = TypeVar("T")
+
+NODES = 4
+SCRIPT = Path(__file__).resolve().with_name("exact_training.py")
+STEP_S = 0.12
+CHECKPOINT_EVERY, SNAPSHOT_EVERY = 20, 5
+#: steps with all nodes after which a job has got over a fault
+SETTLE_STEPS = 3
+#: a fault that the job has not got over after this time, in seconds, is not got over
+LONGEST_S = 90.0
+#: for what has been given up to be let go of, in seconds: collectives give up after two minutes
+LET_GO_S = 150.0
+
+
+class StruckJob:
+    """A job that is begun anew by the same command where it ends; a context manager.
+
+    Args:
+        folder: where all of it goes. data: arguments of the script, about its data.
+        options: further ones of `holdfast run`.
+    """
+
+    def __init__(self, folder: Path, data: Sequence[str], options: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self.hashes = folder / "hashes"
+        #: parts of the file of hashes, from byte to byte, in which a worker's state was corrupt on purpose
+        self.corrupt: list[tuple[int, int]] = []
+        self.checkpoints, self.memory = folder / "checkpoints", folder / "memory"
+        self._mark = secrets.token_hex(8)
+        self._data = tuple(data)
+        self._options = tuple(options)
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir()
+        self._shared = shared_memory()
+        self._at_begin: dict[str, Most] = {}
+        self.job = self._made()
+
+    def __enter__(self) -> Self:
+        self.job.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.job.__exit__(*exc)
+
+    def _made(self) -> LocalJob:
+        options = ["--nodes", str(NODES), "--allow-faults", "--max-restarts", "1000", "--verify-state", "1"]
+        options += ["--checkpoint-dir", str(self.checkpoints), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+        options += ["--snapshot-every", str(SNAPSHOT_EVERY), "--snapshot-dir", str(self.memory)]
+        options += ["--job-dir", str(self.folder / "job"), *self._options]
+        args = ["--steps", "1000000", "--step-seconds", str(STEP_S * NODES), "--hashes", str(self.hashes)]
+        args += ["--best", "1", *self._data]
+        environment = {MARK: self._mark, "TMPDIR": str(self._temporary)}
+        return LocalJob(SCRIPT, args, options=options, folder=self.folder, environment=environment)
+
+    def begin_again(self) -> None:
+        """The job has ended by itself: give the same command once more."""
+        self.job.__exit__(None, None, None)
+        since = len(self.job.events)
+        self.job = self._made()
+        self.job.__enter__()
+        self.wait(CoordinatorRestarted, since=since)
+
+    # ---- watching ----
+
+    @property
+    def place(self) -> int:
+        """How many events there have been."""
+        return len(self.job.events)
+
+    def wait(self, kind: type[E], where: Callable[[E], bool] = lambda _: True, /, *, since: int) -> E:
+        """Return the first such event from a place of the journal on; JobTimeoutError after 90 s."""
+        return self.job.wait(kind, where, since=since, timeout=LONGEST_S)
+
+    def since(self, kind: type[E], place: int) -> list[E]:
+        """Return the events of a kind from a place on."""
+        return [event for event in list(self.job.events[place:]) if isinstance(event, kind)]
+
+    def nodes(self) -> tuple[str, ...]:
+        """Return the members of the newest generation, by rank."""
+        return self.job.nodes()
+
+    def worker(self, node: str) -> int:
+        """Return the process of a node's worker."""
+        return self.job.pids(node)[1][0]
+
+    def coordinator(self) -> int:
+        """Return the coordinator's process."""
+        began = [e for e in list(self.job.events) if isinstance(e, JobStarted | CoordinatorRestarted)]
+        return began[-1].coordinator_pid
+
+    def step(self) -> int:
+        """Return the newest committed step."""
+        steps = self.job.all(StepCommitted)
+        return steps[-1].step if steps else 0
+
+    def settle(self, since: int, steps: int = SETTLE_STEPS) -> StepCommitted:
+        """Wait until all nodes have committed so many steps together, and return the first one.
+
+        Raises:
+            JobTimeoutError: they have not, within 90 s.
+        """
+
+        def of_all() -> list[StepCommitted]:
+            newest = self.job.all(GenerationStarted)[-1]
+            whole = newest.world_size == NODES
+            return [e for e in self.since(StepCommitted, since) if whole and e.generation == newest.generation]
+
+        self.wait(StepCommitted, lambda _: len(of_all()) >= steps, since=max(since, 0))
+        return of_all()[0]
+
+    # ---- acting ----
+
+    def ask(self, act: Callable[[LocalJob], T]) -> T:
+        """Ask the coordinator for something, again where another one is just beginning."""
+        until = time.monotonic() + LONGEST_S
+        while True:
+            try:
+                return act(self.job)
+            except UnreachableError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    def add_nodes(self, count: int) -> None:
+        """Start further nodes."""
+        if count:
+            self.ask(lambda job: job.add_nodes(count))
+
+    def save(self) -> None:
+        """Ask for a checkpoint of the next step."""
+
+        def asked(job: LocalJob) -> None:
+            with job.client() as client:
+                client.checkpoint()
+
+        self.ask(asked)
+
+    def kill_node(self, node: str) -> float:
+        """Kill a node's agent and workers, and return when; the agent first: it is not to tell of the others."""
+        agent, workers = self.job.pids(node)
+        at = time.time()
+        for pid in (agent, *workers):
+            kill(pid)
+        return at
+
+    def added(self, since: int) -> str:
+        """Return the first node that has joined since."""
+        return self.wait(NodesJoined, since=since).names[0]
+
+    # ---- what is left ----
+
+    def note_begin(self) -> None:
+        """Note what the job's processes hold now: at the end it may be no more."""
+        self._at_begin = by_role(self.held())
+
+    def held(self) -> list[Holding]:
+        """Return what the job's processes hold."""
+        return holdings(self._mark)
+
+    def leaks(self) -> list[str]:
+        """Return what its processes hold now that they did not hold at the begin, once they had the time to let go."""
+        until = time.monotonic() + LET_GO_S
+        while wrong := grown(self._at_begin, by_role(self.held())):
+            if time.monotonic() > until:
+                break
+            time.sleep(1.0)
+        print(
+            f"{'role':12s} processes  threads  descriptors  MiB   (the most that one holds; at the begin, at the end)"
+        )
+        for role, after in by_role(self.held()).items():
+            before = self._at_begin.get(role, after)
+            pairs = [(before.processes, after.processes), (before.threads, after.threads)]
+            pairs += [(before.descriptors, after.descriptors), (before.resident_kib >> 10, after.resident_kib >> 10)]
+            print(f"{role:12s} " + "  ".join(f"{first} -> {second}" for first, second in pairs))
+        return wrong
+
+    def end(self) -> list[str]:
+        """End the job by Ctrl-C, and return what is left of it that should not be, or was not saved."""
+        assert self.job.process is not None
+        self.job.process.send_signal(signal.SIGINT)
+        code = self.job.wait_exit(LONGEST_S)
+        wrong = [f"it ended with exit code {code}"] if code != 130 else []
+        wrong += [f"process {one.pid} ({one.role}) is left" for one in self.held()]
+        wrong += [f"{name} is left in shared memory" for name in sorted(shared_memory() - self._shared)]
+        wrong += [f"{path.name} is left in the folder of snapshots" for path in self.memory.iterdir()]
+        left = [name for name in sorted(os.listdir(self._temporary)) if name.startswith("holdfast")]
+        wrong += [f"{name} is left in the temporary folder" for name in left]
+        if f"step {self.step()} is saved" not in self.job.output():
+            wrong.append(f"step {self.step()} is not saved at its end")
+        return wrong
+
+    def differences(self) -> list[str]:
+        """Return which workers have had another state after which step than an undisturbed run."""
+        undisturbed = self.folder / "undisturbed"
+        command = [sys.executable, str(SCRIPT), *self._data, "--steps", str(self.step()), "--hashes", str(undisturbed)]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        right = {step: digest for _, step, digest in _lines(undisturbed.read_bytes())}
+        known, at, wrong = self.hashes.read_bytes(), 0, list[str]()
+        for begin, end in [*self.corrupt, (len(known), len(known))]:
+            found = _lines(known[at:begin])
+            wrong += [
+                f"step {step} of process {pid}" for pid, step, digest in found if right.get(step, digest) != digest
+            ]
+            at = end
+        return wrong
+
+
+def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to a process that may have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, how)
+
+
+def _lines(data: bytes) -> list[tuple[int, int, str]]:
+    """Return (pid, step, hash) of each whole line."""
+    rows = [line.split() for line in data.decode().split("\n")[:-1]]
+    return [(int(pid), int(step), digest) for pid, step, digest in rows]

@@ -1,0 +1,186 @@
+"""`holdfast checkpoints`: what lies in a checkpoint directory, whether it is whole, and its state as one file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from holdfast.cli.options import grouped
+from holdfast.cli.output import AsJson, print_json, say
+from holdfast.errors import EXIT_FAILED, BadInputError
+from holdfast.protocol.checkpoints.directory import (
+    DamagedCheckpointError,
+    find_checkpoints,
+    folders,
+    read_manifest,
+)
+from holdfast.protocol.checkpoints.directory import (
+    verify as verify_files,
+)
+from holdfast.protocol.checkpoints.joining import is_models, joined_file
+from holdfast.protocol.checkpoints.names import CheckpointName
+from holdfast.storage import LocalStorage, Storage, said, storage_at
+
+Place = Annotated[str, typer.Argument(help="The checkpoint directory: a folder or a URL.", metavar="DIR")]
+Step = Annotated[int | None, typer.Option("--step", metavar="STEP", help="The checkpoint of this step.")]
+#: the process that writes torch's file: this one has no torch
+_TORCH_FILE = "holdfast.runtime.checkpoints.torch_file"
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's group of commands."""
+    group = typer.Typer(
+        name="checkpoints", help="Lists checkpoints, looks whether they are whole, and makes one file of one."
+    )
+    group.command("list")(grouped(list_all))
+    group.command("verify")(grouped(verify))
+    group.command("export")(grouped(export))
+    app.add_typer(group, rich_help_panel="Afterwards")
+
+
+def list_all(directory: Place, as_json: AsJson = False) -> None:
+    """List the checkpoints of a directory, oldest first, and what was begun and has never come to count."""
+    storage = _opened(directory)
+    with _reading(directory):
+        rows = [_described(storage, name, complete) for name, complete in folders(storage)]
+        best = [entry for entry in storage.entries() if entry.startswith("best-") and not entry.endswith(".json")]
+    if as_json:
+        print_json({"directory": directory, "checkpoints": rows, "best": best})
+        return
+    for row in rows:
+        size = f"{row['bytes'] / 1e6:.1f} MB, {row['parts']} parts" if row["counts"] else row["why"]
+        say(f"step {row['step']:>8}  {row['name']}  {size}")
+    for entry in best:
+        say(f"{entry}: kept for its evaluation")
+    if not rows:
+        say(f"{directory}: there is no checkpoint")
+
+
+def verify(directory: Place, step: Step = None, as_json: AsJson = False) -> None:
+    """Read checkpoints, and compare them with what was written; exit 1 where one is damaged."""
+    storage = _opened(directory)
+    with _reading(directory):
+        names = [name for name in find_checkpoints(storage) if step in (None, name.step)]
+    if not names:
+        raise BadInputError(f"{directory}: there is no checkpoint{f' of step {step}' if step is not None else ''}")
+    found: list[dict[str, Any]] = []
+    for name in names:
+        try:
+            verify_files(storage, name.folder)
+        except DamagedCheckpointError as error:
+            found.append({"name": name.folder, "step": name.step, "intact": False, "why": str(error)})
+        else:
+            found.append({"name": name.folder, "step": name.step, "intact": True, "why": ""})
+    if as_json:
+        print_json({"directory": directory, "checkpoints": found})
+    else:
+        for one in found:
+            say(f"{one['name']}: {'intact' if one['intact'] else 'damaged: ' + one['why']}")
+    if not all(one["intact"] for one in found):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def export(
+    directory: Place,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = None,
+    step: Step = None,
+    format: Annotated[
+        Literal["safetensors", "torch"],
+        typer.Option("--format", help="A safetensors file, or one for torch.load(FILE, weights_only=True)."),
+    ] = "safetensors",
+    model_only: Annotated[bool, typer.Option("--model-only", help="The model alone, without its optimizer.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the state of a checkpoint, the newest one by default, into one file."""
+    if output is None:
+        raise BadInputError("--output is missing: give the file to write")
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise BadInputError(f"--output {output}: give a file, in a folder that is there")
+    storage = _opened(directory)
+    name = _chosen(storage, directory, step)
+    verify_files(storage, name.folder)
+    if format == "torch":
+        _export_torch(storage, name, output, model_only=model_only)
+    else:
+        _, content = joined_file(storage, name.folder, is_models if model_only else lambda _: True)
+        _write(output, _read_here(directory, content))
+    size = output.stat().st_size
+    if as_json:
+        print_json({"checkpoint": name.folder, "step": name.step, "output": str(output), "bytes": size})
+    else:
+        say(f"{output}: the state of step {name.step}, {size / 1e6:.1f} MB")
+
+
+def _read_here(directory: str, content: Iterator[bytes]) -> Iterator[bytes]:
+    """What cannot be read of the directory is said of it, and not of the file that is written."""
+    with _reading(directory):
+        yield from content
+
+
+def _write(output: Path, content: Iterator[bytes]) -> None:
+    try:
+        LocalStorage(output.absolute().parent).write(output.name, content)
+    except OSError as error:
+        raise BadInputError(f"--output {output} cannot be written: {said(error)}") from None
+
+
+def _export_torch(storage: Storage, name: CheckpointName, output: Path, *, model_only: bool) -> None:
+    arguments = [storage.where, name.folder, str(output.absolute()), "model" if model_only else "all"]
+    done = subprocess.run([sys.executable, "-m", _TORCH_FILE, *arguments], env=os.environ, check=False)
+    if done.returncode:
+        raise typer.Exit(done.returncode)
+
+
+def _chosen(storage: Storage, directory: str, step: int | None) -> CheckpointName:
+    with _reading(directory):
+        names = find_checkpoints(storage)
+    found = [name for name in names if step in (None, name.step)]
+    if not found:
+        steps = ", ".join(str(name.step) for name in names[-8:]) or "none"
+        wanted = f" of step {step}" if step is not None else ""
+        raise BadInputError(f"{directory}: there is no checkpoint{wanted}; there are those of steps: {steps}")
+    return found[-1]
+
+
+def _described(storage: Storage, name: CheckpointName, complete: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": name.folder,
+        "step": name.step,
+        "term": name.term,
+        "generation": name.generation,
+        "counts": False,
+        "bytes": 0,
+        "parts": 0,
+        "why": "it was never finished, or is being written",
+    }
+    if complete:
+        try:
+            _, files = read_manifest(storage, name.folder)
+        except DamagedCheckpointError as error:
+            return {**row, "why": f"damaged: {error}"}
+        parts = sum(file.name.startswith("part-") for file in files)
+        row |= {"counts": True, "bytes": sum(file.bytes for file in files), "parts": parts, "why": ""}
+    return row
+
+
+@contextmanager
+def _reading(directory: str) -> Generator[None]:
+    """What cannot be read of a directory is said with its name."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInputError(f"{directory} cannot be read: {said(error)}") from None
+
+
+def _opened(directory: str) -> Storage:
+    storage = storage_at(directory)
+    if isinstance(storage, LocalStorage) and not storage.folder.is_dir():
+        raise BadInputError(f"{directory} is no folder: give a checkpoint directory")
+    return storage

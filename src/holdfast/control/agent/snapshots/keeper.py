@@ -1,0 +1,154 @@
+"""A node's parts of snapshots: the folder that its workers write to, the door for readers, and what is fetched.
+
+What is to be kept, fetched and dropped is decided in `holdfast.coordination.agent.held_snapshots` and by the
+coordinator; this is the shell around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.agent.snapshots.door import SnapshotDoor
+from holdfast.control.agent.snapshots.fetching import Fetching
+from holdfast.control.link.snapshots.files import find_parts, make_folder, path_of, remove_abandoned
+from holdfast.protocol.messages.agent import NodeSnapshots, WantedPart
+from holdfast.protocol.state import SnapshotPart
+
+_log = logging.getLogger("holdfast.agent")
+
+SHARED_MEMORY = "/dev/shm"
+#: what an agent has left that was killed stays for the next one of its name, and for nobody after so many seconds
+LEFT_S = 24 * 3600.0
+
+_HEAD = "holdfast-"
+
+
+def snapshot_folder(settings: AgentSettings) -> str:
+    """Return where the parts of a node's snapshots lie; the same for an agent that is started again. "": nowhere."""
+    spec = settings.spec
+    if not spec.checkpoint.snapshot_every:
+        return ""
+    origin = zlib.crc32(f"{settings.coordinator} {settings.digest}".encode())
+    base = spec.checkpoint.snapshot_dir or SHARED_MEMORY
+    return f"{base}/{_HEAD}{os.getuid()}-{spec.name}-{settings.node}-{origin:08x}"
+
+
+def remove_snapshots(settings: AgentSettings) -> None:
+    """The job has ended on this node, and its agent is gone: leave nothing of it, however the agent ended."""
+    if folder := snapshot_folder(settings):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class SnapshotKeeper:
+    """Holds the parts of one node; for its agent's event loop."""
+
+    def __init__(self, settings: AgentSettings, on_part: Callable[[SnapshotPart], None]) -> None:
+        """Hold nothing yet.
+
+        Args:
+            on_part: a copy of another node's part lies whole in the folder.
+        """
+        self._host, self._job = settings.advertise, settings.spec.name
+        self._folder = Path(snapshot_folder(settings)) if settings.spec.checkpoint.snapshot_every else None
+        self._on_part = on_part
+        self._key = b""
+        #: the folder, held as long as this agent lives; -1: not yet
+        self._lock = -1
+        self._door: SnapshotDoor | None = None
+        self._fetching: Fetching | None = None
+
+    def open(self) -> NodeSnapshots | None:
+        """Look what is there from before, and let readers in; None where this node keeps nothing."""
+        folder, loop = self._folder, asyncio.get_running_loop()
+        if folder is None:
+            return None
+        try:
+            make_folder(folder)
+            self._lock = _lock(folder)
+            _sweep(folder.parent)
+            parts = find_parts(folder, self._job, _removed)
+            door = SnapshotDoor(self._host, folder, self._job, lambda: self._key)
+            port = door.start()
+        except OSError as error:
+            _log.warning("no snapshots are kept on this node: %s", error)
+            return None
+        self._door = door
+        tell = self._on_part
+        self._fetching = Fetching(folder, self._job, lambda: self._key, lambda part: _in_loop(loop, lambda: tell(part)))
+        return NodeSnapshots(host=self._host, port=port, parts=tuple(parts))
+
+    def admit(self, key: bytes) -> None:
+        """Whoever knows this may read."""
+        self._key = key
+
+    def fetch(self, wanted: Sequence[WantedPart]) -> None:
+        """Bring these here, and nothing else any more."""
+        if self._fetching is not None:
+            self._fetching.want(wanted)
+
+    def forget(self, parts: Sequence[SnapshotPart], why: str = "") -> None:
+        """Give their memory back. `why`: "" where newer ones take their place."""
+        if why:
+            _log.warning("%s of snapshots dropped: %s", f"{len(parts)} part{'s' * (len(parts) > 1)}", why)
+        if self._folder is not None:
+            for part in parts:
+                path_of(self._folder, part).unlink(missing_ok=True)
+            remove_abandoned(self._folder)
+
+    async def close(self, *, remove: bool) -> None:
+        """Let nobody in any more. `remove`: the job has ended here, and nobody needs anything of it."""
+        if self._fetching is not None:
+            await asyncio.to_thread(self._fetching.close)
+            self._fetching = None
+        if self._door is not None:
+            await asyncio.to_thread(self._door.close)
+            self._door = None
+        if self._lock >= 0:  # (else the folder is not ours)
+            if remove and self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _removed(path: Path, why: str) -> None:
+    _log.warning("%s is removed, it is no part of a snapshot of this job: %s", path, why)
+
+
+def _lock(folder: Path) -> int:
+    """Hold a folder: no other living agent does.
+
+    Raises:
+        OSError: another one does.
+    """
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise OSError(f"another agent of this name uses {folder}") from None
+    return held
+
+
+def _sweep(base: Path) -> None:
+    """Remove what agents have left that were killed, long ago, and that nobody has taken over."""
+    for folder in base.glob(f"{_HEAD}{os.getuid()}-*"):
+        with contextlib.suppress(OSError):  # (somebody else is at it)
+            if time.time() - folder.stat().st_mtime > LEFT_S:
+                held = _lock(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the agent has ended
+        loop.call_soon_threadsafe(action)

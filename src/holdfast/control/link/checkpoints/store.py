@@ -1,0 +1,271 @@
+"""Writes parts of checkpoints, seals them and removes them, one thing after the other, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.protocol.checkpoints import directory
+from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
+from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
+from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints
+from holdfast.protocol.messages.worker import CheckpointKept, CheckpointNews, CheckpointUnwritten, CheckpointWritten
+from holdfast.storage import Chunk, Storage, said
+
+logger = logging.getLogger(__name__)
+
+Tell = Callable[[CheckpointNews], None]
+#: what is written has not moved for so long: nobody waits for it any more
+STALLED_S = 60.0
+_LOOK_S = 0.5
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartToWrite:
+    """What one worker saves of a checkpoint.
+
+    files: by name, what gives their content. part: which of `parts`. stall_s: for how long its worker did not train.
+    done: called once nothing more is read of it.
+    """
+
+    name: CheckpointName
+    worker: str
+    files: Mapping[str, Callable[[], Iterable[Chunk]]]
+    part: int = 0
+    parts: int = 1
+    stall_s: float = 0.0
+    begun: float = field(default_factory=time.monotonic)
+    done: Callable[[], None] = nothing
+
+
+class CheckpointStore:
+    """The parts of checkpoints that one process writes. Whatever stops one: training is worth more than a checkpoint.
+
+    What hangs (a disk, a store far away) holds up this thread alone, and is told once it has hung for a minute.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        tell: Tell,
+        *,
+        worker: str,
+        at_disk: Callable[[], None] = nothing,
+        rate: float = 0.0,
+        stalled_s: float = STALLED_S,
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            tell: sends a message to the coordinator; thread-safe.
+            worker: who says that a checkpoint is kept.
+            at_disk: called while something is written; an OSError of it is the disk's.
+            rate: bytes per second that are written at the most, 0 for as many as can be.
+        """
+        self.storage = storage
+        self._tell = tell
+        self._worker = worker
+        self._at_disk = at_disk
+        self._rate = rate
+        self._stalled_s = stalled_s
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._pending = 0  # things to do, what is being done included
+        self._moved_at = time.monotonic()
+        #: what is being written or sealed, while nobody has given it up
+        self._at: CheckpointUnwritten | None = None
+        self._parts = 0  # of `_pending`, those to be written
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def free(self) -> bool:
+        """True where no part is being written."""
+        with self._changed:
+            return not self._parts
+
+    def write(self, part: PartToWrite) -> None:
+        """Write a part, and tell."""
+        with self._changed:
+            self._parts += 1
+        self._later(lambda: self._write(part))
+
+    def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
+        """Seal a checkpoint, or remove what will not be used any more."""
+        if isinstance(order, AcceptCheckpoint):
+            if order.files:
+                self._later(lambda: self._seal(order))
+        elif order.remove:
+            self._later(lambda: self._remove(order.names))
+
+    def later(self, do: Callable[[], None]) -> None:
+        """Have the store's thread do something, after what it has to do already."""
+        self._later(do)
+
+    def close(self) -> None:
+        """Wait for what is under way, unless it hangs."""
+        self._work.put(None)
+        with self._changed:
+            while self._pending and time.monotonic() - self._moved_at < self._stalled_s:
+                self._changed.wait(_LOOK_S)
+            self._closed = True
+            self._changed.notify_all()
+
+    def _later(self, do: Callable[[], None]) -> None:
+        with self._changed:
+            self._moved_at = self._moved_at if self._pending else time.monotonic()
+            self._pending += 1
+            if self._thread is None:
+                # (not a pool's: nobody waits for such a thread at the end of the process)
+                self._thread = threading.Thread(target=self._run, name="holdfast-checkpoint", daemon=True)
+                self._thread.start()
+                threading.Thread(target=self._watch, name="holdfast-checkpoint-watch", daemon=True).start()
+        self._work.put(do)
+
+    def _watch(self) -> None:
+        """Tell of what hangs."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._at is not None or self._closed)
+                if self._closed:
+                    return
+                left_s = self._moved_at + self._stalled_s - time.monotonic()
+                hung, self._at = (self._at, None) if left_s <= 0 else (None, self._at)
+                if hung is None:
+                    self._changed.wait(max(left_s, 0.01))
+                    continue
+                self._changed.notify_all()
+            logger.error("the checkpoint of step %d: %s", hung.step, hung.why)
+            self._tell(hung)
+
+    # ---- in the store's thread ----
+
+    def _run(self) -> None:
+        while (do := self._work.get()) is not None:
+            try:
+                do()
+            finally:
+                with self._changed:
+                    self._pending -= 1
+                    self._moved_at = time.monotonic()
+                    self._changed.notify_all()
+
+    def _moved(self) -> None:
+        with self._changed:
+            self._moved_at = time.monotonic()
+
+    def _begin(self, name: CheckpointName, worker: str) -> None:
+        why = f"{self.storage.where} has not answered for {self._stalled_s:g} s"
+        with self._changed:
+            self._at = _unwritten(name, worker, why)
+            self._moved_at = time.monotonic()
+            self._changed.notify_all()
+
+    def _end(self) -> bool:
+        """What was at hand is done; False where it was given up meanwhile."""
+        with self._changed:
+            at_hand, self._at = self._at, None
+        return at_hand is not None
+
+    def _write(self, part: PartToWrite) -> None:
+        name = part.name
+        self._begin(name, part.worker)
+        try:
+            self._at_disk()
+            files = tuple(
+                directory.write_file(self.storage, name.folder, file, self._paced(content()))
+                for file, content in part.files.items()
+            )
+        except OSError as error:
+            logger.error("the checkpoint of step %d failed: %s", name.step, said(error))
+            told: CheckpointNews = _unwritten(name, part.worker, said(error))
+        else:
+            told = CheckpointWritten(
+                worker=part.worker,
+                term=name.term,
+                generation=name.generation,
+                step=name.step,
+                name=name.folder,
+                part=part.part,
+                parts=part.parts,
+                files=files,
+                seconds=time.monotonic() - part.begun,
+                stall_s=part.stall_s,
+            )
+        part.done()
+        with self._changed:
+            self._parts -= 1
+            self._changed.notify_all()
+        if self._end():
+            self._tell(told)
+
+    def _paced(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Yield what is to be written, no faster than it may be."""
+        begun, sent = time.monotonic(), 0
+        for chunk in chunks:
+            self._moved()
+            yield chunk
+            sent += len(chunk)
+            if self._rate:
+                time.sleep(max(0.0, begun + sent / self._rate - time.monotonic()))
+
+    def _seal(self, order: AcceptCheckpoint) -> None:
+        try:
+            name = parse_name(order.name)
+        except ValueError as error:
+            logger.error("a checkpoint is not kept: %s", error)
+            return
+        self._begin(name, self._worker)
+        try:
+            self._at_disk()
+            directory.seal(self.storage, name, order.files)
+        except (OSError, DamagedCheckpointError) as error:
+            why = said(error) if isinstance(error, OSError) else str(error)
+            logger.error("the checkpoint %s could not be kept: %s", name.folder, why)
+            told: CheckpointNews = _unwritten(name, self._worker, why)
+        else:
+            told = CheckpointKept(
+                worker=self._worker,
+                term=name.term,
+                generation=name.generation,
+                step=name.step,
+                name=name.folder,
+                bytes=sum(file.bytes for file in order.files),
+                seconds=order.seconds,
+                stall_s=order.stall_s,
+            )
+        if self._end():
+            self._tell(told)
+        if isinstance(told, CheckpointKept):
+            self._tidy(name)
+
+    def _tidy(self, name: CheckpointName) -> None:
+        try:
+            directory.remove_unfinished(self.storage, name)
+        except OSError as error:
+            logger.warning("what was left of older checkpoints is not removed: %s", said(error))
+
+    def _remove(self, names: Sequence[str]) -> None:
+        try:
+            directory.remove(self.storage, names)
+        except (OSError, ValueError) as error:
+            logger.error("checkpoints are not removed: %s", said(error) if isinstance(error, OSError) else error)
+
+
+def _unwritten(name: CheckpointName, worker: str, why: str) -> CheckpointUnwritten:
+    return CheckpointUnwritten(
+        worker=worker,
+        term=name.term,
+        generation=name.generation,
+        step=name.step,
+        name=name.folder,
+        why=why[:1000],
+    )

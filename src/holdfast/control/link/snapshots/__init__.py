@@ -1,0 +1,1 @@
+"""Parts of snapshots: as files that a worker shares with its agent, and as what an agent gives out to others."""

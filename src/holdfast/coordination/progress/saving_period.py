@@ -1,0 +1,60 @@
+"""How often a job is saved where nobody has said so: as often as wastes least, by what a save costs and how often one
+was needed.
+
+A save costs training what it stood for the copy, or what steps took longer while it was written, whichever is more. A
+save is needed where the job goes back to one. How often that is, is estimated from this run, with one day in which it
+happened once before that: so a job that has just begun is neither saved all the time nor hardly ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.protocol.record import Saving
+from holdfast.reliability.checkpointing import daly_period
+
+#: what is assumed before anything was seen: one loss in so many seconds
+PRIOR_S = 86400.0
+#: saves cost at most this share of the time, unless that would be too seldom
+MOST_SHARE = 0.01
+#: a save that costs less is as good as one that costs this much
+_LEAST_COST_S = 1e-3
+#: of how many saves the cost is averaged
+_AVERAGED = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeriodBounds:
+    """Seconds: to the first save, before anything was measured; and between saves at the least and at the most."""
+
+    first_s: float = 60.0
+    least_s: float = 10.0
+    most_s: float = 1800.0
+
+
+def saving_period_s(saving: Saving, lived_s: float, bounds: PeriodBounds) -> float:
+    """Return how long after a save the next one is due, in seconds.
+
+    Args:
+        lived_s: since this run was begun.
+    """
+    if not saving.saves:
+        return bounds.first_s
+    rate = (1 + saving.losses) / (PRIOR_S + max(0.0, lived_s))
+    best = float(daly_period(rate=rate, save=max(saving.cost_s, _LEAST_COST_S)))
+    return min(bounds.most_s, max(bounds.least_s, saving.cost_s / MOST_SHARE, best))
+
+
+def saved(saving: Saving, now: float, cost_s: float) -> Saving:
+    """Return what is known after another save, kept now, that has cost so much."""
+    cost_s = max(0.0, cost_s)
+    share = 1 / min(saving.saves + 1, _AVERAGED)
+    mean = saving.cost_s + share * (cost_s - saving.cost_s)
+    return msgspec.structs.replace(saving, saved_at=now, cost_s=mean, saves=saving.saves + 1)
+
+
+def gone_back(saving: Saving) -> Saving:
+    """Return what is known once the job has gone back to a save, or lacked one."""
+    return msgspec.structs.replace(saving, losses=saving.losses + 1)

@@ -1,0 +1,275 @@
+"""Which snapshots serve: those that are whole somewhere, of committed steps, on the decided lineage.
+
+A snapshot has a part for each member of the generation in which it was taken, and is complete where a connected node
+holds each of them. That all members have copied the state of a step proves that all had applied it: whatever became of
+the generation, the step was not done again with another v, but where the job went back behind it. Nothing of this is
+durable: agents tell what they hold, and tell it again to a coordinator that comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.snapshots.keeping import peers_of
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.events import SnapshotFailed, SnapshotRejected, SnapshotSaved
+from holdfast.protocol.messages import worker as said
+from holdfast.protocol.messages.agent import DropSnapshots, KeepSnapshots, NodeSnapshots, WantedPart
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import FaultThreshold
+from holdfast.protocol.record import Record
+from holdfast.protocol.state import Keeper, SnapshotKey, SnapshotPart, SnapshotSource, seal_of
+
+#: snapshots of which copies are asked for, and are looked through for one that serves
+NEWEST = 2
+#: nodes whose parts are looked through whenever one of them says something; more, so many in a second
+FEW, LOOKED_THROUGH = 64, 500
+#: plans whose seals are kept
+KNOWN_SEALS = 16
+
+
+@dataclass(slots=True)
+class _Cost:
+    """What a snapshot has cost its members so far."""
+
+    nbytes: int = 0
+    seconds: float = 0.0
+    stall_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Held:
+    """One snapshot: who holds its parts, in the order in which they have said so."""
+
+    example: SnapshotPart
+    holders: dict[int, list[Node]] = field(default_factory=dict[int, list[Node]])
+
+    @property
+    def complete(self) -> bool:
+        """True where each part is somewhere."""
+        return len(self.holders) == self.example.parts
+
+
+class SnapshotBook:
+    """What the connected nodes hold, and what follows from it."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
+        self._turn, self._config = turn, config
+        self._costs: dict[SnapshotKey, _Cost] = {}
+        #: copies that were found to be of no use: of which snapshot, which part, on which node; and whole snapshots
+        self._bad: set[tuple[SnapshotKey, int, str]] = set()
+        self._lost: set[SnapshotKey] = set()
+        #: the newest that was announced
+        self._told: SnapshotKey = (0, 0, 0)
+        #: what each node was asked to keep last
+        self._asked: dict[str, tuple[WantedPart, ...]] = {}
+        #: the step whose snapshot was said to have failed last
+        self._failed = 0
+        self._changed = False
+        self._looked = 0.0
+        #: of the plans of (term, generation)
+        self._seals: dict[tuple[int, int], bytes] = {}
+        #: when this coordinator was first asked whom it waits for
+        self._since: float | None = None
+
+    @property
+    def key(self) -> bytes:
+        """What whoever reads parts has to know."""
+        return self._config.snapshot_key(self._turn.record.born)
+
+    # ---- what is heard ----
+
+    def hold(self, node: Node, told: NodeSnapshots | None) -> None:
+        """A node says what it holds; what is of no use is to be dropped."""
+        if told is None:
+            return
+        self._changed = True
+        parts = tuple(part for part in told.parts if self._is_ours(part) and on_lineage(self._turn.record, part))
+        others = tuple(part for part in told.parts if part not in parts)
+        node.snapshots = NodeSnapshots(host=told.host, port=told.port, parts=parts)
+        if not others:
+            return
+        foreign = [part for part in others if not self._is_ours(part)]
+        why = "of another run of the job" if foreign else "of steps that were undone"
+        self._turn.send(node.connection, DropSnapshots(term=self._turn.record.term, parts=others, why=why))
+        if foreign:
+            self._turn.emit(SnapshotRejected, step=foreign[0].step, node=node.name, why=why)
+
+    def take(self, message: said.SnapshotTaken | said.SnapshotLeftOut | said.SnapshotDamaged) -> bool:
+        """Take in what a member says; True where the generation cannot go on: what it was to begin with is lost."""
+        match message:
+            case said.SnapshotTaken():
+                cost = self._costs.setdefault(message.snapshot.key, _Cost())
+                cost.nbytes += message.bytes
+                cost.seconds, cost.stall_s = max(cost.seconds, message.seconds), max(cost.stall_s, message.stall_s)
+                return False
+            case said.SnapshotLeftOut():
+                if message.step != self._failed:  # (where one has no room, others may have none either)
+                    self._failed = message.step
+                    self._turn.emit(SnapshotFailed, node=node_of(message.worker), step=message.step, why=message.why)
+                return False
+            case said.SnapshotDamaged():
+                return self._damaged(message)
+
+    def _damaged(self, message: said.SnapshotDamaged) -> bool:
+        key, copy = message.snapshot.key, (message.snapshot.key, message.snapshot.part, message.node)
+        if key in self._lost or copy in self._bad:
+            return False
+        self._changed = True
+        if message.node:
+            self._bad.add(copy)
+        else:
+            self._lost.add(key)
+        self._turn.emit(SnapshotRejected, step=message.snapshot.step, node=message.node, why=message.why)
+        decision = self._turn.record.decision
+        source = decision.source if decision is not None else None
+        if not isinstance(source, SnapshotSource) or source.part(0).key != key:
+            return False
+        # (Of the copies that were named: whoever has tried them all waits, although others may have come since.)
+        names = [keeper.node for keeper in source.keepers]
+        copies = [[(key, number, names[place]) for place in places] for number, places in enumerate(source.parts)]
+        return key in self._lost or any(self._bad.issuperset(these) for these in copies)
+
+    # ---- what follows ----
+
+    def serving(self, committed: int) -> SnapshotSource | None:
+        """Return the newest snapshot of a committed step that is complete, and not known to be of no use."""
+        found = [held for key, held in self._held().items() if held.complete and key not in self._lost]
+        held = max((one for one in found if one.example.step <= committed), key=_age, default=None)
+        if held is None:
+            return None
+        nodes = list({node.name: node for nodes in held.holders.values() for node in nodes}.values())
+        places = {node.name: place for place, node in enumerate(nodes)}
+        example = held.example
+        return SnapshotSource(
+            term=example.term,
+            generation=example.generation,
+            step=example.step,
+            seal=example.seal,
+            keepers=tuple(keeper for node in nodes if (keeper := _keeper(node)) is not None),
+            parts=tuple(tuple(places[n.name] for n in held.holders[part]) for part in range(example.parts)),
+            key=self.key,
+        )
+
+    def newest(self, committed: int) -> tuple[int, int] | None:
+        """Return the step of the newest snapshot that serves, and on how many nodes each of its parts lies at least."""
+        source = self.serving(committed)
+        return (source.step, min(map(len, source.parts))) if source is not None else None
+
+    @property
+    def awaited(self) -> bool:
+        """True while nodes may still come that hold what the job is to go back to: this coordinator has just begun."""
+        turn, decision = self._turn, self._turn.record.decision
+        self._since = turn.now if self._since is None else self._since
+        source = decision.source if decision is not None else None
+        if not isinstance(source, SnapshotSource) or turn.now - self._since > self._config.lease_s:
+            return False
+        return any(keeper.node not in turn.members.nodes for keeper in source.keepers)
+
+    def look(self, committed: int, *, at_once: bool = False) -> None:
+        """Announce what has become complete, and have copies of it made; with many nodes not at once for each."""
+        nodes = len(self._turn.members.nodes)
+        wait_s = nodes / LOOKED_THROUGH if nodes > FEW else 0.0
+        early = not at_once and 0.0 <= self._turn.now - self._looked < wait_s
+        if early or not (self._changed or self._costs):
+            return
+        self._looked = self._turn.now
+        held = self._held()
+        self._announce(held, committed)
+        if self._changed:
+            self._changed = False
+            self._ask(held)
+
+    def _announce(self, held: dict[SnapshotKey, _Held], committed: int) -> None:
+        for key in sorted(key for key in held if key > self._told and key[2] <= committed and held[key].complete):
+            self._told, cost = key, self._costs.get(key, _Cost())
+            asked = self._config.spec.recovery.fault_threshold
+            nodes = sum(node.snapshots is not None for node in self._turn.members.nodes.values())
+            self._turn.emit(
+                SnapshotSaved,
+                step=key[2],
+                save_s=cost.seconds,
+                saved_bytes=cost.nbytes,
+                stall_s=cost.stall_s,
+                fault_threshold=FaultThreshold(asked=asked, given=min(asked, nodes)),
+            )
+        self._costs = {key: cost for key, cost in self._costs.items() if key > self._told}
+
+    def _ask(self, held: dict[SnapshotKey, _Held]) -> None:
+        """Have each part of the newest snapshots on as many nodes as the fault threshold says."""
+        keeping = {name: node for name, node in self._turn.members.nodes.items() if node.snapshots is not None}
+        threshold = self._config.spec.recovery.fault_threshold
+        peers = peers_of({name: node.rack for name, node in keeping.items()}, threshold)
+        wanted: dict[str, list[WantedPart]] = {name: [] for name in keeping}
+        for key in sorted(held)[-NEWEST:]:
+            for part, holders in held[key].holders.items():
+                here, first = {node.name for node in holders}, holders[0]
+                keeper, snapshot = _keeper(first), _numbered(held[key].example, part)
+                for peer in peers[first.name] if len(here) < threshold and keeper is not None else ():
+                    if peer not in here and keeper is not None:
+                        wanted[peer].append(WantedPart(snapshot=snapshot, keeper=keeper))
+        for name, parts in wanted.items():
+            asked = tuple(parts)
+            if asked != self._asked.get(name, ()):
+                self._asked[name] = asked
+                order = KeepSnapshots(term=self._turn.record.term, wanted=asked)
+                self._turn.send(keeping[name].connection, order)
+
+    def _held(self) -> dict[SnapshotKey, _Held]:
+        found: dict[SnapshotKey, _Held] = {}
+        for node, part in self._parts():
+            held = found.setdefault(part.key, _Held(part))
+            if part.parts == held.example.parts and part.part < part.parts:
+                held.holders.setdefault(part.part, []).append(node)
+        return found
+
+    def _parts(self) -> Iterator[tuple[Node, SnapshotPart]]:
+        """Yield what connected nodes hold that is not known to be of no use, nodes in the order of their coming."""
+        for node in self._turn.members.nodes.values():
+            for part in node.snapshots.parts if node.snapshots is not None else ():
+                if (part.key, part.part, node.name) not in self._bad and on_lineage(self._turn.record, part):
+                    yield node, part
+
+    def _is_ours(self, part: SnapshotPart) -> bool:
+        """Tell whether a part is of this run."""
+        record = self._turn.record
+        if part.term > record.term or part.generation > record.generation:
+            return False
+        plan = part.term, part.generation
+        if plan not in self._seals:
+            self._seals = {**dict(list(self._seals.items())[-KNOWN_SEALS:]), plan: self._seal(*plan)}
+        return part.seal == self._seals[plan]
+
+    def _seal(self, term: int, generation: int) -> bytes:
+        return seal_of(self._config.plan_secret(self._turn.record.born, term, generation))
+
+
+def on_lineage(record: Record, part: SnapshotPart) -> bool:
+    """Tell whether the state of a part's step, as its generation had it, lies on the decided lineage."""
+    bases = record.bases
+    if not bases or part.generation < bases[0][0]:
+        return False
+    return all(part.step <= step for generation, step in bases if generation > part.generation)
+
+
+def _age(held: _Held) -> tuple[int, SnapshotKey]:
+    return held.example.step, held.example.key
+
+
+def _keeper(node: Node) -> Keeper | None:
+    told = node.snapshots
+    return Keeper(node=node.name, host=told.host, port=told.port) if told is not None else None
+
+
+def _numbered(example: SnapshotPart, part: int) -> SnapshotPart:
+    return SnapshotPart(
+        term=example.term,
+        generation=example.generation,
+        step=example.step,
+        part=part,
+        parts=example.parts,
+        seal=example.seal,
+    )

@@ -1,0 +1,49 @@
+"""What a worker answers to Stop: where it stands, which state it has, and which it could make of what is reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from holdfast.coordination.worker.copy import StateCopy
+from holdfast.protocol.messages.orders import Stop
+from holdfast.protocol.messages.worker import Report
+from holdfast.protocol.plan import Phase
+from holdfast.protocol.state import Holding
+
+if TYPE_CHECKING:
+    from holdfast.coordination.experts.holding import HeldExperts
+
+
+def report_of(
+    worker: str,
+    stop: Stop,
+    copy: StateCopy,
+    holding: HeldExperts | None,
+    phase: Phase,
+    summed: Iterable[int],
+    generation: int,
+) -> Report:
+    """Return the report of a worker, which must keep to it.
+
+    Args:
+        holding: its experts; those without the rest of the state are of no use to anybody.
+        summed: the micro-batches of the step in progress whose gradients are here.
+        generation: in which it has come to where it stands.
+    """
+    here, ready = copy.applied is not None, copy.reduced is not None
+    return Report(
+        worker=worker,
+        term=stop.term,
+        generation=stop.generation,
+        applied=copy.applied,
+        step=copy.step,
+        phase=phase,
+        fresh=copy.fresh,
+        passed=copy.passed,
+        summed=tuple(sorted(summed)),
+        state=Holding(dense=here, experts=holding.blob if holding is not None and here else b""),
+        result=Holding(experts=holding.next_blob if holding is not None else b"") if ready else None,
+        reduced=copy.reduced,
+        refused=generation if phase is Phase.REFUSED else 0,
+    )

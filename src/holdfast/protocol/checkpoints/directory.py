@@ -1,0 +1,184 @@
+"""What a checkpoint directory looks like, and whether a checkpoint in it is whole. Knows files only, no torch.
+
+Each checkpoint is a folder (`names`). Its `manifest.json` lists every file with size and SHA-256, so that one that was
+cut short is recognised. It is written last: a folder without one is no checkpoint yet, or never became one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.protocol.checkpoints.names import CheckpointName, StoredFile, on_one_lineage, parse_name
+from holdfast.storage import Chunk, Storage, said
+
+MANIFEST = "manifest.json"
+FORMAT = 2
+
+_MAX_MANIFEST_BYTES = 16 << 20
+_READ_BYTES = 1 << 20
+
+
+class DamagedCheckpointError(HoldfastError):
+    """A checkpoint cannot be used; the message says why."""
+
+
+def find_checkpoints(storage: Storage) -> list[CheckpointName]:
+    """Return all checkpoints that count, oldest first; whether they are whole is not looked at.
+
+    Raises:
+        OSError: the directory cannot be listed.
+    """
+    return [name for name, complete in folders(storage) if complete]
+
+
+def folders(storage: Storage) -> list[tuple[CheckpointName, bool]]:
+    """Return all folders of checkpoints, oldest first, and whether each has a manifest.
+
+    Raises:
+        OSError: the directory cannot be listed.
+    """
+    named = sorted(name for entry in storage.entries() if (name := _named(entry)))
+    return [(name, MANIFEST in storage.entries(name.folder)) for name in named]
+
+
+def intact_checkpoints(storage: Storage, damaged: Callable[[DamagedCheckpointError], None]) -> list[CheckpointName]:
+    """Return those that can be used, on one lineage, oldest first; tell of each that is damaged, newest first.
+
+    Raises:
+        OSError: the directory cannot be listed.
+    """
+    intact: list[CheckpointName] = []
+    for name in reversed(find_checkpoints(storage)):
+        try:
+            verify(storage, name.folder, contents=storage.local)
+        except DamagedCheckpointError as error:
+            damaged(error)
+            continue
+        intact.append(name)
+    return on_one_lineage(intact)
+
+
+def write_file(storage: Storage, checkpoint: str, name: str, chunks: Iterable[Chunk]) -> StoredFile:
+    """Write one file of a checkpoint, and return what its manifest is to say of it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    digest, size = hashlib.sha256(), 0
+
+    def passing() -> Iterator[Chunk]:
+        nonlocal size
+        for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
+
+    storage.write(f"{checkpoint}/{name}", passing())
+    return StoredFile(name=name, bytes=size, sha256=digest.hexdigest())
+
+
+def seal(storage: Storage, name: CheckpointName, files: Sequence[StoredFile]) -> None:
+    """All files of a checkpoint are written: from now on it counts. Repeating it does no harm.
+
+    Raises:
+        OSError: the manifest cannot be written.
+        DamagedCheckpointError: the files are not what was written.
+    """
+    listed = {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in sorted(files, key=lambda f: f.name)}
+    text = json.dumps({"format": FORMAT, "step": name.step, "files": listed}, indent=1)
+    storage.write(f"{name.folder}/{MANIFEST}", [text.encode()])
+    verify(storage, name.folder, contents=storage.local)
+
+
+def verify(storage: Storage, checkpoint: str, *, contents: bool = True) -> int:
+    """Check a checkpoint against its manifest and return its step.
+
+    Args:
+        contents: read all of it; else sizes are looked at.
+
+    Raises:
+        DamagedCheckpointError: a file is missing, of another size, or has other content; or the manifest itself.
+    """
+    step, files = read_manifest(storage, checkpoint)
+    for file in files:
+        try:
+            actual = storage.size(f"{checkpoint}/{file.name}")
+            if actual != file.bytes:
+                raise DamagedCheckpointError(
+                    f"{checkpoint}/{file.name} has {actual} bytes, not {file.bytes}: cut short"
+                )
+            if contents and _digest(storage, f"{checkpoint}/{file.name}") != file.sha256:
+                raise DamagedCheckpointError(f"{checkpoint}/{file.name} has other content than was written")
+        except OSError as error:
+            raise DamagedCheckpointError(f"{checkpoint}/{file.name} cannot be read: {said(error)}") from None
+    return step
+
+
+def read_manifest(storage: Storage, checkpoint: str) -> tuple[int, tuple[StoredFile, ...]]:
+    """Return the step of a checkpoint, and its files.
+
+    Raises:
+        DamagedCheckpointError: the manifest is missing, or is none.
+    """
+    try:
+        value = json.loads(storage.read(f"{checkpoint}/{MANIFEST}", _MAX_MANIFEST_BYTES))
+        if value["format"] != FORMAT:
+            raise DamagedCheckpointError(f"{checkpoint} has format {value['format']}: this version reads {FORMAT}")
+        listed = [{**entry, "name": name} for name, entry in value["files"].items()]
+        step = int(value["step"])
+    except OSError as error:
+        raise DamagedCheckpointError(f"{checkpoint}/{MANIFEST} cannot be read: {said(error)}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise DamagedCheckpointError(f"{checkpoint}/{MANIFEST} is no manifest: it was cut short") from None
+    try:
+        return step, msgspec.convert(listed, tuple[StoredFile, ...])
+    except msgspec.ValidationError as error:
+        raise DamagedCheckpointError(f"{checkpoint}/{MANIFEST} names a file that no checkpoint has: {error}") from None
+
+
+def remove(storage: Storage, names: Iterable[str]) -> None:
+    """Remove these checkpoints, sealed or not; one that is gone already is no error.
+
+    Raises:
+        ValueError: one is no name of a checkpoint; nothing was removed.
+        OSError: one cannot be removed.
+    """
+    names = list(names)
+    for name in names:
+        parse_name(name)
+    for name in names:
+        # (the manifest first: half of a checkpoint must not look like a whole one)
+        storage.remove(f"{name}/{MANIFEST}")
+        storage.remove(name)
+
+
+def remove_unfinished(storage: Storage, before: CheckpointName) -> None:
+    """Remove what was never sealed and is older than a checkpoint that is.
+
+    Raises:
+        OSError: the directory cannot be listed, or something not removed.
+    """
+    for name, complete in folders(storage):
+        if name < before and not complete:
+            storage.remove(name.folder)
+
+
+def _named(entry: str) -> CheckpointName | None:
+    try:
+        return parse_name(entry)
+    except ValueError:
+        return None
+
+
+def _digest(storage: Storage, path: str) -> str:
+    digest = hashlib.sha256()
+    with storage.open(path) as file:
+        for chunk in iter(partial(file.read, _READ_BYTES), b""):
+            digest.update(chunk)
+    return digest.hexdigest()

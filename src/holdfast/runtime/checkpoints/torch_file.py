@@ -1,0 +1,104 @@
+"""A checkpoint as one file that `torch.load(FILE, weights_only=True)` reads: a program of its own for the commands.
+
+Its state is a dict: `step`, `model` (as `model.load_state_dict` takes it, but for experts), `experts`, `optimizer` (as
+its state_dict), `extra`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, cast
+
+import msgspec
+import torch
+
+from holdfast.errors import BadInputError, HoldfastError
+from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
+from holdfast.protocol.checkpoints.joining import EXPERTS, is_models, whole_tensors
+from holdfast.protocol.checkpoints.names import parse_name
+from holdfast.protocol.checkpoints.tensor_files import CODES
+from holdfast.runtime.checkpoints.parts import stored_names
+from holdfast.runtime.checkpoints.saver import STATE, read_beside
+from holdfast.runtime.checkpoints.stored_tensors import load_tensors
+from holdfast.runtime.state import tree
+from holdfast.runtime.state.state import Manifest
+from holdfast.storage import Storage, said, storage_at
+
+_DTYPES = {code: name for name, code in CODES.items()}
+
+
+def state_of(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str, Any]:
+    """Return the state of a checkpoint, of nothing but tensors, numbers, texts, and collections of them.
+
+    Raises:
+        DamagedCheckpointError: it cannot be read.
+    """
+    try:
+        manifest = msgspec.msgpack.decode(read_beside(storage, checkpoint, STATE), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise DamagedCheckpointError(f"{checkpoint}/{STATE} cannot be read: {error}") from None
+    names = stored_names(manifest)
+    specs = dict(zip(names, manifest.tensors, strict=True))
+    wanted = {name: spec for name, spec in specs.items() if is_models(name) or not model_only}
+    tensors = {name: torch.empty(spec.shape, dtype=tree.dtype_of(spec.dtype)) for name, spec in wanted.items()}
+    for whole in whole_tensors(storage, checkpoint):
+        name = whole.rows.name
+        if name.startswith(EXPERTS) and (is_models(name) or not model_only):
+            tensors[name] = torch.empty(whole.rows.shape, dtype=tree.dtype_of(_DTYPES[whole.rows.code]))
+    load_tensors(storage, checkpoint, tensors)
+    ordered = [tensors.get(name, torch.empty(0)) for name in names]
+    models = manifest.parameters + manifest.buffers
+    state: dict[str, Any] = {
+        "step": parse_name(checkpoint).step,
+        "model": {spec.name: tensor for spec, tensor in zip(manifest.tensors[:models], ordered, strict=False)},
+        "experts": {name: tensor for name, tensor in tensors.items() if name.startswith(EXPERTS)},
+    }
+    if not model_only:
+        state["optimizer"] = _plain(tree.unpack(manifest.optimizer, ordered))
+        state["extra"] = {name: _plain(tree.unpack(node, ordered)) for name, node in manifest.extra.items()}
+    return state
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with no other collections in it than torch reads without running anything."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in cast(dict[Any, Any], value).items()}
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in cast(tuple[Any, ...], value))
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__") or isinstance(value, torch.Tensor):
+        return value
+    items = list(cast(Iterable[Any], value))
+    return [_plain(item) for item in (sorted(items, key=repr) if isinstance(value, (set, frozenset)) else items)]
+
+
+def main(place: str, checkpoint: str, output: str, what: str) -> None:
+    """Write the file.
+
+    Raises:
+        HoldfastError: the checkpoint cannot be read, or the file not be written.
+    """
+    state = state_of(storage_at(place), checkpoint, model_only=what == "model")
+    partial = f"{output}.{os.getpid()}"
+    try:
+        with open(partial, "wb") as file:
+            torch.save(state, file)
+        os.replace(partial, output)
+    except (OSError, RuntimeError) as error:
+        # torch closes its archive whatever has come, and then says of a full disk where in its own code that was.
+        disk = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(disk, OSError):
+            raise
+        raise BadInputError(f"--output {output} cannot be written: {said(disk)}") from None
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except HoldfastError as failure:
+        print(f"holdfast: {failure}", file=sys.stderr)
+        sys.exit(failure.exit_code)

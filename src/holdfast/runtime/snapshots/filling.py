@@ -1,0 +1,162 @@
+"""The tensors of a state, as the parts of a snapshot come in; of the experts only those that a worker is to host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import torch
+
+from holdfast.control.link.snapshots.files import CHUNK_BYTES, DamagedPartError, PartReader, read_body
+from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.moe.holding.saving import empty_rows
+from holdfast.runtime.moe.holding.shards import LayerSpec
+from holdfast.runtime.snapshots.cutting import PartManifest, cut
+from holdfast.runtime.state.state import Manifest, StateMismatchError, TrainingState
+from holdfast.runtime.state.wire import FlatState
+
+_Rows = list[dict[tuple[int, str], torch.Tensor]]
+
+
+class Filling:
+    """One state on its way in."""
+
+    def __init__(self, state: TrainingState, experts: JobExperts | None, wanted: Sequence[Sequence[int]]) -> None:
+        """Nothing is here yet.
+
+        Args:
+            wanted: the experts of each layer that this worker is to host.
+        """
+        self._state, self._experts, self._wanted = state, experts, wanted
+        self._encoded = b""
+        self._manifest: Manifest | None = None
+        self._tensors: list[torch.Tensor] = []
+        self._flat: FlatState | None = None
+        #: of the part that came first, and of that with the number 0: they say what the optimizer keeps
+        self._specs: tuple[LayerSpec, ...] = ()
+        self._rows: _Rows = []
+        self._came: set[tuple[int, int]] = set()
+        self._scratch = memoryview(bytearray(CHUNK_BYTES))
+
+    def take(self, reader: PartReader) -> None:
+        """Take a part in.
+
+        Raises:
+            DamagedPartError: it is not what was written, or does not belong to the others.
+            StateMismatchError: it is of another model.
+            OSError: it cannot be read.
+        """
+        snapshot = reader.header.snapshot
+        try:
+            said = msgspec.msgpack.decode(reader.manifest, type=PartManifest)
+            flat = self._begin(said)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DamagedPartError(f"its manifest cannot be read: {error}") from None
+        start, end = cut(flat.nbytes, snapshot.part, snapshot.parts)
+        body = _Body(flat, (start, end), _rows_of(said, self._rows), self._scratch)
+        if (said.start, reader.header.body_bytes) != (start, body.nbytes):
+            raise DamagedPartError("it is another part of the state than its name says")
+        read_body(reader, body.target, body.wanted)
+        body.settle()
+        self._came.update(said.experts)
+        if snapshot.part == 0:
+            self._specs = said.specs
+
+    def adopt(self) -> None:
+        """All is here: make it the present state.
+
+        Raises:
+            StateMismatchError: its values do not fit the objects, or an expert is in none of the parts.
+        """
+        assert self._flat is not None
+        assert self._manifest is not None
+        wanted = {(layer, expert) for layer, experts in enumerate(self._wanted) for expert in experts}
+        if lacking := sorted(wanted - self._came):
+            raise StateMismatchError(f"expert {lacking[0][1]} of MoE layer {lacking[0][0]} is in none of its parts")
+        self._flat.settle()
+        self._state.adopt(self._manifest, self._tensors)
+        if self._experts is not None:
+            self._experts.adopt(self._wanted, self._specs, self._rows)
+
+    def _begin(self, said: PartManifest) -> FlatState:
+        """Return the memory for a state with this manifest: the same for all parts."""
+        if self._flat is None:
+            self._manifest = msgspec.msgpack.decode(said.state, type=Manifest)
+            self._tensors = self._state.prepare(self._manifest)
+            self._make_room(said.specs)
+            self._encoded, self._flat = said.state, FlatState(self._tensors)
+        elif said.state != self._encoded or [spec.rows for spec in said.specs] != [spec.rows for spec in self._specs]:
+            raise DamagedPartError("it belongs to another state than the other parts")
+        return self._flat
+
+    def _make_room(self, specs: tuple[LayerSpec, ...]) -> None:
+        """Have memory for the experts that are wanted.
+
+        Raises:
+            StateMismatchError: this model has others.
+        """
+        mine = self._experts.specs() if self._experts is not None else ()
+        if [layer.weights for layer in mine] != [layer.weights for layer in specs]:
+            raise StateMismatchError("its MoE layers have other experts")
+        if self._experts is not None:
+            self._rows = empty_rows(specs, self._wanted, self._experts.layers[0].experts.device)
+        self._specs = specs
+
+
+def _rows_of(said: PartManifest, rows: Sequence[Mapping[tuple[int, str], torch.Tensor]]) -> list[torch.Tensor | int]:
+    """Return where the rows of a part go, in their order: a tensor, or how many bytes are of no use.
+
+    Raises:
+        DamagedPartError: it names layers that it does not describe.
+    """
+    found: list[torch.Tensor | int] = []
+    for layer, expert in said.experts:
+        if layer >= min(len(said.specs), len(rows)):
+            raise DamagedPartError(f"it has experts of MoE layer {layer}, which is none")
+        for row in said.specs[layer].rows:
+            tensor = rows[layer].get((expert, row.name))
+            found.append(tensor if tensor is not None else row.nbytes)
+    return found
+
+
+class _Body:
+    """Where the bytes of one part belong: a range of the dense state, then rows of experts."""
+
+    def __init__(
+        self, flat: FlatState, dense: tuple[int, int], rows: Sequence[torch.Tensor | int], scratch: memoryview
+    ) -> None:
+        self._flat, self._start, self._scratch = flat, dense[0], scratch
+        self._dense = dense[1] - dense[0]
+        self._here = FlatState([row for row in rows if not isinstance(row, int)])
+        #: (offset in the body, bytes, offset among those that are wanted or -1)
+        self._pieces: list[tuple[int, int, int]] = []
+        at, inside = self._dense, 0
+        for row in rows:
+            size = row if isinstance(row, int) else row.numel() * row.element_size()
+            self._pieces.append((at, size, -1 if isinstance(row, int) else inside))
+            at, inside = at + size, inside + (0 if isinstance(row, int) else size)
+        self.nbytes = at
+
+    def wanted(self, start: int, length: int) -> bool:
+        """Tell whether something in a range of the body is of any use."""
+        end = start + length
+        used = (at < end and start < at + size for at, size, inside in self._pieces if inside >= 0)
+        return start < self._dense or any(used)
+
+    def target(self, start: int, length: int) -> list[memoryview]:
+        """Return the memory of a chunk."""
+        end = start + length
+        found: list[memoryview] = []
+        if start < self._dense:
+            found += self._flat.pieces(self._start + start, min(end, self._dense) - start)
+        for at, size, inside in self._pieces:
+            first, last = max(start, at), min(end, at + size)
+            if first < last and inside >= 0:
+                found += self._here.pieces(inside + first - at, last - first)
+            elif first < last:
+                found.append(self._scratch[first - start : last - start])
+        return found
+
+    def settle(self) -> None:
+        """Copy what came into staging to where it belongs."""
+        self._here.settle()

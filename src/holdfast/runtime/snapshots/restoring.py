@@ -1,0 +1,112 @@
+"""A state put together from the parts of a snapshot: from this node's own memory first, then from other nodes'.
+
+Each part is looked for where the coordinator has said that it lies. A copy that cannot be read, or is not what was
+written, is told, and the next one of the same part is taken. So is what is whole and of no use: a parameter that is
+no number. Where no copy of a part is left the snapshot is lost, and another source is for the coordinator to name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from holdfast.control.link.snapshots.files import DamagedPartError, PartReader, StoredPart, path_of
+from holdfast.control.link.snapshots.reading import RemotePart
+from holdfast.protocol.names import node_of
+from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
+from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.snapshots.filling import Filling
+from holdfast.runtime.state.state import StateMismatchError, TrainingState
+
+logger = logging.getLogger(__name__)
+
+#: told of each copy that is of no use: which part, on which node ("": whatever holds it), and why
+Complain = Callable[[SnapshotPart, str, str], None]
+
+
+class SnapshotLostError(Exception):
+    """No copy of some part is of any use."""
+
+
+class SnapshotRestorer:
+    """Puts the state of one snapshot into a worker's tensors."""
+
+    def __init__(self, folder: Path, job: str, worker: str, complain: Complain) -> None:
+        """`folder`: that of this worker's agent."""
+        self._folder, self._job, self._node, self._complain = folder, job, node_of(worker), complain
+
+    def restore(
+        self,
+        source: SnapshotSource,
+        state: TrainingState,
+        rank: int,
+        experts: JobExperts | None = None,
+        wanted: Sequence[Sequence[int]] = (),
+    ) -> int:
+        """Fill the state from a snapshot, and return its step. What was there is gone, whatever comes of this.
+
+        Args:
+            rank: members begin at different parts, so that not all read from one node.
+            experts: those of this worker; `wanted`: the ones of each layer that it is to host.
+
+        Raises:
+            SnapshotLostError: that is not possible; whatever stood in its way was complained of.
+        """
+        parts, filling = len(source.parts), Filling(state, experts, wanted)
+        for turn in range(parts):
+            self._bring((rank + turn) % parts, source, filling)
+        try:
+            filling.adopt()
+        except StateMismatchError as error:
+            self._useless(source, f"it does not fit: {error}")
+        if name := _not_a_number(state):
+            self._useless(source, f"{name} has values that are no numbers")
+        return source.step
+
+    def _bring(self, number: int, source: SnapshotSource, filling: Filling) -> None:
+        """Bring one part, from the first place that has it whole."""
+        snapshot = source.part(number)
+        for keeper in self._nearest(source, number):
+            try:
+                reader = self._open(keeper, source.key, snapshot)
+                try:
+                    filling.take(reader)
+                finally:
+                    reader.close()
+            except (OSError, DamagedPartError) as error:
+                logger.warning("%s on node %s is of no use: %s", snapshot.name, keeper.node, error)
+                self._complain(snapshot, keeper.node, str(error) or type(error).__name__)
+            except StateMismatchError as error:
+                self._useless(source, f"it is not of this model: {error}")
+            else:
+                return
+        raise SnapshotLostError(f"no copy of part {number} of {len(source.parts)} can be read")
+
+    def _useless(self, source: SnapshotSource, why: str) -> None:
+        logger.warning("the snapshot of step %d is of no use: %s", source.step, why)
+        self._complain(source.part(0), "", why)
+        raise SnapshotLostError(why)
+
+    def _nearest(self, source: SnapshotSource, number: int) -> list[Keeper]:
+        keepers = [source.keepers[place] for place in source.parts[number] if place < len(source.keepers)]
+        return sorted(keepers, key=lambda keeper: keeper.node != self._node)
+
+    def _open(self, keeper: Keeper, key: bytes, snapshot: SnapshotPart) -> PartReader:
+        if keeper.node != self._node:
+            return RemotePart(keeper, key, snapshot, self._job)
+        stored = StoredPart(path_of(self._folder, snapshot), self._job)
+        if stored.header.snapshot != snapshot:
+            stored.close()
+            raise DamagedPartError(f"it is {stored.header.snapshot.name} of another run")
+        return stored
+
+
+def _not_a_number(state: TrainingState) -> str:
+    """Return the name of a parameter that has a NaN in it, "" where none has."""
+    for name, parameter in state.model.named_parameters():
+        if parameter.is_floating_point() and bool(torch.isnan(parameter.detach()).any()):
+            return name
+    return ""

@@ -1,0 +1,93 @@
+"""One worker's part in the tier in memory: it takes snapshots with all others, and goes back to one when told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from holdfast.control.link.worker_settings import WorkerSettings
+from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
+from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.state import SnapshotPart, SnapshotSource
+from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.snapshots.restoring import SnapshotRestorer
+from holdfast.runtime.snapshots.taking import SnapshotTaker
+from holdfast.runtime.state.state import TrainingState
+
+Tell = Callable[[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged], None]
+
+
+class Snapshots:
+    """For the training thread."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        job: str,
+        worker: str,
+        every: int,
+        state: TrainingState,
+        tell: Tell,
+        experts: JobExperts | None = None,
+    ) -> None:
+        """Take none yet.
+
+        Args:
+            folder: the agent's. every: steps between snapshots. tell: sends to the coordinator; thread-safe.
+        """
+        self._folder, self._job, self._worker, self._tell = folder, job, worker, tell
+        self._state, self._experts = state, experts
+        self._taker = SnapshotTaker(folder=folder, job=job, worker=worker, every=every, tell=tell)
+
+    def applied(self, plan: GenerationPlan, step: int) -> None:
+        """All members have applied a step under a plan: take a snapshot, if one is due."""
+        self._taker.take(self._state, self._experts, plan, step)
+
+    def settle(self) -> None:
+        """The state is about to change: wait until nothing reads it."""
+        self._taker.settle()
+
+    def restore(self, source: SnapshotSource, plan: GenerationPlan, rank: int) -> int:
+        """Go back to a snapshot, and return its step.
+
+        Raises:
+            SnapshotLostError: that is not possible; why was told.
+        """
+
+        def complain(snapshot: SnapshotPart, node: str, why: str) -> None:
+            self._tell(
+                SnapshotDamaged(
+                    worker=self._worker, generation=plan.generation, snapshot=snapshot, node=node, why=why[:1024]
+                )
+            )
+
+        restorer = SnapshotRestorer(self._folder, self._job, self._worker, complain)
+        wanted: Sequence[Sequence[int]] = ()
+        if self._experts is not None and plan.expert_plan is not None:
+            wanted = self._experts.wanted_of(plan.expert_plan, rank)
+        return restorer.restore(source, self._state, rank, self._experts, wanted)
+
+    def wait(self) -> None:
+        """Wait until this worker's part of the last one is whole, or left out."""
+        self._taker.wait()
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._taker.close()
+
+
+def snapshots_of(settings: WorkerSettings | None, workload: Workload, tell: Tell) -> Snapshots | None:
+    """Return what a worker's settings ask for; None: no snapshots."""
+    if settings is None or not settings.snapshots:
+        return None
+    return Snapshots(
+        folder=Path(settings.snapshots),
+        job=settings.spec.name,
+        worker=settings.worker,
+        every=settings.spec.checkpoint.snapshot_every,
+        state=workload.state,
+        experts=workload.experts,
+        tell=tell,
+    )

@@ -1,0 +1,190 @@
+"""Snapshots, as one member takes them: its part of the state goes to its agent's memory while the next step computes.
+
+Only the next `apply` waits, for the copy alone: it reads the tensors that apply is about to change. Checksums, and
+what else makes a file whole, are left to a thread of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+import msgspec
+import torch
+
+from holdfast.control.link.snapshots.files import PartFile
+from holdfast.protocol.messages.worker import SnapshotLeftOut, SnapshotTaken
+from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.state import SnapshotPart, seal_of
+from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.moe.holding.shards import LayerSpec
+from holdfast.runtime.snapshots.cutting import PartManifest, copy_range, cut
+from holdfast.runtime.state.state import StateView, TrainingState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Copy:
+    """One part on its way; `copied`: the state's tensors are not read any more."""
+
+    view: StateView
+    experts: tuple[tuple[int, int], ...]
+    rows: list[torch.Tensor]
+    specs: tuple[LayerSpec, ...]
+    snapshot: SnapshotPart
+    started: float
+    stall_s: float = 0.0
+    nbytes: int = 0
+    copied: Event = field(default_factory=Event)
+
+
+class SnapshotTaker:
+    """Takes this worker's parts, one at a time."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        job: str,
+        worker: str,
+        every: int,
+        tell: Callable[[SnapshotTaken | SnapshotLeftOut], None],
+    ) -> None:
+        """Take none yet.
+
+        Args:
+            folder: the agent's. every: steps between snapshots. tell: sends to the coordinator; thread-safe.
+        """
+        self._folder, self._job, self._worker, self._every, self._tell = folder, job, worker, every, tell
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-snapshot")
+        self._latest: _Copy | None = None
+        self._writing: Future[None] | None = None
+        #: for the next part; for the thread alone
+        self._ready: PartFile | None = None
+        #: why the last one could not be written, "" where it was
+        self._why = ""
+
+    def due(self, step: int) -> bool:
+        """Return whether a snapshot of this step is wanted: the same on all workers."""
+        return step % self._every == 0
+
+    def take(self, state: TrainingState, experts: JobExperts | None, plan: GenerationPlan, step: int) -> None:
+        """The state is that of `step` now, applied under `plan`: copy this member's part of it, if one is due."""
+        rank = plan.rank(self._worker)
+        if rank is None or not self.due(step):
+            return
+        if self._writing is not None and not self._writing.done():
+            logger.warning("the snapshot of step %d is left out: the one before it is still being written", step)
+            return
+        started = time.monotonic()
+        snapshot = SnapshotPart(
+            term=plan.term,
+            generation=plan.generation,
+            step=step,
+            part=rank,
+            parts=len(plan.members),
+            seal=seal_of(plan.secret),
+        )
+        pairs, rows = experts.own_part() if experts is not None else ((), [])
+        specs = experts.specs() if experts is not None else ()
+        view = state.capture()
+        copy = _Copy(view=view, experts=pairs, rows=rows, specs=specs, snapshot=snapshot, started=started)
+        copy.stall_s = time.monotonic() - started
+        self._latest = copy
+        self._writing = self._thread.submit(self._write, copy)
+
+    def settle(self) -> float:
+        """The state is about to change: wait until no copy reads it; return how long that took, in seconds."""
+        copy = self._latest
+        if copy is None:
+            return 0.0
+        started = time.monotonic()
+        copy.copied.wait()
+        waited_s = time.monotonic() - started
+        copy.stall_s += waited_s
+        self._latest = None
+        return waited_s
+
+    def wait(self) -> None:
+        """Wait until the last one is written, or left out."""
+        if self._writing is not None:
+            self._writing.result()
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._thread.shutdown(wait=True)
+        if self._ready is not None:
+            self._ready.abandon()
+            self._ready = None
+
+    # ---- in the thread ----
+
+    def _write(self, copy: _Copy) -> None:
+        try:
+            nbytes = self._copy(copy)
+        except (OSError, RuntimeError) as error:  # (torch's own are RuntimeErrors)
+            self._failed(copy.snapshot, str(error))
+            return
+        finally:
+            copy.copied.set()
+        self._why = ""
+        seconds = time.monotonic() - copy.started
+        self._tell(
+            SnapshotTaken(
+                worker=self._worker, snapshot=copy.snapshot, bytes=nbytes, seconds=seconds, stall_s=copy.stall_s
+            )
+        )
+        self._make_ready(copy.nbytes)
+
+    def _copy(self, copy: _Copy) -> int:
+        view, snapshot = copy.view, copy.snapshot
+        start, end = cut(view.nbytes, snapshot.part, snapshot.parts)
+        beside = sum(row.numel() * row.element_size() for row in copy.rows)
+        copy.nbytes = end - start + beside
+        file = self._room(copy.nbytes)
+        try:
+            if len(file.body):
+                body = torch.frombuffer(file.body, dtype=torch.uint8)
+                copy_range(view.tensors, start, body[: end - start])
+                copy_range(copy.rows, 0, body[end - start :])
+            copy.copied.set()
+            state = msgspec.msgpack.encode(view.manifest)
+            manifest = PartManifest(state=state, start=start, specs=copy.specs, experts=copy.experts)
+            return file.finish(self._job, snapshot, msgspec.msgpack.encode(manifest))
+        except BaseException:
+            file.abandon()
+            raise
+
+    def _room(self, nbytes: int) -> PartFile:
+        """Return a file for so many bytes: the one that was made ready, if it has as many.
+
+        Raises:
+            OSError: there is no room.
+        """
+        ready, self._ready = self._ready, None
+        if ready is not None and len(ready.body) == nbytes:
+            return ready
+        if ready is not None:
+            ready.abandon()
+        return PartFile(self._folder, nbytes)
+
+    def _make_ready(self, nbytes: int) -> None:
+        """Have memory for the next one: to find its pages takes longer than to copy into them."""
+        with contextlib.suppress(OSError):  # (it is tried again when it is needed)
+            self._ready = PartFile(self._folder, nbytes)
+
+    def _failed(self, snapshot: SnapshotPart, why: str) -> None:
+        """Say it once; later ones are tried all the same, for room may have come."""
+        if why != self._why:
+            logger.warning("no snapshot of step %d is taken here: %s", snapshot.step, why)
+            self._why = why
+            self._tell(
+                SnapshotLeftOut(worker=self._worker, generation=snapshot.generation, step=snapshot.step, why=why[:1024])
+            )

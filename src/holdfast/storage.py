@@ -1,0 +1,336 @@
+"""Where checkpoints lie: a folder that this machine sees, or a URL (S3, GCS, ...) that fsspec reaches.
+
+Both are asked the same things. Whatever fails is an OSError, whichever library raised it. Paths are relative, with `/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import queue
+import re
+import secrets
+import shutil
+import stat
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from holdfast.errors import BadInputError
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.*", re.DOTALL)
+_PROBE = ".holdfast-probe"
+#: what is asked of a URL before the job begins must have been answered within so many seconds
+_ANSWER_S = 60.0
+
+Chunk = bytes | bytearray | memoryview
+
+
+def is_url(place: str) -> bool:
+    """Tell whether a place is a URL rather than a path."""
+    return _URL.fullmatch(place) is not None
+
+
+class Storage(ABC):
+    """A place with folders and files in it.
+
+    `where`: how users call it. `local`: whether reading costs no more than a disk, so that all can be read again.
+    """
+
+    local = False
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    @abstractmethod
+    def entries(self, path: str = "") -> list[str]:
+        """Return the names of what lies in a folder, sorted; [] where there is no such folder."""
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """Return the bytes of a file."""
+
+    @abstractmethod
+    def open(self, path: str) -> BinaryIO:
+        """Open a file to read it, at any place of it."""
+
+    @abstractmethod
+    def write(self, path: str, chunks: Iterable[Chunk]) -> None:
+        """Write a file: whole, and lasting, or not at all. One that is there already is replaced."""
+
+    @abstractmethod
+    def copy(self, path: str, target: str) -> None:
+        """Let a file have another name as well, without moving its bytes where that can be."""
+
+    @abstractmethod
+    def remove(self, path: str) -> None:
+        """Remove a file, or a folder with all that is in it; one that is gone already is no error."""
+
+    def read(self, path: str, at_most: int) -> bytes:
+        """Return what a file holds.
+
+        Raises:
+            OSError: it cannot be read, or has more bytes than `at_most`.
+        """
+        if self.size(path) > at_most:
+            raise OSError(errno.EFBIG, f"it has more than {at_most} bytes")
+        with self.open(path) as file:
+            return file.read(at_most)
+
+    def check(self) -> None:
+        """Make sure, before anybody trains, that checkpoints can be written here, and read again.
+
+        Raises:
+            BadInputError: they cannot.
+        """
+        probe = f"{_PROBE}-{secrets.token_hex(4)}"
+        try:
+            self.write(probe, [b"holdfast"])
+            found = self.read(probe, 64)
+            self.remove(probe)
+        except OSError as error:
+            raise BadInputError(f"the checkpoint directory {self.where} cannot be written to: {said(error)}") from None
+        if found != b"holdfast":
+            raise BadInputError(f"the checkpoint directory {self.where} gives back other bytes than were written")
+
+
+def storage_at(place: str | Path) -> Storage:
+    """Return what lies at a path or a URL; nothing is looked at yet.
+
+    Raises:
+        BadInputError: the URL needs a library that is not installed, or is none that fsspec knows.
+    """
+    text = str(place)
+    match = None if isinstance(place, Path) else _URL.fullmatch(text)
+    return LocalStorage(Path(text).absolute()) if match is None else _remote(text, match[1].lower())
+
+
+def said(error: OSError) -> str:
+    """Return a line that says why: the system's words, or the library's."""
+    text = str(error.strerror or error).strip() or type(error).__name__
+    return text.partition("\n")[0][:300]
+
+
+class LocalStorage(Storage):
+    """A folder of this machine, or one that it has mounted."""
+
+    local = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self.folder = folder
+
+    def entries(self, path: str = "") -> list[str]:
+        folder = self.folder / path
+        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+    def size(self, path: str) -> int:
+        status = self._path(path).stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return status.st_size
+
+    def open(self, path: str) -> BinaryIO:
+        return self._path(path).open("rb")
+
+    def write(self, path: str, chunks: Iterable[Chunk]) -> None:
+        final = self._path(path)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
+        try:
+            with partial.open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, final)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync(final.parent)
+
+    def copy(self, path: str, target: str) -> None:
+        final = self._path(target)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        final.unlink(missing_ok=True)
+        try:
+            os.link(self._path(path), final)
+        except OSError:
+            shutil.copy2(self._path(path), final)
+
+    def remove(self, path: str) -> None:
+        target = self._path(path)
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                target.unlink()
+
+    def check(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInputError(f"the checkpoint directory {self.folder} cannot be made: {error.strerror}") from None
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise BadInputError(f"the checkpoint directory {self.folder} is not writable")
+
+    def _path(self, path: str) -> Path:
+        try:
+            return self.folder / path
+        except ValueError as error:
+            raise OSError(errno.EINVAL, str(error)) from None
+
+
+class RemoteStorage(Storage):
+    """What fsspec reaches. `files`: one of its file systems; `root`: the path there."""
+
+    def __init__(self, where: str, files: Any, root: str) -> None:
+        super().__init__(where)
+        self._files = files
+        self._root = root.rstrip("/")
+
+    def entries(self, path: str = "") -> list[str]:
+        with _failing():
+            self._files.invalidate_cache()
+            try:
+                found = cast(list[str], self._files.ls(self._at(path), detail=False))
+            except FileNotFoundError:
+                return []
+        within = (name.rstrip("/") for name in found if name.strip("/") != self._at(path).strip("/"))
+        return sorted({name.rsplit("/", 1)[-1] for name in within})  # (some stores list a folder in itself)
+
+    def size(self, path: str) -> int:
+        with _failing():
+            info = self._files.info(self._at(path))
+        if info.get("type") != "file" or info.get("size") is None:
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return int(info["size"])
+
+    def open(self, path: str) -> BinaryIO:
+        with _failing():
+            return cast(BinaryIO, io.BufferedReader(_Reading(self._files.open(self._at(path), "rb"))))
+
+    def write(self, path: str, chunks: Iterable[Chunk]) -> None:
+        with _failing():
+            self._files.makedirs(self._at(path).rsplit("/", 1)[0], exist_ok=True)
+            file = self._files.open(self._at(path), "wb")
+            try:
+                for chunk in chunks:
+                    file.write(chunk)
+            except BaseException:
+                with contextlib.suppress(Exception):  # (what has come of it is left out, as far as the store can)
+                    file.discard()
+                raise
+            file.close()
+
+    def copy(self, path: str, target: str) -> None:
+        with _failing():
+            self._files.makedirs(self._at(target).rsplit("/", 1)[0], exist_ok=True)
+            self._files.cp_file(self._at(path), self._at(target))
+
+    def remove(self, path: str) -> None:
+        with _failing(), contextlib.suppress(FileNotFoundError):
+            self._files.invalidate_cache()
+            self._files.rm(self._at(path), recursive=True)
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def check(self) -> None:
+        answers: queue.SimpleQueue[BadInputError | None] = queue.SimpleQueue()
+
+        def look() -> None:
+            try:
+                super(RemoteStorage, self).check()
+            except BadInputError as error:
+                answers.put(error)
+            else:
+                answers.put(None)
+
+        threading.Thread(target=look, name="holdfast-look", daemon=True).start()
+        try:
+            error = answers.get(timeout=_ANSWER_S)
+        except queue.Empty:
+            raise BadInputError(
+                f"the checkpoint directory {self.where} has not answered within {_ANSWER_S:g} s: look whether this "
+                "machine can reach it"
+            ) from None
+        if error is not None:
+            raise error
+
+
+class _Reading(io.RawIOBase):
+    """A file of fsspec's, whose failures are OSErrors."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        with _failing():
+            data = cast(bytes, self._file.read(len(buffer)))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        with _failing():
+            return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            with _failing():
+                self._file.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def _failing() -> Any:
+    """Whatever a library of somebody else's raises about what lies far away is an OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
+def _remote(url: str, scheme: str) -> RemoteStorage:
+    try:
+        from fsspec import core  # pyright: ignore[reportMissingTypeStubs] - only URLs need it, and it takes long
+    except ImportError:
+        raise BadInputError(
+            f"the checkpoint directory {url} is a URL, which needs fsspec: pip install fsspec, and what it needs for "
+            f"{scheme}://"
+        ) from None
+    library: Any = core
+    try:
+        files, root = library.url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        raise BadInputError(f"the checkpoint directory {url} needs a library: {_line(error)}") from None
+    except Exception as error:  # noqa: BLE001 - each store has errors of its own
+        raise BadInputError(f"the checkpoint directory {url} cannot be used: {_line(error)}") from None
+    return RemoteStorage(url, files, root)
+
+
+def _line(error: Exception) -> str:
+    return f"{error}".strip().partition("\n")[0][:300] or type(error).__name__
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""The folder of a node's snapshots: whose it is, what is found in it, and when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.control.agent.settings import AgentSettings
+from holdfast.control.agent.snapshots import keeper as keeping
+from holdfast.control.agent.snapshots.keeper import SnapshotKeeper, remove_snapshots, snapshot_folder
+from holdfast.control.link.snapshots.files import PartFile, path_of
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
+from holdfast.protocol.state import SnapshotPart
+
+PART = SnapshotPart(term=1, generation=1, step=10, part=0, parts=1, seal=b"s" * 16)
+
+
+def settings(base: Path, *, every: int = 5, node: str = "a") -> AgentSettings:
+    spec = JobSpec(name="job", checkpoint=CheckpointSpec(snapshot_every=every, snapshot_dir=str(base)))
+    return AgentSettings(
+        spec=spec, coordinator="http://127.0.0.1:1", token="t", node=node, folder=str(base), digest="d"
+    )
+
+
+def write(folder: Path) -> Path:
+    file = PartFile(folder, 4)
+    file.body[:] = b"body"
+    file.finish("job", PART, b"")
+    return path_of(folder, PART)
+
+
+def test_what_an_agent_held_is_there_for_the_next_one_of_its_name_until_the_job_ends(tmp_path: Path) -> None:
+    async def lives() -> None:
+        folder = Path(snapshot_folder(settings(tmp_path)))
+        first = SnapshotKeeper(settings(tmp_path), lambda _: None)
+        found = first.open()
+        assert found is not None
+        assert (found.host, found.parts) == ("127.0.0.1", ())
+        write(folder)
+        second = SnapshotKeeper(settings(tmp_path), lambda _: None)
+        assert second.open() is None, "the first one lives"
+        await second.close(remove=True)
+        await first.close(remove=False)
+        third = SnapshotKeeper(settings(tmp_path), lambda _: None)
+        again = third.open()
+        assert again is not None
+        assert again.parts == (PART,)
+        third.forget([PART])
+        assert list(folder.iterdir()) == []
+        await third.close(remove=True)
+        assert not folder.exists()
+
+    asyncio.run(lives())
+
+
+def test_a_job_without_snapshots_makes_no_folder(tmp_path: Path) -> None:
+    async def lives() -> None:
+        keeper = SnapshotKeeper(settings(tmp_path, every=0), lambda _: None)
+        assert keeper.open() is None
+        await keeper.close(remove=True)
+
+    asyncio.run(lives())
+    remove_snapshots(settings(tmp_path, every=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_agents_have_left_goes_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, used, fresh = (Path(snapshot_folder(settings(tmp_path, node=node))) for node in ("left", "used", "fresh"))
+
+    async def lives() -> None:
+        keeper = SnapshotKeeper(settings(tmp_path, node="used"), lambda _: None)
+        keeper.open()
+        for folder in (left, fresh):
+            folder.mkdir(mode=0o700)
+        for folder in (left, used):
+            os.utime(folder, (1.0, 1.0))
+        other = SnapshotKeeper(settings(tmp_path, node="other"), lambda _: None)
+        other.open()
+        assert [folder.exists() for folder in (left, used, fresh)] == [False, True, True]
+        await keeper.close(remove=True)
+        await other.close(remove=True)
+
+    asyncio.run(lives())
+    assert [entry.name for entry in tmp_path.iterdir()] == [fresh.name]
+    remove_snapshots(settings(tmp_path, node="fresh"))
+    assert keeping.LEFT_S > 3600
+    assert list(tmp_path.iterdir()) == []

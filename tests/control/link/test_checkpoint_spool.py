@@ -1,0 +1,94 @@
+"""A worker hands its part of a checkpoint to its agent by files: they outlive it, and say whether more may come."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.control.link.checkpoints.spool import PartSpool, part_of
+from holdfast.control.link.checkpoints.store import CheckpointStore, PartToWrite
+from holdfast.control.link.framing import PartHanded
+from holdfast.protocol.checkpoints.directory import find_checkpoints, seal
+from holdfast.protocol.checkpoints.names import CheckpointName
+from holdfast.protocol.messages.worker import CheckpointUnwritten, CheckpointWritten
+from holdfast.storage import LocalStorage
+
+DEADLINE_S = 60.0
+NAME = CheckpointName(term=1, generation=2, step=3, nonce="ab")
+WORKER = "n0/1/aa"
+
+
+class Heard:
+    """What was told."""
+
+    def __init__(self) -> None:
+        self.said: queue.Queue[Any] = queue.Queue()
+
+    def next(self, kind: type[Any]) -> Any:
+        message = self.said.get(timeout=DEADLINE_S)
+        assert isinstance(message, kind)
+        return message
+
+
+def part(content: bytes = b"the state") -> PartToWrite:
+    files = {"part-00001-of-00002.safetensors": lambda: [content[:3], content[3:]], "samples.json": lambda: [b"{}"]}
+    return PartToWrite(name=NAME, worker=WORKER, files=files, part=1, parts=2, stall_s=0.5)
+
+
+def test_a_part_comes_where_it_stays_although_its_worker_is_gone(tmp_path: Path) -> None:
+    folder, heard = tmp_path / "n0.parts", Heard()
+    folder.mkdir()
+    spool = PartSpool(folder, WORKER, heard.said.put)
+    assert spool.free
+    spool.write(part())
+    handed = heard.next(PartHanded)
+    assert (handed.part, handed.parts, handed.stall_s, handed.name) == (1, 2, 0.5, NAME.folder)
+    spool.close()
+    assert not PartSpool(folder, "n0/1/bb", heard.said.put).free, "whoever follows it sees that as well"
+    assert PartSpool(folder, "n0/0/cc", heard.said.put).free
+    storage = LocalStorage(tmp_path / "kept")
+    store = CheckpointStore(storage, heard.said.put, worker="n0/0/0")
+    store.write(part_of(handed, folder))
+    written = heard.next(CheckpointWritten)
+    assert (written.worker, written.part, written.parts) == (WORKER, 1, 2)
+    assert [file.name for file in written.files] == ["part-00001-of-00002.safetensors", "samples.json"]
+    assert list(folder.iterdir()) == []
+    seal(storage, NAME, written.files)
+    assert find_checkpoints(storage) == [NAME]
+    assert storage.read(f"{NAME.folder}/part-00001-of-00002.safetensors", 99) == b"the state"
+    store.close()
+
+
+def test_what_a_worker_has_left_half_written_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "writing-1-x").mkdir()
+    (tmp_path / "writing-0-x").mkdir()
+    assert PartSpool(tmp_path, WORKER, print).free
+    assert [path.name for path in tmp_path.iterdir()] == ["writing-0-x"]
+
+
+def test_no_room_to_hand_a_part_over_is_told(tmp_path: Path) -> None:
+    heard = Heard()
+    folder = tmp_path / "gone" / "file"
+    folder.parent.write_text("in the way")
+    spool = PartSpool(folder, WORKER, heard.said.put)
+    spool.write(part())
+    unwritten = heard.next(CheckpointUnwritten)
+    assert (unwritten.step, unwritten.name, unwritten.worker) == (3, NAME.folder, WORKER)
+    spool.close()
+    assert spool.free
+
+
+def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no name of a checkpoint"):
+        part_of(PartHanded(worker=WORKER, name="../../etc", files=()), tmp_path)
+
+
+def test_a_node_writes_no_faster_than_it_may(tmp_path: Path) -> None:
+    heard = Heard()
+    store = CheckpointStore(LocalStorage(tmp_path), heard.said.put, worker="n0/0/0", rate=1e5)
+    store.write(PartToWrite(name=NAME, worker=WORKER, files={"a": lambda: [b"x" * 10_000] * 3}))
+    assert heard.next(CheckpointWritten).seconds >= 0.3
+    store.close()

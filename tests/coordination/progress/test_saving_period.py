@@ -1,0 +1,117 @@
+"""How often a job is saved where its user has not said so."""
+
+from __future__ import annotations
+
+import pytest
+from machinery import Job, attach, hello, kept, w, written
+
+from holdfast.coordination.progress.saving_period import PeriodBounds, gone_back, saved, saving_period_s
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.record import Saving
+
+BOUNDS = PeriodBounds()
+DAY_S = 86400.0
+
+
+def test_the_first_one_comes_soon_and_shows_what_one_costs() -> None:
+    assert saving_period_s(Saving(), 0.0, BOUNDS) == BOUNDS.first_s
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "losses", "lived_s", "expected_s"),
+    [
+        (0.05, 0, 0.0, 93.0),  # sqrt(2 x 0.05 s x a day)
+        (0.05, 0, 9 * DAY_S, 294.0),  # nothing lost for nine days: ten times as seldom
+        (0.05, 9, 9 * DAY_S, 93.0),
+        (5.0, 0, 0.0, 930.0),
+        (60.0, 0, 0.0, 1800.0),  # never more seldom than every half an hour
+        (0.0001, 99, 0.0, 10.0),  # never all the time
+        (4.0, 999, 0.0, 400.0),  # a hundredth of the time at the most
+    ],
+)
+def test_the_period_follows_what_saves_cost_and_how_often_they_were_needed(
+    cost_s: float, losses: int, lived_s: float, expected_s: float
+) -> None:
+    saving = Saving(cost_s=cost_s, saves=1, losses=losses)
+    assert saving_period_s(saving, lived_s, BOUNDS) == pytest.approx(expected_s, rel=0.01)
+
+
+def test_costs_are_averaged_and_follow_what_changes() -> None:
+    saving = saved(Saving(), 10.0, 1.0)
+    assert saving == Saving(saved_at=10.0, cost_s=1.0, saves=1)
+    saving = saved(saving, 20.0, 3.0)
+    assert saving.cost_s == 2.0
+    for time in range(100):
+        saving = saved(saving, float(time), 8.0)
+    assert saving.cost_s == pytest.approx(8.0, rel=1e-3)
+    assert gone_back(saving).losses == 1
+
+
+def asked(job: Job) -> list[str]:
+    return [
+        worker for worker, order in job.orders(msg.AskCheckpoint).items() if order == msg.AskCheckpoint(if_free=True)
+    ]
+
+
+def saves(job: Job, step: int) -> None:
+    job.step(step)
+    job.say(written("n0", step, "c"))
+    job.say(kept("n0", step, "c"))
+
+
+def test_all_are_asked_through_one_when_it_is_time_and_not_again_before_the_next() -> None:
+    job = Job(nodes=2).start(saves=True, in_time=True)
+    job.step(1)
+    job.tick(BOUNDS.first_s - 1.0)
+    assert asked(job) == []
+    job.tick(1.0)
+    assert asked(job) == [w("n0")]
+    job.tick(1.0)
+    assert asked(job) == []
+    saves(job, 2)
+    (event,) = job.said(ev.CheckpointSaved)
+    assert event.period_s is not None
+    job.step(3)
+    job.tick(event.period_s - 1.0)
+    assert asked(job) == []
+    job.tick(1.1)  # (it grows while nothing is lost)
+    assert asked(job) == [w("n0")]
+
+
+def test_nobody_is_asked_where_nothing_is_new_or_steps_are_counted_or_none_are_kept() -> None:
+    jobs = [
+        Job().start(saves=True, in_time=True),
+        Job().start(saves=True),
+        Job().start(),
+    ]
+    for number, job in enumerate(jobs):
+        if number:
+            job.step(1)
+        job.tick(1e5)
+        assert asked(job) == []
+
+
+def test_a_coordinator_that_takes_over_knows_the_period() -> None:
+    job = Job(nodes=1).start(saves=True, in_time=True)
+    saves(job, 1)
+    before = job.machine.parts.checkpoints.period_s
+    job.boot()
+    job.connect(hello("n0", kept=(msg.Entered(worker=w("n0"), generation=1, applied=1),)))
+    assert job.machine.parts.checkpoints.period_s == pytest.approx(before)
+    assert job.machine.record.saving.saves == 1
+
+
+def test_a_roll_back_makes_saves_more_frequent() -> None:
+    job = Job(nodes=1).start(saves=True, in_time=True)
+    saves(job, 1)
+    before = job.machine.parts.checkpoints.period_s
+    assert before is not None
+    job.step(2)
+    job.lose("n0")
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    assert job.machine.record.saving.losses == 1
+    after = job.machine.parts.checkpoints.period_s
+    assert after is not None
+    assert after < before

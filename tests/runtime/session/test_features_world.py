@@ -1,0 +1,130 @@
+"""All features in one job of several processes, through deaths, joins and a roll-back: each pair of them meets here.
+
+Without experts the job is equal to one of one process in every bit; with experts, and with gradients that are clipped
+by a norm over all ranks, as nearly as sums of float64 are.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster
+from features import UPDATES, train
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import ExpertSpec
+from holdfast.protocol.messages import any_side as msg
+
+STEPS = 16
+#: where the checkpoints are that a job goes back to
+KEPT_EVERY = 4
+EXPERTS: dict[str, Any] = {"experts": 6, "max_grad_norm": 1.0}
+Rows = dict[int, dict[str, float]]
+
+
+def opened(
+    path: Path, nodes: int, *gates: int, zygote: str = "", placing: ExpertSpec | None = None, **more: Any
+) -> Cluster:
+    path.mkdir(exist_ok=True)
+    options = {"script": train, "steps": STEPS, "gates": gates, "loader_workers": int(bool(zygote)), **more}
+    return Cluster(path, nodes=nodes, options=options, checkpoint_every=KEPT_EVERY, zygote=zygote, experts=placing)
+
+
+def states(cluster: Cluster) -> dict[int, set[str]]:
+    """Return the hashes of all state that the workers have told, by step."""
+    found: dict[int, set[str]] = {}
+    for applied in cluster.told(msg.Applied):
+        found.setdefault(applied.step, set()).add(applied.state_hash)
+    return found
+
+
+def rows(cluster: Cluster) -> Rows:
+    """Return each step's loss, whether it was skipped, and all that was logged or evaluated before it.
+
+    Of a step that was done again the newest counts.
+    """
+    steps = cluster.of(ev.StepCommitted)
+    return {event.step: {"loss": event.loss, "skipped": event.skipped, **event.metrics} for event in steps}
+
+
+def saved(cluster: Cluster) -> list[int]:
+    return [event.step for event in cluster.of(ev.CheckpointSaved)]
+
+
+def alone(path: Path, **more: Any) -> tuple[dict[int, set[str]], Rows]:
+    """Return states and rows of the same job with one worker and no failure."""
+    with opened(path, 1, **more) as cluster:
+        cluster.wait_done()
+        assert sorted(rows(cluster)) == list(range(1, STEPS + 1))
+        assert 2 < sum(row["skipped"] for row in rows(cluster).values()) < STEPS, "the loss scale is felt"
+        return states(cluster), rows(cluster)
+
+
+def through_faults(cluster: Cluster) -> None:
+    """Deaths in the turn of each optimizer, a FORWARD, a joiner, then all at once, so that a checkpoint must serve."""
+    cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
+    cluster.fail("n1", step=4, phase="reducing")
+    for survivor in ("n2", "n4"):
+        cluster.fail(survivor, how="hold", step=6, phase="passed")
+    cluster.fail("n3", step=6, phase="passed")
+    cluster.go(2)
+    cluster.wait("step 7", lambda: len(cluster.of(ev.StepCommitted)) >= 7)
+    cluster.add()
+    cluster.wait("n5", lambda: any(told.worker.startswith("n5/") for told in cluster.told(msg.Prepared)))
+    cluster.go(8)
+    cluster.wait("a checkpoint", lambda: 12 in saved(cluster))
+    for node in ("n2", "n4", "n5"):
+        cluster.kill(node)
+    cluster.wait("all deaths", lambda: len(cluster.of(ev.NodeLeft)) == 5)
+    cluster.go()
+    cluster.add()
+    cluster.add()
+    cluster.wait_done()
+    assert {"forward", "redo", "rollback"} <= {event.decision for event in cluster.of(ev.GenerationStarted)}
+    assert [(event.reason, event.steps) for event in cluster.of(ev.JobFinished)] == [("stopped", STEPS)]
+    assert saved(cluster)[-1] == STEPS, "a job that its script stops is saved"
+    late = [(cluster.directory / f"{node}.jsonl").read_text().splitlines() for node in ("n6", "n7")]
+    told = {tuple(json.loads(line)[:2]) for lines in late for line in lines}
+    assert told == {(step, UPDATES[(step - 1) % 3]) for step in range(13, STEPS + 1)}
+
+
+def near(expected: Rows) -> Any:
+    return {step: pytest.approx(row, rel=1e-9, abs=1e-12) for step, row in expected.items()}
+
+
+def test_all_features_of_a_dense_job_at_once_change_no_bit(tmp_path: Path, warm_torch: str) -> None:
+    expected, calm = alone(tmp_path / "alone")
+    with opened(tmp_path / "job", 4, 2, 8, 13, zygote=warm_torch) as cluster:
+        through_faults(cluster)
+        assert states(cluster) == expected
+        assert rows(cluster) == near(calm)
+        evaluated = [event.step for event in cluster.of(ev.Evaluated)]
+        assert sorted(set(evaluated)) == [5, 10, 15]
+        assert {step: row["eval/loss"] for step, row in rows(cluster).items() if "eval/loss" in row} == {
+            step: calm[step]["eval/loss"] for step in (6, 11, 16)
+        }, "in every bit"
+
+
+def test_all_features_of_a_job_with_experts_at_once(tmp_path: Path, warm_torch: str) -> None:
+    """Six micro-batches, four workers: some only serve in a round, and leave no statistics, values or places behind."""
+    _, calm = alone(tmp_path / "alone", **EXPERTS)
+    with opened(tmp_path / "job", 4, 2, 8, 13, zygote=warm_torch, **EXPERTS) as cluster:
+        through_faults(cluster)
+        cluster.assert_replicas_equal()
+        assert rows(cluster) == near(calm)
+
+
+def test_experts_are_rebalanced_beside_all_features(tmp_path: Path, warm_torch: str) -> None:
+    """They follow an uneven load, whether that pays or not."""
+    hot = {**EXPERTS, "hot": 0.9}
+    _, calm = alone(tmp_path / "alone", **hot)
+    placing = ExpertSpec(slots=4, rebalance_every=4)
+    with opened(tmp_path / "job", 3, zygote=warm_torch, placing=placing, **hot) as cluster:
+        cluster.wait_done()
+        assert any(event.adopted and event.moves for event in cluster.of(ev.RebalanceDecided))
+        assert "rebalance" in {event.reason for event in cluster.of(ev.GenerationStarted)}
+        cluster.assert_replicas_equal()
+        assert rows(cluster) == near(calm)

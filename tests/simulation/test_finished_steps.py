@@ -1,0 +1,107 @@
+"""The step that was hit is finished: by whoever has reduced it, else with what survivors have computed of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from holdfast.coordination.worker.machine import WorkerMachine
+from holdfast.errors import EXIT_DONE
+from holdfast.protocol import events as ev
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.families.storm_plans import ready_plan
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.schedules.enumeration import FIRST_READY_SEED
+from holdfast.simulation.schedules.shrinking import failure
+from holdfast.simulation.world import Parts
+
+SCHEDULES = 60
+KILLS = 40
+EACH = 8
+#: four ranks of eight micro-batches
+CALM = FaultPlan(seed=5, nodes=4, start_nodes=4, steps=6, micro_batches=4 * EACH, start_spread=0.0)
+#: where a rank is killed, and how often; the rest at any moment
+STRUCK = ("computing", "reducing", "reduced", "voted", "passed")
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_random_schedules_of_steps_that_are_finished(chunk: int) -> None:
+    struck: set[str] = set()
+    for seed in range(FIRST_READY_SEED + chunk, FIRST_READY_SEED + SCHEDULES, 2):
+        cluster = SimCluster(ready_plan(seed))
+        assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"
+        struck |= {phase for _, phase in cluster.injector.seen}
+    assert {"reduced", "receiving", "adopting"} <= struck
+
+
+def computed(plan: FaultPlan) -> tuple[list[tuple[str, int, int]], list[ev.AnyEvent]]:
+    """Return who has begun which micro-batch of which step, in order, and what the job has said."""
+    begun: list[tuple[str, int, int]] = []
+
+    class Counting(WorkerMachine):
+        def computing(self, micro_batch: int) -> bool:
+            here = super().computing(micro_batch)
+            if here:
+                begun.append((self.worker, self.step, micro_batch))
+            return here
+
+    cluster = SimCluster(plan, Parts(worker=Counting))
+    outcome = cluster.run()
+    assert outcome.exit_code == EXIT_DONE, outcome.why
+    return begun, cluster.world.journal.events
+
+
+def kill(number: int) -> Fault:
+    rng = Random(number)
+    boundary = rng.choice(STRUCK) if number // 4 % 2 else ""
+    at = rng.uniform(0.5, 1.5)
+    return Fault(kind=FaultKind.KILL_NODE, time=at, target=rng.randrange(4), boundary=boundary, step=rng.randint(1, 5))
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_a_survivor_computes_nothing_again_and_the_lost_rank_s_only_where_nobody_is_ready(chunk: int) -> None:
+    decisions: Counter[str] = Counter()
+    for number in range(chunk, KILLS, 4):
+        begun, events = computed(replace(CALM, seed=number, faults=(kill(number),)))
+        (lost,) = [event.node for event in events if isinstance(event, ev.FailureDetected)]
+        again = {key for key, times in Counter((step, one) for _, step, one in begun).items() if times > 1}
+        firsts = {key: next(worker for worker, *rest in begun if tuple(rest) == key) for key in again}
+        assert {worker.partition("/")[0] for worker in firsts.values()} <= {lost}, number
+        assert len(again) <= EACH, number
+        started = [event for event in events if isinstance(event, ev.GenerationStarted)]
+        (after,) = started[1:]
+        decisions[after.decision] += 1
+        if after.decision == "forward":
+            (told,) = [event for event in events if isinstance(event, ev.Recovered)]
+            assert (told.micro_batches_kept, told.micro_batches_redone) == (4 * EACH, 0), number
+            steps = [event for event in events if isinstance(event, ev.StepCommitted)]
+            finished = next(event.step for event in steps if event.time > after.time)
+            assert {step for step, _ in again} <= {finished + 1}, "the lost rank had gone on already"
+    assert set(decisions) == {"forward", "redo"}, decisions
+
+
+def test_who_is_ready_dies_while_it_sends_and_the_others_do_the_step_again_from_what_they_had() -> None:
+    """One rank is READY, another has died in the reduction; so the first finishes the step, and dies as it sends it."""
+    told: list[str] = []
+    for seed in range(200):
+        faults = (
+            Fault(kind=FaultKind.KILL_NODE, target=0, boundary="reduced", step=3),
+            Fault(kind=FaultKind.KILL_NODE, target=1, boundary="sending"),
+        )
+        begun, events = computed(replace(CALM, seed=seed, nodes=4, faults=faults))
+        assert not [event for event in events if isinstance(event, ev.RolledBack)], seed
+        decisions = [event.decision for event in events if isinstance(event, ev.GenerationStarted)]
+        told += [" ".join(decisions)]
+        survivors = Counter((step, one) for worker, step, one in begun if worker.partition("/")[0] not in gone(events))
+        if "forward redo" in told[-1]:
+            assert max(survivors.values()) == 1, "what they had computed of it is kept, too"
+            return
+    pytest.fail(f"no holder has died while it sent: {Counter(told)}")
+
+
+def gone(events: list[ev.AnyEvent]) -> set[str]:
+    """Return the nodes that were lost."""
+    return {event.node for event in events if isinstance(event, ev.FailureDetected)}

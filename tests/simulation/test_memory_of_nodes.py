@@ -1,0 +1,76 @@
+"""Snapshots in the memory of nodes, in simulated jobs: all workers die, parts are flipped, and memory is full."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import EXIT_DONE, EXIT_FAILED
+from holdfast.protocol import events as ev
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.families.memory_plans import memory_plan
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.schedules.enumeration import FIRST_MEMORY_SEED, Schedule
+from holdfast.simulation.schedules.fuzzing import Tally
+
+#: by then some steps are committed
+STRUCK_S = 1.5
+
+
+def run(seed: int, *faults: Fault, **fields: int) -> list[ev.AnyEvent]:
+    """Run a job without checkpoints of three nodes, and return its events; it comes to its end."""
+    cluster = SimCluster(FaultPlan(seed=seed, faults=faults, **{"steps": 20, "snapshot_every": 2, **fields}))
+    outcome = cluster.run()
+    assert outcome.exit_code == EXIT_DONE, f"{seed}: {outcome.why}"
+    return list(cluster.world.journal.events)
+
+
+def at(kind: FaultKind, after_s: float = 0.0, target: int = 0) -> Fault:
+    return Fault(kind=kind, time=STRUCK_S + after_s, target=target)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_where_all_workers_die_no_more_is_lost_than_since_the_newest_snapshots(seed: int) -> None:
+    events = run(seed, at(FaultKind.KILL_WORKERS))
+    (place,) = [number for number, event in enumerate(events) if isinstance(event, ev.RolledBack)]
+    back, before = events[place], events[:place]
+    assert isinstance(back, ev.RolledBack)
+    committed = max(event.step for event in before if isinstance(event, ev.StepCommitted))
+    assert committed - back.to_step <= 3, "two steps, and one whose part was on its way"
+    assert back.to_step in {event.step for event in before if isinstance(event, ev.SnapshotSaved)}
+    recovered = next(event for event in events[place:] if isinstance(event, ev.Recovered))
+    assert (recovered.action, recovered.state_source) == ("rollback", "snapshot")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_copies_on_other_nodes_serve_where_a_node_has_died_as_well(seed: int) -> None:
+    """Long after the newest snapshot, so that its copies are there: for a while there has been no room for others."""
+    full = tuple(Fault(kind=FaultKind.FULL_MEMORY, time=STRUCK_S, target=node, duration=0.5) for node in range(3))
+    events = run(seed, *full, at(FaultKind.KILL_WORKERS, 0.4), at(FaultKind.KILL_NODE, 0.401, seed), steps=30)
+    assert [event.to_step for event in events if isinstance(event, ev.RolledBack)]
+    assert any(isinstance(event, ev.SnapshotFailed) for event in events), "no room, and said"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_flipped_bit_leads_to_the_copy_and_is_named(seed: int) -> None:
+    events = run(seed, at(FaultKind.FLIP, target=seed), at(FaultKind.KILL_WORKERS, 0.001))
+    assert any(isinstance(event, ev.RolledBack) for event in events)
+
+
+def test_without_copies_two_flipped_nodes_leave_nothing_and_the_job_says_so() -> None:
+    faults = (*(at(FaultKind.FLIP, target=node) for node in range(3)), at(FaultKind.KILL_WORKERS, 0.001))
+    cluster = SimCluster(FaultPlan(seed=3, steps=20, faults=faults, snapshot_every=2, copies=1))
+    outcome = cluster.run()
+    assert outcome.exit_code == EXIT_FAILED
+    assert "no live copy" in outcome.why
+    rejected = [event for event in cluster.world.journal.events if isinstance(event, ev.SnapshotRejected)]
+    assert {event.node for event in rejected}, "which copies were of no use is told"
+
+
+def test_random_schedules_with_snapshots() -> None:
+    tally = Tally()
+    for number in range(60):
+        tally.run(Schedule(number=FIRST_MEMORY_SEED + number))
+    assert not tally.failed, tally.examples
+    assert tally.ended["memory", EXIT_DONE] > 50
+    kinds = {fault.kind for number in range(60) for fault in memory_plan(FIRST_MEMORY_SEED + number).faults}
+    assert {FaultKind.KILL_WORKERS, FaultKind.FLIP, FaultKind.FULL_MEMORY} <= kinds

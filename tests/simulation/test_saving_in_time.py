@@ -1,0 +1,66 @@
+"""The coordinator says when it is time to save: all members save after the same step, whatever becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.protocol import events as ev
+from holdfast.protocol.checkpoints.names import parse_name
+from holdfast.simulation.cluster import SimCluster
+from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+
+PLAN = FaultPlan(seed=11, nodes=4, start_nodes=4, steps=60, checkpoint_every=1, saves_in_time=True, start_spread=0.0)
+
+
+def run(plan: FaultPlan) -> SimCluster:
+    cluster = SimCluster(plan)
+    assert cluster.run().exit_code == 0
+    return cluster
+
+
+def saved(cluster: SimCluster) -> list[int]:
+    return [event.step for event in cluster.world.journal.events if isinstance(event, ev.CheckpointSaved)]
+
+
+def periods(cluster: SimCluster) -> set[float]:
+    told = (event.period_s for event in cluster.world.journal.events if isinstance(event, ev.CheckpointSaved))
+    return {round(period, 3) for period in told if period is not None}
+
+
+def test_every_checkpoint_has_the_parts_of_all_and_none_is_left_half_written() -> None:
+    for seed in range(5):
+        cluster = run(replace(PLAN, seed=seed))
+        steps = saved(cluster)
+        assert 3 <= len(steps) < 30, f"seed {seed}: seldom, by time, not after each step: {steps}"
+        files = sorted(cluster.world.checkpoints.files.items(), key=lambda item: parse_name(item[0]))
+        whole = [file.sealed and len(file.parts) == 4 for _, file in files]
+        assert all(whole[:-1]), f"seed {seed}: the job's end may have cut through the last one alone"
+
+
+def test_the_wish_outlives_a_coordinator() -> None:
+    crash = Fault(kind=FaultKind.CRASH_COORDINATOR, time=0.9, duration=0.2)
+    for seed in range(5):
+        cluster = run(replace(PLAN, seed=seed, faults=(crash,)))
+        record = cluster.world.store.record
+        assert record is not None
+        assert record.term == 2
+        assert record.saving.saves == len(saved(cluster)) >= 3, "what it follows from goes on"
+
+
+def test_what_a_failure_cuts_through_never_counts_and_is_gone_in_the_end() -> None:
+    for seed in range(5):
+        kills = tuple(Fault(kind=FaultKind.KILL_WORKER, time=0.7 + 0.4 * n, target=n) for n in range(3))
+        cluster = run(replace(PLAN, seed=seed, faults=kills))
+        assert len(saved(cluster)) >= 3
+        newest = max(parse_name(name) for name in cluster.world.checkpoints.files)
+        assert cluster.world.checkpoints.files[newest.folder].sealed, f"seed {seed}"
+
+
+def test_roll_backs_are_counted_and_the_period_follows_what_is_known() -> None:
+    lost = tuple(Fault(kind=FaultKind.KILL_WORKER, time=1.5, target=n) for n in range(4))
+    cluster = run(replace(PLAN, faults=lost))
+    back = [event for event in cluster.world.journal.events if isinstance(event, ev.RolledBack)]
+    record = cluster.world.store.record
+    assert record is not None
+    assert record.saving.losses == len(back) == 1
+    assert periods(cluster)
