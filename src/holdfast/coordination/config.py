@@ -5,12 +5,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from holdfast.coordination.progress.saving_period import PeriodBounds
 from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.job_spec import JobSpec
 
 #: heartbeats that a coordinator hears in a second, as far as leases allow
 BEATS_PER_S = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeriodBounds:
+    """When saves are due, in seconds: the first, before anything was measured; two apart at the least, at the most."""
+
+    first_s: float = 60.0
+    least_s: float = 10.0
+    most_s: float = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,9 +10,8 @@ from random import Random
 from typing import Any, Protocol
 
 from holdfast.coordination.agent.machine import AgentMachine
-from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.config import CoordinatorConfig, PeriodBounds
 from holdfast.coordination.coordinator import Coordinator
-from holdfast.coordination.progress.saving_period import PeriodBounds
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.job_spec import CheckpointSpec, ExperimentSpec, ExpertSpec, JobSpec, RecoverySpec
 from holdfast.protocol.names import node_of

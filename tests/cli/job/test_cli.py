@@ -62,7 +62,7 @@ OPTIONS = {
     },
     "agent": SERVER
     | {"--node-name", "--advertise", "--rack", "--failure-rate", "--workers-per-node"}
-    | {"--checkpoint-dir", "--checkpoint-every", "--snapshot-every", "--snapshot-dir"}
+    | {"--checkpoint-dir", "--checkpoint-every", "--checkpoint-rate", "--snapshot-every", "--snapshot-dir"}
     | {"--expert-slots", "--verify-state", "--preflight"}
     | {"--log-dir", "--print", "--module"},
     "status": {*SERVER, "--json"},

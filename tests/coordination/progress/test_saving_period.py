@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from machinery import Job, attach, hello, kept, w, written
 
-from holdfast.coordination.progress.saving_period import PeriodBounds, gone_back, saved, saving_period_s
+from holdfast.coordination.config import PeriodBounds
+from holdfast.coordination.progress.saving_period import gone_back, saved, saving_period_s
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import Saving

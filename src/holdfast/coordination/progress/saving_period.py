@@ -8,10 +8,9 @@ happened once before that: so a job that has just begun is neither saved all the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
+from holdfast.coordination.config import PeriodBounds
 from holdfast.protocol.record import Saving
 from holdfast.reliability.checkpointing import daly_period
 
@@ -23,15 +22,6 @@ MOST_SHARE = 0.01
 _LEAST_COST_S = 1e-3
 #: of how many saves the cost is averaged
 _AVERAGED = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PeriodBounds:
-    """Seconds: to the first save, before anything was measured; and between saves at the least and at the most."""
-
-    first_s: float = 60.0
-    least_s: float = 10.0
-    most_s: float = 1800.0
 
 
 def saving_period_s(saving: Saving, lived_s: float, bounds: PeriodBounds) -> float:

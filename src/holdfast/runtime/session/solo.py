@@ -13,9 +13,10 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.control.link.framing import FromWorkerProcess
+from holdfast.coordination.config import PeriodBounds
 from holdfast.coordination.experts.blobs import everything
 from holdfast.coordination.progress.checkpoints import KEPT
-from holdfast.coordination.progress.saving_period import PeriodBounds, saved, saving_period_s
+from holdfast.coordination.progress.saving_period import saved, saving_period_s
 from holdfast.errors import BadInputError, JobFailedError
 from holdfast.protocol.checkpoints.directory import intact_checkpoints
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
