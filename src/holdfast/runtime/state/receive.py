@@ -62,7 +62,7 @@ class Receipt:
             after: an earlier one that was broken off; nothing is written before its last thread has left the tensors.
             prepare: gives the tensors to receive into, or raises StateMismatchError.
             on_end: called when `ended` has become true, from a thread of the inbox.
-            midway: called after each stream's first chunk.
+            midway: called in the midst of each stream's first chunk.
             chunk_bytes: the sender's, too.
         """
         self.ticket = ticket
@@ -144,11 +144,11 @@ class Receipt:
         for place, (start, size) in enumerate(stream_chunks(flat.nbytes, stream, self._chunk_bytes)):
             pieces = flat.pieces(start, size)
             header = wire.read(CHUNK.size)
+            if place == 0:
+                self._midway()
             wire.read_into(pieces)
             if header != CHUNK.pack(start, size, checksum(pieces)):
                 raise TransferError(f"the checksum of bytes {start} to {start + size} is wrong: they were corrupted")
-            if place == 0:
-                self._midway()
         wire.write(ACCEPTED)
 
     def _open(self, header: Header) -> None:

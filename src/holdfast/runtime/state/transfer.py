@@ -68,7 +68,7 @@ class Push:
         Args:
             view: the state; its tensors must not change until `sent`, or until some time after `abort`.
             on_end: called once from a thread of the push, with "" or what went wrong (also after an abort).
-            midway: called after each stream's first chunk.
+            midway: called in the midst of each stream's first chunk, which may be all that it carries.
             chunk_bytes: the receiver's, too.
             make_wire: what a connection is written and read by.
             introductions: how often to connect where the receiver closes the connection before it has shown who it is.
@@ -145,9 +145,11 @@ class Push:
                 wire.write(self._header)
             for place, (start, length) in enumerate(stream_chunks(flat.nbytes, stream, self._chunk_bytes)):
                 pieces = flat.pieces(start, length)
-                wire.write(CHUNK.pack(start, length, checksum(pieces)), *pieces)
+                chunk = [CHUNK.pack(start, length, checksum(pieces)), *pieces]
                 if place == 0:
+                    wire.write(chunk.pop(0))
                     self._midway()
+                wire.write(*chunk)
             if wire.read(1) != ACCEPTED:
                 raise TransferError("it was refused")
 
