@@ -105,11 +105,13 @@ bench-outage: install
 bench-exact: install
 	$(BIN)/python benchmarks/exact.py
 
-# step time against DDP, in the same processes
-# What snapshots in the nodes' memory cost while nothing fails: how long apply waits, and seconds per snapshot
+# what snapshots in the nodes' memory cost while nothing fails (how long apply waits, seconds per snapshot), and
+# checkpoints at the period that a job chooses
 bench-snapshots: install
 	$(BIN)/python benchmarks/snapshots.py
+	$(BIN)/python benchmarks/snapshots.py --checkpoints --steps 600 --rounds 2
 
+# step time against DDP, in the same processes
 bench-step: install
 	$(BIN)/python benchmarks/step_time.py
 

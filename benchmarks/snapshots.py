@@ -1,12 +1,14 @@
-"""What snapshots cost while nothing fails: two jobs of the same script side by side in time, one of which takes them.
+"""What saving costs while nothing fails: two jobs of the same script side by side in time, one of which saves.
 
     make bench-snapshots
     python benchmarks/snapshots.py --steps 120 --every 10 --rounds 3
+    python benchmarks/snapshots.py --checkpoints --steps 600 --rounds 2
 
 `apply` waits: how long the member that waited longest did not train for a snapshot (`stall_s`: describing the state,
 and what of the copy the next `apply` waited for), over all snapshots. `more per snapshot`: by how much the steps of the
 job with snapshots were slower than those of the one without, as seconds per snapshot; the rounds take turns. `x`: the
 ratio of the mean steps. Four ranks; the default script has 4.6 M parameters and AdamW, so 55 MB of state on each.
+With `--checkpoints` it is not snapshots in memory but checkpoints on disk, at the period that the job chooses.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from standstill import Watch
 
-from holdfast.protocol.events import SnapshotSaved, StepCommitted
+from holdfast.protocol.events import CheckpointSaved, SnapshotSaved, StepCommitted
 from holdfast.testing.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,14 +33,16 @@ SIZES = ("--layers", "6", "--dim", "256", "--heads", "4", "--context", "16")
 WARM = 10
 #: what must be reached: seconds that apply waits (median), seconds more per snapshot
 STALL_S, MORE_S = 0.020, 0.4
+#: how much slower a job may be that is saved at the period it chooses
+SLOWER = 1.03
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One job: its steps' times and its snapshots."""
+    """One job: its steps' times and what was saved of it."""
 
     steps: list[float]
-    snapshots: list[SnapshotSaved]
+    saves: Sequence[SnapshotSaved | CheckpointSaved]
 
     @property
     def mean_s(self) -> float:
@@ -50,34 +56,41 @@ def main() -> int:
     plain, with_them = list[Run](), list[Run]()
     with Watch():
         for _ in range(options.rounds):
-            plain.append(_run(options, every=0))
-            with_them.append(_run(options, every=options.every))
-    stalls = [saved.stall_s for run in with_them for saved in run.snapshots]
-    takes = [saved.save_s for run in with_them for saved in run.snapshots]
+            plain.append(_run(options, saved=False))
+            with_them.append(_run(options, saved=True))
+    saves = [save for run in with_them for save in run.saves]
     pairs = list(zip(with_them, plain, strict=True))
-    more = [(one.mean_s - other.mean_s) * options.every for one, other in pairs]
     ratio = [one.mean_s / other.mean_s for one, other in pairs]
-    nbytes = statistics.median(saved.saved_bytes for run in with_them for saved in run.snapshots)
-    print(f"{options.rounds} rounds of {options.steps} steps, one every {options.every}: {len(stalls)} snapshots")
-    print(f"state                {nbytes / 1e6:8.1f} MB")
+    stalls = [save.stall_s for save in saves]
+    if not saves:
+        raise SystemExit(f"nothing was saved in {options.steps} steps: give more --steps")
+    how = "at the period chosen" if options.checkpoints else f"one every {options.every}"
+    print(f"{options.rounds} rounds of {options.steps} steps, {how}: {len(saves)} saved")
+    print(f"state                {statistics.median(save.saved_bytes for save in saves) / 1e6:8.1f} MB")
     print(f"step, without        {_span([run.mean_s for run in plain])} s")
     print(f"step, with           {_span([run.mean_s for run in with_them])} s")
-    print(f"whole after          {_span(takes)} s")
+    print(f"whole after          {_span([save.save_s for save in saves])} s")
     print(f"apply waits          {_span(stalls)} s (at most {STALL_S} in the median)")
+    if options.checkpoints:
+        print(f"x                    {_span(ratio)} (at most {SLOWER})")
+        return int(statistics.median(stalls) > STALL_S or statistics.median(ratio) > SLOWER)
+    more = [(one.mean_s - other.mean_s) * options.every for one, other in pairs]
     print(f"more per snapshot    {_span(more)} s (at most {MORE_S})")
     print(f"x                    {_span(ratio)}")
     return int(statistics.median(stalls) > STALL_S or statistics.median(more) > MORE_S)
 
 
-def _run(options: argparse.Namespace, *, every: int) -> Run:
-    command = ("--nodes", "4", *(("--snapshot-every", str(every)) if every else ()))
-    arguments = (*(options.args or SIZES), "--steps", str(options.steps))
-    with LocalJob(options.script, arguments, options=command) as job:
-        if job.wait_exit(600.0):
-            raise SystemExit(f"the job failed:\n{job.story()}")
-        steps = [event.step_s for event in job.all(StepCommitted) if event.step > WARM]
-        saved = [event for event in job.all(SnapshotSaved) if event.step > WARM]
-    return Run(steps, saved)
+def _run(options: argparse.Namespace, *, saved: bool) -> Run:
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        saving = ("--checkpoint-dir", folder) if options.checkpoints else ("--snapshot-every", str(options.every))
+        command = ("--nodes", "4", *(saving if saved else ()))
+        arguments = (*(options.args or SIZES), "--steps", str(options.steps))
+        with LocalJob(options.script, arguments, options=command) as job:
+            if job.wait_exit(600.0):
+                raise SystemExit(f"the job failed:\n{job.story()}")
+            steps = [event.step_s for event in job.all(StepCommitted) if event.step > WARM]
+            saves = job.all(CheckpointSaved if options.checkpoints else SnapshotSaved)
+    return Run(steps, [save for save in saves if WARM < save.step < options.steps])
 
 
 def _span(values: list[float]) -> str:
@@ -89,6 +102,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=110)
     parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--checkpoints", action="store_true", help="on disk, at the period that the job chooses")
     parser.add_argument("--script", type=Path, default=DENSE)
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     return parser.parse_args()
