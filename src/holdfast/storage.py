@@ -16,7 +16,7 @@ import shutil
 import stat
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -296,7 +296,7 @@ class _Reading(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def _failing() -> Any:
+def _failing() -> Generator[None]:
     """Whatever a library of somebody else's raises about what lies far away is an OSError."""
     try:
         yield

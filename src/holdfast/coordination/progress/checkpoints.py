@@ -68,8 +68,6 @@ class CheckpointBook:
         self._wanted: int | None = None
         #: the generation whose first member was asked for that
         self._asked = 0
-        #: so many in a row could not be written
-        self._failed = 0
         #: when all were asked for one because it was time
         self._asked_at = 0.0
 
