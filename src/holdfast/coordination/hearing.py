@@ -267,6 +267,7 @@ class Hearing:
     _WORKER_SAYS: ClassVar[dict[type, Row]] = {
         msg.Attach: row(_attach, _attach, _attach, _attach),
         msg.Begun: while_it_goes_on(ignore),  # evidence for `admission` only
+        msg.Warmed: while_it_goes_on(ignore),
         msg.Entered: while_it_goes_on(_entered),
         msg.Prepared: while_it_goes_on(_prepared),
         msg.Applied: while_it_goes_on(_applied),

@@ -61,6 +61,7 @@ _ACTIVITIES = {
     "move": Activity.MOVING,
     "save": Activity.FINISHED,
     "adopt": Activity.RECEIVING,
+    "warm": Activity.WARMING,
 }
 _WAITS = ("reduce", "vote", "move")
 #: where it hangs though it is about nothing

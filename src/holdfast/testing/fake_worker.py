@@ -15,6 +15,7 @@ from holdfast.coordination.worker.tasks import (
     Forward,
     Receive,
     Tell,
+    WarmUp,
     WorkerInstruction,
 )
 from holdfast.protocol.commit import Commit
@@ -185,6 +186,8 @@ class FakeWorker:
         if machine.phase is Phase.PASSED and not machine.frozen:
             machine.begin_apply()
             self._obey(machine.applied_step())
+        if isinstance(machine.task, WarmUp) and machine.warming.begin():
+            self._obey(machine.warming.end(0.0))
         while self._stands(machine.generation):
             match machine.task:
                 case Forward():

@@ -20,6 +20,7 @@ class NodeIdentity:
     rack: str = ""
     host: str = ""
     failure_rate: float = 1.0
+    standby: bool = False
 
     def hello(
         self,
@@ -49,6 +50,7 @@ class NodeIdentity:
             rack=self.rack,
             host=self.host,
             failure_rate=self.failure_rate,
+            standby=self.standby,
             kept=kept,
             clock=now,
             wall=wall,

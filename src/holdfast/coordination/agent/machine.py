@@ -68,6 +68,7 @@ from holdfast.protocol.messages.orders import (
     PruneCheckpoints,
     Stop,
     Void,
+    Warm,
     WorkerOrder,
 )
 from holdfast.protocol.messages.plans import BeginNode, PrepareNode
@@ -247,11 +248,8 @@ class AgentMachine:
         if self._unfit is not None:
             return self._leave(f"{refused.why}; it comes back to say why it must go")
         # Nothing that the old workers said may count: new ones, and a new session.
-        self.session, self._steps, self._written = (
-            self._nonce(),
-            NodeSteps(self._places, self.committed),
-            WrittenParts(),
-        )
+        self.session, self._written = self._nonce(), WrittenParts()
+        self._steps = NodeSteps(self._places, self.committed)
         fresh = [self._fill(place, index) for index, place in enumerate(self._places)]
         for place in self._places:
             place.down = None
@@ -292,7 +290,7 @@ class AgentMachine:
         match order:
             case BeginNode(plan=change) | PrepareNode(plan=change):
                 return change.rest.term >= self.term
-            case Stop(term=term) | Arm(term=term) | Void(term=term) | PruneCheckpoints(term=term):
+            case Stop(term=term) | Arm(term=term) | Void(term=term) | PruneCheckpoints(term=term) | Warm(term=term):
                 return term >= self.term
             case _:
                 return True  # carries no term: the connection's Welcome vouches for it
@@ -351,12 +349,15 @@ class AgentMachine:
             return []
         if place.done:
             return self._ended_in_order(place, now, clean=clean)
+        cold: list[AgentInstruction] = []
+        if place.warming:
+            warmed, down = place.failed_warm_up(down)
+            cold = self._tell(FromWorker(message=warmed), now)
         if down.left:
             # It stays what it was, a member that has applied what it has: nobody is to do anything again.
             place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
             return [*self._tell_of_steps(now), *self._tell(place.down, now)]
-        out = self._tell(down, now)
-        return [*out, *self._replace(place, down, now)]
+        return [*cold, *self._tell(down, now), *self._replace(place, down, now)]
 
     def _replace(self, place: WorkerPlace, down: WorkerDown, now: float) -> list[AgentInstruction]:
         """Put another process in a place, where that is of any use."""
@@ -415,8 +416,7 @@ class AgentMachine:
 
     def _holds(self, work: list[SnapshotWork], now: float) -> list[AgentInstruction]:
         """Tell what is held, then do this: nobody is to look for what is gone."""
-        told = self._snapshots.told
-        return [*(self._tell(told, now) if told is not None else ()), *work]
+        return [*(self._tell(told, now) if (told := self._snapshots.told) is not None else ()), *work]
 
     # ---- what is kept ----
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
+from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.messages.agent import WorkerDown
-from holdfast.protocol.messages.orders import Begin, JobDone, Order
+from holdfast.protocol.messages.orders import Begin, JobDone, Order, Warm
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,
@@ -23,13 +26,14 @@ from holdfast.protocol.messages.worker import (
     Report,
     ScriptFailed,
     VoteRefused,
+    Warmed,
     WorkerMessage,
 )
 from holdfast.protocol.names import seat_of
 
 #: Of these kinds only the latest is kept. The replay of a node: what its workers are, what they applied, where they
 #: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
-LIFE = (Attach, Begun, Entered)
+LIFE = (Attach, Warmed, Begun, Entered)
 STAND = (
     Prepared,
     Report,
@@ -65,13 +69,15 @@ class WorkerPlace:
     #: its process has ended, and no other follows
     ended: bool = False
     stopped_since: float | None = None
+    #: the worker was told to warm up, has not said how that went, and is in no generation
+    warming: bool = False
 
     def refill(self, worker: str) -> None:
         """Make the place for another worker."""
         self.worker = worker
         self.latest.clear()
         self.top = self.top_generation = self.told = 0
-        self.done = self.ended = False
+        self.done = self.ended = self.warming = False
         self.stopped_since = None
 
     def keep(self, message: WorkerMessage) -> None:
@@ -80,6 +86,8 @@ class WorkerPlace:
             self.top, self.top_generation = max(self.top, message.step), message.generation
         elif isinstance(message, LIFE + STAND):
             self.latest[type(message)] = message
+        if isinstance(message, Begun | Entered | Warmed):
+            self.warming = False
         if isinstance(message, Attach) and self.down_told:
             self.down = None
         if isinstance(message, Entered | Report | Finished):
@@ -104,9 +112,20 @@ class WorkerPlace:
         """An order is passed on to its worker."""
         if isinstance(order, JobDone):
             self.done = True
+        elif isinstance(order, Warm):
+            self.warming = Begun not in self.latest and Entered not in self.latest
         elif isinstance(order, Begin):
             # From here on it is not fresh any more, whether it has come to reading this or not.
             self.keep(Begun(worker=self.worker, generation=order.plan.generation))
+
+    def failed_warm_up(self, down: WorkerDown) -> tuple[Warmed, WorkerDown]:
+        """Its worker has ended in a shadow step: return how that is told.
+
+        What a script does in a step that nobody counts is no word of it about the job, which does not end by that.
+        """
+        why = "the script has left its loop in a shadow step" if down.left else down.detail
+        gone = msgspec.structs.replace(down, detail=why, exit_code=EXIT_FAILED, final=False, error=None)
+        return Warmed(worker=self.worker, seconds=0.0, error=why[:1024]), gone
 
     @property
     def applied(self) -> int:

@@ -15,7 +15,7 @@ from holdfast.protocol.names import node_of
 #: Whoever is in these waits for others, though in no collective.
 WAITING = frozenset({Activity.AWAITING, Activity.ENTERING, Activity.RECEIVING, Activity.FINISHED})
 #: How long these take for one says nothing of others.
-NOBODYS = frozenset({Activity.STARTING, Activity.PAUSED})
+NOBODYS = frozenset({Activity.STARTING, Activity.PAUSED, Activity.WARMING})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

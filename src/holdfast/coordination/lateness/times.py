@@ -45,7 +45,7 @@ LONGEST = 2.0
 #: where only other worlds' times are known, theirs count so many times: shares and partners are others
 OTHER_WORLD = 2.0
 #: Nobody is late in these: they last until somebody else does something, or a process is gone.
-ENDLESS = frozenset({Activity.STARTING, Activity.AWAITING, Activity.FINISHED, Activity.ENDING})
+ENDLESS = frozenset({Activity.STARTING, Activity.AWAITING, Activity.FINISHED, Activity.ENDING, Activity.WARMING})
 
 
 @dataclass(slots=True)

@@ -13,14 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from holdfast.coordination.generations.assignment import Share, round_robin
-from holdfast.coordination.worker.boundaries import (
-    KEEPING,
-    NEXT,
-    UNDER_WAY,
-    InvalidTransitionError,
-    Place,
-    due,
-)
+from holdfast.coordination.worker.boundaries import KEEPING, NEXT, UNDER_WAY, InvalidTransitionError, Place, due
 from holdfast.coordination.worker.complaints import Complaints
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
@@ -35,11 +28,13 @@ from holdfast.coordination.worker.tasks import (
     Task,
     Tell,
     Wait,
+    WarmUp,
     WorkerInstruction,
 )
+from holdfast.coordination.worker.warming import Warming
 from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void
+from holdfast.protocol.messages.orders import Arm, Begin, GenerationOrder, JobDone, Prepare, Stop, Void, Warm
 from holdfast.protocol.messages.worker import Applied, Entered, Finished, KnownSteps, Prepared, VoteRefused
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
 from holdfast.protocol.state import LiveSource
@@ -70,6 +65,7 @@ class WorkerMachine:
         #: the generation whose placement of the experts was taken up last
         self._moved_in = 0
         self._complaints = Complaints(worker, self.generations)
+        self.warming = Warming(worker, self.generations, self._copy, holding)
         self._share, self.wishes = Share(), Wishes()
         self._kept = False  # for others: the script has ended
         #: the steps that came with a state, until this node's agent knows them
@@ -123,7 +119,7 @@ class WorkerMachine:
         if self.done:
             return Done()
         if self.frozen or self.plan is None:
-            return Wait()
+            return WarmUp() if self.warming.due else Wait()
         if self.phase is Phase.ENTERING:
             return self._due(self.plan)
         if self.phase is Phase.COMPUTE and (self.plan.last or self._copy.stops):
@@ -145,6 +141,8 @@ class WorkerMachine:
         """Take an order; one that is stale, or that this worker has promised away, changes nothing."""
         if isinstance(order, Prepare | Arm | Void):
             return self.generations.of_pending(order)
+        if isinstance(order, Warm):
+            return self.warming.order(order)
         return self._ORDERS[type(order)](self, order)
 
     def _begin(self, order: Begin) -> list[WorkerInstruction]:

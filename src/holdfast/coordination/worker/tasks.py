@@ -51,6 +51,11 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Go through shadow steps, between `warming.begin` and `warming.end`, for as long as `warming.due`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
     """Apply the retained reduced gradients of `step` with this v, between begin_apply and applied_step."""
 
@@ -124,4 +129,4 @@ class Done:
     """The job is over: the script may end."""
 
 
-Task = Wait | Entering | Compute | Finish | Done
+Task = Wait | WarmUp | Entering | Compute | Finish | Done

@@ -115,6 +115,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     """First message of a connection. `kept` replays what the coordinator must know of the node's workers.
 
     What does not fit follows, before anything else. `clock`: what the node's own clock shows (monotonic seconds).
+    `standby`: the node was started to wait, warm, until one of the others is lost or moved.
     """
 
     protocol: int
@@ -132,6 +133,7 @@ class Hello(Struct, frozen=True, kw_only=True):
     rack: Rack = ""  # nodes of one rack may fail together; "": a rack of its own
     failure_rate: FailureRate = 1.0  # how often the node fails, the usual one being 1
     snapshots: NodeSnapshots | None = None  # None: it keeps none
+    standby: bool = False
     kept: tuple[Kept, ...] = ()
 
 

@@ -134,14 +134,23 @@ class Inject(Struct, frozen=True, kw_only=True):
     times: float = 3.0
 
 
+class Warm(Struct, frozen=True, kw_only=True):
+    """To a worker that is in no generation: go through shadow steps, so that its first real one is as fast as others'.
+
+    Its own state is void afterwards. What comes before it is through (Begin, Prepare, Stop, JobDone) cuts it short.
+    """
+
+    term: Count
+
+
 class JobDone(Struct, frozen=True, kw_only=True):
     """Every member has finished: the script may end."""
 
 
 #: what a worker's machine takes (coordination.worker); its agent makes it of what was said to the node
-GenerationOrder = Begin | Stop | Prepare | Arm | Void | JobDone
-#: what is said to one worker; it is for others in its process, but for a JobDone that comes late
-WorkerOrder = AskCheckpoint | Inject | JobDone
+GenerationOrder = Begin | Stop | Prepare | Arm | Void | Warm | JobDone
+#: what is said to one worker; it is for others in its process, but for Warm, and a JobDone that comes late
+WorkerOrder = AskCheckpoint | Inject | Warm | JobDone
 #: what is said to a node's agent, which writes checkpoints for its workers, and hands it on to them
 CheckpointOrder = AcceptCheckpoint | PruneCheckpoints
 Order = GenerationOrder | Posted | LookAround | WorkerOrder | CheckpointOrder

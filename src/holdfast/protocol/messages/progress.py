@@ -30,6 +30,7 @@ class Activity(IntEnum):
     FINISHED = 14
     ENDING = 15  # the script has raised, or ended itself: its traceback is made, its process is on its way out
     EVALUATING = 16  # a shard of an evaluation, or what others have of it
+    WARMING = 17  # in shadow steps, which nobody waits for
 
     def __str__(self) -> str:
         """Return what people call it."""

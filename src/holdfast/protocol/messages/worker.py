@@ -51,6 +51,17 @@ class Begun(Struct, frozen=True, kw_only=True):
     generation: Count
 
 
+class Warmed(Struct, frozen=True, kw_only=True):
+    """The answer to Warm: the shadow steps took so many `seconds`. `error`: why this worker is cold all the same.
+
+    Where the script has raised, or ended, in one of them, its agent says it, and then that its process is gone.
+    """
+
+    worker: WorkerId
+    seconds: Seconds
+    error: Text = ""
+
+
 class Entered(Struct, frozen=True, kw_only=True):
     """The group of `generation` stands here and the decision is carried out: `applied` is this worker's state."""
 
@@ -331,6 +342,7 @@ CheckpointNews = CheckpointWritten | CheckpointUnwritten | CheckpointKept
 WorkerMessage = (
     Attach
     | Begun
+    | Warmed
     | Entered
     | Prepared
     | Applied

@@ -417,6 +417,8 @@ class Session:
                 self._machine.wishes.want(Wish.SAVE_IF_FREE if if_free else Wish.SAVE)
             case msg.Inject():
                 self._faults.order(order)
+            case msg.Warm():
+                pass  # (shadow steps are to come: it stays cold, and says nothing)
             case _:
                 return self._machine.order(order)
         return []

@@ -1,4 +1,7 @@
-"""How a simulated worker's training thread enters a generation: it loads, moves experts, receives state, and is in."""
+"""How a simulated worker's training thread enters a generation: it loads, moves experts, receives state, and is in.
+
+And what it does while it is in none and is to be warm: shadow steps.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from holdfast.simulation.machines.moving import Mover
 from holdfast.simulation.machines.saving import Saver
 from holdfast.simulation.machines.training import SimReceipt
 from holdfast.simulation.machines.transfer import Pusher
+
+#: of all shadow steps together
+SHADOW_MICRO_BATCHES = 4
 
 
 class SimEntrance:
@@ -29,8 +35,11 @@ class SimEntrance:
         """The experts of a generation could not be moved: do not try again."""
         self._left_move = generation
 
-    def enter(self, task: tasks.Load | tasks.Move | tasks.Receive | tasks.Enter) -> None:
+    def enter(self, task: tasks.WarmUp | tasks.Load | tasks.Move | tasks.Receive | tasks.Enter) -> None:
         """Do what is to be done now, as far as it goes."""
+        if isinstance(task, tasks.WarmUp):
+            self._warm_up()
+            return
         worker, generation = self._worker, task.plan.generation
         if isinstance(task, tasks.Move | tasks.Enter):
             self._pusher.begin(generation, task.send_to)
@@ -50,6 +59,29 @@ class SimEntrance:
                 self._entered()
             case _:
                 pass
+
+    def _warm_up(self) -> None:
+        worker = self._worker
+        if not worker.machine.warming.begin():
+            return
+        worker.state, worker.whole = worker.world.garbage(), False
+        worker.busy = "warm"
+        worker.world.after("micro_batch", worker, self._warmed, worker.world.timeline.now, SHADOW_MICRO_BATCHES - 1)
+
+    def _warmed(self, began: float, left: int) -> None:
+        """A micro-batch of a shadow step is through."""
+        worker, warming = self._worker, self._worker.machine.warming
+        if worker.hung:
+            return
+        if left and warming.due:
+            worker.world.after("micro_batch", worker, self._warmed, began, left - 1)
+            return
+        worker.busy = ""
+        if warming.due:
+            worker.obey(warming.end(worker.world.timeline.now - began))
+        else:
+            warming.leave()
+        worker.advance()
 
     def _entered(self) -> None:
         worker = self._worker

@@ -45,7 +45,7 @@ class Pusher:
             if world.rng.random() < 0.5:
                 worker.obey(worker.machine.complain(self._generation, f"{target} cannot be reached"))
             return
-        busy = peer.stopped or peer.copier.active
+        busy = peer.stopped or peer.copier.active or peer.machine.warming.under_way
         if busy or not world.reaches(worker.id, target) or not peer.machine.pushed(self._generation):
             self._again(target, attempt)
             return

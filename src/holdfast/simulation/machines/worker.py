@@ -231,7 +231,7 @@ class SimWorker(Process):
         match task:
             case tasks.Forward():
                 self._apply()
-            case tasks.Load() | tasks.Move() | tasks.Receive() | tasks.Enter():
+            case tasks.WarmUp() | tasks.Load() | tasks.Move() | tasks.Receive() | tasks.Enter():
                 self._entrance.enter(task)
             case tasks.Compute():
                 self._compute(task)

@@ -1,0 +1,70 @@
+"""A standby's agent: it says what its node is, keeps that its workers are warm, and outlives one that fails."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from test_agent_machine import Bench, attach, begin_node, down, said
+
+from holdfast.coordination.agent.identity import NodeIdentity
+from holdfast.coordination.agent.instructions import Pass, StartWorker
+from holdfast.coordination.agent.machine import AgentMachine
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from holdfast.protocol.messages import any_side as msg
+
+
+@pytest.mark.parametrize("standby", [True, False])
+def test_hello_says_whether_the_node_is_a_standby(standby: bool) -> None:
+    node = NodeIdentity(job="job", node="node-0", workers=1, digest="d", agent_pid=7, standby=standby)
+    machine = AgentMachine(node, lambda: "0" * 8)
+    machine.start()
+    (hello,) = said(machine.connected(0.0))
+    assert isinstance(hello, msg.Hello)
+    assert hello.standby is standby
+
+
+def test_the_order_is_passed_on_but_for_an_older_coordinators() -> None:
+    bench = Bench(term=2)
+    order = msg.Warm(term=2)
+    assert bench.order(order) == [Pass((bench.worker,), order)]
+    assert bench.order(msg.Warm(term=1)) == []
+
+
+def test_a_later_coordinator_hears_that_a_worker_is_warm_before_that_it_began() -> None:
+    bench = Bench()
+    bench.order(msg.Warm(term=1))
+    assert bench.kept() == [attach(bench.worker)]
+    warmed = msg.Warmed(worker=bench.worker, seconds=2.0)
+    bench.say(warmed)
+    assert bench.kept() == [attach(bench.worker), warmed]
+    bench.hear(begin_node(1, 1, bench.worker))
+    assert bench.kept() == [attach(bench.worker), warmed, msg.Begun(worker=bench.worker, generation=1)]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "final"), [(EXIT_BAD_INPUT, False), (EXIT_FAILED, True), (EXIT_DONE, True)], ids=str
+)
+def test_what_a_script_does_in_a_shadow_step_is_no_word_about_the_job(exit_code: int, final: bool) -> None:
+    bench = Bench()
+    bench.order(msg.Warm(term=1))
+    ending = msgspec.structs.replace(down(bench.worker), exit_code=exit_code, final=final)
+    out = bench.machine.worker_ended(ending, bench.now, clean=exit_code == EXIT_DONE)
+    cold, gone = said(out)
+    assert isinstance(cold, msg.FromWorker)
+    assert isinstance(cold.message, msg.Warmed)
+    assert cold.message.error
+    assert isinstance(gone, msg.WorkerDown)
+    assert (gone.final, gone.exit_code, gone.error) == (False, EXIT_FAILED, None)
+    assert isinstance(out[-1], StartWorker)  # another, cold
+
+
+@pytest.mark.parametrize("heard", ["warmed", "begun"])
+def test_once_it_is_warm_or_has_begun_its_end_is_told_as_it_was(heard: str) -> None:
+    bench = Bench()
+    bench.order(msg.Warm(term=1))
+    if heard == "warmed":
+        bench.say(msg.Warmed(worker=bench.worker, seconds=2.0))
+    else:
+        bench.hear(begin_node(1, 1, bench.worker))
+    before = bench.worker
+    assert said(bench.die(exit_code=EXIT_BAD_INPUT)) == [down(before, EXIT_BAD_INPUT)]
