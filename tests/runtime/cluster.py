@@ -86,6 +86,14 @@ def lingering(job: Any, due: dict[str, int], node: str, step: int, directory: Pa
     session.workload.reduce, session._machine.voting = reduce, voting
 
 
+def note_shadow(job: Any, step: Any, applied: bool, path: Path) -> None:
+    """Write down what a shadow step looks like to its script."""
+    if step.shadow:
+        told = [step.number, applied, math.isnan(step.loss), step.metrics, job.world_size]
+        with path.open("a") as file:
+            print(json.dumps(told), file=file)
+
+
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
     """What every worker runs that `options` gives no other: a small regression, one line of JSON per applied step."""
     import torch
@@ -153,6 +161,7 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
                 step.log({"workers": 1}, reduce="sum")
             with lingering(job, lingers, node, step.number, Path(directory)):
                 applied = step.apply()
+            note_shadow(job, step, applied, Path(directory) / f"{node}.shadows")
             if applied:
                 print(
                     json.dumps([step.number, step.loss, job.rank, job.world_size, step.metrics]), file=file, flush=True
@@ -248,6 +257,8 @@ class _Node:
         self.decoder: FrameDecoder[Any] = FrameDecoder(FromWorkerProcess)
         self.process: Any = None
         self.plans = KnownPlans()
+        self.warms = ""
+        self.attach: msg.Attach | None = None
 
 
 class Cluster:
@@ -325,11 +336,12 @@ class Cluster:
 
     # ---- what tests do ----
 
-    def add(self) -> str:
-        """Start one more node."""
+    def add(self, *, warm: str = "") -> str:
+        """Start one more node, whose worker is told to warm up; `before`, or `while`, others hear of it; "": not."""
         with self._changed:
             number = len(self._nodes) + 1
             node = _Node(f"n{number}", number, self.directory)
+            node.warms = warm
             self._nodes[number] = node
         every = self._checkpoint_every
         checkpoint = CheckpointSpec(dir=str(self.directory / "checkpoints") if every else "", every=every or 1)
@@ -482,6 +494,13 @@ class Cluster:
             return
         for message in node.decoder.feed(data):
             self.messages.append(message)
+            if node.warms and isinstance(message, msg.Attach):
+                self._order(node.number, msg.Warm(term=1))
+                if node.warms == "before":
+                    node.attach = message
+                    continue
+            if isinstance(message, msg.Warmed) and node.attach is not None:
+                message = node.attach
             posted = isinstance(message, msg.Post)
             said = msg.Posts(posts=(message,)) if posted else msg.FromWorker(message=message)
             self._do(self.machine.handle(Received(node.number, said), now))

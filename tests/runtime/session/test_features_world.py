@@ -64,7 +64,10 @@ def alone(path: Path, **more: Any) -> tuple[dict[int, set[str]], Rows]:
 
 
 def through_faults(cluster: Cluster) -> None:
-    """Deaths in the turn of each optimizer, a FORWARD, a joiner, then all at once, so that a checkpoint must serve."""
+    """Deaths in the turn of each optimizer, a FORWARD, a joiner, then all at once, so that a checkpoint must serve.
+
+    The joiner, and one of those that load the checkpoint, have gone through shadow steps.
+    """
     cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
     cluster.fail("n1", step=4, phase="reducing")
     for survivor in ("n2", "n4"):
@@ -72,7 +75,7 @@ def through_faults(cluster: Cluster) -> None:
     cluster.fail("n3", step=6, phase="passed")
     cluster.go(2)
     cluster.wait("step 7", lambda: len(cluster.of(ev.StepCommitted)) >= 7)
-    cluster.add()
+    cluster.add(warm="before")
     cluster.wait("n5", lambda: any(told.worker.startswith("n5/") for told in cluster.told(msg.Prepared)))
     cluster.go(8)
     cluster.wait("a checkpoint", lambda: 12 in saved(cluster))
@@ -81,7 +84,7 @@ def through_faults(cluster: Cluster) -> None:
     cluster.wait("all deaths", lambda: len(cluster.of(ev.NodeLeft)) == 5)
     cluster.go()
     cluster.add()
-    cluster.add()
+    cluster.add(warm="before")
     cluster.wait_done()
     assert {"forward", "redo", "rollback"} <= {event.decision for event in cluster.of(ev.GenerationStarted)}
     assert [(event.reason, event.steps) for event in cluster.of(ev.JobFinished)] == [("stopped", STEPS)]

@@ -215,6 +215,27 @@ class Workload:
         update.advance_schedules()
         self.updates.note_schedules()
 
+    def rehearse(self, alone: Communicator) -> None:
+        """End a shadow step: reduce and step as in a real one, for what that makes; the state is void afterwards.
+
+        Gradients that are not finite, as a loss scale's first ones, count as zero: the next shadow step is to be one
+        like others.
+
+        Raises:
+            StepUseError: gradients were made or changed by other hands, or are of a parameter that was not trained.
+        """
+        update = self.update
+        update.check_trained()
+        scale = 1.0 / (len(self.sums.micro_batches) * self.loss_scale.factor)
+        v = reduce_gradients(update.gradients(self.experts), alone, scale, update.max_norm)
+        for part in update.gradients(self.experts):
+            part.use_reduced()
+        if v.nonfinite:
+            for parameter in self.state.optimizers.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+        update.step()
+
 
 @dataclass(frozen=True, slots=True)
 class ScriptObjects:

@@ -85,6 +85,8 @@ class GroupBuilding:
             traceback.print_exc()
             os._exit(1)
         with self._shared.changed:
+            # (who is asked to swap in is to be through with its shadow steps)
+            self._shared.changed.wait_for(lambda: resources.dropped or not self._shared.machine.warming.under_way)
             if resources.dropped:
                 groups.retire()
                 return

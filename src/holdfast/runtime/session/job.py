@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -47,6 +48,7 @@ from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
 from holdfast.runtime.snapshots.snapshots import snapshots_of
 from holdfast.runtime.state.refusals import said_untrained
+from holdfast.runtime.warming.shadow import ShadowAttempt
 from holdfast.storage import storage_at
 
 logger = logging.getLogger(__name__)
@@ -189,20 +191,24 @@ class Job:
             raise BadInputError(f"job.steps({count}): the number of steps must not be negative")
         session.workload.loader.last_step = count
         while (work := session.next_compute()) is not None:
-            compute, generation = work
-            if not session.evaluated(compute.step - 1, generation):
-                continue
-            if compute.step > count:
-                session.finish()
+            if isinstance(work, ShadowAttempt):
+                step = Step(work, work.settle, shadow=True)
             else:
+                compute, generation = work
+                if not session.evaluated(compute.step - 1, generation):
+                    continue
+                if compute.step > count:
+                    session.finish()
+                    continue
                 self._warn(session)
-                self._step = step = Step(session.attempt(compute, generation), session.settle)
-                try:
-                    yield step
-                except GeneratorExit:
-                    self._left(session)
-                    raise
-                step.left()
+                step = Step(attempt := session.attempt(compute, generation), partial(session.settle, attempt))
+            self._step = step
+            try:
+                yield step
+            except GeneratorExit:
+                self._left(session)
+                raise
+            step.left()
         self._ended = True
         if self._last_words is not None:
             self._last_words.remove()

@@ -33,6 +33,7 @@ from holdfast.coordination.worker.tasks import (
     Task,
     Tell,
     Wait,
+    WarmUp,
     WorkerInstruction,
 )
 from holdfast.protocol.commit import Wish
@@ -44,7 +45,7 @@ from holdfast.runtime.checkpoints.left_loop import LeftLoop
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.evaluation.shards import ModelEvaluation
-from holdfast.runtime.faults.flipping import flip_bit
+from holdfast.runtime.faults.in_session import take_part
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.applying import Applying
@@ -56,6 +57,8 @@ from holdfast.runtime.session.session_experts import SessionExperts
 from holdfast.runtime.session.state_passing import StatePassing
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.tensors import answers
+from holdfast.runtime.warming.rehearsal import Rehearsal
+from holdfast.runtime.warming.shadow import ShadowAttempt
 
 CLOSE_S = 2.0
 
@@ -118,8 +121,7 @@ class Session:
         self._groups, self._faults, self._clock, self._saver, self._snapshots = groups, faults, clock, saver, snapshots
         self._attempt: Attempt | None = None
         self._changed = threading.Condition(threading.RLock())
-        experts = workload.experts
-        holding = HeldExperts(experts.shape(1)) if experts is not None else None
+        holding = HeldExperts(workload.experts.shape(1)) if workload.experts is not None else None
         self._machine = WorkerMachine(identity.worker, samples=workload.samples, holding=holding)
         self._shared = shared = Shared(
             changed=self._changed,
@@ -129,8 +131,9 @@ class Session:
             progress=progress or NoProgress(),
         )
         self._building = GroupBuilding(shared, groups)
+        self._rehearsal = Rehearsal(shared, workload, clock)
         self._passing = StatePassing(shared, workload.state, faults, "" if identity.alone else identity.host, snapshots)
-        held = SessionExperts(shared, experts, workload.state, faults, clock) if experts else None
+        held = SessionExperts(shared, workload.experts, workload.state, faults, clock) if workload.experts else None
         self._evaluating = Evaluating(shared, workload, saver, held)
         parts = shared, workload, faults
         self._applying = Applying(
@@ -148,7 +151,7 @@ class Session:
         self._entrance = Entrance(*parts, self._applying, self._passing, experts=held, saver=saver, snapshots=snapshots)
         if saver is not None:
             saver.notify(shared.notify)
-        faults.on(hold=self._hold, drop=self._drop, corrupt=self._corrupt)
+        take_part(faults, shared, workload.state)
 
     # ---- for the training thread ----
 
@@ -189,17 +192,26 @@ class Session:
         self._link.send(message)
         self.workload.loader.start()
 
-    def next_compute(self) -> tuple[Compute, int] | None:
-        """Do whatever comes before the next gradients, and return them with their generation; None: the job is done."""
+    def next_compute(self) -> tuple[Compute, int] | ShadowAttempt | None:
+        """Do whatever comes before the next gradients, and return them with their generation; None: the job is done.
+
+        A worker that is to be warm before it is in any generation has shadow steps to go through.
+        """
         progress = self._shared.progress
         while True:
             with self._changed:
                 task, generation, step = self._machine.task, self._machine.generation, self._machine.step
                 progress.place(generation, step, self._machine.generations.world)
-                if isinstance(task, Wait):
+                cut_short = self._rehearsal.under_way and not isinstance(task, WarmUp)
+                if isinstance(task, Wait) and not cut_short:
                     progress.at(Activity.AWAITING)
                     self._changed.wait()
+            if cut_short:
+                self._rehearsal.leave()
+                continue
             self._faults.at("", step)
+            if isinstance(task, WarmUp) and (shadow := self._rehearsal.next()) is not None:
+                return shadow
             if isinstance(task, Done):
                 return None
             if isinstance(task, Compute):
@@ -249,9 +261,10 @@ class Session:
         return last.commit if last is not None and last.step == attempt.step else None
 
     def want(self, wish: Wish, why: str = "") -> None:
-        """Ask all for something, with the next step that passes."""
+        """Ask all for something, with the next step that passes; in a shadow step nobody asks for anything."""
         with self._changed:
-            self._machine.wishes.want(wish, why)
+            if not self._rehearsal.under_way:
+                self._machine.wishes.want(wish, why)
 
     @contextlib.contextmanager
     def pause(self, reason: str) -> Generator[None, None, None]:
@@ -374,24 +387,6 @@ class Session:
                 raise failure
             self._take_up(task)
 
-    def _hold(self) -> None:
-        """Stand still until the generation is over: fault injection."""
-        with self._changed:
-            self._shared.wait_for(self._machine.generation, lambda: None)
-
-    def _drop(self) -> None:
-        """Break the connections to all peers: fault injection."""
-        with self._changed:
-            resources = self._shared.resources.of(self._machine.generation)
-            groups = resources.groups if resources is not None else None
-        if groups is not None:
-            groups.domain.sever()
-            groups.world.sever()
-
-    def _corrupt(self) -> None:
-        """Flip a bit of a parameter: fault injection."""
-        flip_bit(next(tensor for tensor in self.workload.state.capture().tensors if tensor.numel()))
-
     # ---- orders, in the listener thread ----
 
     def _on_order(self, order: msg.Order) -> None:
@@ -417,8 +412,6 @@ class Session:
                 self._machine.wishes.want(Wish.SAVE_IF_FREE if if_free else Wish.SAVE)
             case msg.Inject():
                 self._faults.order(order)
-            case msg.Warm():
-                pass  # (shadow steps are to come: it stays cold, and says nothing)
             case _:
                 return self._machine.order(order)
         return []

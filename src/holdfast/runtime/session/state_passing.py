@@ -84,6 +84,10 @@ class StatePassing:
     # ---- in the inbox's threads ----
 
     def _prepare(self, manifest: Manifest, *, aside: bool) -> list[torch.Tensor]:
+        warming = self._shared.machine.warming
+        with self._shared.changed:
+            # (a shadow step ends with its micro-batch; until then it computes with what is to be overwritten)
+            self._shared.changed.wait_for(lambda: not warming.under_way)
         if self._snapshots is not None and not aside:
             self._snapshots.settle()
         return self._state.prepare(manifest, aside=aside)

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
 from holdfast.errors import StepUseError
 from holdfast.protocol.commit import Commit
-from holdfast.runtime.session.attempt import Attempt
+
+
+class StepWork(Protocol):
+    """What a step does: an `Attempt`, or a `ShadowAttempt`."""
+
+    step: int
+    update: str
+    complete: bool
+
+    @property
+    def undone(self) -> bool: ...
+
+    def micro_batches(self) -> Iterator[int]: ...
+
+    def load(self, micro_batch: int) -> Any: ...
+
+    def backward(self, loss: torch.Tensor, micro_batch: int) -> None: ...
+
+    def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None: ...
+
+    def check_extra(self) -> None: ...
 
 
 class Step:
@@ -19,14 +39,17 @@ class Step:
     A failure elsewhere never raises here: the micro-batches simply end, `apply` returns False, and `job.steps` yields
     the step again. After an `apply` that returned True, `loss` and `grad_norm` are those of the global batch, `skipped`
     says whether its gradients were not finite and left the model as it was, and `metrics` has what was logged.
+
+    A node that waits as a standby warms up by steps that are a `shadow`: each is undone, as by a failure.
     """
 
-    def __init__(self, attempt: Attempt, settle: Callable[[Attempt], Commit | None]) -> None:
+    def __init__(self, attempt: StepWork, settle: Callable[[], Commit | None], *, shadow: bool = False) -> None:
         """Stand before its first micro-batch.
 
         Args:
             settle: commits the attempt, or waits until what becomes of the step is decided elsewhere; returns v where
                 it is applied here by then.
+            shadow: nobody counts this one, and it is never applied.
         """
         self.number = attempt.step
         #: the name of the optimizer that this step updates, of several; "" of one
@@ -36,6 +59,7 @@ class Step:
         self.skipped = False
         self.metrics: Mapping[str, float] = {}
         self.applied = False
+        self.shadow = shadow
         self._attempt = attempt
         self._settle = settle
         self._open: int | None = None
@@ -117,7 +141,7 @@ class Step:
             raise StepUseError(
                 f"step {self.number}: apply() before the micro-batches were used up; do not break the loop"
             )
-        v = self._settle(self._attempt)
+        v = self._settle()
         if v is None:
             return False
         self.passed(v)

@@ -1,0 +1,36 @@
+"""Fault injection into what a session has: its generation, its connections, its state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.runtime.faults.flipping import flip_bit
+from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.state.state import TrainingState
+
+if TYPE_CHECKING:
+    from holdfast.runtime.session.resources import Shared
+
+
+def take_part(faults: Faults, shared: Shared, state: TrainingState) -> None:
+    """Let a session have the faults that it is told to have."""
+
+    def hold() -> None:
+        """Stand still until the generation is over."""
+        with shared.changed:
+            shared.wait_for(shared.machine.generation, lambda: None)
+
+    def drop() -> None:
+        """Break the connections to all peers."""
+        with shared.changed:
+            resources = shared.resources.of(shared.machine.generation)
+            groups = resources.groups if resources is not None else None
+        if groups is not None:
+            groups.domain.sever()
+            groups.world.sever()
+
+    def corrupt() -> None:
+        """Flip a bit of a parameter."""
+        flip_bit(next(tensor for tensor in state.capture().tensors if tensor.numel()))
+
+    faults.on(hold=hold, drop=drop, corrupt=corrupt)

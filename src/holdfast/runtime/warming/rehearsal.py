@@ -1,0 +1,110 @@
+"""All shadow steps of one worker: how many, what is done at the end of each, what is thrown away after them.
+
+Each optimizer's turn comes twice, after two micro-batches each: what is made lazily (gradients, optimizer state,
+kernels, buffers of the reduction, the allocator's blocks) is made in the first, and the second one goes through it as
+all real steps will. More would only take longer: nothing is left to be made, but what depends on the world's size.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from holdfast.clock import Clock
+from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.groups.communicator import LocalCommunicator
+from holdfast.runtime.session.resources import Shared
+from holdfast.runtime.warming.generators import KeptGenerators
+from holdfast.runtime.warming.shadow import ShadowAttempt
+
+logger = logging.getLogger(__name__)
+
+#: of each optimizer
+SHADOW_STEPS = 2
+
+
+class Rehearsal:
+    """Shadow steps, in a world of one; for the training thread. The state is void from the first one on."""
+
+    def __init__(self, shared: Shared, workload: Workload, clock: Clock) -> None:
+        """Have none under way."""
+        self._shared = shared
+        self._workload = workload
+        self._clock = clock
+        self._generators = KeptGenerators()
+        self._began = 0.0
+        #: the steps that are still to be gone through, by number
+        self._left: list[int] = []
+        self._gone = 0
+        self._error = ""
+        #: what the optimizers had kept of each parameter before the first shadow step
+        self._kept: list[dict[Any, set[Any]]] = []
+
+    @property
+    def under_way(self) -> bool:
+        """True from the first one's beginning until they are left; the lock is held."""
+        return self._shared.machine.warming.under_way
+
+    def next(self) -> ShadowAttempt | None:
+        """Return the next shadow step; None, once that is told, where there is no more, or not any more."""
+        warming = self._shared.machine.warming
+        with self._shared.changed:
+            begins = not self.under_way
+            if begins and not warming.begin():
+                return None
+        if begins:
+            self._begin()
+        if self._left and not self._error:
+            return ShadowAttempt(self._shared, self._workload, self._left[0], self._over)
+        self._throw_away()
+        with self._shared.changed:
+            seconds = self._clock.monotonic() - self._began
+            self._shared.carry_out(warming.end(seconds, self._error))
+            self._shared.changed.notify_all()
+        logger.info("%d shadow steps in %.2f s%s", self._gone, seconds, f": {self._error}" if self._error else "")
+        return None
+
+    def leave(self) -> None:
+        """They are cut short: this worker is needed."""
+        self._throw_away()
+        with self._shared.changed:
+            self._shared.machine.warming.leave()
+            self._shared.changed.notify_all()
+
+    def _begin(self) -> None:
+        self._began, self._gone, self._error = self._clock.monotonic(), 0, ""
+        self._generators.keep()
+        updates, last = self._workload.updates, self._workload.loader.last_step
+        numbers = {updates.order.index(name) + 1 for name in updates.order}
+        self._left = [step for step in sorted(numbers) if last is None or step <= last for _ in range(SHADOW_STEPS)]
+        optimizers = self._workload.state.optimizers
+        self._kept = [{one: set(kept) for one, kept in optimizer.state.items()} for optimizer in optimizers]
+
+    def _over(self) -> None:
+        """The script has gone through a shadow step: do what would follow."""
+        self._left.pop(0)
+        self._gone += 1
+        try:
+            self._workload.rehearse(LocalCommunicator())
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            # (the dense part, and each expert that is to live here, may fit all the same: all experts of a model do
+            # in no real world)
+            what = "with all experts in one place" if self._workload.experts is not None else "in a shadow step"
+            self._error = f"the optimizer's state does not fit {what}: {error}"
+
+    def _throw_away(self) -> None:
+        """Let go of gradients, and of what optimizers have begun to keep: what is received brings its own."""
+        for step in range(1, len(self._workload.updates.order) + 1):
+            self._workload.begin(step, ())
+        for optimizer, before in zip(self._workload.state.optimizers, self._kept, strict=True):
+            for parameter in list(optimizer.state):
+                known = before.get(parameter)
+                if known is None:
+                    del optimizer.state[parameter]
+                    continue
+                for key in [key for key in optimizer.state[parameter] if key not in known]:
+                    del optimizer.state[parameter][key]
+        self._left = []
+        self._generators.restore()

@@ -1,0 +1,76 @@
+"""A shadow step: to the script it looks like a step that a failure has undone, and nobody counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from holdfast.protocol.messages.progress import Activity
+from holdfast.runtime.gradients.workload import Workload
+from holdfast.runtime.session.resources import Shared
+
+#: The first of them makes what is made lazily, gradients among it; the second one adds to these, as all others do.
+MICRO_BATCHES = 2
+
+
+class ShadowAttempt:
+    """One shadow step, in place of an `Attempt`; for the training thread."""
+
+    def __init__(self, shared: Shared, workload: Workload, step: int, over: Callable[[], None]) -> None:
+        """Begin it.
+
+        Args:
+            step: whose samples it takes.
+            over: called where the script has gone through it as through a step.
+        """
+        self.step = step
+        self.complete = False
+        self._shared = shared
+        self._workload = workload
+        self._over = over
+        self._micro_batches = range(min(MICRO_BATCHES, workload.micro_batches))
+        workload.begin(step, ())
+        self.update = workload.update.name
+        workload.loader.expect(iter([(step, number) for number in range(workload.micro_batches)]))
+        shared.progress.at(Activity.WARMING)
+
+    @property
+    def undone(self) -> bool:
+        """True where it has been cut short."""
+        with self._shared.changed:
+            return not self._shared.machine.warming.due
+
+    def micro_batches(self) -> Iterator[int]:
+        """Yield its micro-batches, until it is cut short."""
+        for micro_batch in self._micro_batches:
+            if self.undone:
+                return
+            yield micro_batch
+            self._workload.note(micro_batch)
+        self.complete = True
+
+    def load(self, micro_batch: int) -> Any:
+        """Fetch a micro-batch, and seed everything for it."""
+        return self._workload.load(micro_batch)
+
+    def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
+        """Add a micro-batch's gradients."""
+        self._workload.backward(loss, micro_batch)
+
+    def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
+        """Log nothing."""
+
+    def check_extra(self) -> None:
+        """Look whether an `extra` was changed, as in a real step.
+
+        Raises:
+            BadInputError: it was.
+        """
+        self._workload.state.watch.check()
+
+    def settle(self) -> None:
+        """The script wants it applied: it is gone through to its end, and undone."""
+        if not self.undone:
+            self._over()
