@@ -196,6 +196,17 @@ def test_a_part_that_cannot_be_written_releases_who_waits_for_it_and_is_told() -
     assert list(job.orders(msg.PruneCheckpoints)) == [w("n1")], "what is told late"
 
 
+def test_where_nobody_can_write_its_part_nobody_waits_for_it() -> None:
+    """A folder of all that is full: at the end of the loop each waits for what becomes of its own part."""
+    job = Job(nodes=3).start()
+    job.step(1)
+    name = called(1, "whole")
+    for node in ("n2", "n0", "n1"):
+        job.say(msg.CheckpointUnwritten(worker=w(node), term=1, generation=1, step=1, name=name, why="full"))
+        assert {worker: order.names for worker, order in job.orders(msg.PruneCheckpoints).items()} == {w(node): (name,)}
+        assert len(job.said(ev.CheckpointFailed)) == (node == "n2"), "it is said once"
+
+
 def test_whoever_has_left_without_its_part_is_not_waited_for() -> None:
     job = Job(nodes=2).start()
     job.step(1)

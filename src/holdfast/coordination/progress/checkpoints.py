@@ -193,15 +193,13 @@ class CheckpointBook:
 
     def _unwritten(self, message: CheckpointUnwritten) -> None:
         """A part cannot be written, or the whole not be made to count: training goes on, and it is told."""
-        name = _name_of(message)
-        if (
-            name is None
-            or name.folder in self._void
-            or any(one.name == name.folder for one in self._turn.record.checkpoints)
-        ):
+        name, node = _name_of(message), node_of(message.worker)
+        if name is None or any(one.name == name.folder for one in self._turn.record.checkpoints):
+            return
+        if name.folder in self._void:
+            self._prune([node], (name.folder,))  # (its worker waits for that, like all others)
             return
         self._failed += 1
-        node = node_of(message.worker)
         self._turn.emit(CheckpointFailed, node=node, step=name.step, why=message.why, tries=self._failed)
         self._drop(name, node)
 
