@@ -14,6 +14,9 @@ GALLERY = EXAMPLES / "gallery"
 NAMES = sorted(path.stem.removesuffix("_plain") for path in GALLERY.glob("*_plain.py"))
 #: importing a model of transformers, or what compiles, takes ten times longer than the rest: for `make bench-gallery`
 SLOW = {"llama", "mixtral", "compiled"}
+#: Relative. A plain script divides the loss before its backward, holdfast the gradients after it: in float16, whose
+#: small numbers have fewer digits, that rounds differently, and how far depends on the processor's instructions.
+ROUNDING = {"fp16": 1e-5}
 
 
 def test_no_script_needs_more_than_fifteen_changed_lines(warm_torch: str) -> None:
@@ -37,7 +40,7 @@ def test_a_script_alone_computes_what_its_plain_twin_does(
     plain = run_warm(warm_torch, BENCHMARKS / "in_order.py", str(GALLERY / f"{name}_plain.py"), "--steps", "3")
     alone = run_warm(warm_torch, GALLERY / f"{name}.py", "--steps", "3")
     assert (plain.returncode, alone.returncode) == (0, 0), plain.stderr + alone.stderr
-    assert _numbers(alone.stdout) == pytest.approx(_numbers(plain.stdout), rel=1e-6)
+    assert _numbers(alone.stdout) == pytest.approx(_numbers(plain.stdout), rel=ROUNDING.get(name, 1e-6))
     assert len(_numbers(alone.stdout)) >= 3
 
 
