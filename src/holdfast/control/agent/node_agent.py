@@ -126,6 +126,7 @@ class Agent:
             agent_pid=os.getpid(),
             rack=settings.rack,
             failure_rate=settings.failure_rate,
+            standby=settings.standby,
             host=socket.gethostname()[:256],
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)
