@@ -13,7 +13,15 @@ from made_events import KINDS
 from places import ROOT
 
 CONTRACT = {
-    "job_started": {"url", "coordinator_pid", "format", "emulated_token_s", "flop_per_sample", "peak_flop_per_s"},
+    "job_started": {
+        "url",
+        "coordinator_pid",
+        "format",
+        "emulated_token_s",
+        "emulated_micro_batch_s",
+        "flop_per_sample",
+        "peak_flop_per_s",
+    },
     "coordinator_restarted": {"url", "coordinator_pid", "flop_per_sample", "peak_flop_per_s"},
     "nodes_joined": {"nodes"},
     "workers_changed": {"node", "worker_pids"},

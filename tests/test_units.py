@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.units import parse_duration, parse_hours, parse_per_token, parse_size
+from holdfast.units import parse_duration, parse_hours, parse_size, parse_work_time
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,27 @@ def test_what_are_no_hours(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("0.0005/token", 5e-4), ("2e-6/token", 2e-6), ("0", 0.0), ("0/token", 0.0)]
+    ("text", "seconds", "unit"),
+    [
+        ("0.0005/token", 5e-4, "token"),
+        ("2e-6/token", 2e-6, "token"),
+        (" 0.1/micro-batch ", 0.1, "micro-batch"),
+        ("0", 0.0, "token"),
+        ("0/token", 0.0, "token"),
+    ],
 )
-def test_seconds_for_each_token(text: str, seconds: float) -> None:
-    assert parse_per_token(text) == seconds
+def test_seconds_for_so_much_work(text: str, seconds: float, unit: str) -> None:
+    found = parse_work_time(text)
+    assert found == (seconds, unit)
+    assert {found.of("token"), found.of("micro-batch")} == {seconds, 0.0}
 
 
-@pytest.mark.parametrize("text", ["", "0.1", "-1/token", "inf/token", "nan/token", "1/step", "1/token/token", "/token"])
-def test_what_is_no_time_for_each_token(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no time for each token|could not convert"):
-        parse_per_token(text)
+@pytest.mark.parametrize(
+    "text", ["", "0.1", "-1/token", "inf/token", "nan/micro-batch", "1/step", "0/", "1/token/token", "/token"]
+)
+def test_what_is_no_time_for_any_work(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no time for each token or micro-batch|could not convert"):
+        parse_work_time(text)
 
 
 @pytest.mark.parametrize(

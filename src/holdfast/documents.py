@@ -23,7 +23,7 @@ from msgspec import Struct, inspect
 
 from holdfast.errors import BadInputError
 from holdfast.storage import is_url
-from holdfast.units import parse_duration, parse_hours, parse_per_token, parse_size
+from holdfast.units import parse_duration, parse_hours, parse_size, parse_work_time
 
 S = TypeVar("S", bound=Struct)
 _Extra = Mapping[str, Any]
@@ -32,12 +32,19 @@ _NOTHING: _Extra = {}
 _MOST_SHOWN = 60
 #: bytes of a file that people write
 _MOST_BYTES = 1 << 20
-#: how text becomes a number with a unit, and what such a text looks like
-_UNITS: dict[str, tuple[Callable[[str], float], str]] = {
+
+
+def _work_time(text: str) -> str:
+    parse_work_time(text)
+    return text.strip()
+
+
+#: how text becomes a number with a unit (or is looked at, where the unit stays), and what such a text looks like
+_UNITS: dict[str, tuple[Callable[[str], float | str], str]] = {
     "seconds": (parse_duration, "a number of seconds, or a time such as 90s, 15m or 4h"),
     "hours": (parse_hours, "a number of hours, or a time such as 90m, 300h or 40d"),
     "bytes per second": (parse_size, "bytes in a second, such as 200MB or 1GiB"),
-    "per token": (parse_per_token, "seconds for each token, such as 0.0005/token"),
+    "per work": (_work_time, "seconds for each token or micro-batch, such as 0.0005/token or 0.1/micro-batch"),
 }
 
 
@@ -103,7 +110,7 @@ def schema_of(struct: type[Struct]) -> dict[str, Any]:
     """Return the JSON schema of a file that describes such a struct."""
     schema = msgspec.json.schema(struct)
     for key in keys_of(struct).values():
-        if "unit" in key.extra:
+        if "unit" in key.extra and not isinstance(key.kind, inspect.StrType):
             field = key.name.rpartition(".")[2]
             schema["$defs"][key.owner.__name__]["properties"][field]["type"] = ["number", "string"]
     return schema
@@ -250,7 +257,7 @@ def _from_text(key: Key, text: str) -> object:
 
 
 def _said(key: Key, given: Given) -> str:
-    words = isinstance(key.kind, inspect.StrType | inspect.LiteralType)
+    words = isinstance(key.kind, inspect.StrType | inspect.LiteralType) and "unit" not in key.extra
     text = str(given.value)
     return text if given.text and not words and _number(text) and len(text) <= _MOST_SHOWN else shown(given.value)
 

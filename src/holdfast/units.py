@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Literal, NamedTuple, cast, get_args
 
 _DURATION = re.compile(r"((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([a-z]*)")
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PER_TOKEN = "/token"
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*(?:([kMGT])(i?)B)?")
 
 
@@ -49,14 +49,28 @@ def parse_size(text: str) -> float:
     return float(found[1]) * (1024 if found[3] else 1000) ** power
 
 
-def parse_per_token(text: str) -> float:
-    """Read seconds for each token, `0.0005/token`; `0` for none.
+WorkUnit = Literal["token", "micro-batch"]
+
+
+class WorkTime(NamedTuple):
+    """How many seconds so much work takes."""
+
+    seconds: float
+    unit: WorkUnit
+
+    def of(self, unit: WorkUnit) -> float:
+        """Return the seconds of one such unit; 0 where they are those of another."""
+        return self.seconds if unit == self.unit else 0.0
+
+
+def parse_work_time(text: str) -> WorkTime:
+    """Read seconds for each token or each micro-batch: `0.0005/token`, `0.1/micro-batch`; `0` for none.
 
     Raises:
         ValueError: it is none.
     """
-    number, slash, _ = text.strip().partition(_PER_TOKEN)
+    number, slash, unit = text.strip().partition("/")
     seconds = float(number)
-    if text.strip() != number + slash or not (slash or seconds == 0) or not 0 <= seconds < math.inf:
-        raise ValueError(f"{text!r} is no time for each token")
-    return seconds
+    if (unit not in get_args(WorkUnit) and (slash or seconds)) or not 0 <= seconds < math.inf:
+        raise ValueError(f"{text!r} is no time for each token or micro-batch")
+    return WorkTime(seconds, cast(WorkUnit, unit or "token"))

@@ -651,10 +651,11 @@ def test_faults_are_injected_only_where_they_are_allowed() -> None:
         (InjectFault("kill", "n0", worker=3), UnreachableError, "node n0 has no worker 3: it has 1"),
         (InjectFault("kill", "n0", phase="lunch"), BadInputError, "--phase is 'lunch': it must be one of compute, "),
         (InjectFault("hold", "n0"), BadInputError, "hold needs --phase: "),
-        (InjectFault("slow", "n0", times=1.0), BadInputError, "--times is 1: it must be more than 1 and at most 1000"),
+        (InjectFault("slow", "n0", times=0.5), BadInputError, "--times is 0.5: it must be 1 or more"),
+        (InjectFault("slow-link", "n0", times=1.0), BadInputError, "--times is 1: it must be more than 1 and at most"),
         (InjectFault("slow", "n0", times=float("nan")), BadInputError, "--times is nan: "),
     ],
-    ids=["fault", "node", "worker", "phase", "hold", "not slower", "not a number"],
+    ids=["fault", "node", "worker", "phase", "hold", "faster", "not slower", "not a number"],
 )
 def test_faults_that_cannot_be_are_refused(wanted: InjectFault, error: type[Exception], why: str) -> None:
     job = Job(spec=JobSpec(experiments=ExperimentSpec(allow_faults=True))).start()

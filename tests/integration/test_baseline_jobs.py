@@ -1,11 +1,11 @@
-"""The policies that others have, on real processes: static experts with idle nodes, and restarts from checkpoints."""
+"""The policies that others have, on real processes: static experts, restarts from checkpoints; emulation."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from job_cases import FOREVER, TINY_MOE, StartJob, check_losses, goes_on_until_interrupted
+from job_cases import FOREVER, TINY, TINY_MOE, StartJob, check_losses, goes_on_until_interrupted
 
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.report import make_report
@@ -17,6 +17,7 @@ from holdfast.protocol.events import (
     StepCommitted,
     WorkersChanged,
 )
+from holdfast.testing.local_job import LocalJob
 
 
 def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob) -> None:
@@ -58,3 +59,29 @@ def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: Sta
     assert len({pid for event in job.all(WorkersChanged) for pid in event.worker_pids}) >= 2
     assert "EMULATED: 0.0002 s per token" in job.output()
     assert make_report(read_events(job.events_file)).emulated_token_s == 0.0002
+
+
+def seconds_a_step(job: LocalJob, since: int) -> float:
+    """Return the mean of five whole steps from a place of the journal on."""
+    before = job.wait(StepCommitted, since=since)
+    after = job.wait(StepCommitted, step=before.step + 5, since=since)
+    return (after.time - before.time) / 5
+
+
+def test_emulated_micro_batches_take_longer_in_a_smaller_world_and_on_a_slow_rank(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, nodes=3, options=("--emulate-compute", "0.05/micro-batch"))
+    job.wait(StepCommitted, step=2)
+    assert seconds_a_step(job, len(job.events)) >= 0.09  # of 6 micro-batches each rank has two
+    victim = job.nodes()[1]
+    job.inject("slow", victim, times=3.0)
+    job.wait(StepCommitted, lambda e: e.step_s >= 0.25, since=len(job.events))
+    job.inject("slow", victim, times=1.0)
+    job.wait(StepCommitted, lambda e: e.step_s < 0.25, since=len(job.events))
+    job.signal_node(victim)
+    again = job.wait(GenerationStarted, reason="failure")
+    assert again.world_size == 2
+    assert seconds_a_step(job, job.events.index(again)) >= 0.135  # three
+    goes_on_until_interrupted(job)
+    check_losses(job, script=TINY, least=10)
+    assert "the accelerator is EMULATED: 0.05 s per micro-batch" in job.output()
+    assert make_report(read_events(job.events_file)).emulated_micro_batch_s == 0.05

@@ -64,7 +64,7 @@ SPEC_OPTIONS = (
     SpecOption("--peak-flop-per-s", "output.peak_flop_per_s", "FLOP/S", OUTPUT),
     SpecOption("--static-experts", "experiments.static_experts", "", EXPERIMENTS),
     SpecOption("--ep-size", "experiments.ep_size", "N", EXPERIMENTS),
-    SpecOption("--emulate-compute", "experiments.emulate_compute", "S/token", EXPERIMENTS),
+    SpecOption("--emulate-compute", "experiments.emulate_compute", "S/token|S/micro-batch", EXPERIMENTS),
     SpecOption("--verify-state", "experiments.verify_state", "EVERY", EXPERIMENTS),
     SpecOption("--allow-faults", "experiments.allow_faults", "", EXPERIMENTS),
 )

@@ -37,7 +37,8 @@ class RecoverySummary:
 class JobReport:
     """A job in figures; times in seconds. `gaps`: steps that are missing or doubled, which must be none.
 
-    `emulated_token_s`: seconds per token that expert computation was made to take, 0 where nothing was emulated.
+    `emulated_token_s`: seconds per token that expert computation was made to take, 0 where nothing was emulated;
+    `emulated_micro_batch_s`: likewise of a whole micro-batch.
     """
 
     job: str
@@ -58,6 +59,7 @@ class JobReport:
     #: placements of the experts that were switched to because of their loads
     rebalances: int = 0
     emulated_token_s: float = 0.0
+    emulated_micro_batch_s: float = 0.0
 
 
 def committed_steps(events: Iterable[ReadEvent]) -> list[StepCommitted]:
@@ -93,6 +95,7 @@ def make_report(events: Sequence[ReadEvent]) -> JobReport:
         skipped=sum(step.skipped for step in steps),
         rebalances=sum(isinstance(event, Rebalanced) for event in events),
         emulated_token_s=first.emulated_token_s if isinstance(first, JobStarted) else 0.0,
+        emulated_micro_batch_s=first.emulated_micro_batch_s if isinstance(first, JobStarted) else 0.0,
         gaps=sum(finding.about is About.STEP for finding in audited.findings),
         time=ledger.account(),
     )

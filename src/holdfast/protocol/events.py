@@ -29,7 +29,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class JobStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="job_started"):
     """The job exists; always the first event. `format`: of these events.
 
-    `emulated_token_s`: seconds per token that expert computation is made to take (an emulated accelerator), 0 for none.
+    An emulated accelerator: `emulated_token_s`: seconds per token that expert computation is made to take, 0 for none;
+    `emulated_micro_batch_s`: likewise of a whole micro-batch.
     `flop_per_sample`: that training on one takes; `peak_flop_per_s`: of one accelerator; 0: the user has not said.
     """
 
@@ -37,6 +38,7 @@ class JobStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="job_s
     coordinator_pid: int
     format: int = FORMAT
     emulated_token_s: float = 0.0
+    emulated_micro_batch_s: float = 0.0
     flop_per_sample: float = 0.0
     peak_flop_per_s: float = 0.0
 

@@ -10,10 +10,11 @@ from msgspec import Meta, Struct, structs
 
 from holdfast.protocol.names import NAME_PATTERN
 from holdfast.storage import is_url
+from holdfast.units import WorkTime, parse_work_time
 
 #: for the reader: text that is a number with a unit, or a path that counts from the file's folder
 SECONDS = {"unit": "seconds"}
-PER_TOKEN = {"unit": "per token"}
+PER_WORK = {"unit": "per work"}
 PER_SECOND = {"unit": "bytes per second"}
 PATH = {"path": True}
 PATH_OR_URL = {"path": True, "url": True}
@@ -156,13 +157,13 @@ class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=0, description="With static experts: nodes that share one replica of all experts; 0: the least.")
     ] = 0
     emulate_compute: Annotated[
-        float,
+        str,
         Meta(
-            ge=0,
-            description="Emulate an accelerator: expert computation takes so many seconds for each token.",
-            extra=PER_TOKEN,
+            description="Emulate an accelerator: expert computation takes so many seconds for each token, or all "
+            "computation for each micro-batch.",
+            extra=PER_WORK,
         ),
-    ] = 0.0
+    ] = ""
     verify_state: Annotated[
         int, Meta(ge=0, description="Compare the hashes of all replicas' state every so many steps (slow); 0: never.")
     ] = 0
@@ -171,6 +172,17 @@ class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool,
         Meta(description="Look where workers stand; without it what hangs is found only once gloo gives up."),
     ] = True
+
+    @property
+    def emulated(self) -> WorkTime:
+        """What takes a stated time, and which; 0 seconds: nothing does."""
+        return parse_work_time(self.emulate_compute or "0")
+
+    @property
+    def emulated_seconds(self) -> dict[str, float]:
+        """The same as a job's first event tells it, by the event's names."""
+        emulated = self.emulated
+        return {"emulated_token_s": emulated.of("token"), "emulated_micro_batch_s": emulated.of("micro-batch")}
 
 
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

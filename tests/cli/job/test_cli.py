@@ -205,7 +205,7 @@ def busy_port() -> Iterator[int]:
         (["run", "--set", "checkpoint.evry=5", "SCRIPT"], "the nearest one is checkpoint.every"),
         (["run", "--set", "checkpoint.every", "SCRIPT"], "write KEY=VALUE"),
         (["run", "--set", "checkpoint.every=0", "SCRIPT"], "--set checkpoint.every is 0: it must be a whole number, 1"),
-        (["run", "--emulate-compute", "0.1", "SCRIPT"], "it must be seconds for each token, such as 0.0005/token"),
+        (["run", "--emulate-compute", "0.1", "SCRIPT"], "must be seconds for each token or micro-batch, such as"),
         (["run", "--emulate-compute", "-1", "SCRIPT"], "--emulate-compute is -1"),
         (["run", "--on-node-failure", "restart-all", "SCRIPT"], "give --checkpoint-dir DIR"),
         (["run", "--on-node-failure", "pray", "SCRIPT"], "it must be one of shrink, restart-all"),

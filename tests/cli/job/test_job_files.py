@@ -54,7 +54,7 @@ def test_a_file_says_what_the_job_is(job_file: str, tmp_path: Path) -> None:
     spec = job_spec(given_job(job_file, (), (), options()))
     assert (spec.name, spec.args, spec.min_nodes, spec.max_nodes) == ("mine", ("--steps", "5"), 2, 3)
     assert (spec.script, spec.checkpoint.dir) == (str(tmp_path / "train.py"), str(tmp_path / "kept"))
-    assert (spec.checkpoint.every, spec.recovery.join_window, spec.experiments.emulate_compute) == (50, 120.0, 5e-4)
+    assert (spec.checkpoint.every, spec.recovery.join_window, spec.experiments.emulated) == (50, 120.0, (5e-4, "token"))
 
 
 def test_set_says_more_than_the_file_and_an_option_more_than_set(job_file: str) -> None:
@@ -94,8 +94,9 @@ def test_a_script_needs_no_file() -> None:
         (JOB.replace('"2m"', '"soon"'), "recovery.join_window is 'soon': it must be a number of seconds, or a time"),
         (JOB.replace('script = "train.py"', ""), "script is missing: give the path of a Python file"),
         ("token = 's'" + JOB, "token is not known"),
+        (JOB.replace('"0.0005/token"', "0.1"), "experiments.emulate_compute is 0.1: it must be seconds for each token"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_a_mistake_in_the_file_is_one_line(text: str, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "job.toml"

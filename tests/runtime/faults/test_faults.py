@@ -165,6 +165,11 @@ def test_who_is_slow_takes_so_many_times_as_long_from_then_on() -> None:
         began = time.monotonic()
         faults.drag(began - 0.01)
         assert time.monotonic() - began >= 0.03
+    faults.order(Inject(fault="slow", times=1.0))
+    faults.at("compute", 2)
+    began = time.monotonic()
+    faults.drag(began - 10.0)
+    assert time.monotonic() - began < 10.0
 
 
 def test_whose_link_is_slow_sends_so_many_times_slower_from_then_on() -> None:

@@ -84,6 +84,8 @@ def _notes(summary: JobReport) -> Iterator[str]:
     """Say what not every job has."""
     if summary.emulated_token_s:
         yield f"expert computation was EMULATED: {summary.emulated_token_s:g} s per token forward, twice that backward"
+    if summary.emulated_micro_batch_s:
+        yield f"the accelerator was EMULATED: {summary.emulated_micro_batch_s:g} s per micro-batch"
     if summary.skipped:
         yield f"{summary.skipped} of the steps were skipped by the loss scale: some gradient was not finite"
     if summary.rebalances:

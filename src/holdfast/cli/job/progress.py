@@ -27,6 +27,8 @@ def _nodes(names: Sequence[str]) -> str:
 
 
 def _emulated(event: ev.JobStarted) -> str:
+    if seconds := event.emulated_micro_batch_s:
+        return f"; the accelerator is EMULATED: {seconds:g} s per micro-batch"
     seconds = event.emulated_token_s
     return f"; expert computation is EMULATED: {seconds:g} s per token" if seconds else ""
 

@@ -21,7 +21,7 @@ FAULTS = {
     "memory": "a MemoryError there",
     "hang": "it stands still for ever",
     "hold": "it waits at --phase until another failure ends the generation",
-    "slow": "from then on a worker's micro-batches take --times as long",
+    "slow": "from then on a worker's micro-batches take --times as long (1: as before)",
     "slow-link": "from then on its data goes out to others --times slower",
     "drop": "its connections to all others break",
     "disk-full": "from then on the checkpoints that it writes meet a full disk",
@@ -50,8 +50,9 @@ def injection(config: CoordinatorConfig, members: Membership, request: InjectFau
         raise BadInputError("clock-jump is for a whole node, and for now: leave out --worker, --step and --phase")
     if not 0.0 < abs(request.by_s) <= _MOST_JUMP_S:
         raise BadInputError(f"--by is {request.by_s:g}: it must be other than 0, and at most {_MOST_JUMP_S:g} seconds")
-    if not 1.0 < request.times <= _MOST_TIMES:
-        raise BadInputError(f"--times is {request.times:g}: it must be more than 1 and at most {_MOST_TIMES:g}")
+    if not 1.0 <= request.times <= _MOST_TIMES or (request.times == 1.0 and request.fault != "slow"):
+        least = "1 or more (1: as before)" if request.fault == "slow" else "more than 1"
+        raise BadInputError(f"--times is {request.times:g}: it must be {least} and at most {_MOST_TIMES:g}")
     node = members.nodes.get(request.node)
     if node is None:
         known = ", ".join(sorted(members.nodes)) or "none"

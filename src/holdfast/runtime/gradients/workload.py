@@ -16,6 +16,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch
+from holdfast.runtime.gradients.emulation import MicroBatchTime
 from holdfast.runtime.gradients.logged_values import LoggedValues
 from holdfast.runtime.gradients.loss_scale import LossScale, with_scaler
 from holdfast.runtime.gradients.notes import Note, Notes, NoteSource
@@ -80,6 +81,8 @@ class Workload:
         self.loss_scale = loss_scale
         self.experts = experts
         self.sums = LocalSums()
+        #: how long a micro-batch is to take; None: as long as it takes
+        self.time: MicroBatchTime | None = None
         self.logged = LoggedValues()
         self._notes = Notes((*noted, self.logged), self.micro_batches)
         self._statistics = next((source for source in noted if isinstance(source, RunningStatistics)), None)
@@ -130,6 +133,8 @@ class Workload:
             self.experts.state.begin(self.sums.step, micro_batch)
         self._versions = self.state.buffer_versions()
         self._fetched = self.samples.hash_of(self.sums.step, micro_batch)
+        if self.time is not None:
+            self.time.begin()
         return batch
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
@@ -165,6 +170,8 @@ class Workload:
         self.sums.micro_batches.append(micro_batch)
         self.sums.loss += float(loss.detach().double()) * samples
         self.sums.samples += samples
+        if self.time is not None:
+            self.time.rest()
 
     def note(self, micro_batch: int) -> None:
         """The script is done with a micro-batch: keep what it leaves beside its gradient."""

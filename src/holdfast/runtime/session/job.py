@@ -39,9 +39,8 @@ from holdfast.runtime.data.main_module import ScriptReachedInit
 from holdfast.runtime.data.torch_loader import DataOptions
 from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
+from holdfast.runtime.gradients.emulation import emulate
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, workload_of
-from holdfast.runtime.moe.experts.emulation import Emulation
-from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
@@ -168,7 +167,7 @@ class Job:
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
         self._after_apply = _function(after_apply)
         workload = workload_of(given, loader, self.device)
-        self._emulate(model)
+        workload.time = emulate(self._settings.spec.experiments, model) if self._settings else None
         untrained = said_untrained(model, workload.state.optimizers)
         self._warnings = [warning for warning in (loader.difference, untrained) if warning]
         self._session = self._open(workload)
@@ -325,16 +324,6 @@ class Job:
             raise RuntimeError(f"broken invariant: step {number} is applied, the loop is at {step and step.number}")
         step.passed(commit)
         self._after_apply(step)
-
-    def _emulate(self, model: torch.nn.Module) -> None:
-        seconds = self._settings.spec.experiments.emulate_compute if self._settings else 0.0
-        if not seconds:
-            return
-        layers = moe_layers(model)
-        if not layers:
-            raise BadInputError("--emulate-compute is for the experts of MoE layers: the model has none")
-        for layer in layers:
-            layer.emulation = Emulation(seconds_per_token=seconds)
 
     def _open(self, workload: Workload) -> Session:
         settings, config = self._settings, self._config(workload)
