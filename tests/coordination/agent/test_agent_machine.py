@@ -700,11 +700,28 @@ def test_a_node_that_leaves_says_so_until_it_is_heard_and_starts_nothing_more() 
     leave = bench.machine.worker_ended(died, bench.now, clean=False)[-1]
     assert isinstance(leave, Say)
     assert isinstance(leave.message, Leave)
-    (reconnect,) = bench.hear(Refused(why="come again", exit_code=EXIT_FAILED, retry=True))
+    *_, reconnect = bench.hear(Refused(why="come again", exit_code=EXIT_FAILED, retry=True))
     assert isinstance(reconnect, Reconnect)
     assert bench.connect()[-1] == leave.message
     assert bench.die(second) == [Say(down(second))]
     assert bench.connect()[-1] == leave.message
+
+
+def test_a_node_that_leaves_and_was_expelled_says_nothing_of_its_workers_any_more() -> None:
+    """As one that had been in a generation it was sent away again and again, and never came to saying why it left."""
+    bench = Bench(workers=2)
+    first, second = bench.workers
+    bench.hear(begin_node(1, 5, first, second))
+    bench.machine.worker_ended(msgspec.structs.replace(down(first), detail="uncorrectable ECC error"), 0.0, clean=False)
+    killed, reconnect = bench.hear(Refused(why="expelled", exit_code=EXIT_FAILED, retry=True))
+    assert isinstance(killed, KillHung)
+    assert killed.worker == second
+    assert isinstance(reconnect, Reconnect)
+    hello, leave = bench.connect()
+    assert isinstance(hello, Hello)
+    assert hello.kept == ()
+    assert isinstance(leave, Leave)
+    assert bench.die(second) == [Say(down(second))], "and none follows it"
 
 
 def test_a_node_that_leaves_tells_why_before_it_goes() -> None:

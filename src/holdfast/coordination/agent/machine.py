@@ -245,14 +245,14 @@ class AgentMachine:
     def _refused(self, refused: Refused) -> list[AgentInstruction]:
         if not refused.retry:
             return self._end(EndAgent(refused.exit_code, refused.why))
-        if self._unfit is not None:
-            return self._leave(f"{refused.why}; it comes back to say why it must go")
-        # Nothing that the old workers said may count: new ones, and a new session.
-        self.session, self._written = self._nonce(), WrittenParts()
-        self._steps = NodeSteps(self._places, self.committed)
-        fresh = [self._fill(place, index) for index, place in enumerate(self._places)]
+        self.session = self._nonce()  # (nothing that the old workers said may count)
+        self._written, self._steps = WrittenParts(), NodeSteps(self._places, self.committed)
+        if self._unfit is None:
+            fresh = [self._fill(place, index) for index, place in enumerate(self._places)]
+        else:  # (it comes back to say why it must go: only who is welcome is heard)
+            fresh = [KillHung(place.worker, self._unfit.detail) for place in self._places if not place.ended]
         for place in self._places:
-            place.down = None
+            place.forget()
         # (a node that is only to bring fresh workers has done nothing wrong: the exit code of success)
         blame = refused.exit_code != EXIT_DONE
         return [*fresh, *self._leave(f"expelled: {refused.why}; coming back with new workers", blame=blame)]

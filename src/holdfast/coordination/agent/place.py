@@ -75,10 +75,19 @@ class WorkerPlace:
     def refill(self, worker: str) -> None:
         """Make the place for another worker."""
         self.worker = worker
+        self._clear()
+        self.done = self.ended = False
+        self.stopped_since = None
+
+    def forget(self) -> None:
+        """Nothing that its worker has said counts any more, nor how the one before it ended."""
+        self._clear()
+        self.down = None
+
+    def _clear(self) -> None:
         self.latest.clear()
         self.top = self.top_generation = self.told = 0
-        self.done = self.ended = self.warming = False
-        self.stopped_since = None
+        self.warming = False
 
     def keep(self, message: WorkerMessage) -> None:
         """Remember what its worker says."""
