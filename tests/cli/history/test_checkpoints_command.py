@@ -155,6 +155,7 @@ def test_a_file_that_cannot_be_written_is_said_to_be_the_output(
         (("export", ".", "-o", "x"), "there is no checkpoint"),
         (("export", ".", "-o", "no/where"), "--output no/where: give a file"),
         (("export", ".", "-o", "."), "--output .: give a file"),
+        (("export", ".", "-o", "/dev/null"), "--output /dev/null: give a file"),
         (("list", "nosuch://x"), "nosuch://x cannot be used"),
     ],
 )

@@ -101,17 +101,18 @@ def export(
     """Write the state of a checkpoint, the newest one by default, into one file."""
     if output is None:
         raise BadInputError("--output is missing: give the file to write")
-    if output.is_dir() or not output.absolute().parent.is_dir():
+    there = output.resolve()  # (what is written takes the place of what is there: never of a link, nor of a device)
+    if (there.exists() and not there.is_file()) or not there.parent.is_dir():
         raise BadInputError(f"--output {output}: give a file, in a folder that is there")
     storage = _opened(directory)
     name = _chosen(storage, directory, step)
     verify_files(storage, name.folder)
     if format == "torch":
-        _export_torch(storage, name, output, model_only=model_only)
+        _export_torch(storage, name, there, model_only=model_only)
     else:
         _, content = joined_file(storage, name.folder, is_models if model_only else lambda _: True)
-        _write(output, _read_here(directory, content))
-    size = output.stat().st_size
+        _write(output, there, _read_here(directory, content))
+    size = there.stat().st_size
     if as_json:
         print_json({"checkpoint": name.folder, "step": name.step, "output": str(output), "bytes": size})
     else:
@@ -124,15 +125,15 @@ def _read_here(directory: str, content: Iterator[bytes]) -> Iterator[bytes]:
         yield from content
 
 
-def _write(output: Path, content: Iterator[bytes]) -> None:
+def _write(output: Path, there: Path, content: Iterator[bytes]) -> None:
     try:
-        LocalStorage(output.absolute().parent).write(output.name, content)
+        LocalStorage(there.parent).write(there.name, content)
     except OSError as error:
         raise BadInputError(f"--output {output} cannot be written: {said(error)}") from None
 
 
 def _export_torch(storage: Storage, name: CheckpointName, output: Path, *, model_only: bool) -> None:
-    arguments = [storage.where, name.folder, str(output.absolute()), "model" if model_only else "all"]
+    arguments = [storage.where, name.folder, str(output), "model" if model_only else "all"]
     done = subprocess.run([sys.executable, "-m", _TORCH_FILE, *arguments], env=os.environ, check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)
