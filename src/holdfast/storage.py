@@ -26,6 +26,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.*", re.DOTALL)
 _PROBE = ".holdfast-probe"
 #: what is asked of a URL before the job begins must have been answered within so many seconds
 _ANSWER_S = 60.0
+#: a disk is given so many bytes at a time
+_SYNC_BYTES = 1 << 30
 
 Chunk = bytes | bytearray | memoryview
 
@@ -143,8 +145,14 @@ class LocalStorage(Storage):
         partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
         try:
             with partial.open("wb") as file:
+                unsynced = 0
                 for chunk in chunks:
                     file.write(chunk)
+                    unsynced += len(chunk)
+                    if unsynced >= _SYNC_BYTES:  # (so that whoever gives the chunks sees a slow disk move)
+                        file.flush()
+                        os.fdatasync(file.fileno())
+                        unsynced = 0
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, final)

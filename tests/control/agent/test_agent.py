@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 from pathlib import Path
 
 import pytest
 from agent_harness import DEADLINE, FakeCoordinator, agent_settings, alive, fake_coordinator, play
+from msgspec.structs import replace
 
 from holdfast.clock import SystemClock
 from holdfast.control.agent.node_agent import Agent, live
@@ -446,3 +448,17 @@ def test_a_node_that_leaves_waits_to_tell_a_coordinator_that_is_away(tmp_path: P
             assert coordinator.of(WorkerDown)
 
     asyncio.run(asyncio.wait_for(story(), 2 * DEADLINE))
+
+
+def test_parts_of_checkpoints_that_a_killed_agent_has_left_hold_up_nobody(tmp_path: Path) -> None:
+    """As if they were still on their way, no worker of that node saved anything any more."""
+
+    async def run() -> None:
+        settings = agent_settings("http://127.0.0.1:1", tmp_path, "obedient.py")
+        spec = replace(settings.spec, checkpoint=replace(settings.spec.checkpoint, dir=str(tmp_path / "kept")))
+        settings = dataclasses.replace(settings, spec=spec)
+        (Path(settings.parts) / "0-step-00000004-t1-g1-ab").mkdir(parents=True)
+        Agent(settings, SystemClock())
+        assert list(Path(settings.parts).iterdir()) == []
+
+    asyncio.run(run())

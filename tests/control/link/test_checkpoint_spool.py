@@ -47,11 +47,13 @@ def test_a_part_comes_where_it_stays_although_its_worker_is_gone(tmp_path: Path)
     handed = heard.next(PartHanded)
     assert (handed.part, handed.parts, handed.stall_s, handed.name) == (1, 2, 0.5, NAME.folder)
     spool.close()
+    assert not spool.free
+    taken = part_of(handed, folder)
     assert not PartSpool(folder, "n0/1/bb", heard.said.put).free, "whoever follows it sees that as well"
     assert PartSpool(folder, "n0/0/cc", heard.said.put).free
     storage = LocalStorage(tmp_path / "kept")
     store = CheckpointStore(storage, heard.said.put, worker="n0/0/0")
-    store.write(part_of(handed, folder))
+    store.write(taken)
     written = heard.next(CheckpointWritten)
     assert (written.worker, written.part, written.parts) == (WORKER, 1, 2)
     assert [file.name for file in written.files] == ["part-00001-of-00002.safetensors", "samples.json"]
@@ -67,6 +69,18 @@ def test_what_a_worker_has_left_half_written_is_removed(tmp_path: Path) -> None:
     (tmp_path / "writing-0-x").mkdir()
     assert PartSpool(tmp_path, WORKER, print).free
     assert [path.name for path in tmp_path.iterdir()] == ["writing-0-x"]
+
+
+def test_what_no_agent_has_heard_of_holds_up_nobody(tmp_path: Path) -> None:
+    heard = Heard()
+    spool = PartSpool(tmp_path, WORKER, heard.said.put)
+    spool.write(part())
+    handed = heard.next(PartHanded)
+    spool.close()
+    assert PartSpool(tmp_path, "n0/1/bb", heard.said.put).free, "its worker was killed before it could tell"
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        part_of(handed, tmp_path)
 
 
 def test_no_room_to_hand_a_part_over_is_told(tmp_path: Path) -> None:
@@ -91,4 +105,12 @@ def test_a_node_writes_no_faster_than_it_may(tmp_path: Path) -> None:
     store = CheckpointStore(LocalStorage(tmp_path), heard.said.put, worker="n0/0/0", rate=1e5)
     store.write(PartToWrite(name=NAME, worker=WORKER, files={"a": lambda: [b"x" * 10_000] * 3}))
     assert heard.next(CheckpointWritten).seconds >= 0.3
+    store.close()
+
+
+def test_whoever_writes_slowly_because_it_must_does_not_hang(tmp_path: Path) -> None:
+    heard = Heard()
+    store = CheckpointStore(LocalStorage(tmp_path), heard.said.put, worker="n0/0/0", rate=1e4, stalled_s=1.0)
+    store.write(PartToWrite(name=NAME, worker=WORKER, files={"a": lambda: [b"x" * 20_000]}))
+    assert heard.next(CheckpointWritten).seconds >= 2
     store.close()

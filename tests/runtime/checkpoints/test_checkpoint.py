@@ -1,19 +1,21 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import pytest
 import torch
 
-from holdfast.control.link.checkpoints.store import CheckpointStore
+from holdfast.control.link.checkpoints.store import CheckpointStore, PartToWrite
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
@@ -238,6 +240,69 @@ def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
     assert not saver.offer(make(1), 2, ORIGIN), "left out, not queued"
     saver.close()
     storage.release.set()
+
+
+def test_what_waits_behind_one_that_hangs_is_told_as_well(tmp_path: Path) -> None:
+    told, storage = Told(), HeldStorage(tmp_path)
+    store = CheckpointStore(storage, told.messages.put, worker="n/0/a", stalled_s=0.05)
+    saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, tell=told.messages.put)
+    assert saver.save(make(1), 1, ORIGIN)
+    assert told.next(CheckpointUnwritten).step == 1
+    assert saver.save(make(1), 2, ORIGIN), "a job's last one, for which all workers wait"
+    assert told.next(CheckpointUnwritten).step == 2
+    through = threading.Event()
+    store.later(through.set)
+    storage.release.set()
+    assert through.wait(DEADLINE_S)
+    saver.close()
+    assert told.messages.empty()
+    assert [name.partition("-t")[0] for name in storage.entries()] == ["step-00000001"], "nobody wants the other"
+
+
+class SlowStorage(LocalStorage):
+    """A disk that is read slowly, piece by piece."""
+
+    pause_s = 0.0
+
+    def open(self, path: str) -> BinaryIO:
+        pause_s, file = self.pause_s, super().open(path)
+        if not path.endswith("/a"):
+            return file
+
+        class Slow(io.BytesIO):
+            def read(self, size: int | None = -1, /) -> bytes:
+                time.sleep(pause_s)
+                return super().read(1)
+
+        with file:
+            return Slow(file.read())
+
+
+def test_a_checkpoint_that_takes_long_to_be_read_again_is_kept(tmp_path: Path) -> None:
+    told, storage = Told(), SlowStorage(tmp_path)
+    store = CheckpointStore(storage, told.messages.put, worker="n/0/a", stalled_s=1.0)
+    name = ORIGIN.name(1)
+    store.write(PartToWrite(name=name, worker="n/0/a", files={"a": lambda: [b"x" * 30]}))
+    written = told.next(CheckpointWritten)
+    storage.pause_s = 0.05
+    store.obey(accepted(written))
+    told.next(CheckpointKept)
+    store.close()
+
+
+def test_no_room_for_a_copy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    saver = saver_of(LocalStorage(tmp_path), told)
+
+    def no_room(*_: object) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr("holdfast.runtime.checkpoints.saver.copy_part", no_room)
+    assert not saver.save(make(1), 1, ORIGIN)
+    unwritten = told.next(CheckpointUnwritten)
+    assert (unwritten.step, unwritten.name) == (1, ORIGIN.name(1).folder)
+    assert "no room for a copy" in unwritten.why
+    saver.close()
 
 
 def test_a_checkpoint_that_is_cut_short_touches_nothing(tmp_path: Path) -> None:

@@ -282,6 +282,7 @@ class Agent:
     def _open_store(self) -> CheckpointStore:
         """Return what writes the workers' parts of checkpoints, which outlive them."""
         settings, loop = self.settings, asyncio.get_running_loop()
+        shutil.rmtree(settings.parts, ignore_errors=True)  # (of an agent that was killed: nobody writes that any more)
         os.makedirs(settings.parts, mode=0o700, exist_ok=True)
 
         def tell(news: CheckpointNews) -> None:
@@ -297,7 +298,7 @@ class Agent:
             return
         try:
             self._store.write(part_of(handed, Path(self.settings.parts)))
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             _log.error("a part of a checkpoint is left out: %s", error)
 
     def on_worker_message(self, message: WorkerMessage) -> None:

@@ -214,6 +214,9 @@ class Workforce:
         return next((place for place in self.places if place.worker == worker), None)
 
     def _on_message(self, connection: WorkerConnection, message: FromWorkerProcess) -> None:
+        if isinstance(message, PartHanded):
+            self._owner.on_part(message)  # (its worker may be given up by now: what it has applied is the same)
+            return
         place = self._place_of(message.worker)
         if place is None:
             connection.close()  # a process that was given up, or a stranger
@@ -221,9 +224,6 @@ class Workforce:
         if isinstance(message, Crashed):
             place.crashed = message
             connection.close()  # the process waits for this before it ends
-            return
-        if isinstance(message, PartHanded):
-            self._owner.on_part(message)
             return
         if isinstance(message, Attach):
             place.connection, place.attached = connection, True

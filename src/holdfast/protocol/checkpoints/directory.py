@@ -83,8 +83,13 @@ def write_file(storage: Storage, checkpoint: str, name: str, chunks: Iterable[Ch
     return StoredFile(name=name, bytes=size, sha256=digest.hexdigest())
 
 
-def seal(storage: Storage, name: CheckpointName, files: Sequence[StoredFile]) -> None:
+def seal(
+    storage: Storage, name: CheckpointName, files: Sequence[StoredFile], moved: Callable[[], None] = lambda: None
+) -> None:
     """All files of a checkpoint are written: from now on it counts. Repeating it does no harm.
+
+    Args:
+        moved: called again and again while it is read.
 
     Raises:
         OSError: the manifest cannot be written.
@@ -93,14 +98,16 @@ def seal(storage: Storage, name: CheckpointName, files: Sequence[StoredFile]) ->
     listed = {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in sorted(files, key=lambda f: f.name)}
     text = json.dumps({"format": FORMAT, "step": name.step, "files": listed}, indent=1)
     storage.write(f"{name.folder}/{MANIFEST}", [text.encode()])
-    verify(storage, name.folder, contents=storage.local)
+    verify(storage, name.folder, contents=storage.local, moved=moved)
 
 
-def verify(storage: Storage, checkpoint: str, *, contents: bool = True) -> int:
+def verify(
+    storage: Storage, checkpoint: str, *, contents: bool = True, moved: Callable[[], None] = lambda: None
+) -> int:
     """Check a checkpoint against its manifest and return its step.
 
     Args:
-        contents: read all of it; else sizes are looked at.
+        contents: read all of it; else sizes are looked at. moved: called again and again meanwhile.
 
     Raises:
         DamagedCheckpointError: a file is missing, of another size, or has other content; or the manifest itself.
@@ -108,12 +115,13 @@ def verify(storage: Storage, checkpoint: str, *, contents: bool = True) -> int:
     step, files = read_manifest(storage, checkpoint)
     for file in files:
         try:
+            moved()
             actual = storage.size(f"{checkpoint}/{file.name}")
             if actual != file.bytes:
                 raise DamagedCheckpointError(
                     f"{checkpoint}/{file.name} has {actual} bytes, not {file.bytes}: cut short"
                 )
-            if contents and _digest(storage, f"{checkpoint}/{file.name}") != file.sha256:
+            if contents and _digest(storage, f"{checkpoint}/{file.name}", moved) != file.sha256:
                 raise DamagedCheckpointError(f"{checkpoint}/{file.name} has other content than was written")
         except OSError as error:
             raise DamagedCheckpointError(f"{checkpoint}/{file.name} cannot be read: {said(error)}") from None
@@ -176,9 +184,10 @@ def _named(entry: str) -> CheckpointName | None:
         return None
 
 
-def _digest(storage: Storage, path: str) -> str:
+def _digest(storage: Storage, path: str, moved: Callable[[], None]) -> str:
     digest = hashlib.sha256()
     with storage.open(path) as file:
         for chunk in iter(partial(file.read, _READ_BYTES), b""):
             digest.update(chunk)
+            moved()
     return digest.hexdigest()

@@ -213,6 +213,7 @@ class CheckpointSaver:
             part = copy_part(view, share.rank, share.world, rows.rows if rows is not None else None)
         except (RuntimeError, MemoryError) as error:
             logger.error("the checkpoint of step %d is left out, for there is no room for a copy: %s", step, error)
+            self.leave_out(step, share, f"there is no room for a copy: {error}"[:1000])
             return False
         with self._lock:
             self._pending = share.name(step)

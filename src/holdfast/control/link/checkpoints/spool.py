@@ -1,7 +1,8 @@
 """A worker hands its part of a checkpoint to its agent: as files in a folder that both see, and a word about them.
 
-The files are written under other names and renamed once they are whole; the agent removes them when the part is where
-it stays. So a worker sees by its files alone whether the part before is still on its way, and may die meanwhile.
+The files are written under other names and renamed once they are whole; the agent renames them once it has heard of
+them, and removes them when the part is where it stays. So a worker sees by its files alone whether the part before is
+still on its way, and may die meanwhile; what it has not told its agent of is nobody's then.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from holdfast.protocol.names import index_of
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 4 << 20
-_WRITING = "writing-"
+_WRITING, _TAKEN = "writing-", "taken-"
 
 
 class PartSpool:
@@ -37,7 +38,7 @@ class PartSpool:
         tell: Callable[[PartHanded | CheckpointUnwritten], None],
         at_disk: Callable[[], None] = nothing,
     ) -> None:
-        """Remove what the worker before this one has left half written.
+        """Remove what the worker before this one has left half written, or untold.
 
         Args:
             tell: sends a message to the agent; thread-safe.
@@ -48,13 +49,16 @@ class PartSpool:
         self._busy = threading.Event()
         self._work: queue.SimpleQueue[PartToWrite | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        for path in folder.glob(f"{_WRITING}{self._index}-*"):
-            shutil.rmtree(path, ignore_errors=True)
+        for left in (f"{_WRITING}{self._index}-*", f"{self._index}-*"):
+            for path in folder.glob(left):
+                shutil.rmtree(path, ignore_errors=True)
 
     @property
     def free(self) -> bool:
         """True where the part before is where it stays."""
-        return not self._busy.is_set() and not any(self._folder.glob(f"{self._index}-*"))
+        if self._busy.is_set():
+            return False
+        return not any(path for head in ("", _TAKEN) for path in self._folder.glob(f"{head}{self._index}-*"))
 
     def write(self, part: PartToWrite) -> None:
         """Hand a part over, in the background."""
@@ -109,9 +113,12 @@ def part_of(handed: PartHanded, folder: Path) -> PartToWrite:
 
     Raises:
         ValueError: its name is none.
+        OSError: it is not there any more.
     """
     name = parse_name(handed.name)
-    place = folder / f"{index_of(handed.worker)}-{name.folder}"
+    called = f"{index_of(handed.worker)}-{name.folder}"
+    place = folder / f"{_TAKEN}{called}"
+    (folder / called).rename(place)
     return PartToWrite(
         name=name,
         worker=handed.worker,

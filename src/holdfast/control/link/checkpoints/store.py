@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from holdfast.protocol.checkpoints import directory
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
@@ -80,8 +81,8 @@ class CheckpointStore:
         self._changed = threading.Condition()
         self._pending = 0  # things to do, what is being done included
         self._moved_at = time.monotonic()
-        #: what is being written or sealed, while nobody has given it up
-        self._at: CheckpointUnwritten | None = None
+        #: what is to be written or sealed that nobody has given up, in turn; the message for the case that it hangs
+        self._due: list[CheckpointUnwritten] = []
         self._parts = 0  # of `_pending`, those to be written
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -94,15 +95,16 @@ class CheckpointStore:
 
     def write(self, part: PartToWrite) -> None:
         """Write a part, and tell."""
+        due = self._unanswered(part.name, part.worker)
         with self._changed:
             self._parts += 1
-        self._later(lambda: self._write(part))
+        self._later(lambda: self._write(part, due), due)
 
     def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
         """Seal a checkpoint, or remove what will not be used any more."""
         if isinstance(order, AcceptCheckpoint):
             if order.files:
-                self._later(lambda: self._seal(order))
+                self._accept(order)
         elif order.remove:
             self._later(lambda: self._remove(order.names))
 
@@ -119,10 +121,22 @@ class CheckpointStore:
             self._closed = True
             self._changed.notify_all()
 
-    def _later(self, do: Callable[[], None]) -> None:
+    def _accept(self, order: AcceptCheckpoint) -> None:
+        try:
+            name = parse_name(order.name)
+        except ValueError as error:
+            self._later(partial(logger.error, "a checkpoint is not kept: %s", error))
+            return
+        due = self._unanswered(name, self._worker)
+        self._later(lambda: self._seal(name, order, due), due)
+
+    def _later(self, do: Callable[[], None], due: CheckpointUnwritten | None = None) -> None:
         with self._changed:
             self._moved_at = self._moved_at if self._pending else time.monotonic()
             self._pending += 1
+            if due is not None:
+                self._due.append(due)
+                self._changed.notify_all()
             if self._thread is None:
                 # (not a pool's: nobody waits for such a thread at the end of the process)
                 self._thread = threading.Thread(target=self._run, name="holdfast-checkpoint", daemon=True)
@@ -131,20 +145,21 @@ class CheckpointStore:
         self._work.put(do)
 
     def _watch(self) -> None:
-        """Tell of what hangs."""
+        """Tell of what hangs, and of what waits behind it: nobody is to wait for that."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._at is not None or self._closed)
+                self._changed.wait_for(lambda: self._due or self._closed)
                 if self._closed:
                     return
                 left_s = self._moved_at + self._stalled_s - time.monotonic()
-                hung, self._at = (self._at, None) if left_s <= 0 else (None, self._at)
-                if hung is None:
+                if left_s > 0:
                     self._changed.wait(max(left_s, 0.01))
                     continue
+                hung, self._due = self._due, []
                 self._changed.notify_all()
-            logger.error("the checkpoint of step %d: %s", hung.step, hung.why)
-            self._tell(hung)
+            for one in hung:
+                logger.error("the checkpoint of step %d: %s", one.step, one.why)
+                self._tell(one)
 
     # ---- in the store's thread ----
 
@@ -162,22 +177,34 @@ class CheckpointStore:
         with self._changed:
             self._moved_at = time.monotonic()
 
-    def _begin(self, name: CheckpointName, worker: str) -> None:
-        why = f"{self.storage.where} has not answered for {self._stalled_s:g} s"
+    def _unanswered(self, name: CheckpointName, worker: str) -> CheckpointUnwritten:
+        return _unwritten(name, worker, f"{self.storage.where} has not answered for {self._stalled_s:g} s")
+
+    def _awaited(self, due: CheckpointUnwritten) -> bool:
+        """Tell whether what is at hand was not given up, because something hung."""
+        with self._changed:  # (whose lock may be taken again)
+            return any(one is due for one in self._due)
+
+    def _end(self, due: CheckpointUnwritten, told: CheckpointNews) -> None:
+        """What was at hand is done: tell what came of it, if somebody waits for that."""
         with self._changed:
-            self._at = _unwritten(name, worker, why)
-            self._moved_at = time.monotonic()
+            awaited = self._awaited(due)
+            self._due = [one for one in self._due if one is not due]
+        if awaited:
+            self._tell(told)
+
+    def _write(self, part: PartToWrite, due: CheckpointUnwritten) -> None:
+        told = self._written(part) if self._awaited(due) else None
+        part.done()
+        with self._changed:
+            self._parts -= 1
             self._changed.notify_all()
+        if told is not None:
+            self._end(due, told)
 
-    def _end(self) -> bool:
-        """What was at hand is done; False where it was given up meanwhile."""
-        with self._changed:
-            at_hand, self._at = self._at, None
-        return at_hand is not None
-
-    def _write(self, part: PartToWrite) -> None:
+    def _written(self, part: PartToWrite) -> CheckpointNews:
+        """Write a part, and return what is to be told of it."""
         name = part.name
-        self._begin(name, part.worker)
         try:
             self._at_disk()
             files = tuple(
@@ -186,26 +213,19 @@ class CheckpointStore:
             )
         except OSError as error:
             logger.error("the checkpoint of step %d failed: %s", name.step, said(error))
-            told: CheckpointNews = _unwritten(name, part.worker, said(error))
-        else:
-            told = CheckpointWritten(
-                worker=part.worker,
-                term=name.term,
-                generation=name.generation,
-                step=name.step,
-                name=name.folder,
-                part=part.part,
-                parts=part.parts,
-                files=files,
-                seconds=time.monotonic() - part.begun,
-                stall_s=part.stall_s,
-            )
-        part.done()
-        with self._changed:
-            self._parts -= 1
-            self._changed.notify_all()
-        if self._end():
-            self._tell(told)
+            return _unwritten(name, part.worker, said(error))
+        return CheckpointWritten(
+            worker=part.worker,
+            term=name.term,
+            generation=name.generation,
+            step=name.step,
+            name=name.folder,
+            part=part.part,
+            parts=part.parts,
+            files=files,
+            seconds=time.monotonic() - part.begun,
+            stall_s=part.stall_s,
+        )
 
     def _paced(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Yield what is to be written, no faster than it may be."""
@@ -214,19 +234,16 @@ class CheckpointStore:
             self._moved()
             yield chunk
             sent += len(chunk)
-            if self._rate:
-                time.sleep(max(0.0, begun + sent / self._rate - time.monotonic()))
+            while self._rate and (ahead_s := begun + sent / self._rate - time.monotonic()) > 0:
+                time.sleep(min(ahead_s, _LOOK_S))
+                self._moved()  # (it is we who wait)
 
-    def _seal(self, order: AcceptCheckpoint) -> None:
-        try:
-            name = parse_name(order.name)
-        except ValueError as error:
-            logger.error("a checkpoint is not kept: %s", error)
+    def _seal(self, name: CheckpointName, order: AcceptCheckpoint, due: CheckpointUnwritten) -> None:
+        if not self._awaited(due):
             return
-        self._begin(name, self._worker)
         try:
             self._at_disk()
-            directory.seal(self.storage, name, order.files)
+            directory.seal(self.storage, name, order.files, self._moved)
         except (OSError, DamagedCheckpointError) as error:
             why = said(error) if isinstance(error, OSError) else str(error)
             logger.error("the checkpoint %s could not be kept: %s", name.folder, why)
@@ -242,8 +259,7 @@ class CheckpointStore:
                 seconds=order.seconds,
                 stall_s=order.stall_s,
             )
-        if self._end():
-            self._tell(told)
+        self._end(due, told)
         if isinstance(told, CheckpointKept):
             self._tidy(name)
 
