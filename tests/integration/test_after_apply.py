@@ -60,6 +60,6 @@ def test_where_it_raises_in_all_members_that_go_forward(start_job: StartJob, tmp
         job.inject("hold", survivor, step=5, phase="passed")
     job.inject("kill", victim, step=5, phase="passed")
     job.wait_output("at step 5, passed, is due", times=3)
-    gate.touch()
+    (tmp_path / "go-5").touch()
     check_saved(job, 5)
     assert [event.node for event in job.all(FailureDetected)] == [victim], job.story()

@@ -52,7 +52,9 @@ def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_
     folder = tmp_path / "checkpoints"
     options = ("--checkpoint-dir", str(folder), "--checkpoint-every", "10")
     gate = tmp_path / "go"
-    job = start_job("--steps", "32", "--gate", str(gate), "--gate-at", "25", nodes=2, options=options)
+    job = start_job("--steps", "32", "--gate", str(gate), "--gate-at", "15", "25", nodes=2, options=options)
+    job.wait(CheckpointSaved, step=10)
+    (tmp_path / "go-15").touch()  # (what is due while one is being written is left out)
     job.wait(CheckpointSaved, step=20)
     newest = max(path for path in folder.iterdir() if path.name.startswith("step-"))
     victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
@@ -64,7 +66,7 @@ def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_
     rejected = job.wait(CheckpointRejected, since=since)
     assert rejected.name == newest.name
     job.wait(RolledBack, to_step=10, since=since)
-    gate.touch()
+    (tmp_path / "go-25").touch()
     assert job.wait_exit() == 0
 
 

@@ -69,7 +69,7 @@ def test_a_lost_node_and_a_flipped_bit_leave_the_copies_on_other_nodes(start_job
     rejected = job.wait(SnapshotRejected, since=since)
     assert (rejected.node, rejected.step) == ("node-0", 8), job.story()
     assert "checksum" in rejected.why
-    gate.touch()
+    (tmp_path / "go-10").touch()
     assert job.wait_exit() == 0, job.story()
     check_losses(job, script=TINY, least=14)
     assert all("checkpoint" not in event.why for event in job.all(RolledBack))

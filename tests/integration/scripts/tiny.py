@@ -19,8 +19,8 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--global-batch", type=int, default=24)
 parser.add_argument("--micro-batch", type=int, default=4)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
-parser.add_argument("--gate", help="go on to step --gate-at only once this file is there")
-parser.add_argument("--gate-at", type=int, default=5)
+parser.add_argument("--gate", help="go on to each step N of --gate-at only once the file GATE-N is there")
+parser.add_argument("--gate-at", type=int, nargs="+", default=[5])
 parser.add_argument("--hidden", type=int, default=32, help="so wide is the model")
 parser.add_argument("--timeout", type=float, default=120.0, help="of a collective, in seconds")
 parser.add_argument("--hang-at", type=int, default=0, help="node-1 hangs in this step, whenever it comes to it")
@@ -59,7 +59,7 @@ job.protect(
 )
 losses = []
 for step in job.steps(args.steps):
-    while args.gate and step.number == args.gate_at and not os.path.exists(args.gate):
+    while args.gate and step.number in args.gate_at and not os.path.exists(f"{args.gate}-{step.number}"):
         time.sleep(0.01)
     if step.number == args.pause_at and job.rank == 0:
         with job.pause("evaluation"):
