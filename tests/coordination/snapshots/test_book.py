@@ -95,6 +95,18 @@ def test_a_snapshot_is_told_once_it_is_whole_and_committed() -> None:
     assert not job.said(ev.SnapshotSaved)
 
 
+def test_one_that_a_coordinator_has_found_whole_is_told_once_its_step_is_committed() -> None:
+    """Found by a simulation (19832909995): the job went back to one of which the journal knew nothing."""
+    job = Job().start()
+    job.step(1)
+    for node in range(3):
+        holds(job, node, part(job, 2, node))  # (what it has cost was told to the coordinator before)
+    assert not job.said(ev.SnapshotSaved)
+    job.step(2)
+    (saved,) = job.said(ev.SnapshotSaved)
+    assert saved.step == 2
+
+
 def test_a_thousand_nodes_are_not_looked_through_for_each_of_them() -> None:
     job = Job(nodes=100).start()
     job.step(1)

@@ -69,6 +69,8 @@ class SnapshotBook:
         #: the step whose snapshot was said to have failed last
         self._failed = 0
         self._changed = False
+        #: one is complete, but its step not committed yet
+        self._ahead = False
         self._looked = 0.0
         #: of the plans of (term, generation)
         self._seals: dict[tuple[int, int], bytes] = {}
@@ -174,7 +176,7 @@ class SnapshotBook:
         nodes = len(self._turn.members.nodes)
         wait_s = nodes / LOOKED_THROUGH if nodes > FEW else 0.0
         early = not at_once and 0.0 <= self._turn.now - self._looked < wait_s
-        if early or not (self._changed or self._costs):
+        if early or not (self._changed or self._costs or self._ahead):
             return
         self._looked = self._turn.now
         held = self._held()
@@ -184,7 +186,9 @@ class SnapshotBook:
             self._ask(held)
 
     def _announce(self, held: dict[SnapshotKey, _Held], committed: int) -> None:
-        for key in sorted(key for key in held if key > self._told and key[2] <= committed and held[key].complete):
+        complete = sorted(key for key, one in held.items() if key > self._told and one.complete)
+        self._ahead = any(key[2] > committed for key in complete)
+        for key in [key for key in complete if key[2] <= committed]:
             self._told, cost = key, self._costs.get(key, _Cost())
             asked = self._config.spec.recovery.fault_threshold
             nodes = sum(node.snapshots is not None for node in self._turn.members.nodes.values())
