@@ -154,6 +154,23 @@ def test_what_only_the_one_that_raised_has_is_saved_and_all_start_again_from_it(
     assert job.machine.record.will is None
 
 
+def test_where_it_dies_before_that_is_saved_all_go_on_from_the_newest_checkpoint() -> None:
+    """Found by a simulation (11434243472): the job failed, although its work was not known to be wrong."""
+    job = trained(1)
+    job.say(written("n0", 1, "writing-1"))
+    job.say(kept("n0", 1, "step-1"))
+    all_raise(job, "n0")
+    assert job.orders(msg.Begin)[w("n0")].plan.last
+    job.tell("n0", msg.WorkerDown(worker=w("n0"), kind=FailureKind.PROCESS_EXIT, detail="", exit_code=-9))
+    assert job.machine.over is None
+    job.say(attach("n0/0/b"))
+    (back,) = job.said(ev.RolledBack)
+    assert back.to_step == 1
+    begin = job.orders(msg.Begin)["n0/0/b"]
+    assert (begin.decision.kind, begin.plan.last) == (DecisionKind.ROLLBACK, False)
+    assert job.machine.record.will is None
+
+
 def test_a_coordinator_that_takes_over_knows_what_is_to_follow() -> None:
     job = trained(1)
     all_raise(job, "n0")

@@ -235,8 +235,12 @@ class Deciding:
 
     def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
         if self._closing.under_way and (isinstance(verdict, NothingLeft) or not _to_save(verdict.decision)):
-            self._closing.end(_unsaved(verdict, self._ledger.committed))
-            return
+            if not self._closing.renews or isinstance(verdict, NothingLeft):
+                self._closing.end(_unsaved(verdict, self._ledger.committed))
+                return
+            # Whoever had the newest state is gone: all that was wanted of it was to go on.
+            self._closing.renewed()
+            verdict = self._nearest(verdict)
         if isinstance(verdict, NothingLeft):
             self._ending.failed(self._failures.explain(verdict.why))
             return
