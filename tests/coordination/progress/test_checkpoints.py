@@ -207,6 +207,16 @@ def test_where_nobody_can_write_its_part_nobody_waits_for_it() -> None:
         assert len(job.said(ev.CheckpointFailed)) == (node == "n2"), "it is said once"
 
 
+def test_whoever_has_finished_without_its_part_is_not_waited_for() -> None:
+    """Found by a simulation (11694525625): it had loaded a checkpoint of that step, which others then found damaged."""
+    job = Job(nodes=2).start()
+    job.step(1)
+    job.say(written("n0", 1, "one", parts=2))
+    assert not job.orders(msg.PruneCheckpoints)
+    job.say(msg.Finished(worker=w("n1"), generation=1, step=1))
+    assert list(job.orders(msg.PruneCheckpoints)) == [w("n0")]
+
+
 def test_whoever_has_left_without_its_part_is_not_waited_for() -> None:
     job = Job(nodes=2).start()
     job.step(1)

@@ -185,11 +185,13 @@ class CheckpointBook:
         turn.order_node(one.sealer, order)
 
     def _left(self, name: CheckpointName, one: _Open) -> bool:
-        """Tell whether somebody has left the job without a part of it: nobody is to wait for that."""
-        plan, left = self._turn.record.plan, self._turn.members.left
-        if not left or plan is None or plan.generation != name.generation:
+        """Tell whether somebody has left the job, or its loop, without a part of it: nobody is to wait for that."""
+        plan, members = self._turn.record.plan, self._turn.members
+        if plan is None or plan.generation != name.generation or members.unfinished(plan) == len(plan.workers):
             return False
-        return any(worker in left and part not in one.parts for part, worker in enumerate(plan.workers))
+        lacking = [worker for part, worker in enumerate(plan.workers) if part not in one.parts]
+        infos = [members.worker(worker) for worker in lacking]
+        return any(worker in members.left for worker in lacking) or any(info and info.finished for info in infos)
 
     def _unwritten(self, message: CheckpointUnwritten) -> None:
         """A part cannot be written, or the whole not be made to count: training goes on, and it is told."""
