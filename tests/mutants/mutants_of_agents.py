@@ -70,8 +70,8 @@ AGENT_MUTANTS = (
     Mutant(
         name="who_must_go_starts_anew",
         file=AGENT,
-        old="        if self._unfit is not None:\n            return self._leave(",
-        new="        if False:\n            return self._leave(",
+        old="        if self._unfit is None:\n            fresh = [",
+        new="        if True:\n            fresh = [",
         why="what it had to say was not heard, and it would come back as if nothing were wrong",
     ),
     Mutant(
