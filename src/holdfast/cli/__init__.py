@@ -10,9 +10,10 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from holdfast.cli import schema
 from holdfast.cli.experts import plan
 from holdfast.cli.history import audit, checkpoints, explain, export, logs, report
-from holdfast.cli.job import act, end, look, run, schema, servers
+from holdfast.cli.job import act, end, look, run, servers
 from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
 from holdfast.cli.simulate import command as simulate
 from holdfast.errors import EXIT_OUR_FAULT, HoldfastError

@@ -41,6 +41,12 @@ class NodesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     count: Annotated[int, Meta(ge=1, le=1024)] = 1
 
 
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /drain."""
+
+    nodes: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)]
+
+
 class UndrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /undrain."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -13,7 +13,14 @@ import httpx
 import msgspec
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.control.api_types import END_HEADER, InjectRequest, NodesRequest, ShutdownRequest, UndrainRequest
+from holdfast.control.api_types import (
+    END_HEADER,
+    DrainRequest,
+    InjectRequest,
+    NodesRequest,
+    ShutdownRequest,
+    UndrainRequest,
+)
 from holdfast.control.registry import JobEntry
 from holdfast.errors import BadInputError, HoldfastError, RefusedError, UnreachableError
 from holdfast.observability.event_lines import decode_event
@@ -122,8 +129,12 @@ class CoordinatorClient:
         answer = self._ask("POST", "/nodes", NodesRequest(count=count))
         return self._read(answer.content, _Wish).id
 
+    def drain(self, nodes: Sequence[str]) -> None:
+        """Have nodes leave in good order; `node_left` says when each has."""
+        self._ask("POST", "/drain", DrainRequest(nodes=tuple(nodes)))
+
     def undrain(self, node: str) -> bool:
-        """Let a quarantined node come back; return whether its agent is started again."""
+        """Let a node come back that is quarantined or drained; return whether its agent is started again."""
         return self._read(self._ask("POST", "/undrain", UndrainRequest(node=node)).content, _Started).started
 
     def node_requests(self, after: int, wait_s: float = _POLL_S) -> list[tuple[int, int]]:

@@ -13,7 +13,6 @@ from functools import reduce
 from typing import ClassVar
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.failures.ladder import LEFT_AS
 from holdfast.coordination.failures.seen import node_lost
 from holdfast.coordination.generations.deciding import Deciding
 from holdfast.coordination.generations.finishing import Finishing
@@ -119,7 +118,7 @@ class Coordinator:
         """Take in one input.
 
         Raises:
-            BadInputError: a user's request that is refused (InjectFault).
+            BadInputError, UnreachableError, RefusedError: a user's request that is refused.
         """
         self.turn.now = max(now, self.turn.now)
         if isinstance(event, Received) and event.message == _ALIVE:
@@ -147,12 +146,13 @@ class Coordinator:
             self.parts.ending.failed(why)
         if self.over is not None:
             return
+        self.parts.departures.let_go()
         self._deciding.decide()
         self._deciding.start()
         plan = self.record.plan
         if plan is None or self.parts.stopping.stop is not None or self.over is not None:
             return  # (while reports are awaited nobody knows who a member is)
-        if self.parts.progress.release():
+        if at_boundary := self.parts.progress.release():
             self.parts.failures.made_good()
         self.parts.look_at_what_is_saved()
         if self.parts.progress.finished(plan):
@@ -164,6 +164,8 @@ class Coordinator:
                 self.parts.ending.done()
             return
         self.parts.joining.arm()
+        if self._settled is not None and at_boundary:
+            self.parts.departures.begin(plan)
         if self._settled is not None:
             self._rearrange(plan)
 
@@ -236,22 +238,16 @@ class Coordinator:
     def _disconnected_at_last(self, event: Disconnected) -> None:
         node = self.members.on(event.connection)
         if node is not None:
-            self._depart(node, self.parts.ending.farewell)
+            self.parts.departures.depart(node, self.parts.ending.farewell)
 
     def _leave(self, node: Node, leave: msg.Leave) -> None:
-        self.parts.failures.gone(self._depart(node, leave.reason, leave.detail), self.turn.now)
+        self.parts.failures.gone(self.parts.departures.depart(node, leave.reason, leave.detail), self.turn.now)
         self.parts.ladder.left(node, leave)
 
     def _leave_at_last(self, node: Node, leave: msg.Leave) -> None:
-        self._depart(node, leave.reason)
+        self.parts.departures.depart(node, leave.reason)
         if leave.waits:
             self.parts.ending.late(node)
-
-    def _depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
-        workers = self.members.remove(node.name)
-        self.parts.absences.lost(node.name)
-        self.turn.emit(ev.NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
-        return workers
 
     # ---- time ----
 

@@ -77,9 +77,16 @@ class InjectFault:
 
 @dataclass(frozen=True, slots=True)
 class Undrain:
-    """A user lets a node come back that is quarantined."""
+    """A user lets a node come back that is quarantined, or was drained."""
 
     node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A user wants nodes to leave, in good order."""
+
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,6 @@ class Planned:
 
 
 #: what users and the shell ask for
-Request = InjectFault | Undrain | SaveState | Shutdown | Planned
-REQUESTS = (InjectFault, Undrain, SaveState, Shutdown, Planned)
+Request = InjectFault | Drain | Undrain | SaveState | Shutdown | Planned
+REQUESTS = (InjectFault, Drain, Undrain, SaveState, Shutdown, Planned)
 Input = Received | Disconnected | Tick | Failure | Request

@@ -19,6 +19,7 @@ from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.lateness.inquiry import Inquiry
 from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.membership import Membership
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.checkpoints import CheckpointBook
@@ -58,6 +59,7 @@ class JobParts:
         self.ending = Ending(turn)
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
+        self.departures = Departures(turn, config, self.ledger, self.stopping, self.absences)
         self.closing = Closing(turn, config, self.stopping, self.ending)
         #: why a node was turned away last
         self.misfit = ""

@@ -92,7 +92,7 @@ class NodeRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="nod
 class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="generation_started"):
     """`members` are node names, `world_size` counts workers.
 
-    `reason`: start, failure, join, rebalance, move, rollback, save (the last one of a job that is to end).
+    `reason`: start, failure, join, rebalance, drain, move, rollback, save (the last one of a job that is to end).
 
     `expert_moves`: expert replicas that travel; `fault_threshold`: on how many distinct nodes each expert should live
     (`asked`) and does (`given`); None for a model without experts.

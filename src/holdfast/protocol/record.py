@@ -90,6 +90,13 @@ class GivenUp(Struct, frozen=True, kw_only=True):
     step: int
 
 
+class Departure(Struct, frozen=True, kw_only=True):
+    """A node that was asked to leave in good order, or that has left so. `since`: when it was asked, unix seconds."""
+
+    node: str
+    since: float
+
+
 class LastWill(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the job is to end once what it has led to is saved: with this exit code, and cause.
 
@@ -119,6 +126,8 @@ class Record(Struct, frozen=True, kw_only=True):
     `raised`: the newest exceptions of the script, oldest first. `will`: given while the last plan is in force.
     `stopped`: the step after which a script has asked all to stop, with its v, until it is done without that.
     `run_since`: when this run was begun, unix seconds, whoever coordinates it now. `born`: when the first was.
+    `leaving`: nodes that go once they are not needed; `drained`: those that have gone so, and may not come back by
+    themselves.
     `bases`: the newest lineages, oldest first: the generation in which each began, and the step that it began with.
     """
 
@@ -155,4 +164,6 @@ class Record(Struct, frozen=True, kw_only=True):
     bases: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_BASES)] = ()
     quarantined: tuple[Quarantined, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
+    leaving: tuple[Departure, ...] = ()
+    drained: tuple[Departure, ...] = ()
     outcome: str = ""  # "", finished, failed

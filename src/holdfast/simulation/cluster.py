@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
-from holdfast.coordination.inputs import Shutdown, Undrain
-from holdfast.errors import EXIT_INTERRUPTED
+from holdfast.coordination.inputs import Drain, Shutdown, Undrain
+from holdfast.errors import EXIT_INTERRUPTED, RefusedError, UnreachableError
 from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
 from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultPlan
@@ -149,16 +150,33 @@ class SimCluster:
         if not self.over:
             self.world.timeline.after(0.5, self.interrupt)
 
+    def drain(self, name: str) -> None:
+        """Ask a node to leave; what is refused is refused."""
+        if self.coordinator is not None:
+            self.coordinator.deliver(self._ask_to_leave, self.coordinator, name)
+
+    @staticmethod
+    def _ask_to_leave(shell: CoordinatorShell, name: str) -> None:
+        with contextlib.suppress(RefusedError, UnreachableError):
+            shell.feed(Drain((name,)))
+
     def undrain(self) -> None:
-        """Let a quarantined node come back, and start its agent again."""
+        """Let a quarantined or drained node come back, and start its agent again."""
         if self.coordinator is not None:
             self.coordinator.deliver(self._let_back, self.coordinator)
 
     def _let_back(self, shell: CoordinatorShell) -> None:
-        out = shell.machine.parts.ladder.all_out
+        out = (*shell.machine.parts.ladder.all_out, *shell.machine.record.drained)
         if out:
             shell.feed(Undrain(out[0].node))
-            self.world.after("reconnect", shell, self.add_node, out[0].node)
+            self.world.after("reconnect", shell, self._bring_back, out[0].node)
+
+    def _bring_back(self, name: str) -> None:
+        """Start a node's agent again, once the one before has ended."""
+        if self.agents[name].alive and not self.over:
+            self.world.timeline.after(0.1, self._bring_back, name)
+        else:
+            self.add_node(name)
 
     def supersede(self) -> None:
         """Start another coordinator beside the one that is paused."""

@@ -73,6 +73,7 @@ OPTIONS = {
     "audit": {*SERVER, "--json"},
     "export": {*SERVER, "--format", "--output", "--follow", "--json"},
     "scale": {*SERVER, "--json"},
+    "drain": {*SERVER, "--rolling", "--no-wait", "--json"},
     "undrain": {*SERVER, "--json"},
     "stop": {*SERVER, "--now", "--no-wait", "--json"},
     "checkpoint": {*SERVER, "--no-wait", "--json"},
@@ -303,7 +304,10 @@ def test_commands_beside_a_job_that_runs(environment: dict[str, str], tmp_path: 
 
         fewer = holdfast(environment, "scale", "1")
         assert fewer.returncode == 4
-        assert fewer.stderr == "holdfast: the job has 2 nodes: stopping nodes is not supported, so 1 is too few\n"
+        assert (
+            fewer.stderr
+            == "holdfast: the job has 2 nodes, 1 is fewer: say with `holdfast drain NODE` which are to go\n"
+        )
         assert json.loads(holdfast(environment, "scale", "2", "--json").stdout) == {"nodes_started": 0}
 
         refused = holdfast(environment, "inject", "kill", "node-9")

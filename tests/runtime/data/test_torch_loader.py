@@ -43,11 +43,11 @@ def test_its_samples_are_those_of_its_data_set_given_bare() -> None:
 
 
 def test_what_reads_it_is_taken_over_unless_protect_says_otherwise() -> None:
-    loader: Any = DataLoader(DATA, batch_size=3, num_workers=2, prefetch_factor=5, collate_fn=collate)
+    loader: Any = DataLoader(DATA, batch_size=3, num_workers=1, prefetch_factor=5, collate_fn=collate)
     dataset, options, _ = take_apart(loader, DataOptions(), 3)
     assert dataset is DATA
-    assert options == DataOptions(collate=collate, num_workers=2, prefetch_factor=5, pin_memory=False)
-    asked = DataOptions(collate=list, num_workers=1, prefetch_factor=4, pin_memory=True)
+    assert options == DataOptions(collate=collate, num_workers=1, prefetch_factor=5, pin_memory=False)
+    asked = DataOptions(collate=list, num_workers=2, prefetch_factor=4, pin_memory=True)
     assert take_apart(loader, asked, 3)[1] == asked
     assert take_apart(DATA, asked, 3) == (DATA, asked, "")
 
@@ -56,7 +56,7 @@ def test_nobody_fetches_ahead_without_loader_workers() -> None:
     """torch's DataLoader says so as well."""
     with pytest.raises(BadInputError, match=r"prefetch_factor is 4 and num_workers is 0: .* give num_workers above 0"):
         take_apart(DATA, DataOptions(prefetch_factor=4), 3)
-    loader: Any = DataLoader(DATA, batch_size=3, num_workers=2)
+    loader: Any = DataLoader(DATA, batch_size=3, num_workers=1)
     assert take_apart(loader, DataOptions(prefetch_factor=4), 3)[1].prefetch_factor == 4
 
 

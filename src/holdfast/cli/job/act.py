@@ -1,13 +1,16 @@
-"""Commands that act on a job that runs: `scale`, `undrain`, `inject`."""
+"""Commands that act on a job that runs: `scale`, `drain`, `undrain`, `inject`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from holdfast.cli.connection import Server
+from holdfast.cli.job.awaiting import await_back, await_left
+from holdfast.cli.job.end import NoWait
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.control.client import CoordinatorClient
@@ -18,6 +21,7 @@ from holdfast.errors import BadInputError, RefusedError
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     app.command("scale", rich_help_panel="Act")(grouped(scale))
+    app.command("drain", rich_help_panel="Act")(grouped(drain))
     app.command("undrain", rich_help_panel="Act")(grouped(undrain))
     app.command("inject", rich_help_panel="Test")(grouped(inject))
 
@@ -45,8 +49,55 @@ def _missing(client: CoordinatorClient, size: int) -> int:
     """Return how many nodes a job lacks of a size."""
     here = len(client.status()["nodes"])
     if size < here:
-        raise RefusedError(f"the job has {here} nodes: stopping nodes is not supported, so {size} is too few")
+        raise RefusedError(f"the job has {here} nodes, {size} is fewer: say with `holdfast drain NODE` which are to go")
     return size - here
+
+
+def drain(
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NODE...", help="Names, as `holdfast status` shows them.", show_default=False),
+    ] = None,
+    rolling: Annotated[
+        bool, typer.Option("--rolling", help="Every node in turn: each leaves, and is awaited back before the next.")
+    ] = False,
+    no_wait: NoWait = False,
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Have nodes leave in good order, at the end of a step: nothing is lost, and nothing counted as a failure."""
+    if rolling == bool(nodes):
+        raise BadInputError("name the nodes that are to leave, or give --rolling: one of both")
+    if rolling and no_wait:
+        raise BadInputError("--rolling waits for each node: leave out --no-wait")
+    with server.client() as client:
+        if rolling:
+            left = _roll(client, say=(lambda _: None) if as_json else say)
+        else:
+            left = list(nodes or ())
+            client.drain(left)
+            if not no_wait:
+                await_left(client, left)
+    if as_json:
+        print_json({"nodes": left, "left": not no_wait})
+    elif not rolling:
+        what = "leaves at the end of a step" if no_wait else "has left"
+        for node in left:
+            say(f"{node} {what}; `holdfast undrain {node}` lets it come back")
+
+
+def _roll(client: CoordinatorClient, say: Callable[[str], None]) -> list[str]:
+    """Let every node leave and come back, one after the other; return their names."""
+    names = [str(node["node"]) for node in client.status()["nodes"]]
+    for done, name in enumerate(names):
+        client.drain([name])
+        await_left(client, [name])
+        started = client.undrain(name)
+        say(f"{name} has left: {'it is started again' if started else 'start `holdfast agent` there again'}")
+        await_back(client, name)
+        say(f"{name} is back ({done + 1} of {len(names)})")
+    return names
 
 
 def undrain(
@@ -55,7 +106,7 @@ def undrain(
     *,
     server: Server,
 ) -> None:
-    """Let quarantined nodes come back: repaired, they are looked at once more, and join."""
+    """Let nodes come back that are drained or quarantined: these are looked at once more, and join."""
     with server.client() as client:
         started = {node: client.undrain(node) for node in nodes}
     if as_json:

@@ -60,7 +60,7 @@ def status(server: Server, as_json: AsJson = False) -> None:
     nodes: list[dict[str, Any]] = answer.get("nodes") or []
     if nodes:
         console.print(_node_table(nodes))
-    for line in (*saving(answer), *quarantined(answer), *stragglers(answer)):
+    for line in (*saving(answer), *drained(answer), *quarantined(answer), *stragglers(answer)):
         console.print(line, markup=False, soft_wrap=True)
     if "time" in answer:
         print_account(msgspec.convert(answer["time"], TimeAccount), console)
@@ -77,6 +77,13 @@ def quarantined(answer: dict[str, Any]) -> Iterator[str]:
     for one in barred:
         since = time_of_day(one["since"])
         yield f"quarantined since {since}: {one['node']} ({one['why']}); repaired: holdfast undrain {one['node']}"
+
+
+def drained(answer: dict[str, Any]) -> Iterator[str]:
+    """Yield which nodes have left in good order, and what lets them come back."""
+    left: list[dict[str, Any]] = answer.get("drained") or []
+    for one in left:
+        yield f"drained: {one['node']}; holdfast undrain {one['node']} lets it come back"
 
 
 def stragglers(answer: dict[str, Any]) -> Iterator[str]:

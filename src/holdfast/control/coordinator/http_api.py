@@ -21,6 +21,7 @@ from holdfast.control.api_types import (
     END_HEADER,
     MAX_BODY_BYTES,
     MAX_WAIT_S,
+    DrainRequest,
     InjectRequest,
     NodesRequest,
     ShutdownRequest,
@@ -29,9 +30,9 @@ from holdfast.control.api_types import (
 from holdfast.control.coordinator.agent_channel import AgentChannel
 from holdfast.control.coordinator.doorkeeper import Address
 from holdfast.control.coordinator.shell import MALFORMED, Shell
-from holdfast.coordination.inputs import InjectFault, SaveState, Shutdown, Undrain
+from holdfast.coordination.inputs import Drain, InjectFault, SaveState, Shutdown, Undrain
 from holdfast.counted_log import CountedLog
-from holdfast.errors import BadInputError, UnreachableError
+from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.observability.metrics import CONTENT_TYPE
 
 T = TypeVar("T")
@@ -155,6 +156,7 @@ class HttpApi:
             Route("/events", self.events, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/inject", self.inject, methods=["POST"]),
+            Route("/drain", self.drain, methods=["POST"]),
             Route("/undrain", self.undrain, methods=["POST"]),
             Route("/checkpoint", self.checkpoint, methods=["POST"]),
             Route("/shutdown", self.shutdown, methods=["POST"]),
@@ -208,8 +210,13 @@ class HttpApi:
         body = await _body(request, InjectRequest, self._body_s)
         return await self._fed(InjectFault(**msgspec.structs.asdict(body)))
 
+    async def drain(self, request: Request) -> Response:
+        """Have nodes leave in good order."""
+        body = await _body(request, DrainRequest, self._body_s)
+        return await self._fed(Drain(nodes=body.nodes))
+
     async def undrain(self, request: Request) -> Response:
-        """Let a quarantined node come back; whoever has started the job starts its agent again."""
+        """Let a node come back that is quarantined or drained; whoever has started the job starts its agent again."""
         body = await _body(request, UndrainRequest, self._body_s)
         answer = await self._fed(Undrain(node=body.node))
         if answer.status_code == 200 and self._requests.launcher_seen:
@@ -226,7 +233,7 @@ class HttpApi:
         body = await _body(request, ShutdownRequest, self._body_s)
         return await self._fed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
 
-    async def _fed(self, event: InjectFault | Undrain | SaveState | Shutdown) -> Response:
+    async def _fed(self, event: InjectFault | Drain | Undrain | SaveState | Shutdown) -> Response:
         if not await self._shell.feed(event):
             return _error(503, "this coordinator does not lead the job any more: ask again")
         return _json({"ok": True})
@@ -264,7 +271,12 @@ def build_app(api: HttpApi, agents: AgentChannel, gate: TokenCheck) -> ASGIApp:
     """Return the whole application of a coordinator."""
     app = Starlette(
         routes=[*api.routes(), WebSocketRoute("/agent", agents.serve)],
-        exception_handlers={BadInputError: _bad_input, UnreachableError: _nowhere, CrowdedError: _crowded},
+        exception_handlers={
+            BadInputError: _bad_input,
+            UnreachableError: _nowhere,
+            RefusedError: _refused,
+            CrowdedError: _crowded,
+        },
     )
     return TokenGate(app, gate)
 
@@ -279,6 +291,10 @@ async def _crowded(request: Request, error: Exception) -> Response:
 
 async def _nowhere(request: Request, error: Exception) -> Response:
     return _error(404, str(error))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return _error(409, str(error))
 
 
 async def _bad_input(request: Request, error: Exception) -> Response:

@@ -30,7 +30,7 @@ from holdfast.coordination.instructions import (
     PlanExperts,
     Send,
 )
-from holdfast.errors import BadInputError, SupersededError, UnreachableError
+from holdfast.errors import BadInputError, RefusedError, SupersededError, UnreachableError
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import ActionRequested
@@ -218,7 +218,7 @@ class Shell:
             Whether it was handled.
 
         Raises:
-            BadInputError, UnreachableError: the machine refuses a user's request; nothing has happened.
+            BadInputError, UnreachableError, RefusedError: the machine refuses a user's request; nothing has happened.
             SupersededError: another coordinator leads; nothing of this input was said to anybody.
             JournalError, StoreError: the disk fails us.
         """
@@ -303,7 +303,7 @@ class Shell:
         """Handle nothing any more once something inside has failed."""
         try:
             yield
-        except (BadInputError, UnreachableError, asyncio.CancelledError):
+        except (BadInputError, UnreachableError, RefusedError, asyncio.CancelledError):
             raise
         except BaseException as error:
             # Whatever it was, the machine may now believe what nobody was told: another coordinator must begin anew.

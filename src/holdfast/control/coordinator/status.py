@@ -45,6 +45,7 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
         "loss": progress.loss if step else None,
         "waiting_for": f"{need.nodes} nodes, {need.expert_slots} expert slots ({need.why})" if need is not None else "",
         "nodes": [_node(coordinator, node, now) for node in coordinator.members.nodes.values()],
+        "drained": [msgspec.to_builtins(one) for one in record.drained],
         "quarantined": [msgspec.to_builtins(one) for one in record.quarantined],
         "experts": _experts(record),
         "log_dir": coordinator.config.spec.output.log_dir,
@@ -136,6 +137,7 @@ def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
     return {
         "node": node.name,
         "rack": node.rack,
+        "leaving": any(one.node == node.name for one in coordinator.record.leaving),
         "failure_rate": coordinator.members.failure_rate(node.name),
         "agent_pid": node.agent_pid,
         "seen_s_ago": seen,

@@ -48,6 +48,7 @@ class Deciding:
         self._stopping = parts.stopping
         self._failures = parts.failures
         self._absences = parts.absences
+        self._departures = parts.departures
         self._checkpoints, self._evaluations = parts.checkpoints, parts.evaluations
         self._snapshots = parts.snapshots
         self._loads = parts.loads
@@ -125,6 +126,8 @@ class Deciding:
                 if self._kept_ranks.waits:
                     return
                 verdict = without or self._verdict({}, arrivals)
+        elif not closing and (leavers := self._departures.among(reports)):
+            verdict, reports = self._part_with(leavers, verdict, reports, arrivals)
         stopping.end()
         if self._ending.over is None:
             self._carry_out(verdict, turn.members.live([*reports, *arrivals]), reports)
@@ -181,6 +184,18 @@ class Deciding:
         holders = tuple(worker for worker in verdict.holders if worker not in raisers)
         others = replace(verdict, holders=holders)
         return None if not holders or lost_of(self._turn.record, others, reports) else others
+
+    def _part_with(
+        self, leavers: list[str], verdict: Verdict | NothingLeft, reports: dict[str, Report], arrivals: list[str]
+    ) -> tuple[Verdict | NothingLeft, dict[str, Report]]:
+        """Let members go that are to leave, where the others have all that they have; return what counts then."""
+        without = self._without(leavers, verdict, reports)
+        here = self._turn.members.live([*reports, *arrivals])
+        if not isinstance(without, Verdict) or not self._departures.can_go(leavers, here):
+            self._departures.stay()
+            return verdict, reports
+        self._departures.go(leavers)
+        return without, {worker: report for worker, report in reports.items() if worker not in leavers}
 
     def _catches_up(self) -> bool:
         """Announce a portion of an outage's steps, where they are too many for the decision's record."""
@@ -252,7 +267,7 @@ class Deciding:
             # Nobody is there; whoever comes first begins from what this verdict says.
             turn.change(plan=None, pending=None, decision=decision, passed=())
             return
-        reason = "failure" if turn.record.plan else "start"
+        reason = self._stopping.reason if turn.record.plan else "start"
         if self._closing.under_way:
             reason = "save"
         if decision.kind is DecisionKind.ROLLBACK or (decision.kind is DecisionKind.START and self._ledger.committed):

@@ -185,11 +185,15 @@ def _slots_by_node(members: Membership, workers: Sequence[str], shape: ExpertSha
     return slots
 
 
+def slots_of(members: Membership, workers: Sequence[str], shape: ExpertShape) -> int:
+    """Return for how many experts per MoE layer these workers' nodes have room."""
+    return sum(_slots_by_node(members, workers, shape).values())
+
+
 def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Shortage | None:
     """Return why these workers' nodes have no room for all experts, None where they have."""
     shape = record.expert_shape
-    slots = sum(_slots_by_node(members, workers, shape).values()) if shape else 0
-    if shape is None or shape.experts <= slots:
+    if shape is None or shape.experts <= (slots := slots_of(members, workers, shape)):
         return None
     return Shortage(
         reason=f"{shape.experts} experts per layer do not fit the {slots} slots of the nodes",

@@ -13,6 +13,9 @@ from holdfast.protocol.messages.orders import Stop
 from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
 
+#: why a generation is broken, unless somebody says otherwise
+FAILURE = "failure"
+
 
 class Stopping:
     """The reports of one Stop. `stop` is None while no generation is broken."""
@@ -29,6 +32,8 @@ class Stopping:
         self._since = 0.0
         #: when the generation was broken, unix seconds: nothing passes after that
         self.begun = 0.0
+        #: why; a failure, where there was one as well
+        self.reason = FAILURE
         self._turn = turn
         self._progress = progress
 
@@ -37,11 +42,13 @@ class Stopping:
         """When everybody was told to stop, or was given the full time anew; unix seconds."""
         return self._since
 
-    def begin(self, failed_at: float) -> None:
+    def begin(self, failed_at: float, *, reason: str = FAILURE) -> None:
         """A generation is broken: tell the members of the current and the pending plan to stop."""
         turn = self._turn
         if self.stop is not None or turn.record.plan is None:
+            self.reason = reason if reason == FAILURE else self.reason
             return
+        self.reason = reason
         self._progress.failed(failed_at)
         self.stop = Stop(term=turn.record.term, generation=turn.record.generation)
         self.reports, self.complaints, self.refused = {}, {}, ""

@@ -36,6 +36,7 @@ class Admission:
         self._stopping = parts.stopping
         self._failures = parts.failures
         self._absences = parts.absences
+        self._departures = parts.departures
         self._ladder = parts.ladder
         self._snapshots = parts.snapshots
         self._namesakes: dict[str, _Namesake] = {}
@@ -99,6 +100,9 @@ class Admission:
         why = _misfit(record, hello)
         if why is not None:
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
+        if self._departures.bars(hello.node):
+            why = f"node {hello.node} is drained; `holdfast undrain {hello.node}` lets it come back"
+            return Refused(why=why, exit_code=EXIT_DONE)
         barred = self._ladder.quarantined(hello.node, hello.host)
         if barred is not None:
             what = (

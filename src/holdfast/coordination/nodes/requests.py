@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.inputs import InjectFault, Planned, Request, SaveState, Shutdown, Undrain
+from holdfast.coordination.inputs import Drain, InjectFault, Planned, Request, SaveState, Shutdown, Undrain
 from holdfast.coordination.nodes.injection import injection
 from holdfast.coordination.parts import JobParts
 
@@ -11,13 +11,16 @@ def grant(parts: JobParts, request: Request) -> None:
     """Do what is asked for.
 
     Raises:
-        BadInputError, UnreachableError: it is refused; the message says why.
+        BadInputError, UnreachableError, RefusedError: it is refused; the message says why.
     """
     match request:
         case InjectFault():
             parts.turn.send(*injection(parts.config, parts.members, request))
+        case Drain():
+            parts.departures.ask(request.nodes)
         case Undrain():
-            parts.ladder.undrain(request.node)
+            if not parts.departures.undrain(request.node):
+                parts.ladder.undrain(request.node)
         case SaveState():
             parts.checkpoints.want(parts.ledger.committed)
         case Shutdown():

@@ -70,7 +70,7 @@ def wrong_end(plan: FaultPlan, event: JobFinished, commits: Mapping[int, Commit]
 
 def barred(record: Record | None) -> set[str]:
     """Return the nodes that may not come."""
-    return {one.node for one in record.quarantined} if record is not None else set()
+    return {one.node for one in (*record.quarantined, *record.drained)} if record is not None else set()
 
 
 def wronged(plan: FaultPlan, record: Record | None, event: AnyEvent) -> str:
@@ -81,5 +81,5 @@ def wronged(plan: FaultPlan, record: Record | None, event: AnyEvent) -> str:
     if blameless and isinstance(event, NodeLeft) and event.reason == "quarantined":
         return f"a node is quarantined for what the work does wrong: {event}"
     if isinstance(event, GenerationStarted) and barred(record) & set(event.members):
-        return f"a quarantined node is a member: {event}"
+        return f"a node that may not come is a member: {event}"
     return ""

@@ -37,6 +37,8 @@ class StruckCluster(Protocol):
 
     def interrupt(self) -> None: ...
 
+    def drain(self, name: str) -> None: ...
+
     def undrain(self) -> None: ...
 
     def supersede(self) -> None: ...
@@ -234,6 +236,8 @@ class Injector:
                 agent.kill(seen=True)
             case FaultKind.SILENT_NODE:
                 agent.kill(seen=False)
+            case FaultKind.DRAIN:
+                self._cluster.drain(agent.name)
             case FaultKind.STOP_NODE:
                 agent.stop()
                 timeline.after(fault.duration, agent.resume)

@@ -37,7 +37,8 @@ class FaultKind(StrEnum):
     SLOW_STORE = "slow_store"  # what the coordinator writes takes its time, until the end of the duration at most
     CORRUPT_SUM = "corrupt_sum"  # a gradient is in a worker's sums twice, or not, or is another's, or of a step before
     INTERRUPT = "interrupt"  # the job's user wants it to end, saved
-    UNDRAIN = "undrain"  # somebody lets a quarantined node come back, and starts its agent again
+    UNDRAIN = "undrain"  # somebody lets a quarantined or drained node come back, and starts its agent again
+    DRAIN = "drain"  # somebody wants a node to leave in good order
     CLOCK_JUMP = "clock_jump"  # a node shows another time; and the coordinator's machine, as the next ones will see
     LINK_DOWN = "link_down"  # nothing gets in or out of a node, until the end of the duration
     CORRUPT_STATE = "corrupt_state"  # a worker's state is another from the next step on that it applies

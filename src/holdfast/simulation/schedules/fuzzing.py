@@ -40,6 +40,7 @@ SHARES = {
     "corrupt": 2,
     "memory": 3,
     "ready": 3,
+    "leaving": 3,
 }
 #: of the time, at most, where others want to run too: one of these takes as long as fifty of them
 LARGE_SHARE = 0.15

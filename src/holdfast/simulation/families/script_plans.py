@@ -1,4 +1,5 @@
-"""Fault plans whose scripts raise: one of them, now and then, or whichever has to compute what cannot be computed."""
+"""Fault plans of scripts: they raise, one of them, now and then, or whichever has to compute what cannot be computed;
+or one of them asks for the end before all steps are used up."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from holdfast.simulation.faults.plans import (
     FaultKind,
     FaultPlan,
     Raises,
+    lively_plan,
     random_plan,
+    wide_plan,
 )
 
 
@@ -59,3 +62,10 @@ def raising_plan(seed: int) -> FaultPlan:
         raises=rng.choice((Raises.NOTHING, Raises.SAMPLE, Raises.SAMPLE, Raises.STEP, Raises.APPLY)),
         raises_at=(rng.randint(1, plan.steps), rng.randrange(plan.micro_batches)),
     )
+
+
+def stopping_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed where a script asks all to stop after a step, whatever goes wrong around it."""
+    rng = Random(seed * 71 + 3)
+    plan = rng.choice((random_plan, random_plan, wide_plan, lively_plan))(seed)
+    return replace(plan, stops_at=rng.randint(1, plan.steps), checkpoint_every=rng.choice((0, 1, 3)), leaves=False)

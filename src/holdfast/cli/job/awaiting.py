@@ -1,0 +1,62 @@
+"""Waiting for what a command has asked for, by what `/status` says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from holdfast.control.client import CoordinatorClient
+from holdfast.errors import RefusedError, UnreachableError
+
+_POLL_S = 0.1
+#: for so long a coordinator that is started again is waited for
+_PATIENCE_S = 30.0
+_OVER = ("finished", "stopped", "failed")
+
+
+def await_left(client: CoordinatorClient, nodes: Collection[str]) -> None:
+    """Return once none of these nodes is in the job.
+
+    Raises:
+        RefusedError: the job is over before that.
+        UnreachableError: nobody has answered for half a minute.
+    """
+    wanted = set(nodes)
+    _await(
+        client, lambda status: not wanted & {node["node"] for node in status["nodes"]}, f"{', '.join(nodes)} had left"
+    )
+
+
+def await_back(client: CoordinatorClient, name: str) -> None:
+    """Return once all workers of a node train.
+
+    Raises:
+        RefusedError, UnreachableError: as `await_left`.
+    """
+
+    def trains(status: dict[str, Any]) -> bool:
+        found = [node for node in status["nodes"] if node["node"] == name and node["workers"]]
+        workers = [worker for node in found for worker in node["workers"]]
+        here = all(worker["rank"] is not None and worker["generation"] == status["generation"] for worker in workers)
+        return bool(workers) and here
+
+    _await(client, trains, f"{name} was back")
+
+
+def _await(client: CoordinatorClient, there: Callable[[dict[str, Any]], bool], what: str) -> None:
+    silent_since = None
+    while True:
+        try:
+            status = client.status()
+        except UnreachableError:
+            silent_since = silent_since or time.monotonic()
+            if time.monotonic() - silent_since > _PATIENCE_S:
+                raise
+        else:
+            silent_since = None
+            if there(status):
+                return
+            if status["state"] in _OVER:
+                raise RefusedError(f"the job is {status['state']}, before {what}")
+        time.sleep(_POLL_S)

@@ -1,0 +1,205 @@
+"""Nodes that leave in good order: asked to go, they train on to a step's end, and go once nothing is lost with them.
+
+Leaving is no failure. The others are stopped and go on without them as after a loss (DESIGN.md 3), but all have
+reported: whoever leaves counts until it is decided that what it has is with others, too. So a failure beside it is no
+worse than it would have been before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.experts.blobs import lost_experts
+from holdfast.coordination.failures.ladder import LEFT_AS
+from holdfast.coordination.generations.planner import lacks_slots, shortage, slots_of
+from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.progress.ledger import StepLedger
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_DONE, BadInputError, RefusedError, UnreachableError
+from holdfast.protocol.events import NodeLeft
+from holdfast.protocol.messages.agent import EndNode
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.record import Departure
+
+DRAINED = "drained"
+#: why a generation begins that does without them
+REASON = "drain"
+#: where a node could not go, although it was stopped for that, it is tried again after so many steps
+RETRY_STEPS = 10
+#: of those that have left, so many are remembered
+_KEPT = 4096
+
+
+class Departures:
+    """Who is to go, who goes now, and who has gone."""
+
+    def __init__(
+        self, turn: Turn, config: CoordinatorConfig, ledger: StepLedger, stopping: Stopping, absences: Absences
+    ) -> None:
+        self._turn = turn
+        self._config = config
+        self._ledger = ledger
+        self._stopping = stopping
+        self._absences = absences
+        #: the step before which nobody is stopped again for a node that could not go
+        self._not_before = 0
+
+    # ---- what users ask for ----
+
+    def ask(self, names: Sequence[str]) -> None:
+        """Have these nodes leave; those that leave already, or have left, are asked in vain.
+
+        Raises:
+            BadInputError: a node is named twice, or none is.
+            UnreachableError: there is no such node.
+            RefusedError: the job is over, or could not go on as it is without them; the message says what would do.
+        """
+        turn, record = self._turn, self._turn.record
+        if not names:
+            raise BadInputError("no node is named: say which is to leave")
+        twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+        if twice is not None:
+            raise BadInputError(f"node {twice!r} is named twice")
+        gone = {one.node for one in record.drained}
+        for name in names:
+            if name not in turn.members.nodes and name not in gone and not turn.planned_on(name):
+                known = ", ".join(sorted(turn.members.nodes)) or "none"
+                raise UnreachableError(f"there is no node {name!r}: the nodes are {known}")
+        if record.outcome:
+            raise RefusedError(f"the job is {record.outcome}: nobody need leave it")
+        before = {one.node for one in record.leaving}
+        new = [name for name in names if name not in before and name not in gone]
+        if not new:
+            return
+        if why := self._why_not(before | set(new)):
+            raise RefusedError(f"{_and(new)} cannot leave: {why}")
+        turn.change(leaving=(*record.leaving, *(Departure(node=name, since=turn.now) for name in new)))
+        self._not_before = 0
+
+    def undrain(self, name: str) -> bool:
+        """Let a node come back that has left; return whether it had been drained.
+
+        Raises:
+            RefusedError: it has not left yet.
+        """
+        turn, record = self._turn, self._turn.record
+        if any(one.node == name for one in record.leaving):
+            raise RefusedError(f"node {name} is still about to leave: ask again once it has left")
+        rest = tuple(one for one in record.drained if one.node != name)
+        if len(rest) == len(record.drained):
+            return False
+        turn.change(drained=rest)
+        return True
+
+    def bars(self, name: str) -> bool:
+        """Tell whether a node has left for good, as far as anybody has said."""
+        return any(one.node == name for one in self._turn.record.drained)
+
+    # ---- leaving ----
+
+    @property
+    def _names(self) -> set[str]:
+        return {one.node for one in self._turn.record.leaving}
+
+    def among(self, workers: Iterable[str]) -> list[str]:
+        """Return those of these workers whose nodes are to leave."""
+        names = self._names
+        return [worker for worker in workers if node_of(worker) in names] if names else []
+
+    def let_go(self) -> None:
+        """Let those go that are members of nothing."""
+        for one in self._turn.record.leaving:
+            if not self._turn.planned_on(one.node):
+                self._go(one.node)
+
+    def begin(self, plan: GenerationPlan) -> None:
+        """A step was committed just now, so that least is done twice: stop the members where some of them can go.
+
+        Args:
+            plan: in force; nothing is about to change it.
+        """
+        if self._ledger.committed < self._not_before:
+            return
+        leavers = self.among(plan.workers)
+        if leavers and not self._only_with(plan, leavers):
+            self._stopping.begin(self._turn.now, reason=REASON)
+
+    def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
+        """Tell whether those of these workers that stay have room for everything."""
+        rest = [worker for worker in workers if worker not in leavers]
+        return bool(rest) and not lacks_slots(self._turn, self._config, rest)
+
+    def stay(self) -> None:
+        """Those that are to leave have what nobody else has: they stay for now."""
+        self._not_before = self._ledger.committed + RETRY_STEPS
+
+    def go(self, leavers: Iterable[str]) -> None:
+        """The plan to come does without these workers: their nodes leave."""
+        for name in dict.fromkeys(map(node_of, leavers)):
+            self._go(name)
+
+    def _has_left(self, name: str) -> None:
+        turn, leaving = self._turn, self._turn.record.leaving
+        gone = tuple(one for one in leaving if one.node == name)
+        rest = tuple(one for one in leaving if one.node != name)
+        turn.change(leaving=rest, drained=(*turn.record.drained, *gone)[-_KEPT:])
+
+    def depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
+        """A node goes: forget it, and say so; return the workers that are gone with it."""
+        workers = self._turn.members.remove(node.name)
+        self._absences.lost(node.name)
+        self._turn.emit(NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
+        return workers
+
+    def _go(self, name: str) -> None:
+        turn, node = self._turn, self._turn.members.nodes.get(name)
+        self._has_left(name)
+        if node is None:
+            return
+        turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {name} is drained", alone=True))
+        for worker in self.depart(node, DRAINED):
+            self._ledger.forget(worker)
+            self._stopping.forget(worker)
+
+    # ---- whether it can be ----
+
+    def _why_not(self, names: Collection[str]) -> str:
+        """Return why the job could not go on, as it is, without these nodes; "" where it could."""
+        turn, record, config = self._turn, self._turn.record, self._config
+        rest = [info.id for info in turn.members.workers() if node_of(info.id) not in names]
+        if not rest:
+            return "no node would be left; add some first (holdfast scale +1), or end the job (holdfast stop)"
+        if lacks_slots(turn, config, rest):
+            found = shortage(record, turn.members, rest)
+            return str(found) if found is not None else "the others are too few for a replica of all experts"
+        plan, shape = record.plan, record.expert_shape
+        if shape is None or plan is None or plan.expert_plan is None or config.spec.experiments.static_experts:
+            return ""
+        asked, nodes = plan.expert_plan.asked, len({node_of(worker) for worker in rest})
+        if plan.expert_plan.given < asked:
+            return ""  # (no worse than it is)
+        slots = slots_of(turn.members, rest, shape)
+        if nodes < asked or slots < asked * shape.experts:
+            lacking = asked * shape.experts - slots
+            more = max(asked - nodes, -(-lacking // shape.slots))
+            return (
+                f"each expert would live on fewer than {asked} nodes (--fault-threshold); "
+                f"add nodes first (holdfast scale +{more})"
+            )
+        return ""
+
+    def _only_with(self, plan: GenerationPlan, leavers: Collection[str]) -> bool:
+        """Tell whether an expert lives on those alone that are to leave: they cannot, before it is moved."""
+        shape = self._turn.record.expert_shape
+        if shape is None or plan.expert_plan is None:
+            return False
+        held = zip(plan.workers, plan.expert_plan.placement, strict=True)
+        return bool(lost_experts(shape, [blob for worker, blob in held if worker not in leavers]))
+
+
+def _and(names: Sequence[str]) -> str:
+    return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names)}"

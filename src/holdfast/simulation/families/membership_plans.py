@@ -1,0 +1,72 @@
+"""Fault plans with nodes that are asked to leave, whatever goes wrong around it, and of which some come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from holdfast.simulation.families.memory_plans import memory_plan
+from holdfast.simulation.faults.plans import (
+    OTHER_BOUNDARIES,
+    STEP_BOUNDARIES,
+    Fault,
+    FaultKind,
+    FaultPlan,
+    power_plan,
+    random_plan,
+    wide_plan,
+)
+
+_BASES = (random_plan, random_plan, wide_plan, wide_plan, power_plan, memory_plan)
+#: while it leaves
+_KINDS = (
+    FaultKind.KILL_NODE,
+    FaultKind.SILENT_NODE,
+    FaultKind.STOP_NODE,
+    FaultKind.KILL_WORKER,
+    FaultKind.STOP_WORKER,
+    FaultKind.RAISE,
+    FaultKind.CUT,
+    FaultKind.GLITCH,
+    FaultKind.PARTITION,
+    FaultKind.LAG_DOWN,
+    FaultKind.LAG_UP,
+    FaultKind.CRASH_COORDINATOR,
+    FaultKind.SUPERSEDE,
+    FaultKind.JOIN,
+    FaultKind.RETURN,
+)
+
+
+def leaving_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed: nodes are drained, one or more at a time, often with a failure right behind."""
+    rng = Random(seed * 89 + 43)
+    plan = rng.choice(_BASES)(seed)
+    nodes, span = max(3, plan.nodes), 0.15 * plan.steps + 0.3
+    faults: list[Fault] = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at = rng.uniform(0.0, span)
+        faults += (Fault(kind=FaultKind.DRAIN, time=at, target=rng.randrange(64)) for _ in range(rng.choice((1, 1, 2))))
+        if rng.random() < 0.6:
+            faults.append(_beside(rng, at))
+        if rng.random() < 0.4:
+            faults.append(Fault(kind=FaultKind.UNDRAIN, time=at + rng.choice((0.01, 0.1, 0.5, 1.5))))
+    return replace(
+        plan,
+        nodes=nodes,
+        start_nodes=max(plan.start_nodes, rng.randint(2, nodes)),
+        faults=(*plan.faults[: rng.choice((0, 0, 1))], *faults),
+        crashes=plan.crashes if rng.random() < 0.6 else (),
+    )
+
+
+def _beside(rng: Random, at: float) -> Fault:
+    """Return a fault right behind a drain, or at a boundary that comes with it."""
+    boundary = rng.choice((*STEP_BOUNDARIES, *OTHER_BOUNDARIES)) if rng.random() < 0.4 else ""
+    return Fault(
+        kind=rng.choice(_KINDS),
+        time=at + rng.choice((0.0, 0.005, 0.02, 0.05, 0.1)),
+        target=rng.randrange(64),
+        duration=rng.choice((0.02, 0.3, 1.5)),
+        boundary=boundary,
+    )

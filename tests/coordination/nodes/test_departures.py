@@ -1,0 +1,184 @@
+"""Nodes that are asked to leave: nothing is lost with them, nobody has failed, and they stay away."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.inputs import Drain, Undrain
+from holdfast.coordination.nodes.departures import RETRY_STEPS
+from holdfast.errors import EXIT_DONE, BadInputError, RefusedError, UnreachableError
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import DecisionKind
+
+
+def reported(job: Job, *nodes: str, at: int = 1) -> None:
+    for node in nodes:
+        job.report(node, at)
+
+
+def entered(job: Job, *nodes: str, generation: int, at: int = 1) -> None:
+    for node in nodes:
+        job.say(msg.Entered(worker=w(node), generation=generation, applied=at))
+
+
+def test_a_node_leaves_at_the_end_of_a_step_and_nobody_has_failed() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    assert job.machine.parts.stopping.stop is None, "not in the midst of a step"
+    job.step(1)
+    assert job.machine.parts.stopping.stop is not None
+    reported(job, "n0", "n1", "n2")
+    (left,) = job.said(ev.NodeLeft)
+    assert (left.node, left.reason) == ("n1", "drained")
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.reason, begun.members, begun.decision) == ("drain", ("n0", "n2"), DecisionKind.REDO)
+    (end,) = job.sent(msg.EndNode)
+    assert (end.exit_code, end.alone) == (EXIT_DONE, True)
+    entered(job, "n0", "n2", generation=2)
+    job.step(2, "n0", "n2", generation=2)
+    (recovered,) = job.said(ev.Recovered)
+    assert (recovered.action, recovered.detect_s) == ("shrink", 0.0)
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    assert job.machine.record.leaving == ()
+
+
+def test_whoever_has_left_comes_back_only_when_it_may_whoever_coordinates() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    reported(job, "n0", "n1", "n2")
+    job.boot(takeover=True)
+    job.connect(hello("n1", kept=(attach(w("n1", "b")),)))
+    (refused,) = job.sent(msg.Refused)
+    assert (refused.exit_code, refused.retry) == (EXIT_DONE, False)
+    assert "`holdfast undrain n1`" in refused.why
+    job.feed(Undrain("n1"))
+    job.connect(hello("n1", kept=(attach(w("n1", "b")),)))
+    assert job.sent(msg.Welcome)
+
+
+def test_a_node_that_is_asked_twice_leaves_once_and_one_that_has_left_is_asked_in_vain() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.feed(Drain(("n1",)))
+    assert [one.node for one in job.machine.record.leaving] == ["n1"]
+    with pytest.raises(RefusedError, match="n1 is still about to leave"):
+        job.feed(Undrain("n1"))
+    job.step(1)
+    reported(job, "n0", "n1", "n2")
+    job.feed(Drain(("n1",)))
+    assert job.machine.record.leaving == ()
+
+
+def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
+    job = Job().start()
+    with pytest.raises(BadInputError, match="'n1' is named twice"):
+        job.feed(Drain(("n1", "n1")))
+    with pytest.raises(BadInputError, match="no node is named"):
+        job.feed(Drain(()))
+    with pytest.raises(UnreachableError, match="no node 'n9': the nodes are n0, n1, n2"):
+        job.feed(Drain(("n9",)))
+    with pytest.raises(RefusedError, match=r"no node would be left; add some first \(holdfast scale \+1\)"):
+        job.feed(Drain(("n0", "n1", "n2")))
+    job.feed(Drain(("n0", "n1")))
+    with pytest.raises(RefusedError, match="no node would be left"):
+        job.feed(Drain(("n2",)))
+    job.step(1)
+    reported(job, "n0", "n1", "n2")
+    assert job.said(ev.GenerationStarted)[0].members == ("n2",)
+
+
+def test_a_member_that_has_what_nobody_else_has_stays_until_others_have_it() -> None:
+    """n1 alone has applied the step to which the others cannot come: it is their source, and leaves later."""
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.report("n0", None)
+    job.report("n1", 1)
+    job.report("n2", None)
+    assert not job.said(ev.NodeLeft)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert begun.members == ("n0", "n1", "n2")
+    entered(job, "n0", "n1", "n2", generation=2)
+    for step in range(2, 2 + RETRY_STEPS):
+        assert job.machine.parts.stopping.stop is None
+        job.step(step, generation=2)
+    reported(job, "n0", "n1", "n2", at=1 + RETRY_STEPS)
+    assert job.said(ev.NodeLeft)[0].node == "n1"
+
+
+def test_a_failure_beside_it_is_a_failure_and_the_node_leaves_with_it() -> None:
+    job = Job(nodes=4).start()
+    job.feed(Drain(("n1",)))
+    job.lose("n3")
+    reported(job, "n0", "n1", "n2", at=0)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.reason, begun.members) == ("failure", ("n0", "n2"))
+    assert [event.reason for event in job.events if isinstance(event, ev.NodeLeft)] == ["failed", "drained"]
+
+
+def test_a_node_that_is_lost_before_it_has_left_stays_away_as_well() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.lose("n1")
+    reported(job, "n0", "n2", at=0)
+    job.tick(0.1)
+    assert [one.node for one in job.machine.record.drained] == ["n1"]
+    job.connect(hello("n1", kept=(attach(w("n1", "b")),)))
+    assert job.sent(msg.Refused)[0].exit_code == EXIT_DONE
+
+
+def test_a_node_that_waits_leaves_at_once() -> None:
+    job = Job(nodes=2).boot()
+    job.connect(hello("n0"))
+    job.say(attach(w("n0")))
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    assert job.machine.record.plan is not None
+    job.connect(hello("n2"))
+    job.feed(Drain(("n2",)))
+    assert [event.node for event in job.said(ev.NodeLeft)] == ["n2"]
+    assert [message.why for message in job.sent(msg.EndNode)] == ["node n2 is drained"]
+
+
+def test_a_coordinator_that_takes_over_goes_on_with_it() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.boot(takeover=True)
+    for node in ("n0", "n1", "n2"):
+        stands = (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0))
+        job.connect(hello(node, kept=stands))
+    job.step(1)
+    reported(job, "n0", "n1", "n2")
+    assert [event.node for event in job.said(ev.NodeLeft)] == ["n1"]
+
+
+SHAPE = msg.ExpertShape(layers=1, experts=4, slots=4)
+
+
+def with_experts(slots: int, nodes: int = 3) -> Job:
+    shape = msgspec.structs.replace(SHAPE, slots=slots)
+    job = Job(nodes=nodes).boot()
+    for index in range(nodes):
+        job.connect(hello(f"n{index}"))
+        job.say(attach(w(f"n{index}"), experts=shape))
+    entered(job, *(f"n{index}" for index in range(nodes)), generation=1, at=0)
+    return job
+
+
+def test_experts_that_would_not_fit_the_others_keep_a_node_here() -> None:
+    job = with_experts(slots=2, nodes=2)
+    with pytest.raises(RefusedError, match="4 experts per layer do not fit the 2 slots"):
+        job.feed(Drain(("n1",)))
+
+
+def test_a_drain_that_would_break_the_fault_threshold_says_what_would_do() -> None:
+    job = with_experts(slots=4, nodes=2)
+    with pytest.raises(RefusedError, match=r"fewer than 2 nodes .*; add nodes first .* \+1"):
+        job.feed(Drain(("n1",)))
+    job = with_experts(slots=4, nodes=3)
+    job.feed(Drain(("n1",)))
+    assert [one.node for one in job.machine.record.leaving] == ["n1"]

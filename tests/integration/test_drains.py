@@ -1,0 +1,55 @@
+"""Nodes leave a job in good order, one at a time or all in turn, and it computes the same."""
+
+from __future__ import annotations
+
+from job_cases import (
+    FOREVER,
+    TINY,
+    TINY_MOE,
+    StartJob,
+    alive,
+    check_losses,
+    goes_on,
+    goes_on_until_interrupted,
+    wait_until,
+)
+
+from holdfast.protocol.events import (
+    FailureDetected,
+    GenerationStarted,
+    NodeLeft,
+    NodesJoined,
+    RolledBack,
+    StepCommitted,
+)
+
+
+def test_every_node_leaves_in_turn_and_comes_back(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.1", options=("--verify-state", "1"))
+    job.wait(StepCommitted, step=3)
+    pids = {node: job.pids(node)[1][0] for node in job.nodes()}
+    said = job.call("drain", "--rolling")
+    assert said.splitlines()[-1].endswith("is back (3 of 3)")
+    assert sorted(event.node for event in job.all(NodeLeft)) == sorted(pids)
+    assert {event.reason for event in job.all(NodeLeft)} == {"drained"}
+    wait_until(lambda: not any(alive(pid) for pid in pids.values()))
+    goes_on_until_interrupted(job)
+    assert not job.all(FailureDetected)
+    assert not job.all(RolledBack)
+    check_losses(job, script=TINY, least=6)
+
+
+def test_a_node_that_has_left_stays_away_until_it_may_come_back(start_job: StartJob) -> None:
+    options = ("--expert-slots", "4", "--verify-state", "1")
+    job = start_job(*FOREVER, "--step-seconds", "0.2", script=TINY_MOE, options=options)
+    job.wait(StepCommitted, step=3)
+    assert job.call("drain", "node-1").startswith("node-1 has left; `holdfast undrain node-1`")
+    assert "drained: node-1" in job.call("status")
+    goes_on(job)
+    assert set(job.all(GenerationStarted)[-1].members) == {"node-0", "node-2"}
+    assert job.call("undrain", "node-1") == "node-1 may come back: it is being started\n"
+    job.wait(NodesJoined, lambda event: event.names == ("node-1",), since=1)
+    job.wait(GenerationStarted, reason="join", world_size=3)
+    goes_on_until_interrupted(job)
+    assert not job.all(FailureDetected)
+    check_losses(job, script=TINY_MOE, least=6)
