@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import msgspec
 
-from holdfast.protocol.events import AnyEvent, JoinedNode, NodesJoined
+from holdfast.protocol.events import AnyEvent, NodesJoined
 from holdfast.protocol.failures import SeenWorker, SharedStack
-from holdfast.protocol.plan import FaultThreshold
+from holdfast.protocol.plan import FaultThreshold, JoinedNode
 
 #: all kinds of events by the name that they have in JSON, from the union itself
 KINDS: dict[str, type[AnyEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}

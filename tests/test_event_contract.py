@@ -27,6 +27,9 @@ CONTRACT = {
     "workers_changed": {"node", "worker_pids"},
     "node_left": {"node", "reason", "detail"},
     "node_repaired": {"node", "repair", "repair_s"},
+    "standby_ready": {"node", "roles", "warm_s"},
+    "standby_failed": {"node", "why", "tries", "again"},
+    "node_moved": {"from_node", "to_node", "reason", "down_s", "moved_bytes", "detail"},
     "generation_started": {
         "members",
         "world_size",

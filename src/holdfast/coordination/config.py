@@ -30,7 +30,7 @@ class CoordinatorConfig:
     join_retry_s: nobody is taken in before this long after a failed attempt.
     witnesses: how many workers tell of a step as it passes; 0: as `witnesses_wanted` says.
     period: of saves where their times are not given. save_timeout_s: how long a job that is to end may take to save
-    what it has led to.
+    what it has led to. warm_timeout_s: how long the warm-up of a standby may take.
     secret: what the keys of state transfers are derived from. takeover: another coordinator of the same run died
     before; an outcome that it wrote stands. Without it a store with an outcome is the begin of another run.
     """
@@ -45,6 +45,7 @@ class CoordinatorConfig:
     join_retry_s: float = 1.0
     period: PeriodBounds = field(default_factory=PeriodBounds)
     save_timeout_s: float = 30.0
+    warm_timeout_s: float = 300.0
     witnesses: int = 0
     secret: bytes = b""
     takeover: bool = False

@@ -171,6 +171,7 @@ class Coordinator:
 
     def _rearrange(self, plan: GenerationPlan) -> None:
         """Nothing is about to change the plan in force: change it where that is of use."""
+        self.parts.standbys.look(plan)
         if not self.config.spec.recovery.restarts_all:
             self.parts.joining.prepare(plan)
         elif self.parts.joining.newcomers(plan):
@@ -199,7 +200,8 @@ class Coordinator:
                 self._hello(event.connection, message)
         elif node is not None:  # (else expelled, or never let in: nothing of it counts)
             node.seen = self.turn.now
-            self._AGENT_SAYS[type(message)][self.parts.state](self, node, message)
+            if not (node.standby and self.parts.standbys.take(node, message)):
+                self._AGENT_SAYS[type(message)][self.parts.state](self, node, message)
 
     def _hello(self, connection: int, hello: msg.Hello) -> None:
         known = self.members.nodes.get(hello.node)
@@ -210,7 +212,7 @@ class Coordinator:
         node = self._admission.let_in(connection, hello)
         if node is None:
             return
-        if not node.returning:
+        if not node.returning and not node.standby:
             self.parts.newcomers.came(node)
         generation = self.turn.generation
         ended = {kept.worker: kept for kept in hello.kept if isinstance(kept, msg.WorkerDown)}
@@ -218,7 +220,8 @@ class Coordinator:
         superseded = {worker for worker, down in ended.items() if down.left and worker not in self.turn.planned}
         for kept in hello.kept:
             if isinstance(kept, msg.AppliedSteps | msg.WorkerDown):
-                self._AGENT_SAYS[type(kept)][self.parts.state](self, node, kept)
+                if not self.parts.standbys.take(node, kept):
+                    self._AGENT_SAYS[type(kept)][self.parts.state](self, node, kept)
             elif kept.worker not in superseded:
                 self._hearing.take(node, kept)
             if self.members.on(connection) is not node:
@@ -322,8 +325,6 @@ class Coordinator:
 
     def _asked(self, request: Request) -> None:
         grant(self.parts, request)
-
-    # ---- the tables ----
 
     #: what the shell says, and what the job's state makes of it
     _INPUTS: ClassVar[dict[type, Row]] = {

@@ -34,7 +34,7 @@ class Ending:
         stops = [info.stopped for info in turn.members.workers() if info.stopped is not None]
         turn.change(outcome="finished")
         self._tell("stopped" if stops else "completed", next(filter(None, stops), ""))
-        turn.order_all((info.id for info in turn.members.workers()), JobDone())
+        turn.order_all((info.id for info in turn.members.everybody()), JobDone())
         # (those without workers are still starting: nobody is there whom JobDone would let go)
         starting = (node.connection for node in turn.members.nodes.values() if not node.workers)
         turn.broadcast(starting, EndNode(exit_code=EXIT_DONE, why="the job is done"))

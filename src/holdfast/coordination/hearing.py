@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from holdfast.coordination.experts.blobs import unreadable
 from holdfast.coordination.failures.seen import says_nonsense
-from holdfast.coordination.nodes.admission import misfit
+from holdfast.coordination.nodes.fitting import misfit
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.progress.ledger import DivergedError
@@ -109,13 +109,18 @@ class Hearing:
             self.expel(node, f"worker {attach.worker} has none of the node's {node.expected} places")
             return
         if differing := misfit(self._turn, node, attach):
-            self._parts.misfit = differing
+            if node.standby:
+                self._parts.standbys.unfit(node, differing)
+            else:
+                self._parts.misfit = differing
             return
         self._turn.members.attach(node, attach)
         self._parts.stopping.came(attach.worker)
         if self._turn.record.outcome:
             self._turn.order(attach.worker, msg.JobDone())
             return
+        if node.standby:
+            return  # (it is warmed up once the others train)
         self._parts.newcomers.attached(node, is_new=attach.worker not in self._turn.planned_on(node.name))
         self._parts.kept_ranks.came(attach.worker, node.came)
         if node.complete:
@@ -177,6 +182,9 @@ class Hearing:
 
     def _prepared(self, node: Node, message: msg.Prepared) -> None:
         self._turn.members.prepare(node.workers[message.worker], message.generation)
+
+    def _warmed(self, node: Node, message: msg.Warmed) -> None:
+        self._parts.standbys.warmed(node, message)
 
     def _finished(self, node: Node, message: msg.Finished) -> None:
         if not self.plausible(node, message.step):
@@ -267,7 +275,7 @@ class Hearing:
     _WORKER_SAYS: ClassVar[dict[type, Row]] = {
         msg.Attach: row(_attach, _attach, _attach, _attach),
         msg.Begun: while_it_goes_on(ignore),  # evidence for `admission` only
-        msg.Warmed: while_it_goes_on(ignore),
+        msg.Warmed: while_it_goes_on(_warmed),
         msg.Entered: while_it_goes_on(_entered),
         msg.Prepared: while_it_goes_on(_prepared),
         msg.Applied: while_it_goes_on(_applied),

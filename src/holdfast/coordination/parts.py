@@ -21,6 +21,7 @@ from holdfast.coordination.lateness.inquiry import Inquiry
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.membership import Membership
+from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.checkpoints import CheckpointBook
 from holdfast.coordination.progress.evaluations import EvaluationBook
@@ -57,6 +58,7 @@ class JobParts:
         self.snapshots = SnapshotBook(turn, config)
         self.evaluations = EvaluationBook(turn)
         self.ending = Ending(turn)
+        self.standbys = Standbys(turn, config)
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
         self.departures = Departures(turn, config, self.ledger, self.stopping, self.absences)
@@ -67,7 +69,7 @@ class JobParts:
         self.ladder = Ladder(turn, config)
         self.kept_ranks = KeptRanks(turn, config)
         self.failures = Failures(
-            turn, self.ledger, self.stopping, self.joining, self.absences, self.classes, self.ladder
+            turn, self.ledger, self.stopping, self.joining, self.absences, self.classes, self.ladder, self.standbys
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)

@@ -50,14 +50,14 @@ class Waiting:
         broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
         if record.plan is not None and not (broken and lacks_slots(turn, config)):
             return None
-        why = "too few nodes are left for all experts" if members.nodes else "no node is left"
+        why = "too few nodes are left for all experts" if members.regular else "no node is left"
         if config.spec.experiments.static_experts:
             return _missing_statically(turn, config.spec.experiments.ep_size)
         return _missing(turn, why)
 
 
 def _missing_statically(turn: Turn, ep_size: int) -> Need | None:
-    size, nodes = ep_size_of(turn.record.expert_shape, ep_size), len(turn.members.nodes)
+    size, nodes = ep_size_of(turn.record.expert_shape, ep_size), len(turn.members.regular)
     if isinstance(size, Shortage) or nodes >= size:
         return None
     return Need(nodes=size - nodes, expert_slots=0, why=f"one replica of all experts takes {size} nodes")
@@ -65,7 +65,7 @@ def _missing_statically(turn: Turn, ep_size: int) -> Need | None:
 
 def _missing(turn: Turn, why: str) -> Need | None:
     """Return what is missing beyond the nodes that are here; their workers may still be starting."""
-    shape, nodes = turn.record.expert_shape, turn.members.nodes.values()
+    shape, nodes = turn.record.expert_shape, turn.members.regular
     if shape is None:
         return None if nodes else Need(nodes=1, expert_slots=0, why=why)
     slots = 0

@@ -9,21 +9,21 @@ from typing import Any, get_args
 
 import msgspec
 
+from holdfast.protocol.event import Event
 from holdfast.protocol.failures import SeenWorker, SharedStack
-from holdfast.protocol.plan import FaultThreshold, JoinedNode
+from holdfast.protocol.node_events import (
+    NodeLeft,
+    NodeMoved,
+    NodeRepaired,
+    NodesJoined,
+    StandbyFailed,
+    StandbyReady,
+    WorkersChanged,
+)
+from holdfast.protocol.plan import FaultThreshold
 
 #: Of what events are called and carry. 2: the names of today; files of 1 cannot be read.
 FORMAT = 2
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """What all events carry."""
-
-    time: float
-    job: str
-    term: int
-    generation: int
-    seq: int = 0
 
 
 class JobStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="job_started"):
@@ -52,47 +52,10 @@ class CoordinatorRestarted(Event, frozen=True, kw_only=True, tag_field="event", 
     peak_flop_per_s: float = 0.0
 
 
-class NodesJoined(Event, frozen=True, kw_only=True, tag_field="event", tag="nodes_joined"):
-    """All workers of these nodes run."""
-
-    nodes: tuple[JoinedNode, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The nodes' names."""
-        return tuple(joined.node for joined in self.nodes)
-
-
-class WorkersChanged(Event, frozen=True, kw_only=True, tag_field="event", tag="workers_changed"):
-    """A node's workers were replaced."""
-
-    node: str
-    worker_pids: tuple[int, ...]
-
-
-class NodeLeft(Event, frozen=True, kw_only=True, tag_field="event", tag="node_left"):
-    """`reason`: failed, drained, quarantined, finished. `detail`: why it is quarantined, or has no tries left."""
-
-    node: str
-    reason: str
-    detail: str = ""
-
-
-class NodeRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="node_repaired"):
-    """A node that had failed trains again, after `repair_s`.
-
-    `repair`: automatic (it came back by itself), or ticket (it was quarantined, and somebody has let it come back).
-    """
-
-    node: str
-    repair: str
-    repair_s: float
-
-
 class GenerationStarted(Event, frozen=True, kw_only=True, tag_field="event", tag="generation_started"):
     """`members` are node names, `world_size` counts workers.
 
-    `reason`: start, failure, join, rebalance, drain, move, rollback, save (the last one of a job that is to end).
+    `reason`: start, failure, join, rebalance, drain, move, replace, rollback, save (the last of a job that is to end).
 
     `expert_moves`: expert replicas that travel; `fault_threshold`: on how many distinct nodes each expert should live
     (`asked`) and does (`given`); None for a model without experts.
@@ -406,6 +369,9 @@ AnyEvent = (
     | WorkersChanged
     | NodeLeft
     | NodeRepaired
+    | StandbyReady
+    | StandbyFailed
+    | NodeMoved
     | GenerationStarted
     | StepCommitted
     | Evaluated

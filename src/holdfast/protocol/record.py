@@ -97,6 +97,19 @@ class Departure(Struct, frozen=True, kw_only=True):
     since: float
 
 
+class Standby(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node that was started as a standby, by its agent's process. `tries`: how often it was told to warm up.
+
+    `ready`: warm, as far as was told. `promoted`: it is a node like any other from here on.
+    """
+
+    node: str
+    agent_pid: int
+    tries: int = 0
+    ready: bool = False
+    promoted: bool = False
+
+
 class LastWill(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the job is to end once what it has led to is saved: with this exit code, and cause.
 
@@ -127,7 +140,8 @@ class Record(Struct, frozen=True, kw_only=True):
     `stopped`: the step after which a script has asked all to stop, with its v, until it is done without that.
     `run_since`: when this run was begun, unix seconds, whoever coordinates it now. `born`: when the first was.
     `leaving`: nodes that go once they are not needed; `drained`: those that have gone so, and may not come back by
-    themselves.
+    themselves. `standbys`: of those that have come, and have not been followed by another of their name.
+    `wanted`: how many nodes the job has had at the most, less those that were drained.
     `bases`: the newest lineages, oldest first: the generation in which each began, and the step that it began with.
     """
 
@@ -166,4 +180,6 @@ class Record(Struct, frozen=True, kw_only=True):
     given_up: tuple[GivenUp, ...] = ()
     leaving: tuple[Departure, ...] = ()
     drained: tuple[Departure, ...] = ()
+    standbys: tuple[Standby, ...] = ()
+    wanted: int = 0
     outcome: str = ""  # "", finished, failed

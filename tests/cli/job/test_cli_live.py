@@ -13,7 +13,8 @@ from holdfast.cli.job.live import JobPicture, LiveProgress, render
 from holdfast.cli.job.progress import PlainProgress, describe, stamped
 from holdfast.observability.event_lines import decode_event
 from holdfast.observability.report import make_report
-from holdfast.protocol.events import JoinedNode, NodesJoined, ReadEvent
+from holdfast.protocol.events import NodesJoined, ReadEvent
+from holdfast.protocol.plan import JoinedNode
 from made_events import KINDS, joined, made
 
 

@@ -58,6 +58,14 @@ def test_what_a_script_does_in_a_shadow_step_is_no_word_about_the_job(exit_code:
     assert isinstance(out[-1], StartWorker)  # another, cold
 
 
+def test_a_warm_up_that_fails_uses_up_none_of_the_nodes_tries() -> None:
+    bench = Bench()
+    for _ in range(20):
+        bench.order(msg.Warm(term=1))
+        assert isinstance(bench.machine.worker_ended(down(bench.worker), bench.now, clean=False)[-1], StartWorker)
+        bench.say(attach(bench.worker))
+
+
 @pytest.mark.parametrize("heard", ["warmed", "begun"])
 def test_once_it_is_warm_or_has_begun_its_end_is_told_as_it_was(heard: str) -> None:
     bench = Bench()

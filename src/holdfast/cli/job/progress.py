@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from holdfast.cli.output import on_one_line
 from holdfast.protocol import events as ev
 from holdfast.protocol.events import JobFailed, OtherEvent, ReadEvent, StepCommitted
+from holdfast.protocol.plan import JoinedNode
 
 E = TypeVar("E", bound=ev.Event)
 
@@ -37,7 +38,7 @@ def _emulated(event: ev.JobStarted) -> str:
 _CLOCK_OFF_S = 1.0
 
 
-def _joined(joined: ev.JoinedNode) -> str:
+def _joined(joined: JoinedNode) -> str:
     off = joined.clock_off_s
     clock = f", its clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}" if abs(off) >= _CLOCK_OFF_S else ""
     return f"{joined.node} joined, workers {', '.join(map(str, joined.worker_pids))}{clock}"
@@ -125,6 +126,9 @@ _WORDS = dict(
         _line(ev.WorkersChanged, lambda e: f"{e.node} has new workers {', '.join(map(str, e.worker_pids))}"),
         _line(ev.NodeLeft, lambda e: f"{e.node} left: {e.reason}{f', {e.detail}' if e.detail else ''}"),
         _line(ev.NodeRepaired, lambda e: f"{e.node} trains again after {e.repair_s:.1f} s ({e.repair} repair)"),
+        _line(ev.StandbyReady, lambda e: f"standby {e.node} is warm, after {e.warm_s:.1f} s"),
+        _line(ev.StandbyFailed, lambda e: f"standby {e.node} is not warm: {e.why}"),
+        _line(ev.NodeMoved, lambda e: f"{e.to_node} has taken the place of {e.from_node} in {e.down_s:.2f} s"),
         _line(
             ev.GenerationStarted,
             lambda e: f"generation {e.generation}: {e.world_size} workers on {_nodes(e.members)} ({e.reason})",

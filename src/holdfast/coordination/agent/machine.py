@@ -118,10 +118,8 @@ class AgentMachine:
         self._snapshots = HeldSnapshots()
         #: who of the workers is late; the shell looks every `watch.look_s` seconds
         self.watch = LateWatch()
-        self._connected = False
+        self._connected, self._said_at, self._tail_code = False, 0.0, EXIT_DONE
         self._welcome: Welcome | None = None
-        self._said_at = 0.0
-        self._tail_code = EXIT_DONE
         self._unfit: Leave | None = None
         self._restarts = Restarts()
 
@@ -350,17 +348,19 @@ class AgentMachine:
         if place.done:
             return self._ended_in_order(place, now, clean=clean)
         cold: list[AgentInstruction] = []
-        if place.warming:
+        if warming := place.warming:
             warmed, down = place.failed_warm_up(down)
             cold = self._tell(FromWorker(message=warmed), now)
         if down.left:
             # It stays what it was, a member that has applied what it has: nobody is to do anything again.
             place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
             return [*self._tell_of_steps(now), *self._tell(place.down, now)]
-        return [*cold, *self._tell(down, now), *self._replace(place, down, now)]
+        return [*cold, *self._tell(down, now), *self._replace(place, down, now, free=warming)]
 
-    def _replace(self, place: WorkerPlace, down: WorkerDown, now: float) -> list[AgentInstruction]:
-        """Put another process in a place, where that is of any use."""
+    def _replace(
+        self, place: WorkerPlace, down: WorkerDown, now: float, *, free: bool = False
+    ) -> list[AgentInstruction]:
+        """Put another process in a place, where that is of any use; `free`: that uses up no try."""
         index = index_of(place.worker)
         place.refill("")
         # Only its end is replayed: what it said before would look like a worker come back, and what it applied alone
@@ -369,7 +369,7 @@ class AgentMachine:
         self._steps.undo_after(max(other.applied for other in self._places))
         if down.final or down.exit_code == EXIT_BAD_INPUT or self._unfit is not None:
             place.ended = True  # another process would say the same; the coordinator decides what becomes of the job
-        elif why := self._restarts.refuse(down, now):
+        elif why := self._restarts.refuse(down, now, free=free):
             place.ended = True
             reason = "quarantined" if self._restarts.broken(down) else "exhausted"
             self._unfit = Leave(reason=reason, detail=f"node {self.node.node}: {why}"[:8000])

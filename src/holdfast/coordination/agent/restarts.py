@@ -24,10 +24,16 @@ class Restarts:
         """Take over what the coordinator says: how many restarts there may be, and the site's classes of failures."""
         self._most, self._classes = most, Classes(rules)
 
-    def refuse(self, down: WorkerDown, now: float) -> str:
-        """A process has died: return why the node must go, "" where another takes its place."""
+    def refuse(self, down: WorkerDown, now: float, *, free: bool = False) -> str:
+        """A process has died: return why the node must go, "" where another takes its place.
+
+        Args:
+            free: it has only warmed up, and failed nobody by that: it uses up no try.
+        """
         if self.broken(down):
             return f"{self._class_of(down).status}: {down.detail}"
+        if free:
+            return ""
         tries = self._budget.use(now, index_of(down.worker))
         if tries > self._most:
             return f"its workers fail again and again, {tries} times in {self._budget.window_s:.0f} s: {down.detail}"

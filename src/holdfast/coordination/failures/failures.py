@@ -14,6 +14,7 @@ from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_FAILED
@@ -36,6 +37,7 @@ class Failures:
         absences: Absences,
         classes: Classes,
         ladder: Ladder,
+        standbys: Standbys,
     ) -> None:
         self._classes = classes
         self._ladder = ladder
@@ -45,9 +47,11 @@ class Failures:
         self._stopping = stopping
         self._joining = joining
         self._absences = absences
+        self._standbys = standbys
 
     def take(self, *failures: Failure) -> None:
         """Take in what failed at one moment: none of it may be a member of what is decided afterwards."""
+        failures = tuple(failure for failure in failures if not self._standbys.failed(failure))
         if not failures:
             return
         gone = [worker for failure in failures for worker in self._out(self._classed(failure))]

@@ -130,7 +130,7 @@ class Raisers:
         """How many nodes the job has, those that it waits for to begin included."""
         plan, spec = self._turn.record.plan, self._config.spec
         if plan is None:
-            return max(len(self._turn.members.nodes), 0 if self._turn.record.generation else spec.nodes_to_begin)
+            return max(len(self._turn.members.regular), 0 if self._turn.record.generation else spec.nodes_to_begin)
         return len({member.node for member in plan.members})
 
 

@@ -6,8 +6,8 @@ import math
 
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.turn import Turn
-from holdfast.protocol.events import GenerationStarted, JoinedNode, NodesJoined, WorkersChanged
-from holdfast.protocol.plan import Decision, FaultThreshold, GenerationPlan
+from holdfast.protocol.events import GenerationStarted, NodesJoined, WorkersChanged
+from holdfast.protocol.plan import Decision, FaultThreshold, GenerationPlan, JoinedNode
 
 #: those that come within so many seconds of others are told of with them
 TOGETHER_S = 0.1
@@ -60,7 +60,7 @@ class Newcomers:
         if len(self._crowd) <= FEW:
             return False
         now, members = self._turn.now, self._turn.members
-        complete, here = members.complete_nodes, len(members.nodes)
+        complete, here = members.complete_nodes, len(members.nodes) - len(members.standbys)
         if complete == here == self._max_nodes or now - self._first >= LONGEST_GATHER_S:
             return False
         return now - self._last < (QUIET_S if complete == here else GATHER_S)

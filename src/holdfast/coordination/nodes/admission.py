@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from holdfast.coordination.failures.seen import ended_unheard
 from holdfast.coordination.nodes.membership import Node
@@ -12,8 +11,8 @@ from holdfast.coordination.parts import JobParts
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
 from holdfast.protocol.events import NodeLeft
-from holdfast.protocol.messages.agent import EndNode, Hello, Refused, Welcome, WorkerDown
-from holdfast.protocol.messages.worker import Attach, Begun, Entered, Prepared, Report
+from holdfast.protocol.messages.agent import Hello, Refused, Welcome, WorkerDown
+from holdfast.protocol.messages.worker import Begun, Entered, Prepared, Report
 from holdfast.protocol.names import PROTOCOL
 from holdfast.protocol.record import Record
 
@@ -37,6 +36,7 @@ class Admission:
         self._failures = parts.failures
         self._absences = parts.absences
         self._departures = parts.departures
+        self._standbys = parts.standbys
         self._ladder = parts.ladder
         self._snapshots = parts.snapshots
         self._namesakes: dict[str, _Namesake] = {}
@@ -55,9 +55,12 @@ class Admission:
             return None
         self._namesakes.pop(hello.node, None)
         self._ladder.came(hello.node)
-        if not turn.record.script_digest:
+        waits = self._standbys.waits(hello)
+        if not turn.record.script_digest and not waits:
             turn.change(script_digest=hello.digest)
-        node = turn.members.add(hello, connection, turn.now)
+        node = turn.members.add(hello, connection, turn.now, standby=waits)
+        if waits:
+            self._standbys.came(node)
         node.returning = self._absences.knows(hello.node)
         self._snapshots.hold(node, hello.snapshots)
         welcome = Welcome(
@@ -146,42 +149,6 @@ class Admission:
         return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
 
 
-def misfit(turn: Turn, node: Node, attach: Attach) -> str:
-    """Take the job's configuration from its first worker; where another's differs its node is told to end.
-
-    Returns:
-        What differs; "" where all is the same.
-    """
-    if not turn.record.config:
-        turn.change(
-            config=attach.config,
-            global_batch=attach.global_batch,
-            micro_batches=attach.micro_batches,
-            seed=attach.seed,
-            expert_shape=attach.expert_shape,
-            saves=attach.saves,
-            saves_in_time=attach.saves_in_time,
-        )
-        return ""
-    job, here = turn.record.config, attach.config
-    differing = [name for name in dict.fromkeys((*job, *here)) if job.get(name) != here.get(name)]
-    if not differing:
-        return ""
-    said = [_difference(name, here.get(name, "none"), job.get(name, "none")) for name in differing]
-    why = f"node {node.name} does not fit the job: {'; '.join(said)}"
-    turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
-    return why
-
-
-def _difference(name: str, here: str, job: str) -> str:
-    """Say how two values differ; of two lists, the first items that do."""
-    if ", " in here and ", " in job:
-        both = zip_longest(here.split(", "), job.split(", "), fillvalue="none")
-        here, job = next((mine, theirs) for mine, theirs in both if mine != theirs)
-        name = f"the first of the {name} that differs"
-    return f"{name} is {here}, the job's is {job}"
-
-
 def _misfit(record: Record, hello: Hello) -> str | None:
     if hello.protocol != PROTOCOL:
         return f"protocol {hello.protocol} of node {hello.node} is not {PROTOCOL}: install the same holdfast everywhere"
@@ -203,7 +170,7 @@ def _was_expelled(record: Record, hello: Hello) -> bool:
 
 def send_away_all(turn: Turn, why: str) -> None:
     """Have all nodes replace their workers and come again."""
-    for node in list(turn.members.nodes.values()):
+    for node in turn.members.regular:
         turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         turn.close(node.connection)
         turn.members.remove(node.name)

@@ -152,7 +152,8 @@ class Departures:
         """A node goes: forget it, and say so; return the workers that are gone with it."""
         workers = self._turn.members.remove(node.name)
         self._absences.lost(node.name)
-        self._turn.emit(NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
+        if not node.standby:  # (else it was never of the job)
+            self._turn.emit(NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
         return workers
 
     def _go(self, name: str) -> None:

@@ -67,6 +67,10 @@ class Node:
     returning: bool = False
     #: which parts it holds; None: it keeps none
     snapshots: NodeSnapshots | None = None
+    #: waits to take another's place, and counts in no world
+    standby: bool = False
+    #: of the script and arguments that it has
+    digest: str = ""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -78,6 +82,11 @@ class Node:
     def complete(self) -> bool:
         """True when all of the node's workers run."""
         return len(self.workers) == self.expected
+
+    @property
+    def counts(self) -> bool:
+        """True where a generation may name it."""
+        return self.complete and not self.standby
 
     def has_place_for(self, worker: str) -> bool:
         """Tell whether the place that a worker's id names is there, and nobody's."""
@@ -125,8 +134,9 @@ class Membership:
         self.nodes: dict[str, Node] = {}
         #: workers whose scripts have left their loops and ended, with the step that they had applied
         self.left: dict[str, int] = {}
-        #: how many nodes run all of their workers
+        #: how many nodes run all of their workers, and how many wait to take others' places: these count nowhere else
         self.complete_nodes = 0
+        self.standbys: dict[str, Node] = {}
         self._by_connection: dict[int, Node] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._came = 0
@@ -138,7 +148,7 @@ class Membership:
         #: the workers that are in no plan, and the plan that this was looked up for
         self._outside: tuple[GenerationPlan | None, dict[str, Node]] = (None, {})
 
-    def add(self, hello: Hello, connection: int, now: float) -> Node:
+    def add(self, hello: Hello, connection: int, now: float, *, standby: bool = False) -> Node:
         """Take in an agent that was let in."""
         node = Node(
             name=hello.node,
@@ -155,11 +165,28 @@ class Membership:
             seen=now,
             lease=LearntLease(word=now, began=now),
             place=self._came,
+            standby=standby,
+            digest=hello.digest,
         )
         self._came += 1
+        if standby:
+            self.standbys[node.name] = node
         self.nodes[node.name] = node
         self._by_connection[connection] = node
         return node
+
+    def promote(self, name: str) -> Node:
+        """A standby is a node like any other from here on."""
+        node = self.standbys.pop(name)
+        node.standby = False
+        self.complete_nodes += node.complete
+        self._outside = (None, {})
+        return node
+
+    @property
+    def regular(self) -> list[Node]:
+        """The nodes that are no standbys."""
+        return [node for node in self.nodes.values() if not node.standby]
 
     def failed(self, name: str) -> None:
         """The machine of a node has failed: what has, may again, also where it stays or comes back."""
@@ -176,24 +203,25 @@ class Membership:
         for worker in gone:
             self.drop(node, worker)
         del self.nodes[name]
+        self.standbys.pop(name, None)
         self._by_connection.pop(node.connection, None)
         return gone
 
     def attach(self, node: Node, attach: Attach) -> None:
         """A worker of a node runs."""
-        before = node.complete
+        before = node.counts
         info = node.workers[attach.worker] = self._workers[attach.worker] = WorkerInfo(attach)
-        self.complete_nodes += node.complete - before
+        self.complete_nodes += node.counts - before
         plan, outside = self._outside
-        if plan is not None and plan.rank(info.id) is None:
+        if plan is not None and not node.standby and plan.rank(info.id) is None:
             outside[info.id] = node
         self._look(info.id, info)
 
     def drop(self, node: Node, worker: str) -> WorkerInfo | None:
         """A worker of a node is there no more; return what was known of it, None where it was not there."""
-        before, info = node.complete, node.workers.pop(worker, None)
+        before, info = node.counts, node.workers.pop(worker, None)
         if info is not None:
-            self.complete_nodes += node.complete - before
+            self.complete_nodes += node.counts - before
             self._outside[1].pop(worker, None)
             del self._workers[worker]
             self._look(worker, None)
@@ -237,9 +265,14 @@ class Membership:
         return node.connection if node else None
 
     def workers(self) -> Iterator[WorkerInfo]:
-        """All live workers, in the order in which their nodes came."""
+        """All live workers but those of standbys, in the order in which their nodes came."""
         for node in self.nodes.values():
-            yield from node.workers.values()
+            if not node.standby:
+                yield from node.workers.values()
+
+    def everybody(self) -> Iterator[WorkerInfo]:
+        """All live workers, those of standbys too."""
+        return iter(self._workers.values())
 
     def live(self, workers: Iterable[str]) -> list[str]:
         """Return those workers that are still there, in the same order."""
@@ -260,7 +293,7 @@ class Membership:
     def outside(self, plan: GenerationPlan) -> list[str]:
         """Return the workers of complete nodes that a plan does not name, in the order in which their nodes came."""
         if plan is not self._outside[0]:
-            nodes = self.nodes.values()
+            nodes = self.regular
             workers = {worker: node for node in nodes for worker in node.workers if plan.rank(worker) is None}
             self._outside = plan, workers
         others = self._outside[1]

@@ -1,0 +1,75 @@
+"""What the workers of a node must have in common with those of the job."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_BAD_INPUT
+from holdfast.protocol.messages.agent import EndNode
+from holdfast.protocol.messages.worker import Attach
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import GenerationPlan
+
+
+def misfit(turn: Turn, node: Node, attach: Attach) -> str:
+    """Take the job's configuration from its first worker; where another's differs its node is told to end.
+
+    Returns:
+        What differs; "" where all is the same.
+    """
+    if not turn.record.config and node.standby:
+        return ""  # (the others say what the job is)
+    if not turn.record.config:
+        turn.change(
+            config=attach.config,
+            global_batch=attach.global_batch,
+            micro_batches=attach.micro_batches,
+            seed=attach.seed,
+            expert_shape=attach.expert_shape,
+            saves=attach.saves,
+            saves_in_time=attach.saves_in_time,
+        )
+        return ""
+    job, here = turn.record.config, attach.config
+    differing = [name for name in dict.fromkeys((*job, *here)) if job.get(name) != here.get(name)]
+    said = [_difference(name, here.get(name, "none"), job.get(name, "none")) for name in differing]
+    if node.standby:
+        said += _other_room(turn, node, attach)
+    if not said:
+        return ""
+    why = f"node {node.name} does not fit the job: {'; '.join(said)}"
+    turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
+    return why
+
+
+def _other_room(turn: Turn, node: Node, attach: Attach) -> list[str]:
+    """Say why a node could not take any other's place, although it would fit beside them."""
+    record, said = turn.record, list[str]()
+    mine, theirs = attach.expert_shape, record.expert_shape
+    if mine is not None and theirs is not None and mine.slots != theirs.slots:
+        said.append(f"expert slots are {mine.slots}, the job's are {theirs.slots}")
+    on_a_node = len(next(iter(workers_by_node(record.plan).values()), ())) if record.plan is not None else 0
+    if on_a_node and node.expected != on_a_node:
+        said.append(f"workers per node are {node.expected}, the job's are {on_a_node}")
+    if record.script_digest and node.digest != record.script_digest:
+        said.append("script or arguments differ from the job's")
+    return said
+
+
+def workers_by_node(plan: GenerationPlan) -> dict[str, list[str]]:
+    """Return a plan's workers by their nodes, in rank order."""
+    nodes: dict[str, list[str]] = {}
+    for worker in plan.workers:
+        nodes.setdefault(node_of(worker), []).append(worker)
+    return nodes
+
+
+def _difference(name: str, here: str, job: str) -> str:
+    """Say how two values differ; of two lists, the first items that do."""
+    if ", " in here and ", " in job:
+        both = zip_longest(here.split(", "), job.split(", "), fillvalue="none")
+        here, job = next((mine, theirs) for mine, theirs in both if mine != theirs)
+        name = f"the first of the {name} that differs"
+    return f"{name} is {here}, the job's is {job}"

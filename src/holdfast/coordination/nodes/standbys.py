@@ -1,0 +1,214 @@
+"""Standbys: nodes that wait, warm, to take another's place. They count in no world until they do.
+
+Neither at a job's start: it waits for its nodes as it would without any. They are told to warm up once the others train
+(before that nobody knows whether the script does), and what befalls one meanwhile is told, and nobody's failure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.inputs import Failure
+from holdfast.coordination.nodes.fitting import misfit
+from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.turn import Turn
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from holdfast.protocol.events import StandbyFailed, StandbyReady
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages.agent import AgentMessage, EndNode, Hello, Leave, Refused, WorkerDown
+from holdfast.protocol.messages.orders import Warm
+from holdfast.protocol.messages.worker import Warmed
+from holdfast.protocol.plan import GenerationPlan
+from holdfast.protocol.record import Standby
+
+#: so often one is told to warm up, by agent
+MAX_TRIES = 3
+#: of those that have come, so many are remembered
+_KEPT = 4096
+
+
+@dataclass(slots=True)
+class _WarmUp:
+    """How far the workers of one standby have come, as this coordinator was told."""
+
+    #: what it took each of them that is warm
+    warm: dict[str, float] = field(default_factory=dict[str, float])
+    #: those that were told to warm up and have not answered, and since when the try is under way
+    asked: set[str] = field(default_factory=set[str])
+    since: float = 0.0
+    #: the try under way has failed, and it was told why
+    told: bool = False
+    #: no other try begins before: of one that has failed in a script the process is about to end
+    not_before: float = 0.0
+    #: it does not fit, and was told to end
+    refused: bool = False
+
+
+class Standbys:
+    """Who waits, who of them is warm, and what has kept the others from it."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
+        self._turn = turn
+        self._config = config
+        self._warm_ups: dict[str, _WarmUp] = {}
+
+    # ---- who comes ----
+
+    def waits(self, hello: Hello) -> bool:
+        """Tell whether an agent that comes is to wait: it was started for that, and has taken nobody's place yet."""
+        known = self._entry(hello.node)
+        promoted = known is not None and known.promoted and known.agent_pid == hello.agent_pid
+        return hello.standby and not promoted and not self._turn.planned_on(hello.node)
+
+    def came(self, node: Node) -> None:
+        """A standby was let in; one that comes again has as many tries left as before."""
+        self._warm_ups[node.name] = _WarmUp()
+        known = self._entry(node.name)
+        if known is None or known.agent_pid != node.agent_pid:
+            self._write(Standby(node=node.name, agent_pid=node.agent_pid))
+
+    def ready(self, name: str) -> bool:
+        """Tell whether a node is a standby whose workers are all warm."""
+        node = self._turn.members.standbys.get(name)
+        return node is not None and node.complete and self._warm_ups[name].warm.keys() >= node.workers.keys()
+
+    # ---- warming up ----
+
+    def look(self, plan: GenerationPlan) -> None:
+        """The others train by this plan: have those warmed up that are cold."""
+        turn = self._turn
+        for node in list(turn.members.standbys.values()):
+            warm_up, entry = self._warm_ups[node.name], self._entry(node.name)
+            if warm_up.asked and turn.now - warm_up.since > self._config.warm_timeout_s:
+                self._expel(node, f"its warm-up has taken longer than {self._config.warm_timeout_s:g} s")
+            waits = warm_up.asked or warm_up.refused or turn.now < warm_up.not_before or not node.complete
+            if waits or entry is None or entry.tries >= MAX_TRIES:
+                continue
+            cold = [worker for worker in node.workers if worker not in warm_up.warm]
+            if not cold:
+                continue
+            infos = [node.workers[worker] for worker in cold]
+            if why := next(filter(None, (misfit(turn, node, info.attach) for info in infos)), ""):
+                self.unfit(node, why)
+                continue
+            self._write(msgspec.structs.replace(entry, tries=entry.tries + 1))
+            warm_up.asked, warm_up.since, warm_up.told = set(cold), turn.now, False
+            for worker in cold:
+                turn.order(worker, Warm(term=turn.record.term))
+
+    def warmed(self, node: Node, message: Warmed) -> None:
+        """A worker has gone through its shadow steps, or could not; what one says that waits no more is of no use."""
+        if not node.standby:
+            return
+        warm_up, worker = self._warm_ups[node.name], message.worker
+        if message.error:
+            warm_up.warm.pop(worker, None)
+            self._cold(node, worker, message.error)
+            return
+        warm_up.asked.discard(worker)
+        warm_up.warm[worker] = message.seconds
+        entry = self._entry(node.name)
+        if entry is not None and not entry.ready and self.ready(node.name):
+            self._write(msgspec.structs.replace(entry, ready=True))
+            self._turn.emit(
+                StandbyReady, node=node.name, roles=len(warm_up.warm), warm_s=max(warm_up.warm.values(), default=0.0)
+            )
+
+    # ---- what befalls one ----
+
+    def take(self, node: Node, message: AgentMessage) -> bool:
+        """Take in how a standby, or a worker of it, has ended; False: the message is not of that kind."""
+        if not node.standby or self._turn.record.outcome:
+            return False
+        if isinstance(message, WorkerDown):
+            self._turn.members.drop(node, message.worker)
+            self._warm_ups[node.name].warm.pop(message.worker, None)
+            if message.exit_code == EXIT_BAD_INPUT or message.final:
+                self._refuse(node, message.detail)
+            else:
+                self._cold(node, message.worker, message.detail)
+            return True
+        if isinstance(message, Leave):
+            if message.waits:
+                self._turn.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=message.detail, alone=True))
+            self._gone(node, message.detail or f"it has left: {message.reason}")
+            return True
+        return False
+
+    def failed(self, failure: Failure) -> bool:
+        """Take in a failure of a standby; False: it is of another node."""
+        node = self._turn.members.standbys.get(failure.node)
+        if node is None:
+            return False
+        why = failure.evidence.detail or str(failure.kind)
+        if failure.kind is FailureKind.EXCEPTION and not failure.worker:
+            self._refuse(node, why)  # (it says nonsense, and would say it again)
+        elif failure.kind is FailureKind.HANG:
+            self._expel(node, why)
+        else:
+            if failure.kind is not FailureKind.CONNECTION_LOST:
+                self._turn.close(node.connection)
+            self._gone(node, why)
+        return True
+
+    def _refuse(self, node: Node, why: str) -> None:
+        """A standby is of no use: its agent is told to end."""
+        self._turn.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
+        self.unfit(node, why)
+
+    def unfit(self, node: Node, why: str) -> None:
+        """A standby could take nobody's place, and was told to end."""
+        warm_up = self._warm_ups[node.name]
+        if not warm_up.refused:
+            warm_up.refused = warm_up.told = True
+            self._tell(node, why, again=False)
+
+    def _expel(self, node: Node, why: str) -> None:
+        """Have a standby come again with fresh workers."""
+        self._turn.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
+        self._turn.close(node.connection)
+        self._gone(node, why)
+
+    def _gone(self, node: Node, why: str) -> None:
+        """A standby is there no more; it may come again."""
+        self._turn.members.remove(node.name)
+        warm_up = self._warm_ups.pop(node.name)
+        if not warm_up.told:
+            self._tell(node, why)
+        self._not_ready(node.name)
+
+    def _cold(self, node: Node, worker: str, why: str) -> None:
+        """A worker of a standby is not warm: say so, once for each try."""
+        warm_up = self._warm_ups[node.name]
+        told, under_way = warm_up.told, worker in warm_up.asked
+        was_ready = self._not_ready(node.name)
+        warm_up.asked.discard(worker)
+        warm_up.not_before = self._turn.now + self._config.join_retry_s
+        if was_ready or (under_way and not told):
+            warm_up.told = True
+            self._tell(node, why)
+
+    def _not_ready(self, name: str) -> bool:
+        """A standby is not warm (any more); return whether it was."""
+        entry = self._entry(name)
+        if entry is None or not entry.ready:
+            return False
+        self._write(msgspec.structs.replace(entry, ready=False))
+        return True
+
+    def _tell(self, node: Node, why: str, *, again: bool = True) -> None:
+        entry = self._entry(node.name)
+        tries = entry.tries if entry is not None else 0
+        self._turn.emit(StandbyFailed, node=node.name, why=why[:1000], tries=tries, again=again and tries < MAX_TRIES)
+
+    # ---- the record ----
+
+    def _entry(self, name: str) -> Standby | None:
+        return next((one for one in self._turn.record.standbys if one.node == name), None)
+
+    def _write(self, entry: Standby) -> None:
+        others = (one for one in self._turn.record.standbys if one.node != entry.node)
+        self._turn.change(standbys=(*others, entry)[-_KEPT:])

@@ -1,0 +1,77 @@
+"""The events that tell of nodes: who comes, goes, waits, and takes whose place."""
+
+from __future__ import annotations
+
+from holdfast.protocol.event import Event
+from holdfast.protocol.plan import JoinedNode
+
+
+class NodesJoined(Event, frozen=True, kw_only=True, tag_field="event", tag="nodes_joined"):
+    """All workers of these nodes run."""
+
+    nodes: tuple[JoinedNode, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes' names."""
+        return tuple(joined.node for joined in self.nodes)
+
+
+class WorkersChanged(Event, frozen=True, kw_only=True, tag_field="event", tag="workers_changed"):
+    """A node's workers were replaced."""
+
+    node: str
+    worker_pids: tuple[int, ...]
+
+
+class NodeLeft(Event, frozen=True, kw_only=True, tag_field="event", tag="node_left"):
+    """`reason`: failed, drained, quarantined, finished. `detail`: why it is quarantined, or has no tries left."""
+
+    node: str
+    reason: str
+    detail: str = ""
+
+
+class NodeRepaired(Event, frozen=True, kw_only=True, tag_field="event", tag="node_repaired"):
+    """A node that had failed trains again, after `repair_s`.
+
+    `repair`: automatic (it came back by itself), or ticket (it was quarantined, and somebody has let it come back).
+    """
+
+    node: str
+    repair: str
+    repair_s: float
+
+
+class StandbyReady(Event, frozen=True, kw_only=True, tag_field="event", tag="standby_ready"):
+    """A standby is warm: from here on it can take the place of any node at once.
+
+    `roles`: how many of its workers are warm, each for a model's whole replica; `warm_s`: what the slowest took.
+    """
+
+    node: str
+    roles: int
+    warm_s: float
+
+
+class StandbyFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="standby_failed"):
+    """A standby is not warm, or gone. `tries`: so often it was told to warm up; `again`: it will be told once more."""
+
+    node: str
+    why: str
+    tries: int
+    again: bool
+
+
+class NodeMoved(Event, frozen=True, kw_only=True, tag_field="event", tag="node_moved"):
+    """A node has taken another's place. `reason`: failure. `down_s`, `moved_bytes`: of the whole recovery.
+
+    `detail`: why it was this one, and where it is not where the other was.
+    """
+
+    from_node: str
+    to_node: str
+    reason: str
+    down_s: float
+    moved_bytes: int
+    detail: str = ""

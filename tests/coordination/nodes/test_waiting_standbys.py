@@ -1,0 +1,186 @@
+"""Standbys: who waits counts in no world; they are warmed up, and what befalls one meanwhile concerns nobody else."""
+
+from __future__ import annotations
+
+import msgspec
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.nodes.standbys import MAX_TRIES
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from holdfast.protocol import events as ev
+from holdfast.protocol.failures import FailureKind
+from holdfast.protocol.messages import any_side as msg
+
+
+def waits(name: str = "s0", *kept: msg.WorkerMessage, pid: int = 1, digest: str = "script") -> msg.Hello:
+    return msgspec.structs.replace(hello(name, kept=kept), standby=True, agent_pid=pid, digest=digest)
+
+
+def warmed(name: str = "s0", nonce: str = "a", error: str = "") -> msg.Warmed:
+    return msg.Warmed(worker=w(name, nonce), seconds=0.5, error=error)
+
+
+def down(name: str = "s0", nonce: str = "a", exit_code: int = EXIT_FAILED, detail: str = "it raised") -> msg.WorkerDown:
+    return msg.WorkerDown(worker=w(name, nonce), kind=FailureKind.EXCEPTION, detail=detail, exit_code=exit_code)
+
+
+def with_standby() -> Job:
+    """A job of three nodes that train, and a standby that was told to warm up."""
+    job = Job().start()
+    job.step(1)
+    job.connect(waits())
+    job.say(attach(w("s0")))
+    return job
+
+
+def test_a_standby_counts_in_no_world_and_no_job_starts_with_it() -> None:
+    job = Job().boot()
+    job.connect(waits())
+    job.say(attach(w("s0"), model="other"))
+    for name in ("n0", "n1"):
+        job.connect(hello(name))
+        job.say(attach(w(name)))
+    assert job.machine.record.plan is None, "the third is awaited"
+    assert job.machine.record.config == {"model": "small"}, "what a standby has is no word about the job"
+    job.connect(hello("n2"))
+    job.say(attach(w("n2")))
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.workers == (w("n0"), w("n1"), w("n2"))
+    assert not [event for event in job.events if isinstance(event, ev.NodesJoined) and "s0" in event.names]
+
+
+def test_it_is_warmed_up_once_the_others_train_and_says_so_once() -> None:
+    job = Job()
+    job.boot()
+    job.connect(waits())
+    job.say(attach(w("s0")))
+    for index in range(3):
+        job.connect(hello(f"n{index}"))
+        job.say(attach(w(f"n{index}")))
+        assert not job.orders(msg.Warm)
+    for index in range(3):
+        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+    assert job.orders(msg.Warm) == {w("s0"): msg.Warm(term=1)}
+    assert job.kinds[0] == "persist", "that it was told is written down before"
+    job.say(warmed())
+    (ready,) = job.said(ev.StandbyReady)
+    assert (ready.node, ready.roles, ready.warm_s) == ("s0", 1, 0.5)
+    job.step(1)
+    job.boot(takeover=True)
+    job.connect(waits("s0", attach(w("s0")), warmed()))
+    assert not job.said(ev.StandbyReady), "that is known"
+    assert job.machine.parts.standbys.ready("s0")
+    assert not job.orders(msg.Warm)
+
+
+def test_it_neither_joins_nor_hinders_those_that_do() -> None:
+    job = with_standby()
+    job.say(warmed())
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert pending.workers == (w("n0"), w("n1"), w("n2"), w("n3"))
+
+
+def test_a_warm_up_that_fails_is_told_once_and_tried_so_often() -> None:
+    job = with_standby()
+    for turn in range(MAX_TRIES):
+        nonce = "abcdef"[turn]
+        assert job.orders(msg.Warm), turn
+        job.say(warmed(nonce=nonce, error="ValueError: cold"))
+        (failed,) = job.said(ev.StandbyFailed)
+        assert (failed.node, failed.tries, failed.again) == ("s0", turn + 1, turn + 1 < MAX_TRIES)
+        job.tell("s0", down(nonce=nonce))
+        assert not job.said(ev.StandbyFailed)
+        job.say(attach(w("s0", "abcdef"[turn + 1])))
+        assert not job.orders(msg.Warm), "not at once"
+        for name in ("n0", "n1", "n2"):
+            job.tell(name, msg.Heartbeat())
+        job.tick(1.0)
+    assert not job.orders(msg.Warm)
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
+    assert job.machine.parts.stopping.stop is None
+
+
+def test_one_that_comes_again_has_the_tries_it_had_and_a_new_agent_has_all() -> None:
+    job = with_standby()
+    job.lose("s0")
+    (failed,) = job.said(ev.StandbyFailed)
+    assert failed.tries == 1
+    for tries in (2, MAX_TRIES):
+        job.connect(waits("s0", attach(w("s0"))))
+        assert job.orders(msg.Warm)
+        job.lose("s0")
+        assert job.said(ev.StandbyFailed)[0].tries == tries
+    job.connect(waits("s0", attach(w("s0"))))
+    assert not job.orders(msg.Warm)
+    job.lose("s0")
+    job.connect(waits("s0", attach(w("s0", "b")), pid=9))
+    assert job.orders(msg.Warm)
+
+
+def test_a_warm_up_has_a_limit() -> None:
+    job = with_standby()
+    limit_s = job.machine.config.warm_timeout_s
+    job.now += limit_s
+    for node in job.connections:
+        job.tell(node, msg.Heartbeat())
+    job.tick(0.5)
+    (failed,) = job.said(ev.StandbyFailed)
+    assert f"longer than {limit_s:g} s" in failed.why
+    (refused,) = job.sent(msg.Refused)
+    assert refused.retry
+
+
+def test_one_that_does_not_fit_is_told_what_differs() -> None:
+    job = Job().start()
+    job.step(1)
+    job.connect(waits())
+    job.say(attach(w("s0"), model="large"))
+    (end,) = job.sent(msg.EndNode)
+    assert (end.exit_code, end.alone) == (EXIT_BAD_INPUT, True)
+    assert "model is large, the job's is small" in end.why
+    (failed,) = job.said(ev.StandbyFailed)
+    assert not failed.again
+    job.lose("s0")
+    assert not job.said(ev.StandbyFailed)
+    job.connect(waits(digest="another"))
+    (refused,) = job.sent(msg.Refused)
+    assert refused.exit_code == EXIT_BAD_INPUT
+
+
+def test_one_that_came_before_the_job_began_is_compared_with_it_then() -> None:
+    job = Job().boot()
+    job.connect(waits(digest="another"))
+    job.say(attach(w("s0")))
+    for index in range(3):
+        job.connect(hello(f"n{index}"))
+        assert job.sent(msg.Welcome)
+        job.say(attach(w(f"n{index}")))
+    for index in range(3):
+        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+    (end,) = job.sent(msg.EndNode)
+    assert "script or arguments differ" in end.why
+    assert not job.orders(msg.Warm)
+
+
+def test_its_death_changes_nothing() -> None:
+    job = with_standby()
+    job.say(warmed())
+    job.tell("s0", down())
+    (failed,) = job.said(ev.StandbyFailed)
+    assert failed.again
+    assert not job.machine.parts.standbys.ready("s0")
+    job.lose("s0")
+    assert job.machine.state == "running"
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
+
+
+def test_it_is_let_go_at_the_jobs_end() -> None:
+    job = with_standby()
+    job.say(warmed())
+    for name in ("n0", "n1", "n2"):
+        job.say(msg.Finished(worker=w(name), generation=1, step=1))
+    assert w("s0") in job.orders(msg.JobDone)
