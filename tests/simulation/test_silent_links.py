@@ -54,3 +54,10 @@ def test_a_replica_whose_state_is_another_ends_the_job() -> None:
     code, why, events = run(Fault(kind=FaultKind.CORRUPT_STATE, target=1, boundary="voted", step=6))
     assert (code, "replicas diverged: step 6" in why) == (EXIT_FAILED, True), why
     assert max(event.step for event in events if isinstance(event, ev.StepCommitted)) == 5
+
+
+@pytest.mark.parametrize("seed", [16535743175])
+def test_a_replica_whose_state_is_another_ends_the_job_at_its_last_step_too(seed: int) -> None:
+    """Nodes have joined since, which never had a state of their own to compare: the job waited for theirs for ever."""
+    cluster = SimCluster(link_plan(seed))
+    assert not failure(cluster), f"python -m holdfast.simulation replay {seed}"

@@ -84,6 +84,18 @@ def test_who_does_not_tell_its_state_is_not_waited_for_beyond_the_next_step() ->
     assert "step 1: the state of n0, n1 differ" in ledger.diverged()
 
 
+def test_who_has_joined_after_the_step_has_no_state_of_its_own_to_tell() -> None:
+    """Its state came from another node. Where the job has no further step, nobody else would ever tell."""
+    ledger = StepLedger()
+    ledger.follow(1, MEMBERS[:2])
+    for worker, state_hash in zip(MEMBERS[:2], ("good", "bad"), strict=True):
+        ledger.follow(2, MEMBERS)
+        ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
+    assert ledger.diverged() == ""
+    ledger.settle(w("n2"), 1)
+    assert "step 1: the state of n0, n1 differ" in ledger.diverged()
+
+
 def test_nan_is_equal_to_itself() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS)

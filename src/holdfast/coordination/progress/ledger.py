@@ -65,9 +65,9 @@ class StepLedger:
         #: the generation whose members are followed, and the step that a later one's v proves them to have applied
         self._generation = self._proven = 0
         self._steps: dict[int, _Pending] = {}
-        #: the first step after which the states of some members differ, 0 where there is none; and all their nodes
+        #: the first step after which the states of some members differ, 0 where there is none
         self.differing = 0
-        self._nodes: frozenset[str] = frozenset()
+        self._members: tuple[str, ...] = ()
         #: up to this step, v of those that are missing is known to nobody; and the samples that each of them had
         self._given_up = self._samples = 0
         for known in passed:
@@ -149,7 +149,7 @@ class StepLedger:
             return ""
         *fewer, most = sorted(known.hashes.values(), key=len)
         odd = set[str]().union(*fewer)
-        if not self._nodes <= odd | most and max(self._steps) == self.differing:
+        if self._more_will_tell(odd | most) and max(self._steps) == self.differing:
             return ""
         if len(odd) < len(most):
             what, suspects = f"is not that of the {len(most)} others", odd
@@ -157,6 +157,14 @@ class StepLedger:
             what, suspects = "differ, and which is right nobody can say", odd | most
         where = ", ".join(sorted(suspects))
         return f"step {self.differing}: the state of {where} {what}: look at memory and accelerators there"
+
+    def _more_will_tell(self, told: set[str]) -> bool:
+        """Tell whether somebody elsewhere has not come to the step yet after which states differ.
+
+        Whoever has tells its hash first; whose state came from another node never has one.
+        """
+        elsewhere = (worker for worker in self._members if node_of(worker) not in told)
+        return any((self._standings.of(worker) or 0) < self.differing for worker in elsewhere)
 
     def prove(self, step: int, generation: int) -> None:
         """A step has passed in a generation: all of its members had applied the one before."""
@@ -232,7 +240,7 @@ class StepLedger:
     def follow(self, generation: int, members: Collection[str]) -> None:
         """This generation is in force from now on, these are its members."""
         self._generation, self._proven = generation, 0
-        self._nodes = frozenset(map(node_of, members))
+        self._members = tuple(members)
         self._standings.follow(members)
 
     def more_than(self, at_most: int, *, up_to: int) -> bool:
