@@ -10,6 +10,8 @@ from holdfast.errors import EXIT_DONE
 from holdfast.protocol import events as ev
 from holdfast.simulation.cluster import SimCluster
 from holdfast.simulation.faults.plans import Fault, FaultKind, FaultPlan
+from holdfast.simulation.schedules.enumeration import plan_of
+from holdfast.simulation.schedules.shrinking import failure
 
 KILLED_AT_S = 1.5
 #: a silent death is noticed when the lease (1 s) has run out
@@ -42,3 +44,9 @@ def test_a_job_without_nodes_waits_and_goes_on(chunk: int) -> None:
         assert any(isinstance(event, ev.RolledBack) for event in rest), f"seed {seed}"
         steps = {event.step for event in events if isinstance(event, ev.StepCommitted)}
         assert steps == set(range(1, 26))
+
+
+@pytest.mark.parametrize("seed", [18474005479])
+def test_a_checkpoint_that_turns_up_with_who_comes_back_is_gone_on_with(seed: int) -> None:
+    """Of the last step: while nobody was there the job would have begun anew, but nobody was told to."""
+    assert not failure(SimCluster(plan_of(seed))), f"python -m holdfast.simulation replay {seed}"

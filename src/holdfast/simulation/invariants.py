@@ -222,10 +222,11 @@ class Checker:
         decision, plan = record.decision, record.plan
         if decision is None:
             return
-        kept = 0 if decision.kind is DecisionKind.START else decision.applied
-        first = -1 if decision.kind is DecisionKind.START else kept
-        self._truth = {step: state for step, state in self._truth.items() if step <= first}
-        self._commits = {step: commit for step, commit in self._commits.items() if step <= kept}
+        if plan is not None:  # (else nobody is there who could follow it: whoever comes is told what is decided then)
+            kept = 0 if decision.kind is DecisionKind.START else decision.applied
+            first = -1 if decision.kind is DecisionKind.START else kept
+            self._truth = {step: state for step, state in self._truth.items() if step <= first}
+            self._commits = {step: commit for step, commit in self._commits.items() if step <= kept}
         if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
             known = self._commits.get(decision.applied, decision.commit)
             if not same_lanes(known, decision.commit):

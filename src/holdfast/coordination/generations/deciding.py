@@ -264,7 +264,7 @@ class Deciding:
             send_away_all(turn, "no worker's initial state is whole")
             workers = []
         if not workers:
-            # Nobody is there; whoever comes first begins from what this verdict says.
+            # Nobody is there; where to begin is decided anew once somebody is (`start`), who may know of more.
             turn.change(plan=None, pending=None, decision=decision, passed=())
             return
         reason = self._stopping.reason if turn.record.plan else "start"
