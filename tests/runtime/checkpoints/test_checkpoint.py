@@ -316,6 +316,18 @@ def test_a_checkpoint_that_is_cut_short_touches_nothing(tmp_path: Path) -> None:
     assert state_hash(target.capture()) == before
 
 
+def test_a_checkpoint_with_values_that_are_no_numbers_is_damaged(tmp_path: Path) -> None:
+    """As a snapshot with some is: it is whole, and of no use; an older one is gone back to."""
+    state = make(3)
+    with torch.no_grad():
+        state.model.get_parameter("weight")[3, 3] = float("nan")
+    name = save(tmp_path, state, 3)
+    saver = saver_of(LocalStorage(tmp_path), Told())
+    with pytest.raises(DamagedCheckpointError, match="weight has values that are no numbers"):
+        saver.load(name, make(0), first=True)
+    saver.close()
+
+
 def test_a_checkpoint_of_another_model_is_bad_input(tmp_path: Path) -> None:
     name = save(tmp_path, make(3), 3)
     with pytest.raises(BadInputError, match="not of this model"):

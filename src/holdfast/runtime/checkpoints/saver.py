@@ -251,13 +251,30 @@ class CheckpointSaver:
         """The state of a step was evaluated: keep its checkpoint, once it counts, while it is one of the best."""
         self._then(self._best.rate, rating, choice)
 
-    def load(self, name: str, state: TrainingState, *, first: bool) -> int:
-        """As `load_checkpoint`; the first rank says where the checkpoint's learning rates are not the script's."""
+    def load(
+        self,
+        name: str,
+        state: TrainingState,
+        experts: JobExperts | None = None,
+        wanted: Sequence[Sequence[int]] = (),
+        *,
+        first: bool,
+    ) -> int:
+        """As `load_checkpoint`, and the experts, too; what is whole and holds a NaN counts as damaged.
+
+        Args:
+            experts: those of this worker; `wanted`: the ones of each layer that it is to host.
+            first: this rank says where the checkpoint's learning rates are not the script's.
+        """
         mine = state.optimizers.learning_rates()
         step = load_checkpoint(self.storage, name, state, self._samples)
         theirs = state.optimizers.learning_rates()
         if first and mine != theirs:
             logger.warning("the checkpoint's learning rate %s is used, not the script's %s", theirs, mine)
+        if experts is not None:
+            load_experts(self.storage, name, experts, wanted)
+        if bad := state.not_a_number():
+            raise DamagedCheckpointError(f"{bad} has values that are no numbers")
         return step
 
     def loaded(self, step: int) -> None:

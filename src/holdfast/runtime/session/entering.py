@@ -14,7 +14,7 @@ from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import CheckpointDamaged
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import CheckpointSource, SnapshotSource
-from holdfast.runtime.checkpoints.saver import CheckpointSaver, load_experts
+from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.session.applying import Applying
@@ -120,10 +120,10 @@ class Entrance:
             raise RuntimeError(
                 f"checkpoint {source.name!r} is to be loaded, but this worker has no checkpoint directory"
             )
-        step, experts = self._saver.load(source.name, self._workload.state, first=rank == 0), self._workload.experts
-        if experts is not None and plan.expert_plan is not None:
-            load_experts(self._saver.storage, source.name, experts, experts.wanted_of(plan.expert_plan, rank))
-        return step
+        state, experts = self._workload.state, self._workload.experts
+        if experts is None or plan.expert_plan is None:
+            return self._saver.load(source.name, state, first=rank == 0)
+        return self._saver.load(source.name, state, experts, experts.wanted_of(plan.expert_plan, rank), first=rank == 0)
 
     def _damaged(self, generation: int, name: str, why: str) -> None:
         logger.warning("checkpoint %s cannot be read: %s", name, why)

@@ -11,8 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
 from holdfast.control.link.snapshots.files import DamagedPartError, PartReader, StoredPart, path_of
 from holdfast.control.link.snapshots.reading import RemotePart
 from holdfast.protocol.names import node_of
@@ -62,7 +60,7 @@ class SnapshotRestorer:
             filling.adopt()
         except StateMismatchError as error:
             self._useless(source, f"it does not fit: {error}")
-        if name := _not_a_number(state):
+        if name := state.not_a_number():
             self._useless(source, f"{name} has values that are no numbers")
         return source.step
 
@@ -102,11 +100,3 @@ class SnapshotRestorer:
             stored.close()
             raise DamagedPartError(f"it is {stored.header.snapshot.name} of another run")
         return stored
-
-
-def _not_a_number(state: TrainingState) -> str:
-    """Return the name of a parameter that has a NaN in it, "" where none has."""
-    for name, parameter in state.model.named_parameters():
-        if parameter.is_floating_point() and bool(torch.isnan(parameter.detach()).any()):
-            return name
-    return ""

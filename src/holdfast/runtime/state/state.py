@@ -194,6 +194,16 @@ class TrainingState:
             if name not in self._set_buffers
         }
 
+    def not_a_number(self) -> str:
+        """Return the name of a parameter of the model that has a NaN in it, "" where none has.
+
+        Whatever is read again from memory or a disk may be whole and have one all the same: then it is of no use.
+        """
+        for name, parameter in self.model.named_parameters():
+            if parameter.is_floating_point() and bool(torch.isnan(parameter.detach()).any()):
+                return name
+        return ""
+
     # ---- inside ----
 
     @torch.no_grad()
