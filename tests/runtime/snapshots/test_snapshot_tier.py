@@ -222,6 +222,57 @@ def test_where_there_is_no_room_it_is_said_once(tmp_path: Path) -> None:
     node.door.close()
 
 
+def test_where_room_runs_out_byte_by_byte_it_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left is another number each time, and the reason is the same; another reason is said."""
+    node = Node(tmp_path / "n0", "n0", make(1), every=1)
+    plan = GenerationPlan(
+        term=1, generation=1, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET
+    )
+    reasons = [
+        "/dev/shm has no room for 64 bytes: 60 may be taken",
+        "/dev/shm has no room for 64 bytes: 7 may be taken",
+    ]
+    refusals = iter([*reasons, "it is read-only"])
+
+    def no_room(folder: Path, nbytes: int) -> Any:
+        raise OSError(next(refusals))
+
+    monkeypatch.setattr(taking, "PartFile", no_room)
+    for step in (1, 2, 3):
+        node.snapshots.applied(plan, step)
+        node.snapshots.settle()
+        node.snapshots.wait()
+    told = [(told.step, told.why) for told in node.told if isinstance(told, SnapshotLeftOut)]
+    assert told == [(1, reasons[0]), (3, "it is read-only")]
+    node.close()
+
+
+def test_one_that_is_due_while_the_one_before_is_written_is_left_out_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path / "n0", "n0", make(1), every=1)
+    plan = GenerationPlan(
+        term=1, generation=1, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET
+    )
+    go = threading.Event()
+
+    def slowly(tensors: Sequence[torch.Tensor], start: int, target: torch.Tensor) -> None:
+        assert go.wait(DEADLINE_S)
+        copy_range(tensors, start, target)
+
+    monkeypatch.setattr(taking, "copy_range", slowly)
+    for step in (1, 2, 3):
+        node.snapshots.applied(plan, step)
+    (told,) = node.told
+    assert isinstance(told, SnapshotLeftOut)
+    assert (told.step, told.why) == (2, "the one before it is still being written")
+    go.set()
+    node.snapshots.settle()
+    node.snapshots.wait()
+    assert isinstance(node.told[-1], SnapshotTaken)
+    node.close()
+
+
 def test_the_state_may_change_once_it_is_copied_and_no_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path / "n0", "n0", make(1), every=1)
     plan = GenerationPlan(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 import msgspec
 import torch
@@ -28,6 +29,8 @@ from holdfast.runtime.snapshots.cutting import PartManifest, copy_range, cut
 from holdfast.runtime.state.state import StateView, TrainingState
 
 logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -68,8 +71,9 @@ class SnapshotTaker:
         self._writing: Future[None] | None = None
         #: for the next part; for the thread alone
         self._ready: PartFile | None = None
-        #: why the last one could not be written, "" where it was
-        self._why = ""
+        #: why the last one was left out, numbers aside; "" where it was written
+        self._kind = ""
+        self._lock = Lock()
 
     def due(self, step: int) -> bool:
         """Return whether a snapshot of this step is wanted: the same on all workers."""
@@ -81,7 +85,7 @@ class SnapshotTaker:
         if rank is None or not self.due(step):
             return
         if self._writing is not None and not self._writing.done():
-            logger.warning("the snapshot of step %d is left out: the one before it is still being written", step)
+            self._leave_out(plan.generation, step, "the one before it is still being written")
             return
         started = time.monotonic()
         snapshot = SnapshotPart(
@@ -130,11 +134,12 @@ class SnapshotTaker:
         try:
             nbytes = self._copy(copy)
         except (OSError, RuntimeError) as error:  # (torch's own are RuntimeErrors)
-            self._failed(copy.snapshot, str(error))
+            self._leave_out(copy.snapshot.generation, copy.snapshot.step, str(error))
             return
         finally:
             copy.copied.set()
-        self._why = ""
+        with self._lock:
+            self._kind = ""
         seconds = time.monotonic() - copy.started
         self._tell(
             SnapshotTaken(
@@ -180,11 +185,11 @@ class SnapshotTaker:
         with contextlib.suppress(OSError):  # (it is tried again when it is needed)
             self._ready = PartFile(self._folder, nbytes)
 
-    def _failed(self, snapshot: SnapshotPart, why: str) -> None:
-        """Say it once; later ones are tried all the same, for room may have come."""
-        if why != self._why:
-            logger.warning("no snapshot of step %d is taken here: %s", snapshot.step, why)
-            self._why = why
-            self._tell(
-                SnapshotLeftOut(worker=self._worker, generation=snapshot.generation, step=snapshot.step, why=why[:1024])
-            )
+    def _leave_out(self, generation: int, step: int, why: str) -> None:
+        """Say it once; later ones are tried all the same, for room may have come, or more time."""
+        with self._lock:
+            before, self._kind = self._kind, _NUMBER.sub("", why)  # (how many bytes are left is never the same)
+            if before == self._kind:
+                return
+        logger.warning("no snapshot of step %d is taken here: %s", step, why)
+        self._tell(SnapshotLeftOut(worker=self._worker, generation=generation, step=step, why=why[:1024]))
