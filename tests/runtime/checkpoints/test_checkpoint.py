@@ -259,6 +259,38 @@ def test_what_waits_behind_one_that_hangs_is_told_as_well(tmp_path: Path) -> Non
     assert [name.partition("-t")[0] for name in storage.entries()] == ["step-00000001"], "nobody wants the other"
 
 
+def test_a_removal_that_hangs_is_said_once_although_nobody_waits_for_it(tmp_path: Path) -> None:
+    told, removes, go, lines = Told(), threading.Event(), threading.Event(), queue.SimpleQueue[str]()
+
+    class Held(LocalStorage):
+        def remove(self, path: str) -> None:
+            removes.set()
+            assert go.wait(DEADLINE_S)
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.put(record.getMessage())
+
+    log, handler = logging.getLogger("holdfast.control.link.checkpoints.store"), Lines()
+    log.addHandler(handler)
+    try:
+        store = CheckpointStore(Held(tmp_path), told.messages.put, worker="n/0/a", stalled_s=0.05)
+        store.obey(PruneCheckpoints(term=1, names=(ORIGIN.name(1).folder,)))
+        assert removes.wait(DEADLINE_S)
+        assert lines.get(timeout=DEADLINE_S).startswith(
+            f"{tmp_path} has not answered for 0.05 s, asked to list or remove"
+        )
+        store.write(PartToWrite(name=ORIGIN.name(2), worker="n/0/a", files={"a": lambda: [b"x"]}))
+        assert told.next(CheckpointUnwritten).step == 2
+        go.set()
+        store.close()
+    finally:
+        log.removeHandler(handler)
+    assert [lines.get_nowait() for _ in range(lines.qsize())] == [
+        f"the checkpoint of step 2: {tmp_path} has not answered for 0.05 s"
+    ]
+
+
 class SlowStorage(LocalStorage):
     """A disk that is read slowly, piece by piece."""
 

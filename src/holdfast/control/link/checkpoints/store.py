@@ -81,6 +81,7 @@ class CheckpointStore:
         self._changed = threading.Condition()
         self._pending = 0  # things to do, what is being done included
         self._moved_at = time.monotonic()
+        self._hangs = False  # what is being done has not moved for too long, and that was said
         #: what is to be written or sealed that nobody has given up, in turn; the message for the case that it hangs
         self._due: list[CheckpointUnwritten] = []
         self._parts = 0  # of `_pending`, those to be written
@@ -136,7 +137,7 @@ class CheckpointStore:
             self._pending += 1
             if due is not None:
                 self._due.append(due)
-                self._changed.notify_all()
+            self._changed.notify_all()
             if self._thread is None:
                 # (not a pool's: nobody waits for such a thread at the end of the process)
                 self._thread = threading.Thread(target=self._run, name="holdfast-checkpoint", daemon=True)
@@ -148,7 +149,7 @@ class CheckpointStore:
         """Tell of what hangs, and of what waits behind it: nobody is to wait for that."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._due or self._closed)
+                self._changed.wait_for(lambda: self._due or (self._pending and not self._hangs) or self._closed)
                 if self._closed:
                     return
                 left_s = self._moved_at + self._stalled_s - time.monotonic()
@@ -156,7 +157,13 @@ class CheckpointStore:
                     self._changed.wait(max(left_s, 0.01))
                     continue
                 hung, self._due = self._due, []
+                unsaid, self._hangs = not (hung or self._hangs), True
                 self._changed.notify_all()
+            if unsaid:
+                where, limit_s = self.storage.where, self._stalled_s
+                logger.error(
+                    "%s has not answered for %g s, asked to list or remove what no longer counts", where, limit_s
+                )
             for one in hung:
                 logger.error("the checkpoint of step %d: %s", one.step, one.why)
                 self._tell(one)
@@ -170,19 +177,19 @@ class CheckpointStore:
             finally:
                 with self._changed:
                     self._pending -= 1
-                    self._moved_at = time.monotonic()
+                    self._moved()
                     self._changed.notify_all()
 
     def _moved(self) -> None:
-        with self._changed:
-            self._moved_at = time.monotonic()
+        with self._changed:  # (whose lock may be taken again)
+            self._moved_at, self._hangs = time.monotonic(), False
 
     def _unanswered(self, name: CheckpointName, worker: str) -> CheckpointUnwritten:
         return _unwritten(name, worker, f"{self.storage.where} has not answered for {self._stalled_s:g} s")
 
     def _awaited(self, due: CheckpointUnwritten) -> bool:
         """Tell whether what is at hand was not given up, because something hung."""
-        with self._changed:  # (whose lock may be taken again)
+        with self._changed:
             return any(one is due for one in self._due)
 
     def _end(self, due: CheckpointUnwritten, told: CheckpointNews) -> None:
