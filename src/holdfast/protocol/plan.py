@@ -11,7 +11,7 @@ from msgspec import Meta, field
 
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.names import Blob, Count, Struct, Text, WorkerId, node_of
-from holdfast.protocol.state import LiveSource, StateSource
+from holdfast.protocol.state import LiveSource, SnapshotPart, StateSource, seal_of
 
 #: Steps over which loads are taken where nobody ever looks at the placement again (Lazarus, 6.1: looks every 200).
 LOADS_WINDOW = 200
@@ -173,6 +173,17 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True):
             decision: what the generation begins with, None after a swap.
         """
         return self.sources.get(worker) or (decision.source if decision is not None else None)
+
+    def snapshot_part(self, rank: int, step: int) -> SnapshotPart:
+        """Return which part of the snapshot of a step a member has, where that was applied under this plan."""
+        return SnapshotPart(
+            term=self.term,
+            generation=self.generation,
+            step=step,
+            part=rank,
+            parts=len(self.members),
+            seal=seal_of(self.secret),
+        )
 
     def receivers(self, worker: str) -> tuple[str, ...]:
         """Return the members that a member sends the state to, from its memory."""

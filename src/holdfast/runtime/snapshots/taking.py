@@ -22,7 +22,7 @@ import torch
 from holdfast.control.link.snapshots.files import PartFile
 from holdfast.protocol.messages.worker import SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.protocol.state import SnapshotPart, seal_of
+from holdfast.protocol.state import SnapshotPart
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.shards import LayerSpec
 from holdfast.runtime.snapshots.cutting import PartManifest, copy_range, cut
@@ -88,14 +88,7 @@ class SnapshotTaker:
             self._leave_out(plan.generation, step, "the one before it is still being written")
             return
         started = time.monotonic()
-        snapshot = SnapshotPart(
-            term=plan.term,
-            generation=plan.generation,
-            step=step,
-            part=rank,
-            parts=len(plan.members),
-            seal=seal_of(plan.secret),
-        )
+        snapshot = plan.snapshot_part(rank, step)
         pairs, rows = experts.own_part() if experts is not None else ((), [])
         specs = experts.specs() if experts is not None else ()
         view = state.capture()

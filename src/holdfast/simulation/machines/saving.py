@@ -165,14 +165,7 @@ class SnapshotCopier:
         if not every or step % every or rank is None or alone_in(worker.machine, step):
             return
         self.active = True
-        snapshot = SnapshotPart(
-            term=plan.term,
-            generation=plan.generation,
-            step=step,
-            part=rank,
-            parts=len(plan.members),
-            seal=seal_of(plan.secret),
-        )
+        snapshot = plan.snapshot_part(rank, step)
         worker.world.after("copy", worker, self._copied, snapshot)
 
     def _copied(self, snapshot: SnapshotPart) -> None:
