@@ -250,7 +250,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="others_take_the_seats",
         file=PLANNER,
-        old="    return sorted(workers, key=lambda worker: seats[seat_of(worker)])\n",
+        old="    return sorted(workers, key=lambda worker: seats[_seat(worker, stand_ins)])\n",
         new="    return workers\n",
         why="who fills a place has its rank",
     ),

@@ -172,6 +172,7 @@ class Coordinator:
     def _rearrange(self, plan: GenerationPlan) -> None:
         """Nothing is about to change the plan in force: change it where that is of use."""
         self.parts.standbys.look(plan)
+        self.parts.replacing.grow(plan)
         if not self.config.spec.recovery.restarts_all:
             self.parts.joining.prepare(plan)
         elif self.parts.joining.newcomers(plan):

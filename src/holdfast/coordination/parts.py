@@ -21,6 +21,7 @@ from holdfast.coordination.lateness.inquiry import Inquiry
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.nodes.membership import Membership
+from holdfast.coordination.nodes.replacing import Replacing
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.checkpoints import CheckpointBook
@@ -62,6 +63,7 @@ class JobParts:
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
         self.departures = Departures(turn, config, self.ledger, self.stopping, self.absences)
+        self.replacing = Replacing(turn, config, self.standbys, self.newcomers)
         self.closing = Closing(turn, config, self.stopping, self.ending)
         #: why a node was turned away last
         self.misfit = ""

@@ -48,6 +48,8 @@ class Waiting:
             return Need(nodes=left, expert_slots=0, why=why) if why else None
         # Of those that may still come back it is their part of the state that the job waits for.
         broken = parts.stopping.stop is not None and not parts.stopping.awaits(parts.absences.promised)
+        if record.plan is not None and broken and (missing := parts.replacing.waits(record.plan)):
+            return Need(nodes=missing, expert_slots=0, why="it goes on with as many nodes as before")
         if record.plan is not None and not (broken and lacks_slots(turn, config)):
             return None
         why = "too few nodes are left for all experts" if members.regular else "no node is left"

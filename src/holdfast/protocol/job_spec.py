@@ -70,9 +70,17 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What becomes of the job when nodes fail and come."""
 
     on_node_failure: Annotated[
-        Literal["shrink", "restart-all"],
-        Meta(description="Go on with the others, or restart all workers from the newest checkpoint (at arrivals too)."),
-    ] = "shrink"
+        Literal["auto", "standby", "shrink", "wait", "restart-all"],
+        Meta(
+            description="A warm standby takes the place, else the others go on (auto, standby), always so (shrink), or "
+            "once as many nodes are here again (wait); or all workers restart from the newest checkpoint, at arrivals "
+            "too."
+        ),
+    ] = "auto"
+    standbys: Annotated[
+        int,
+        Meta(ge=0, description="Nodes beside the job's own that wait, warm, to take the place of one that is lost."),
+    ] = 0
     on_process_failure: Annotated[
         Literal["auto", "shrink", "hold"],
         Meta(
@@ -106,6 +114,16 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def restarts_all(self) -> bool:
         """Whether all workers start anew at every change."""
         return self.on_node_failure == RESTART_ALL
+
+    @property
+    def uses_standbys(self) -> bool:
+        """Whether a standby takes the place of a node that is lost."""
+        return self.on_node_failure in ("auto", "standby", "wait")
+
+    @property
+    def waits_for_nodes(self) -> bool:
+        """Whether the others wait for another node where one is lost."""
+        return self.on_node_failure == "wait"
 
     @property
     def holds_ranks(self) -> bool:

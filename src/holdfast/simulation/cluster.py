@@ -11,7 +11,7 @@ from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
 from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultPlan
 from holdfast.simulation.invariants import Checker
-from holdfast.simulation.machines.agent import SimAgent
+from holdfast.simulation.machines.agent import FIRST_STANDBY, SimAgent
 from holdfast.simulation.machines.coordinator import CoordinatorShell
 from holdfast.simulation.machines.worker import SimWorker
 from holdfast.simulation.network import SimConnection
@@ -54,6 +54,8 @@ class SimCluster:
         self.start_coordinator()
         for index in range(self.plan.nodes):
             self.world.timeline.after(self.world.rng.uniform(0.0, self.plan.start_spread), self.add_node, f"n{index}")
+        for index in range(FIRST_STANDBY, FIRST_STANDBY + self.plan.standbys):
+            self.world.timeline.after(self.world.rng.uniform(0.0, 0.5), self.add_node, f"n{index}")
         self.injector.arm()
         steps, patience_s, helped, helped_at = 0, self.patience_s, 0, 0.0
         while not self.over:

@@ -136,6 +136,8 @@ class World:
         self.store_slow_until = START
         #: how far the clock of the coordinator's machine is off, and has ever been
         self.clock_off_s, self.clocks_off_s = 0.0, [0.0]
+        #: so many warm-ups are still to fail
+        self.cold_warm_ups = plan.cold_warm_ups
         #: its user wants the job to end
         self.interrupted = False
         self.story: deque[tuple[Any, ...]] | None = deque(maxlen=20000) if keep_trace else None
@@ -271,7 +273,7 @@ def _spec(plan: FaultPlan) -> JobSpec:
         checkpoint=CheckpointSpec(snapshot_every=plan.snapshot_every),
         experts=ExpertSpec(placement="mro", rebalance_every=plan.rebalance_every),
         recovery=RecoverySpec(
-            on_node_failure="restart-all" if plan.restart else "shrink",
+            on_node_failure="restart-all" if plan.restart else plan.on_loss,
             on_process_failure="hold" if plan.hold else "auto",
             max_restarts=plan.max_restarts,
             fault_threshold=plan.copies,

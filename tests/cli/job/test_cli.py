@@ -61,7 +61,7 @@ OPTIONS = {
         "--checkpoint-dir",
     },
     "agent": SERVER
-    | {"--node-name", "--advertise", "--rack", "--failure-rate", "--workers-per-node"}
+    | {"--node-name", "--advertise", "--rack", "--standby", "--failure-rate", "--workers-per-node"}
     | {"--checkpoint-dir", "--checkpoint-every", "--checkpoint-rate", "--snapshot-every", "--snapshot-dir"}
     | {"--expert-slots", "--verify-state", "--preflight"}
     | {"--log-dir", "--print", "--module"},
@@ -209,7 +209,7 @@ def busy_port() -> Iterator[int]:
         (["run", "--emulate-compute", "0.1", "SCRIPT"], "must be seconds for each token or micro-batch, such as"),
         (["run", "--emulate-compute", "-1", "SCRIPT"], "--emulate-compute is -1"),
         (["run", "--on-node-failure", "restart-all", "SCRIPT"], "give --checkpoint-dir DIR"),
-        (["run", "--on-node-failure", "pray", "SCRIPT"], "it must be one of shrink, restart-all"),
+        (["run", "--on-node-failure", "pray", "SCRIPT"], "it must be one of auto, standby, shrink, wait, restart-all"),
         (["run", "--ep-size", "2", "SCRIPT"], "it counts with static experts; give --static-experts"),
         (["run", "--static-experts", "--workers-per-node", "2", "SCRIPT"], "with static experts it must be 1"),
         (["scale", "some"], "the size is 'some'"),

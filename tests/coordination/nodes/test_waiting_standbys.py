@@ -184,3 +184,21 @@ def test_it_is_let_go_at_the_jobs_end() -> None:
     for name in ("n0", "n1", "n2"):
         job.say(msg.Finished(worker=w(name), generation=1, step=1))
     assert w("s0") in job.orders(msg.JobDone)
+
+
+def test_one_with_other_places_than_any_node_of_the_job_is_refused() -> None:
+    job = Job().start()
+    job.step(1)
+    job.connect(msgspec.structs.replace(waits(), workers=2))
+    job.say(attach(w("s0")))
+    (end,) = job.sent(msg.EndNode)
+    assert "workers per node are 2, the job's are 1" in end.why
+
+
+def test_what_does_not_fit_a_job_that_is_over_is_no_event_of_it() -> None:
+    job = with_standby()
+    for name in ("n0", "n1", "n2"):
+        job.say(msg.Finished(worker=w(name), generation=1, step=1))
+    job.connect(msgspec.structs.replace(waits("s1"), workers=2))
+    job.say(attach(w("s1")))
+    assert not job.said(ev.StandbyFailed)

@@ -60,7 +60,7 @@ def status(server: Server, as_json: AsJson = False) -> None:
     nodes: list[dict[str, Any]] = answer.get("nodes") or []
     if nodes:
         console.print(_node_table(nodes))
-    for line in (*saving(answer), *drained(answer), *quarantined(answer), *stragglers(answer)):
+    for line in (*saving(answer), *standbys(answer), *drained(answer), *quarantined(answer), *stragglers(answer)):
         console.print(line, markup=False, soft_wrap=True)
     if "time" in answer:
         print_account(msgspec.convert(answer["time"], TimeAccount), console)
@@ -77,6 +77,14 @@ def quarantined(answer: dict[str, Any]) -> Iterator[str]:
     for one in barred:
         since = time_of_day(one["since"])
         yield f"quarantined since {since}: {one['node']} ({one['why']}); repaired: holdfast undrain {one['node']}"
+
+
+def standbys(answer: dict[str, Any]) -> Iterator[str]:
+    """Yield which nodes wait to take others' places, and whether they are warm."""
+    nodes: list[dict[str, Any]] = answer.get("nodes") or []
+    for node in nodes:
+        if node.get("standby"):
+            yield f"standby: {node['node']} is {node['standby']}, it has no rank"
 
 
 def drained(answer: dict[str, Any]) -> Iterator[str]:

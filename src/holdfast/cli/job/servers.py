@@ -140,6 +140,14 @@ class NodeOptions:
             rich_help_panel=RECOVERY,
         ),
     ] = ""
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Wait, warm, to take the place of a node that is lost, and train no sooner.",
+            rich_help_panel=RECOVERY,
+        ),
+    ] = False
     failure_rate: Annotated[
         float,
         typer.Option(
@@ -261,6 +269,7 @@ def agent(
             environment=for_workers(os.environ),
             rack=node.rack,
             failure_rate=node.failure_rate,
+            standby=node.standby,
             tls_ca=entry.tls_ca,
         )
         code = run_agent(settings, warn)

@@ -170,7 +170,7 @@ class Launcher:
             try:
                 self._start_zygote()
                 self._task(self._keep_coordinator())
-                for name in self.settings.start_names:
+                for name in (*self.settings.start_names, *self.settings.standby_names):
                     await self.start_node(name)
                 following = self._task(self._follow())
                 self._task(self._serve_requests())
@@ -284,6 +284,7 @@ class Launcher:
             shows=settings.log_folder is None,
             parent=os.getpid(),
             quiet=True,
+            standby=node in settings.standby_names,
         )
 
     # ---- watching ----
@@ -414,7 +415,10 @@ async def launch(
     """
     settings.check()
     raise_file_limit()
-    room, nodes = room_for_nodes(settings.spec.workers_per_node), len(settings.start_names)
+    room, nodes = (
+        room_for_nodes(settings.spec.workers_per_node),
+        len(settings.start_names) + len(settings.standby_names),
+    )
     if nodes > room:
         raise BadInputError(f"the job begins with {nodes} nodes on this machine: {_few_files(room)}")
     checkpoints = intact_checkpoints(settings.spec.checkpoint.dir, say)

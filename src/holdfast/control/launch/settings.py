@@ -51,6 +51,11 @@ class LaunchSettings:
         """The names of the nodes that the job starts with."""
         return self.node_names or tuple(f"node-{number}" for number in range(self.spec.max_nodes))
 
+    @property
+    def standby_names(self) -> tuple[str, ...]:
+        """The names of the standbys that come with them."""
+        return tuple(f"standby-{number}" for number in range(self.spec.recovery.standbys))
+
     def check(self) -> None:
         """Refuse what cannot work, before anything is touched.
 
@@ -88,6 +93,12 @@ def check_script(script: str) -> None:
 
 
 def _check_nodes(spec: JobSpec, names: Mapping[str, str]) -> None:
+    standbys = spec.recovery.standbys
+    if spec.max_nodes + standbys > _MOST_HERE >= spec.max_nodes:
+        option = names.get("recovery.standbys", "--standbys")
+        raise BadInputError(
+            f"{option} is {standbys}: with the job's nodes there are at most {_MOST_HERE} on one machine"
+        )
     least, most = (names.get(key, "--nodes") for key in ("min_nodes", "max_nodes"))
     if spec.max_nodes > _MOST_HERE:
         raise BadInputError(f"{most} is {spec.max_nodes}: it must lie between 1 and {_MOST_HERE} on one machine")

@@ -5,12 +5,12 @@ Shape letters: L layers, E experts per layer, N nodes, W workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from holdfast.coordination.experts.blobs import blobs_of, decode, encode, replicas_of
+from holdfast.coordination.experts.blobs import blobs_of, decode, encode, experts_by_layer, replicas_of
 from holdfast.planning import (
     Shortage,
     allocate,
@@ -23,7 +23,7 @@ from holdfast.planning import (
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.keeping.repair import Replicas, repair, room_of
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape
+from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape, GenerationPlan
 
 _TOKENS = np.dtype("<f8")
 
@@ -94,6 +94,25 @@ def _by_node(replicas: Replicas, home: IntArray, shape: ExpertShape) -> IntArray
     cells = (replicas.layer * shape.experts + replicas.expert) * nodes + home[replicas.worker]
     size = shape.layers, shape.experts, nodes
     return np.bincount(cells, minlength=shape.layers * shape.experts * nodes).reshape(size)
+
+
+def as_before(
+    question: PlacementQuestion, plan: GenerationPlan | None, stand_ins: Mapping[str, str]
+) -> ExpertPlan | None:
+    """Give whoever takes another's place its experts, one to one; None where others have not what the plan says."""
+    before = plan.expert_plan if plan is not None else None
+    if before is None or plan is None or len(before.placement) != len(question.workers):
+        return None
+    rows = zip(question.workers, plan.workers, question.held, before.placement, strict=True)
+    moves = 0
+    for worker, other, held, placed in rows:
+        if node_of(worker) in stand_ins:
+            if node_of(other) != stand_ins[node_of(worker)]:
+                return None
+            moves += sum(map(len, experts_by_layer(placed, question.shape)))
+        elif worker != other or held != placed:
+            return None
+    return msgspec.structs.replace(before, held=question.held, moves=moves, repaired=False)
 
 
 def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
@@ -13,7 +13,10 @@ def round_robin(micro_batches: int, world: int, rank: int) -> tuple[int, ...]:
 
 
 def keep_summed(
-    micro_batches: int, summed: Sequence[Sequence[int]], usual: Sequence[Sequence[int]] = ()
+    micro_batches: int,
+    summed: Sequence[Sequence[int]],
+    usual: Sequence[Sequence[int]] = (),
+    idle: Collection[int] = (),
 ) -> tuple[tuple[int, ...], ...]:
     """Return an assignment in which each rank keeps what it holds and had; the rest goes to whoever has least.
 
@@ -25,6 +28,7 @@ def keep_summed(
         summed: for each rank, the micro-batches whose gradients are summed up there.
         usual: for each rank, what it had to compute before; it goes on with that where nobody else has it. So all but
             what the lost had to do stays as it was.
+        idle: ranks that are given none, as long as there are others.
     """
     taken: set[int] = set()
     shares: list[list[int]] = []
@@ -34,7 +38,8 @@ def keep_summed(
         taken.update(keep)
         shares.append(keep)
     _give_back(shares, usual, taken, -(-micro_batches // len(shares)))
-    least = [(len(share), rank) for rank, share in enumerate(shares)]
+    none = idle if len(idle) < len(shares) else ()
+    least = [(len(share), rank) for rank, share in enumerate(shares) if rank not in none]
     heapify(least)
     for micro_batch in range(micro_batches):
         if micro_batch not in taken:

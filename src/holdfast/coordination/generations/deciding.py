@@ -24,7 +24,9 @@ from holdfast.coordination.generations.planner import (
     salvaged,
 )
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
+from holdfast.coordination.generations.stopping import FAILURE
 from holdfast.coordination.nodes.admission import send_away_all
+from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.parts import JobParts
 from holdfast.coordination.snapshots.nearest import nearest
 from holdfast.errors import EXIT_BAD_INPUT
@@ -48,6 +50,7 @@ class Deciding:
         self._stopping = parts.stopping
         self._failures = parts.failures
         self._absences = parts.absences
+        self._standbys, self._replacing = parts.standbys, parts.replacing
         self._departures = parts.departures
         self._checkpoints, self._evaluations = parts.checkpoints, parts.evaluations
         self._snapshots = parts.snapshots
@@ -82,6 +85,10 @@ class Deciding:
             if self._ending.over is not None:
                 return
         closing = self._closing.under_way
+        if not closing:
+            self._replacing.fill(record.plan)
+            if self._replacing.waits(record.plan):
+                return
         if lacks_slots(turn, self._config):
             if closing:
                 self._closing.end()  # (nobody waits for the nodes that would bring room)
@@ -111,7 +118,7 @@ class Deciding:
         if closing or (parted and not lacks_slots(turn, self._config, list(reports))):
             # They go on alone, and whoever else is here joins while they train: those who do not reach each other would
             # be put together in turns, for ever.
-            arrivals = []
+            arrivals = [worker for worker in self._replacing.workers if worker not in reports and not closing]
         verdict = self._verdict(reports, arrivals)
         if raisers:
             without = self._without(raisers, verdict, reports)
@@ -149,7 +156,7 @@ class Deciding:
             committed,
             list(reports.values()),
             known,
-            arrivals,
+            self._standbys.fresh(arrivals),
             lost=partial(lost_of, record, reports=reports) if record.expert_shape is not None else None,
             anew=anew,
             unreadable=unreadable,
@@ -211,14 +218,14 @@ class Deciding:
             return
         if self._snapshots.awaited:
             return
+        self._replacing.take_over()
         complete = turn.members.complete_nodes
         needed = config.spec.nodes_to_begin if record.generation == 0 else 1
         if complete < needed or self._newcomers.gathering or (record.generation and lacks_slots(turn, config)):
             return
         workers = [info.id for info in turn.members.workers()]
-        verdict = without_state(
-            self._ledger.committed, record.checkpoints, workers, anew=self._anew, unreadable=record.unreadable
-        )
+        known, fresh = record.checkpoints, self._standbys.fresh(workers)
+        verdict = without_state(self._ledger.committed, known, fresh, anew=self._anew, unreadable=record.unreadable)
         self._carry_out(self._nearest(verdict), workers, {})
 
     @property
@@ -301,9 +308,10 @@ class Deciding:
     def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
         """Write the next generation and tell its members."""
         record, turn, decision = self._turn.record, self._turn, with_the_end(verdict.decision, self._turn.record)
-        experts = held_experts(decision, reports)
+        experts, moved = held_experts(decision, reports), self._replacing.over()
+        whose = {name: lost for name, (lost, _) in moved.items()}
         plan = plan_generation(
-            record, turn.members, workers, list(verdict.holders), experts, self._config, self._loads.tokens
+            record, turn.members, workers, list(verdict.holders), experts, self._config, self._loads.tokens, whose
         )
         if isinstance(plan, Shortage):
             if self._closing.under_way:
@@ -313,13 +321,17 @@ class Deciding:
             return
         plan = msgspec.structs.replace(plan, last=self._closing.under_way)
         refusal = refusal_after(record.refusal, decision)
-        assignment = () if refusal is not None else first_assignment(record, plan, decision, reports)
+        assignment = () if refusal is not None else first_assignment(record, plan, decision, reports, whose)
+        if whose and reason == FAILURE and len(plan.members) == len(record.plan.members if record.plan else ()):
+            reason = "replace"
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
+        self._progress.replaced(moved)
         if anew:
             bases = (*record.bases, (plan.generation, decision.applied))[-MAX_BASES:]
             turn.change(lineage=plan.generation, bases=bases)
         turn.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
+        turn.change(wanted=max(record.wanted, len(workers_by_node(plan))))
         # Whoever was a member and is none any more holds a state that soon is an old one: fresh processes can be used.
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if turn.members.worker(worker) is not None]

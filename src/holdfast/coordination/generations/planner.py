@@ -5,11 +5,12 @@ Axes: L layers, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import lost_experts
-from holdfast.coordination.experts.placing import PlacementQuestion, keep, loads_blob, place
+from holdfast.coordination.experts.placing import PlacementQuestion, as_before, keep, loads_blob, place
 from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
 from holdfast.coordination.generations.assignment import keep_summed, round_robin
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
@@ -20,7 +21,7 @@ from holdfast.coordination.turn import Turn
 from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.names import node_of, seat_of
+from holdfast.protocol.names import index_of, node_of, seat_of
 from holdfast.protocol.plan import (
     LOADS_WINDOW,
     Decision,
@@ -43,6 +44,7 @@ def plan_generation(
     held_experts: Mapping[str, bytes],
     config: CoordinatorConfig,
     loads: FloatArray | None = None,
+    stand_ins: Mapping[str, str] = MappingProxyType({}),
 ) -> GenerationPlan | Shortage:
     """Return the next generation's plan: holders of the state first, as given, then those that are sent theirs.
 
@@ -50,13 +52,14 @@ def plan_generation(
         workers: all members to be. holders: those that have the decided state; none means that all load it.
         held_experts: what each holder has of the experts.
         loads: tokens per step, layer and expert `(L, E)`; None: not known.
+        stand_ins: the nodes that take others' places, with those.
 
     Returns:
         The plan, or why there is none: too few slots for the experts.
     """
     having = set(holders)
     ordered = [w for w in workers if w in having] + [w for w in workers if w not in having]
-    ordered = _in_their_seats(record.plan, ordered)
+    ordered = _in_their_seats(record.plan, ordered, stand_ins)
     if config.spec.experiments.static_experts:
         placed = _place_statically(record, ordered, held_experts, config)
         if isinstance(placed, Shortage):
@@ -67,18 +70,27 @@ def plan_generation(
         return plan_with(record, members, assign_roles(ordered), holders, experts, config)
     question = placement_question(record, members, ordered, held_experts, config, loads)
     # At once: the searches come later. Where nothing is held all is made or loaded anew, and may be so anywhere.
-    experts = (keep(question) or place(question)) if question is not None else None
+    experts = None
+    if question is not None:
+        before = record.plan if stand_ins else None
+        experts = as_before(question, before, stand_ins) or keep(question) or place(question)
     if isinstance(experts, Shortage):
         return experts
     return plan_with(record, members, assign_roles(ordered), holders, experts, config)
 
 
-def _in_their_seats(before: GenerationPlan | None, workers: list[str]) -> list[str]:
+def _seat(worker: str, stand_ins: Mapping[str, str]) -> str:
+    """Return the place that a worker fills, or takes."""
+    node = node_of(worker)
+    return f"{stand_ins[node]}/{index_of(worker)}" if node in stand_ins else seat_of(worker)
+
+
+def _in_their_seats(before: GenerationPlan | None, workers: list[str], stand_ins: Mapping[str, str]) -> list[str]:
     """Return workers in rank order: where they fill the same places of the same nodes as before, as these were."""
     seats = {seat_of(worker): rank for rank, worker in enumerate(before.workers)} if before is not None else {}
-    if seats.keys() != {seat_of(worker) for worker in workers}:
+    if seats.keys() != {_seat(worker, stand_ins) for worker in workers}:
         return workers
-    return sorted(workers, key=lambda worker: seats[seat_of(worker)])
+    return sorted(workers, key=lambda worker: seats[_seat(worker, stand_ins)])
 
 
 def plan_with(
@@ -230,9 +242,17 @@ def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str,
 
 
 def first_assignment(
-    record: Record, plan: GenerationPlan, decision: Decision, reports: Mapping[str, Report]
+    record: Record,
+    plan: GenerationPlan,
+    decision: Decision,
+    reports: Mapping[str, Report],
+    stand_ins: Collection[str] = (),
 ) -> tuple[tuple[int, ...], ...]:
-    """Let survivors keep the micro-batches they have computed of the step that comes next; () where nobody has any."""
+    """Let survivors keep the micro-batches they have computed of the step that comes next; () where nobody has any.
+
+    Nodes that take others' places have none of that step: the others compute theirs while its state comes to them. With
+    experts all go through as many rounds, and nobody computes before all experts are there.
+    """
     if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):
         return ()
     before = record.plan.workers if record.plan is not None else ()
@@ -243,7 +263,9 @@ def first_assignment(
         report, rank = reports.get(worker), rank_of.get(seat_of(worker))
         summed.append(report.summed if report is not None and report.applied == decision.applied else ())
         usual.append(round_robin(record.micro_batches, len(before), rank) if rank is not None else ())
-    return keep_summed(record.micro_batches, summed, usual) if any(summed) else ()
+    dense = record.expert_shape is None
+    idle = [rank for rank, worker in enumerate(plan.workers) if dense and node_of(worker) in stand_ins]
+    return keep_summed(record.micro_batches, summed, usual, idle) if any(summed) or idle else ()
 
 
 def salvaged(

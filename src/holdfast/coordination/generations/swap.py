@@ -14,6 +14,7 @@ from holdfast.coordination.experts.loads import LoadBook
 from holdfast.coordination.experts.static_experts import ep_size_of, usable
 from holdfast.coordination.generations.announcing import Newcomers, announce_generation
 from holdfast.coordination.generations.planner import plan_generation, plan_with
+from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.telling.plans import Telling
 from holdfast.coordination.turn import Turn
@@ -104,7 +105,8 @@ class Joining:
             return
         joins = before is None or set(pending.workers) != set(before.workers)
         progress.swapped(step, pending, "grow" if joins else "rebalance")
-        turn.change(plan=pending, pending=None, decision=Decision(kind=DecisionKind.REDO, applied=step))
+        wanted = max(turn.record.wanted, len(workers_by_node(pending)))
+        turn.change(plan=pending, pending=None, wanted=wanted, decision=Decision(kind=DecisionKind.REDO, applied=step))
         announce_generation(turn, pending, "join" if joins else "rebalance")
 
     def arm(self) -> None:

@@ -146,7 +146,7 @@ class Departures:
         turn, leaving = self._turn, self._turn.record.leaving
         gone = tuple(one for one in leaving if one.node == name)
         rest = tuple(one for one in leaving if one.node != name)
-        turn.change(leaving=rest, drained=(*turn.record.drained, *gone)[-_KEPT:])
+        turn.change(leaving=rest, wanted=max(0, turn.record.wanted - 1), drained=(*turn.record.drained, *gone)[-_KEPT:])
 
     def depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
         """A node goes: forget it, and say so; return the workers that are gone with it."""

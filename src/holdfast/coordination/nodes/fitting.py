@@ -50,9 +50,9 @@ def _other_room(turn: Turn, node: Node, attach: Attach) -> list[str]:
     mine, theirs = attach.expert_shape, record.expert_shape
     if mine is not None and theirs is not None and mine.slots != theirs.slots:
         said.append(f"expert slots are {mine.slots}, the job's are {theirs.slots}")
-    on_a_node = len(next(iter(workers_by_node(record.plan).values()), ())) if record.plan is not None else 0
-    if on_a_node and node.expected != on_a_node:
-        said.append(f"workers per node are {node.expected}, the job's are {on_a_node}")
+    on_others = {other.expected for other in turn.members.regular}
+    if on_others and node.expected not in on_others:
+        said.append(f"workers per node are {node.expected}, the job's are {max(on_others)}")
     if record.script_digest and node.digest != record.script_digest:
         said.append("script or arguments differ from the job's")
     return said

@@ -140,6 +140,8 @@ class Membership:
         self._by_connection: dict[int, Node] = {}
         self._workers: dict[str, WorkerInfo] = {}
         self._came = 0
+        #: of all nodes that were here
+        self.racks: dict[str, str] = {}
         #: how often the machine of a node has failed, since this coordinator's start
         self._failed: dict[str, int] = {}
         self._entered = _RollCall(lambda _, info, plan: info is not None and info.entered >= plan.generation)
@@ -169,6 +171,7 @@ class Membership:
             digest=hello.digest,
         )
         self._came += 1
+        self.racks[node.name] = node.rack
         if standby:
             self.standbys[node.name] = node
         self.nodes[node.name] = node

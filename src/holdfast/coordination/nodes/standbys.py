@@ -6,6 +6,7 @@ Neither at a job's start: it waits for its nodes as it would without any. They a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -54,6 +55,8 @@ class Standbys:
         self._turn = turn
         self._config = config
         self._warm_ups: dict[str, _WarmUp] = {}
+        #: the workers that have begun to warm up, perhaps: what they have is nobody's initial state any more
+        self._void: set[str] = set()
 
     # ---- who comes ----
 
@@ -74,6 +77,18 @@ class Standbys:
         """Tell whether a node is a standby whose workers are all warm."""
         node = self._turn.members.standbys.get(name)
         return node is not None and node.complete and self._warm_ups[name].warm.keys() >= node.workers.keys()
+
+    def fresh(self, workers: Iterable[str]) -> list[str]:
+        """Return those of these workers, which were in no generation, whose initial state is whole."""
+        return [worker for worker in workers if worker not in self._void]
+
+    def promote(self, name: str) -> Node:
+        """A standby is a node like any other from here on, whoever coordinates."""
+        entry = self._entry(name)
+        if entry is not None:
+            self._write(msgspec.structs.replace(entry, promoted=True, ready=False))
+        self._warm_ups.pop(name)
+        return self._turn.members.promote(name)
 
     # ---- warming up ----
 
@@ -96,11 +111,13 @@ class Standbys:
                 continue
             self._write(msgspec.structs.replace(entry, tries=entry.tries + 1))
             warm_up.asked, warm_up.since, warm_up.told = set(cold), turn.now, False
+            self._void |= warm_up.asked
             for worker in cold:
                 turn.order(worker, Warm(term=turn.record.term))
 
     def warmed(self, node: Node, message: Warmed) -> None:
         """A worker has gone through its shadow steps, or could not; what one says that waits no more is of no use."""
+        self._void.add(message.worker)
         if not node.standby:
             return
         warm_up, worker = self._warm_ups[node.name], message.worker
@@ -125,6 +142,7 @@ class Standbys:
             return False
         if isinstance(message, WorkerDown):
             self._turn.members.drop(node, message.worker)
+            self._void.discard(message.worker)
             self._warm_ups[node.name].warm.pop(message.worker, None)
             if message.exit_code == EXIT_BAD_INPUT or message.final:
                 self._refuse(node, message.detail)
@@ -174,7 +192,7 @@ class Standbys:
 
     def _gone(self, node: Node, why: str) -> None:
         """A standby is there no more; it may come again."""
-        self._turn.members.remove(node.name)
+        self._void.difference_update(self._turn.members.remove(node.name))
         warm_up = self._warm_ups.pop(node.name)
         if not warm_up.told:
             self._tell(node, why)
@@ -200,6 +218,8 @@ class Standbys:
         return True
 
     def _tell(self, node: Node, why: str, *, again: bool = True) -> None:
+        if self._turn.record.outcome:
+            return
         entry = self._entry(node.name)
         tries = entry.tries if entry is not None else 0
         self._turn.emit(StandbyFailed, node=node.name, why=why[:1000], tries=tries, again=again and tries < MAX_TRIES)

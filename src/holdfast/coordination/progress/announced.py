@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
 from holdfast.coordination.progress.recovery_cost import RecoveryCost
 from holdfast.coordination.turn import Turn
 from holdfast.protocol.commit import Wish
-from holdfast.protocol.events import Rebalanced, Recovered, StepCommitted
+from holdfast.protocol.events import NodeMoved, Rebalanced, Recovered, StepCommitted
 from holdfast.protocol.messages.agent import Committed
 from holdfast.protocol.names import seat_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Passed
@@ -157,6 +157,11 @@ class Progress:
         else:
             recovery.action = _replaced(plan.workers, workers)
 
+    def replaced(self, moved: Mapping[str, tuple[str, str]]) -> None:
+        """These nodes take others' places, which are given with the reason why it is they."""
+        if self.recovery is not None:
+            self.recovery.moved_nodes = dict(moved)
+
     def _follow(self, plan: GenerationPlan) -> None:
         self.ledger.follow(plan.generation, plan.workers)
 
@@ -212,6 +217,9 @@ class Progress:
             self._turn.emit(Rebalanced, step=done.step, **told)
         else:
             self._turn.emit(Recovered, **costs)
+            told = {"reason": "failure", "down_s": costs["down_s"], "moved_bytes": costs["moved_bytes"]}
+            for name, (whose, why) in recovery.moved_nodes.items():
+                self._turn.emit(NodeMoved, from_node=whose, to_node=name, detail=why, **told)
 
 
 def _replaced(workers: Sequence[str], before: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -28,6 +28,8 @@ class RecoveryCost:
     experts_moved: int = 0
     micro_batches_kept: int | None = None
     micro_batches_redone: int | None = None
+    #: who has taken whose place, and why it is this one
+    moved_nodes: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     #: that one member has received
     most_bytes: int = 0
 

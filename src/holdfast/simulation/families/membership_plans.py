@@ -1,4 +1,4 @@
-"""Fault plans with nodes that are asked to leave, whatever goes wrong around it, and of which some come back."""
+"""Fault plans with nodes that are asked to leave, or wait to take others' places, whatever goes wrong around it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from holdfast.simulation.families.memory_plans import memory_plan
+from holdfast.simulation.families.storm_plans import storm_plan
 from holdfast.simulation.faults.plans import (
     OTHER_BOUNDARIES,
     STEP_BOUNDARIES,
@@ -57,6 +58,34 @@ def leaving_plan(seed: int) -> FaultPlan:
         start_nodes=max(plan.start_nodes, rng.randint(2, nodes)),
         faults=(*plan.faults[: rng.choice((0, 0, 1))], *faults),
         crashes=plan.crashes if rng.random() < 0.6 else (),
+    )
+
+
+def standby_plan(seed: int) -> FaultPlan:
+    """Return the plan of a seed with standbys: nodes are lost, standbys too, some of them while they warm up."""
+    rng = Random(seed * 97 + 53)
+    plan = rng.choice((*_BASES, storm_plan))(seed)
+    nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.5
+    faults = [
+        Fault(
+            kind=rng.choice(_KINDS if rng.random() < 0.4 else (FaultKind.KILL_NODE, FaultKind.SILENT_NODE)),
+            time=rng.uniform(0.0, span),
+            target=rng.randrange(64),
+            duration=rng.choice((0.02, 0.3, 1.5)),
+            boundary=rng.choice((*STEP_BOUNDARIES, *OTHER_BOUNDARIES)) if rng.random() < 0.3 else "",
+        )
+        for _ in range(rng.choice((1, 1, 2, 3)))
+    ]
+    return replace(
+        plan,
+        nodes=nodes,
+        start_nodes=min(nodes, plan.start_nodes),
+        standbys=rng.choice((1, 1, 2, 3)),
+        cold_warm_ups=rng.choice((0, 0, 0, 1, 4)),
+        on_loss=rng.choice(("auto", "auto", "standby", "shrink")),
+        restart=plan.restart and rng.random() < 0.2,
+        faults=(*plan.faults[: rng.choice((0, 0, 1, 3))], *faults),
+        crashes=plan.crashes if rng.random() < 0.5 else (),
     )
 
 

@@ -338,7 +338,7 @@ class Injector:
         if cluster.ended is not None:
             return
         started = self._world.store.record is not None and self._world.store.record.generation > 0
-        alive = sum(agent.alive for agent in cluster.agents.values())
+        alive = sum(agent.alive and not agent.standby for agent in cluster.agents.values())  # (what a job waits for)
         needed = max(1, self._plan.ep_size, self._plan.nodes_for_experts)
         for _ in range(alive, needed if started else self._plan.start_nodes):
             cluster.add_node(f"n{self._next_node}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
+from typing import Literal
 
 
 class FaultKind(StrEnum):
@@ -92,6 +93,8 @@ class FaultPlan:
     logs: scripts log values in every step. snapshot_every: steps, 0 for no snapshots; copies: of each part, on as many
     nodes (and of each expert).
     saves_in_time: where checkpoints are kept, the coordinator says when.
+    standbys: nodes beside `nodes`, that wait to take others' places; cold_warm_ups: so many of their warm-ups fail, the
+    first. on_loss: what becomes of the job where a node is lost, unless all `restart`.
     handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
     """
 
@@ -128,6 +131,9 @@ class FaultPlan:
     logs: bool = False
     snapshot_every: int = 0
     copies: int = 2
+    standbys: int = 0
+    cold_warm_ups: int = 0
+    on_loss: Literal["auto", "standby", "shrink"] = "auto"
     handle_s: float = 0.0
     send_s: float = 0.0
 

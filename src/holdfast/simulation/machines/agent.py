@@ -15,6 +15,9 @@ from holdfast.simulation.machines.worker import SimWorker, WorkerSurroundings
 from holdfast.simulation.network import SimConnection
 from holdfast.simulation.process import Process
 
+#: nodes are standbys from this number on
+FIRST_STANDBY = 10_000
+
 
 class AgentSurroundings(WorkerSurroundings, Protocol):
     """What an agent asks of the cluster that it is in."""
@@ -32,12 +35,14 @@ class SimAgent(Process):
         self.exit_code: int | None = None
         self._cluster = cluster
         self._world = world = cluster.world
+        self.standby = int(name[1:]) >= FIRST_STANDBY
         node = NodeIdentity(
             job="sim",
             node=name,
             workers=world.plan.workers_per_node,
             digest="script",
             agent_pid=world.pid(),
+            standby=self.standby,
         )
         self.machine = world.parts.agent(node, world.nonce, world.plans)
         self._connection: SimConnection | None = None

@@ -78,7 +78,9 @@ class SimEntrance:
             return
         worker.busy = ""
         if warming.due:
-            worker.obey(warming.end(worker.world.timeline.now - began))
+            worker.world.cold_warm_ups -= 1
+            why = "cold" if worker.world.cold_warm_ups >= 0 else ""
+            worker.obey(warming.end(worker.world.timeline.now - began, why))
         else:
             warming.leave()
         worker.advance()

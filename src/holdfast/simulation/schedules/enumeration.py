@@ -11,7 +11,7 @@ from holdfast.simulation.families.ladder_plans import ladder_plan
 from holdfast.simulation.families.large_plans import large_plan
 from holdfast.simulation.families.level_plans import level_plan
 from holdfast.simulation.families.link_plans import link_plan
-from holdfast.simulation.families.membership_plans import leaving_plan
+from holdfast.simulation.families.membership_plans import leaving_plan, standby_plan
 from holdfast.simulation.families.memory_plans import memory_plan
 from holdfast.simulation.families.script_plans import beginning_plan, raising_plan, stopping_plan
 from holdfast.simulation.families.storm_plans import ready_plan, storm_plan
@@ -65,6 +65,8 @@ FIRST_STOPPING_SEED = 18_000_000_000
 FIRST_READY_SEED = 20_000_000_000
 #: from here on, random ones in which nodes are asked to leave
 FIRST_LEAVING_SEED = 21_000_000_000
+#: from here on, random ones with standbys
+FIRST_STANDBY_SEED = 22_000_000_000
 #: from here on, random ones with everything at once
 FIRST_STORM_SEED = 15_000_000_000
 #: from here on, random ones whose script never comes to its loop
@@ -136,6 +138,7 @@ FAMILIES: dict[str, range] = {
     "memory": range(FIRST_MEMORY_SEED, FIRST_MEMORY_SEED + 1_000_000_000),
     "ready": range(FIRST_READY_SEED, FIRST_READY_SEED + 1_000_000_000),
     "leaving": range(FIRST_LEAVING_SEED, FIRST_LEAVING_SEED + 1_000_000_000),
+    "standbys": range(FIRST_STANDBY_SEED, FIRST_STANDBY_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -159,6 +162,7 @@ _RANDOM_PLANS = {
     "raising": raising_plan,
     "ready": ready_plan,
     "leaving": leaving_plan,
+    "standbys": standby_plan,
 }
 
 

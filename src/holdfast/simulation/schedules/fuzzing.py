@@ -41,6 +41,7 @@ SHARES = {
     "memory": 3,
     "ready": 3,
     "leaving": 3,
+    "standbys": 3,
 }
 #: of the time, at most, where others want to run too: one of these takes as long as fifty of them
 LARGE_SHARE = 0.15

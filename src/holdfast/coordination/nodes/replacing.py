@@ -1,0 +1,120 @@
+"""Whose place a standby takes, and when the others wait for one.
+
+A standby that is warm takes the place of a node that is lost at once: the same rank, share and experts. Where the job
+cannot go on without (too few slots for its experts, `wait`, nobody left), a cold one does too: that it comes up then
+lies beside everything else that has to be done. Where a place is empty, a standby that becomes warm joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.generations.announcing import Newcomers
+from holdfast.coordination.generations.planner import lacks_slots
+from holdfast.coordination.nodes.fitting import workers_by_node
+from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.turn import Turn
+from holdfast.protocol.plan import GenerationPlan
+
+
+class Replacing:
+    """The places that are empty, and who takes them."""
+
+    def __init__(self, turn: Turn, config: CoordinatorConfig, standbys: Standbys, newcomers: Newcomers) -> None:
+        self._turn = turn
+        self._config = config
+        self._standbys = standbys
+        self._newcomers = newcomers
+        #: who takes whose place in the next generation, and why it is this one, by node
+        self._stand_ins: dict[str, tuple[str, str]] = {}
+
+    @property
+    def workers(self) -> list[str]:
+        """The workers that take others' places in the next generation."""
+        nodes = self._turn.members.nodes
+        return [worker for name in self._stand_ins if name in nodes for worker in nodes[name].workers]
+
+    def over(self) -> dict[str, tuple[str, str]]:
+        """The next generation is decided: return who takes whose place in it, and why it is this one."""
+        stand_ins, self._stand_ins = self._stand_ins, {}
+        return {name: whose for name, whose in stand_ins.items() if name in self._turn.members.nodes}
+
+    def fill(self, plan: GenerationPlan) -> None:
+        """The members of a plan that are left have spoken: let standbys take the places of the others."""
+        members = self._turn.members
+        if not members.standbys or not self._config.spec.recovery.uses_standbys:
+            return
+        self._stand_ins = {name: whose for name, whose in self._stand_ins.items() if name in members.nodes}
+        for name in self._empty(plan):
+            found = self._choose(name, self._candidates())
+            if found is None:
+                return
+            standby, why = found
+            self._promote(standby)
+            self._stand_ins[standby] = name, why
+
+    def waits(self, plan: GenerationPlan) -> int:
+        """Return how many nodes the others wait for before they go on."""
+        return len(self._empty(plan)) if self._config.spec.recovery.waits_for_nodes else 0
+
+    def take_over(self) -> None:
+        """Nobody is left, or too few are: whoever is here goes on with the job."""
+        members, record = self._turn.members, self._turn.record
+        if not record.generation or not self._config.spec.recovery.uses_standbys:
+            return
+        while members.standbys and (not members.complete_nodes or lacks_slots(self._turn, self._config)):
+            here = [name for name, node in members.standbys.items() if node.complete]
+            if not here:
+                return
+            self._promote(here[0])
+
+    def grow(self, plan: GenerationPlan) -> None:
+        """Where the job has fewer nodes than it had, let warm standbys join."""
+        members = self._turn.members
+        if not members.standbys or not self._config.spec.recovery.uses_standbys:
+            return
+        here = {node.name for node in members.regular} | workers_by_node(plan).keys()
+        missing = max(0, self._turn.record.wanted - len(here))
+        for name in [name for name in members.standbys if self._standbys.ready(name)][:missing]:
+            self._promote(name)
+
+    # ---- inside ----
+
+    def _empty(self, plan: GenerationPlan) -> list[str]:
+        """Return the nodes of a plan that are gone and that nobody replaces yet, in rank order.
+
+        Nodes that have come meanwhile fill places, too; those of nodes that were drained are none.
+        """
+        turn, members = self._turn, self._turn.members
+        drained = {one.node for one in turn.record.drained}
+        places = [name for name in workers_by_node(plan) if name not in drained]
+        taken = {whose for name, (whose, _) in self._stand_ins.items() if name in members.nodes}
+        lost = [name for name in places if name not in members.nodes and name not in taken]
+        here = sum(node.complete or node.name in places for node in members.regular)
+        return lost[: max(0, len(places) - here)]
+
+    def _candidates(self) -> list[str]:
+        """Return the standbys that may take a place now, in the order in which they came."""
+        standbys = self._turn.members.standbys
+        warm = [name for name in standbys if self._standbys.ready(name)]
+        if warm or not (self._config.spec.recovery.waits_for_nodes or lacks_slots(self._turn, self._config)):
+            return warm
+        return [name for name, node in standbys.items() if node.complete]
+
+    def _choose(self, lost: str, candidates: Collection[str]) -> tuple[str, str] | None:
+        """Return who takes the place of a node, and why; one of its rack, where there is one; None: nobody can."""
+        if not candidates:
+            return None
+        members = self._turn.members
+        rack, first = members.racks.get(lost, ""), next(iter(candidates))
+        if not rack:
+            return first, ""
+        near = next((name for name in candidates if members.nodes[name].rack == rack), None)
+        if near is not None:
+            return near, f"it is in rack {rack}, too"
+        return first, f"no standby that could is in rack {rack}"
+
+    def _promote(self, name: str) -> None:
+        node = self._standbys.promote(name)
+        self._newcomers.attached(node, is_new=True)

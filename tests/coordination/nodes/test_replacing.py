@@ -1,0 +1,218 @@
+"""A standby takes the place of a node that is lost: the same rank and share, at once; and what else may be wanted."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import pytest
+from machinery import Job, attach, hello, reduced, w
+
+from holdfast.coordination.inputs import Drain
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec, RecoverySpec
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import DecisionKind
+
+Policy = Literal["auto", "standby", "shrink", "wait", "restart-all"]
+
+
+def beside(policy: Policy = "auto", *, warm: bool = True) -> Job:
+    """Three nodes that have committed step 1, and standby s0."""
+    job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure=policy)))
+    job.start()
+    job.step(1)
+    come(job, "s0", warm=warm)
+    return job
+
+
+def come(job: Job, name: str, *, warm: bool = True, rack: str = "") -> None:
+    job.connect(msgspec.structs.replace(hello(name), standby=True, rack=rack))
+    job.say(attach(w(name)))
+    if warm:
+        job.say(msg.Warmed(worker=w(name), seconds=0.5))
+
+
+def members(job: Job) -> tuple[str, ...]:
+    plan = job.machine.record.plan
+    assert plan is not None
+    return plan.workers
+
+
+def test_it_has_the_rank_of_the_lost_and_none_of_the_step_that_is_done_again() -> None:
+    job = beside()
+    job.lose("n1")
+    job.report("n0", 1, summed=(0, 3))
+    job.report("n2", 1, summed=(2,))
+    assert members(job) == (w("n0"), w("s0"), w("n2"))
+    begin = job.orders(msg.Begin)
+    assert begin.keys() == {w("n0"), w("s0"), w("n2")}
+    assert begin[w("s0")].assignment == ((0, 3, 1), (), (2, 5, 4))
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.reason, begun.decision, begun.world_size) == ("replace", DecisionKind.REDO, 3)
+    assert [joined.names for joined in job.said(ev.NodesJoined)] == [("s0",)]
+    for name, received in (("n0", 0), ("n2", 0), ("s0", 55)):
+        job.say(msg.Entered(worker=w(name), generation=2, applied=1, received_bytes=received))
+    job.step(2, "n0", "s0", "n2", generation=2)
+    (recovered,) = job.said(ev.Recovered)
+    assert recovered.action == "replace"
+    (moved,) = job.said(ev.NodeMoved)
+    assert (moved.from_node, moved.to_node, moved.reason, moved.moved_bytes) == ("n1", "s0", "failure", 55)
+    assert moved.down_s == recovered.down_s
+
+
+def test_a_step_that_all_had_reduced_goes_forward_with_it() -> None:
+    job = beside()
+    job.lose("n1")
+    job.report("n0", 1, msg.Phase.READY, **reduced(1.0))
+    job.report("n2", 1, msg.Phase.READY, **reduced(1.0))
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.reason, begun.decision) == ("replace", DecisionKind.FORWARD)
+    assert members(job) == (w("n0"), w("s0"), w("n2"))
+
+
+@pytest.mark.parametrize("policy", ["auto", "standby"])
+def test_one_that_is_cold_is_not_waited_for_and_joins_once_it_is_warm(policy: Policy) -> None:
+    job = beside(policy, warm=False)
+    job.lose("n1")
+    job.report("n0", 1)
+    job.report("n2", 1)
+    assert members(job) == (w("n0"), w("n2"))
+    for name in ("n0", "n2"):
+        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+    assert job.machine.record.pending is None
+    job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert pending.workers == (w("n0"), w("n2"), w("s0"))
+    assert [joined.names for joined in job.said(ev.NodesJoined)] == [("s0",)]
+
+
+def test_shrink_leaves_it_where_it_is() -> None:
+    job = beside("shrink")
+    job.lose("n1")
+    job.report("n0", 1)
+    job.report("n2", 1)
+    assert members(job) == (w("n0"), w("n2"))
+    for name in ("n0", "n2"):
+        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+    job.tick(0.5)
+    assert job.machine.record.pending is None
+
+
+def test_wait_takes_even_a_cold_one_and_waits_where_there_is_none() -> None:
+    job = beside("wait", warm=False)
+    job.lose("n1")
+    job.report("n0", 1)
+    job.report("n2", 1)
+    assert members(job) == (w("n0"), w("s0"), w("n2"))
+    for name in ("n0", "n2", "s0"):
+        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+    job.lose("n2")
+    job.report("n0", 1)
+    job.report("s0", 1)
+    assert job.machine.record.generation == 2
+    job.tick(0.5)
+    (waiting,) = job.said(ev.JobWaiting)
+    assert waiting.nodes == 1
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    assert members(job) == (w("n0"), w("s0"), w("n3"))
+
+
+def test_two_are_lost_and_one_is_replaced() -> None:
+    job = beside()
+    job.lose("n1")
+    job.lose("n2")
+    job.report("n0", 1)
+    assert members(job) == (w("n0"), w("s0"))
+    (begun,) = job.said(ev.GenerationStarted)
+    assert begun.reason == "failure"
+
+
+def test_whoever_has_come_meanwhile_fills_the_place_and_the_standby_stays_one() -> None:
+    job = beside()
+    job.lose("n1")
+    job.report("n0", 1)
+    job.connect(hello("n1", session="1" * 8))
+    job.say(attach(w("n1", "b")))
+    job.report("n2", 1)
+    assert members(job) == (w("n0"), w("n1", "b"), w("n2"))
+    assert job.machine.members.standbys.keys() == {"s0"}
+
+
+def test_it_is_lost_itself_while_the_others_report_and_another_takes_the_place() -> None:
+    job = beside()
+    come(job, "s1")
+    job.lose("n1")
+    job.report("n0", 1)
+    job.lose("s0")
+    job.report("n2", 1)
+    assert members(job) == (w("n0"), w("s1"), w("n2"))
+
+
+def test_one_of_the_same_rack_comes_first_and_the_event_says_so() -> None:
+    job = Job()
+    job.boot()
+    for index in range(3):
+        job.connect(msgspec.structs.replace(hello(f"n{index}"), rack=f"r{index}"))
+        job.say(attach(w(f"n{index}")))
+    for index in range(3):
+        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+    job.step(1)
+    come(job, "s0", rack="r0")
+    come(job, "s1", rack="r1")
+    job.lose("n1")
+    job.report("n0", 1)
+    job.report("n2", 1)
+    assert members(job) == (w("n0"), w("s1"), w("n2"))
+    for name in ("n0", "s1", "n2"):
+        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+    job.step(2, "n0", "s1", "n2", generation=2)
+    assert job.said(ev.NodeMoved)[0].detail == "it is in rack r1, too"
+
+
+def test_a_later_coordinator_knows_whose_place_was_taken() -> None:
+    job = beside()
+    job.lose("n1")
+    job.report("n0", 1)
+    job.report("n2", 1)
+    job.boot(takeover=True)
+    kept = (attach(w("s0")), msg.Warmed(worker=w("s0"), seconds=0.5), msg.Begun(worker=w("s0"), generation=2))
+    job.connect(msgspec.structs.replace(hello("s0", kept=kept), standby=True))
+    assert not job.machine.members.standbys
+
+
+def test_where_nobody_is_left_it_goes_on_alone() -> None:
+    job = beside()
+    for name in ("n0", "n1", "n2"):
+        job.lose(name)
+    job.tick(0.1)
+    assert not job.machine.members.standbys
+    plan = job.machine.record.plan
+    assert job.machine.record.outcome == "failed" or (plan is not None and plan.workers == (w("s0"),))
+
+
+def test_a_promoted_one_that_was_warm_starts_no_job() -> None:
+    job = Job().start()
+    come(job, "s0")
+    for name in ("n0", "n1", "n2"):
+        job.lose(name)
+    assert job.machine.record.plan is None
+    assert w("s0") not in job.orders(msg.Begin), "its state is void"
+    job.connect(msgspec.structs.replace(hello("s0", session="2" * 8), standby=True))
+    job.say(attach(w("s0", "b")))
+    assert members(job) == (w("s0", "b"),)
+
+
+def test_a_drained_node_has_left_no_place_to_take() -> None:
+    job = beside()
+    job.feed(Drain(("n1",)))
+    job.step(2)
+    for name in ("n0", "n1", "n2"):
+        job.report(name, 2)
+    assert members(job) == (w("n0"), w("n2"))
+    for name in ("n0", "n2"):
+        job.say(msg.Entered(worker=w(name), generation=2, applied=2))
+    job.tick(0.5)
+    assert job.machine.record.pending is None

@@ -1,0 +1,73 @@
+"""A standby takes the place of a node that is killed, and the job computes the same as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+from job_cases import FOREVER, TINY, TINY_MOE, StartJob, check_losses, goes_on, goes_on_until_interrupted
+
+from holdfast.protocol.events import (
+    FailureDetected,
+    GenerationStarted,
+    NodeMoved,
+    Recovered,
+    RolledBack,
+    StandbyFailed,
+    StandbyReady,
+    StepCommitted,
+)
+from holdfast.testing.local_job import LocalJob
+
+
+def status(job: LocalJob) -> dict[str, Any]:
+    return json.loads(job.call("status", "--json"))
+
+
+def test_it_takes_the_place_of_a_node_that_is_killed(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.3", options=("--standbys", "1", "--verify-state", "1"))
+    ready = job.wait(StandbyReady)
+    assert (ready.node, ready.roles) == ("standby-0", 1)
+    assert "standby-0 is warm" in job.call("status")
+    goes_on(job)
+    before = job.all(GenerationStarted)[-1].members
+    job.signal_node("node-1")
+    begun = job.wait(GenerationStarted, reason="replace")
+    assert begun.members == tuple("standby-0" if name == "node-1" else name for name in before)
+    job.wait(Recovered, action="replace")
+    moved = job.wait(NodeMoved)
+    assert (moved.from_node, moved.to_node, moved.moved_bytes > 0) == ("node-1", "standby-0", True)
+    goes_on_until_interrupted(job)
+    assert {event.world_size for event in job.all(StepCommitted)} == {3}
+    assert not job.all(RolledBack)
+    check_losses(job, script=TINY, least=8)
+
+
+def test_it_takes_a_nodes_experts_too(start_job: StartJob) -> None:
+    options = ("--standbys", "1", "--verify-state", "1")
+    job = start_job(*FOREVER, "--step-seconds", "0.3", script=TINY_MOE, options=options)
+    job.wait(StandbyReady)
+    goes_on(job)
+    placed = status(job)["experts"]["layers"]
+    job.signal_node("node-1")
+    job.wait(GenerationStarted, reason="replace")
+    job.wait(NodeMoved)
+    goes_on(job)
+    after = status(job)["experts"]["layers"]
+    assert after == [{"standby-0" if name == "node-1" else name: held for name, held in row.items()} for row in placed]
+    goes_on_until_interrupted(job)
+    check_losses(job, script=TINY_MOE, least=8)
+
+
+def test_its_own_death_changes_nothing(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.3", options=("--standbys", "1"))
+    job.wait(StandbyReady)
+    (agent,) = [node["agent_pid"] for node in status(job)["nodes"] if node["standby"]]
+    os.kill(agent, signal.SIGKILL)
+    job.wait(StandbyFailed)
+    goes_on_until_interrupted(job)
+    assert not job.all(FailureDetected)
+    assert len(job.all(GenerationStarted)) == 1
+    check_losses(job, script=TINY, least=4)
