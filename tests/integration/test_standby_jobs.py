@@ -71,3 +71,18 @@ def test_its_own_death_changes_nothing(start_job: StartJob) -> None:
     assert not job.all(FailureDetected)
     assert len(job.all(GenerationStarted)) == 1
     check_losses(job, script=TINY, least=4)
+
+
+def test_it_takes_the_place_of_a_node_that_leaves(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.3", options=("--standbys", "1", "--verify-state", "1"))
+    job.wait(StandbyReady)
+    goes_on(job)
+    before = job.all(GenerationStarted)[-1].members
+    assert job.call("drain", "node-1").startswith("node-1 has left")
+    begun = job.wait(GenerationStarted, reason="drain")
+    assert begun.members == tuple("standby-0" if name == "node-1" else name for name in before)
+    assert job.wait(NodeMoved).reason == "drain"
+    goes_on_until_interrupted(job)
+    assert {event.world_size for event in job.all(StepCommitted)} == {3}
+    assert not job.all(FailureDetected)
+    check_losses(job, script=TINY, least=8)

@@ -205,14 +205,32 @@ def test_a_promoted_one_that_was_warm_starts_no_job() -> None:
     assert members(job) == (w("s0", "b"),)
 
 
-def test_a_drained_node_has_left_no_place_to_take() -> None:
-    job = beside()
+def drained(job: Job) -> None:
     job.feed(Drain(("n1",)))
     job.step(2)
     for name in ("n0", "n1", "n2"):
         job.report(name, 2)
+
+
+def test_where_a_node_leaves_a_warm_one_takes_its_place_in_the_same_breath() -> None:
+    job = beside()
+    drained(job)
+    assert members(job) == (w("n0"), w("s0"), w("n2"))
+    assert [event.reason for event in job.said(ev.GenerationStarted)] == ["drain"]
+    for name in ("n0", "s0", "n2"):
+        job.say(msg.Entered(worker=w(name), generation=2, applied=2))
+    job.step(3, "n0", "s0", "n2", generation=2)
+    (moved,) = job.said(ev.NodeMoved)
+    assert (moved.from_node, moved.to_node, moved.reason) == ("n1", "s0", "drain")
+    assert job.machine.record.wanted == 3
+
+
+def test_a_drained_node_that_nobody_could_follow_has_left_no_place_to_take() -> None:
+    job = beside(warm=False)
+    drained(job)
     assert members(job) == (w("n0"), w("n2"))
     for name in ("n0", "n2"):
         job.say(msg.Entered(worker=w(name), generation=2, applied=2))
+    job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
     job.tick(0.5)
     assert job.machine.record.pending is None

@@ -24,7 +24,7 @@ from holdfast.coordination.generations.planner import (
     salvaged,
 )
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
-from holdfast.coordination.generations.stopping import FAILURE
+from holdfast.coordination.generations.stopping import DRAIN, FAILURE
 from holdfast.coordination.nodes.admission import send_away_all
 from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.parts import JobParts
@@ -134,7 +134,7 @@ class Deciding:
                     return
                 verdict = without or self._verdict({}, arrivals)
         elif not closing and (leavers := self._departures.among(reports)):
-            verdict, reports = self._part_with(leavers, verdict, reports, arrivals)
+            verdict, reports, arrivals = self._part_with(leavers, verdict, reports, arrivals)
         stopping.end()
         if self._ending.over is None:
             self._carry_out(verdict, turn.members.live([*reports, *arrivals]), reports)
@@ -194,15 +194,20 @@ class Deciding:
 
     def _part_with(
         self, leavers: list[str], verdict: Verdict | NothingLeft, reports: dict[str, Report], arrivals: list[str]
-    ) -> tuple[Verdict | NothingLeft, dict[str, Report]]:
-        """Let members go that are to leave, where the others have all that they have; return what counts then."""
+    ) -> tuple[Verdict | NothingLeft, dict[str, Report], list[str]]:
+        """Let members go that are to leave, where the others have all that they have; return what counts then.
+
+        Standbys that are warm take their places in the same breath.
+        """
         without = self._without(leavers, verdict, reports)
         here = self._turn.members.live([*reports, *arrivals])
-        if not isinstance(without, Verdict) or not self._departures.can_go(leavers, here):
+        if not isinstance(without, Verdict) or not self._departures.can_go(leavers, [*here, *self._replacing.spare()]):
             self._departures.stay()
-            return verdict, reports
+            return verdict, reports, arrivals
         self._departures.go(leavers)
-        return without, {worker: report for worker, report in reports.items() if worker not in leavers}
+        taking = self._replacing.stand_in_for(dict.fromkeys(map(node_of, leavers)))
+        left = {worker: report for worker, report in reports.items() if worker not in leavers}
+        return without, left, [*arrivals, *(worker for worker in taking if worker not in arrivals)]
 
     def _catches_up(self) -> bool:
         """Announce a portion of an outage's steps, where they are too many for the decision's record."""
@@ -326,7 +331,7 @@ class Deciding:
             reason = "replace"
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
-        self._progress.replaced(moved)
+        self._progress.replaced(moved, DRAIN if reason == DRAIN else FAILURE)
         if anew:
             bases = (*record.bases, (plan.generation, decision.applied))[-MAX_BASES:]
             turn.change(lineage=plan.generation, bases=bases)

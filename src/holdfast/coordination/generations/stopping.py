@@ -15,6 +15,8 @@ from holdfast.protocol.names import node_of
 
 #: why a generation is broken, unless somebody says otherwise
 FAILURE = "failure"
+#: somebody leaves in good order
+DRAIN = "drain"
 
 
 class Stopping:

@@ -13,7 +13,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import lost_experts
 from holdfast.coordination.failures.ladder import LEFT_AS
 from holdfast.coordination.generations.planner import lacks_slots, shortage, slots_of
-from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.generations.stopping import DRAIN, Stopping
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.ledger import StepLedger
@@ -26,8 +26,6 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure
 
 DRAINED = "drained"
-#: why a generation begins that does without them
-REASON = "drain"
 #: where a node could not go, although it was stopped for that, it is tried again after so many steps
 RETRY_STEPS = 10
 #: of those that have left, so many are remembered
@@ -126,7 +124,7 @@ class Departures:
             return
         leavers = self.among(plan.workers)
         if leavers and not self._only_with(plan, leavers):
-            self._stopping.begin(self._turn.now, reason=REASON)
+            self._stopping.begin(self._turn.now, reason=DRAIN)
 
     def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
         """Tell whether those of these workers that stay have room for everything."""

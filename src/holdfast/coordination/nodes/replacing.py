@@ -7,7 +7,7 @@ lies beside everything else that has to be done. Where a place is empty, a stand
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.announcing import Newcomers
@@ -15,6 +15,7 @@ from holdfast.coordination.generations.planner import lacks_slots
 from holdfast.coordination.nodes.fitting import workers_by_node
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.turn import Turn
+from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
 
@@ -53,6 +54,23 @@ class Replacing:
             standby, why = found
             self._promote(standby)
             self._stand_ins[standby] = name, why
+
+    def spare(self) -> list[str]:
+        """Return the workers of standbys that are warm, and may take others' places."""
+        if not self._config.spec.recovery.uses_standbys:
+            return []
+        standbys = self._turn.members.standbys
+        return [worker for name, node in standbys.items() if self._standbys.ready(name) for worker in node.workers]
+
+    def stand_in_for(self, names: Iterable[str]) -> list[str]:
+        """These nodes leave: let standbys that are warm take their places; return all workers that take any."""
+        for name in names:
+            warm = dict.fromkeys(node_of(worker) for worker in self.spare())
+            found = self._choose(name, warm)
+            if found is not None:
+                self._promote(found[0])
+                self._stand_ins[found[0]] = name, found[1]
+        return self.workers
 
     def waits(self, plan: GenerationPlan) -> int:
         """Return how many nodes the others wait for before they go on."""

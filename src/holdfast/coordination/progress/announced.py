@@ -157,10 +157,10 @@ class Progress:
         else:
             recovery.action = _replaced(plan.workers, workers)
 
-    def replaced(self, moved: Mapping[str, tuple[str, str]]) -> None:
-        """These nodes take others' places, which are given with the reason why it is they."""
+    def replaced(self, moved: Mapping[str, tuple[str, str]], reason: str) -> None:
+        """These nodes take others' places, which are given with the reason why it is they; `reason`: of the moves."""
         if self.recovery is not None:
-            self.recovery.moved_nodes = dict(moved)
+            self.recovery.moved_nodes, self.recovery.move_reason = dict(moved), reason
 
     def _follow(self, plan: GenerationPlan) -> None:
         self.ledger.follow(plan.generation, plan.workers)
@@ -217,7 +217,7 @@ class Progress:
             self._turn.emit(Rebalanced, step=done.step, **told)
         else:
             self._turn.emit(Recovered, **costs)
-            told = {"reason": "failure", "down_s": costs["down_s"], "moved_bytes": costs["moved_bytes"]}
+            told = {"reason": recovery.move_reason, "down_s": costs["down_s"], "moved_bytes": costs["moved_bytes"]}
             for name, (whose, why) in recovery.moved_nodes.items():
                 self._turn.emit(NodeMoved, from_node=whose, to_node=name, detail=why, **told)
 

@@ -30,6 +30,7 @@ class RecoveryCost:
     micro_batches_redone: int | None = None
     #: who has taken whose place, and why it is this one
     moved_nodes: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    move_reason: str = ""
     #: that one member has received
     most_bytes: int = 0
 
