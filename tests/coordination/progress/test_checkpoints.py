@@ -279,6 +279,20 @@ def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:
     assert "no checkpoint can be read (1 could not)" in failed.why
 
 
+def test_whoever_could_read_one_that_others_could_not_hears_that_it_does_not_count() -> None:
+    """Its state is the only one of that step now, and it would have written it down no more."""
+    job = Job(nodes=2).start(saves=True)
+    saves(job, 1, "one")
+    for node in ("n0", "n1"):
+        job.lose(node)
+    for node in ("n2", "n3"):
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    job.say(msg.CheckpointDamaged(worker=w("n2"), generation=2, name=called(1, "one"), why="short"))
+    order = msg.PruneCheckpoints(term=1, names=(called(1, "one"),), remove=False)
+    assert job.orders(msg.PruneCheckpoints) == {w("n2"): order, w("n3"): order}
+
+
 def test_who_asks_for_a_checkpoint_has_the_first_member_asked_in_each_generation_until_a_later_step_is_kept() -> None:
     job = Job(nodes=2).start(saves=True)
     saves(job, 1, "one")

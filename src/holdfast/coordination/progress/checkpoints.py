@@ -256,6 +256,8 @@ class CheckpointBook:
             return False
         turn.change(checkpoints=remaining, unreadable=turn.record.unreadable + 1)
         turn.emit(CheckpointRejected, name=message.name, why=message.why)
+        for node in turn.members.nodes:  # (who could read it counts on it: its step is to be written again)
+            turn.order_node(node, PruneCheckpoints(term=turn.record.term, names=(message.name,), remove=False))
         return True
 
     def _on_lineage(self, message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> bool:

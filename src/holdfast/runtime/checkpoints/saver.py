@@ -147,8 +147,8 @@ class CheckpointSaver:
         self._lock = threading.Lock()
         #: what was written here and waits for what becomes of it: the newest
         self._pending: CheckpointName | None = None
-        #: the step of the newest checkpoint that counts, or was loaded here
-        self.kept = 0
+        #: the newest checkpoint that counts, or the one that was loaded here since
+        self._counting: CheckpointName | None = None
         self._best = BestStates(storage)
         self._on_idle: Callable[[], None] = lambda: None
         self._later = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-best")
@@ -158,6 +158,12 @@ class CheckpointSaver:
         """True where nothing that was written here waits for what becomes of it."""
         with self._lock:
             return self._pending is None
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint that counts, or of the one that was loaded here since; 0: there is none."""
+        with self._lock:
+            return self._saved_step
 
     @property
     def in_time(self) -> bool:
@@ -201,7 +207,7 @@ class CheckpointSaver:
     def saved(self, step: int, share: PartShare) -> bool:
         """Tell whether nothing more is to be written of a step by this worker."""
         with self._lock:
-            return self.kept == step or self._pending == share.name(step)
+            return self._saved_step == step or self._pending == share.name(step)
 
     def save(
         self, state: TrainingState, step: int, share: PartShare, experts: Callable[[], ExpertRows] | None = None
@@ -277,10 +283,10 @@ class CheckpointSaver:
             raise DamagedCheckpointError(f"{bad} has values that are no numbers")
         return step
 
-    def loaded(self, step: int) -> None:
-        """The state came from a checkpoint of this step, 0 for elsewhere: what was written since is nobody's."""
+    def loaded(self, name: str) -> None:
+        """The state came from this checkpoint, "" for elsewhere: what was written since is nobody's."""
         with self._lock:
-            self._pending, self.kept = None, step
+            self._pending, self._counting = None, parse_name(name) if name else None
         self._on_idle()
 
     def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
@@ -290,6 +296,7 @@ class CheckpointSaver:
         elif isinstance(order, PruneCheckpoints):
             for name in order.names:
                 self._settle(name)
+                self._void(name)
             self._on_idle()
         self._obey(order)
 
@@ -302,13 +309,25 @@ class CheckpointSaver:
         """A checkpoint counts; whoever waits for that may end this process next: what is to be done is done before."""
         self._best.look(order.step)
         self._settle(order.name)
-        self.kept = max(self.kept, order.step)
+        with self._lock:
+            if order.step >= self._saved_step:
+                self._counting = parse_name(order.name)
         self._on_idle()
 
     def _settle(self, name: str) -> None:
         with self._lock:
             if self._pending is not None and self._pending.folder == name:
                 self._pending = None
+
+    def _void(self, name: str) -> None:
+        """A checkpoint does not count any more, although it did: others may have found it damaged."""
+        with self._lock:
+            if self._counting is not None and self._counting.folder == name:
+                self._counting = None
+
+    @property
+    def _saved_step(self) -> int:
+        return self._counting.step if self._counting is not None else 0
 
     def _then(self, do: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # (the process is at its end)

@@ -161,7 +161,7 @@ class Applying:
         with self._shared.changed:
             step, plan, rank = machine.applied, machine.plan, machine.generations.rank
             whole = not machine.keeps and machine.phase in KEEPING
-        if saver is None or plan is None or not step or not whole or saver.kept == step:
+        if saver is None or plan is None or not step or not whole or saver.saved_step == step:
             return
         why = "another worker has ended, or changed it"
         if unchanged:
@@ -169,7 +169,7 @@ class Applying:
         else:
             why = "it was changed after the loop was left"
             saver.leave_out(step, PartShare.under(plan, machine.worker), why)
-        if rank == 0 and saver.kept != step:
+        if rank == 0 and saver.saved_step != step:
             logger.warning(
                 "the state of step %s is not saved: %s; job.stop(reason) saves, in place of `break`", step, why
             )

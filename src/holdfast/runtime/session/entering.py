@@ -104,7 +104,7 @@ class Entrance:
             self._wait_for_the_end(generation)  # (what is wrong with it was told)
             return
         if self._saver is not None:
-            self._saver.loaded(step if isinstance(source, CheckpointSource) else 0)
+            self._saver.loaded(source.name if isinstance(source, CheckpointSource) else "")
         with self._shared.changed:
             self._applying.forget()
             self._shared.machine.loaded(generation, step)

@@ -126,7 +126,7 @@ class SimEntrance:
             worker.state, worker.whole = state, True
             if self._mover is not None:
                 self._mover.load(step)
-            self._saver.loaded(step)
+            self._saver.loaded(step, task.source)
             worker.checker.holds(worker)
         worker.advance()
 

@@ -12,7 +12,7 @@ from holdfast.protocol.commit import Wish
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import seat_of
 from holdfast.protocol.plan import DecisionKind
-from holdfast.protocol.state import SnapshotPart, seal_of
+from holdfast.protocol.state import CheckpointSource, SnapshotPart, SnapshotSource, seal_of
 from holdfast.simulation.durable import CheckpointFile, HandedPart, MemoryPart
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.host import WorkerHost
@@ -26,8 +26,8 @@ class Saver:
         self._worker = worker
         #: what was handed over and waits for what becomes of it: the newest
         self._pending: CheckpointName | None = None
-        #: the step of the newest checkpoint that counts, or was loaded here
-        self._kept = 0
+        #: the step and the name of the newest checkpoint that counts, or of the one that was loaded here since
+        self._counting = (0, "")
 
     def applied(self, plan: msg.GenerationPlan, step: int, state: int, wishes: Collection[Wish]) -> None:
         """Save a step if it is one of those to be saved, and the part before is written.
@@ -49,12 +49,13 @@ class Saver:
     def save(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
         """Save a step, unless it is saved already or about to be."""
         job = self._worker.world.plan
-        if job.checkpoint_every and step and self._kept != step and self._pending != _name(plan, step):
+        if job.checkpoint_every and step and self._counting[0] != step and self._pending != _name(plan, step):
             self._hand(plan, step, state)
 
-    def loaded(self, step: int) -> None:
-        """The state went back to that of a checkpoint: what was written since is nobody's any more."""
-        self._pending, self._kept = None, step
+    def loaded(self, step: int, source: CheckpointSource | SnapshotSource) -> None:
+        """The state went back to an earlier one: what was written since is nobody's any more."""
+        self._pending = None
+        self._counting = (step, source.name) if isinstance(source, CheckpointSource) else (0, "")
 
     def order(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints | msg.AskCheckpoint) -> None:
         """Take an order."""
@@ -65,10 +66,12 @@ class Saver:
         if isinstance(order, msg.AcceptCheckpoint):
             if order.files:
                 return  # (that is for the agent)
-            self._kept = max(self._kept, order.step)
+            self._counting = max(self._counting, (order.step, order.name))
         names = order.names if isinstance(order, msg.PruneCheckpoints) else (order.name,)
         if pending is not None and pending.folder in names:
             self._pending = None
+        if isinstance(order, msg.PruneCheckpoints) and self._counting[1] in names:
+            self._counting = (0, "")
         worker.saved()
 
     def _hand(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
