@@ -188,6 +188,11 @@ def test_a_job_that_has_not_begun_waits_for_a_person_to_undrain_its_node() -> No
     assert outcome.exit_code == EXIT_DONE
 
 
+def test_nodes_that_leave_as_all_workers_are_started_again_have_left_at_once() -> None:
+    """Not with the next word of anybody: that may be one of those that do not count any more."""
+    run_all([21366234139])
+
+
 def test_large_schedules() -> None:
     until, numbers = time.process_time() + LARGE_S, itertools.count(FIRST_LARGE_SEED)
     run_all(itertools.takewhile(lambda number: number < FIRST_LARGE_SEED + 3 or time.process_time() < until, numbers))

@@ -148,6 +148,7 @@ class Coordinator:
             return
         self.parts.departures.let_go()
         self._deciding.decide()
+        self.parts.departures.let_go()  # (those that are members of nothing any more)
         self._deciding.start()
         plan = self.record.plan
         if plan is None or self.parts.stopping.stop is not None or self.over is not None:
