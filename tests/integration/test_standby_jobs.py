@@ -9,9 +9,12 @@ from typing import Any
 
 from job_cases import FOREVER, TINY, TINY_MOE, StartJob, check_losses, goes_on, goes_on_until_interrupted
 
+from holdfast.coordination.nodes.standbys import MAX_TRIES
 from holdfast.protocol.events import (
+    CoordinatorRestarted,
     FailureDetected,
     GenerationStarted,
+    JobStarted,
     NodeMoved,
     Recovered,
     RolledBack,
@@ -85,4 +88,32 @@ def test_it_takes_the_place_of_a_node_that_leaves(start_job: StartJob) -> None:
     goes_on_until_interrupted(job)
     assert {event.world_size for event in job.all(StepCommitted)} == {3}
     assert not job.all(FailureDetected)
+    check_losses(job, script=TINY, least=8)
+
+
+def test_one_whose_script_raises_in_a_shadow_step_stays_cold_and_nobody_has_failed(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.3", "--cold", options=("--standbys", "1"))
+    last = job.wait(StandbyFailed, again=False)
+    told = job.all(StandbyFailed)
+    assert [event.tries for event in told] == list(range(1, MAX_TRIES + 1))
+    assert "no step for me" in last.why
+    goes_on(job)
+    job.signal_node("node-1")
+    job.wait(GenerationStarted, reason="failure", world_size=2)
+    goes_on_until_interrupted(job)
+    assert {event.node for event in job.all(FailureDetected)} == {"node-1"}
+    check_losses(job, script=TINY, least=4)
+
+
+def test_a_coordinator_that_comes_later_knows_it_and_whose_place_it_takes(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.3", options=("--standbys", "1", "--verify-state", "1"))
+    job.wait(StandbyReady)
+    os.kill(job.wait(JobStarted).coordinator_pid, signal.SIGKILL)
+    job.wait(CoordinatorRestarted)
+    goes_on(job)
+    job.signal_node("node-2")
+    assert job.wait(GenerationStarted, reason="replace").world_size == 3
+    job.wait(NodeMoved, from_node="node-2", to_node="standby-0")
+    assert len(job.all(StandbyReady)) == 1, "that it is warm is known"
+    goes_on_until_interrupted(job)
     check_losses(job, script=TINY, least=8)

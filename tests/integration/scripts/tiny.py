@@ -30,6 +30,7 @@ parser.add_argument("--raise-at", type=int, default=0, help="after_apply raises 
 parser.add_argument("--raise-on", type=int, help="the rank on which it does, all if not given")
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--stop-at", type=int, default=0, help="rank 1 stops the job after this step")
+parser.add_argument("--cold", action="store_true", help="raise in every step that is a shadow")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -59,6 +60,8 @@ job.protect(
 )
 losses = []
 for step in job.steps(args.steps):
+    if args.cold and step.shadow:
+        raise ValueError("no step for me")
     while args.gate and step.number in args.gate_at and not os.path.exists(f"{args.gate}-{step.number}"):
         time.sleep(0.01)
     if step.number == args.pause_at and job.rank == 0:
