@@ -286,6 +286,7 @@ class Coordinator:
             self.parts.failures.undo_pending(now, ())
         self.parts.inquiry.tick()
         self._finishing.tick()
+        self.parts.standbys.tick()
         self.parts.closing.tick()
 
     def _hear(self, node: Node, message: Heard) -> None:

@@ -9,6 +9,7 @@ from holdfast.coordination.inputs import Drain, Shutdown, Undrain
 from holdfast.errors import EXIT_INTERRUPTED, RefusedError, UnreachableError
 from holdfast.simulation.faults.ends import barred
 from holdfast.simulation.faults.injection import Injector
+from holdfast.simulation.faults.places_taken import PlacesTaken
 from holdfast.simulation.faults.plans import THREAD_BOUNDARIES, FaultPlan
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.agent import FIRST_STANDBY, SimAgent
@@ -35,6 +36,7 @@ class SimCluster:
         self.plan = plan
         self.world = World(plan, parts or Parts(), keep_trace=keep_trace)
         self.checker = Checker(self.world)
+        self.places = PlacesTaken()
         self.agents: dict[str, SimAgent] = {}
         self.coordinator: CoordinatorShell | None = None
         self._coordinators: list[CoordinatorShell] = []

@@ -42,7 +42,7 @@ class _WarmUp:
     since: float = 0.0
     #: the try under way has failed, and it was told why
     told: bool = False
-    #: no other try begins before: of one that has failed in a script the process is about to end
+    #: no other try begins before (0: at once): of one that has failed in a script the process is about to end
     not_before: float = 0.0
     #: it does not fit, and was told to end
     refused: bool = False
@@ -97,9 +97,7 @@ class Standbys:
         turn = self._turn
         for node in list(turn.members.standbys.values()):
             warm_up, entry = self._warm_ups[node.name], self._entry(node.name)
-            if warm_up.asked and turn.now - warm_up.since > self._config.warm_timeout_s:
-                self._expel(node, f"its warm-up has taken longer than {self._config.warm_timeout_s:g} s")
-            waits = warm_up.asked or warm_up.refused or turn.now < warm_up.not_before or not node.complete
+            waits = warm_up.asked or warm_up.refused or warm_up.not_before or not node.complete
             if waits or entry is None or entry.tries >= MAX_TRIES:
                 continue
             cold = [worker for worker in node.workers if worker not in warm_up.warm]
@@ -114,6 +112,16 @@ class Standbys:
             self._void |= warm_up.asked
             for worker in cold:
                 turn.order(worker, Warm(term=turn.record.term))
+
+    def tick(self) -> None:
+        """Time has passed: for some it is over, for others it is time to try again."""
+        now, limit_s = self._turn.now, self._config.warm_timeout_s
+        for node in list(self._turn.members.standbys.values()):
+            warm_up = self._warm_ups[node.name]
+            if now >= warm_up.not_before:
+                warm_up.not_before = 0.0
+            if warm_up.asked and now - warm_up.since > limit_s:
+                self._expel(node, f"its warm-up has taken longer than {limit_s:g} s")
 
     def warmed(self, node: Node, message: Warmed) -> None:
         """A worker has gone through its shadow steps, or could not; what one says that waits no more is of no use."""

@@ -19,6 +19,11 @@ from holdfast.simulation.process import Process
 FIRST_STANDBY = 10_000
 
 
+def is_standby(name: str) -> bool:
+    """Tell whether a node of this name was started to wait."""
+    return int(name[1:]) >= FIRST_STANDBY
+
+
 class AgentSurroundings(WorkerSurroundings, Protocol):
     """What an agent asks of the cluster that it is in."""
 
@@ -35,7 +40,7 @@ class SimAgent(Process):
         self.exit_code: int | None = None
         self._cluster = cluster
         self._world = world = cluster.world
-        self.standby = int(name[1:]) >= FIRST_STANDBY
+        self.standby = is_standby(name)
         node = NodeIdentity(
             job="sim",
             node=name,

@@ -26,6 +26,7 @@ from holdfast.coordination.instructions import (
 from holdfast.errors import SupersededError
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.record import Record
+from holdfast.simulation.faults.places_taken import PlacesTaken
 from holdfast.simulation.invariants import Checker
 from holdfast.simulation.machines.experts import FreeMoves
 from holdfast.simulation.network import SimConnection
@@ -38,6 +39,7 @@ class CoordinatorSurroundings(Protocol):
 
     world: World
     checker: Checker
+    places: PlacesTaken
 
     def write_due(self, shell: CoordinatorShell, what: str) -> bool: ...
 
@@ -207,6 +209,7 @@ class CoordinatorShell(Process):
                 self._length = world.journal.append(event, self._length)
                 world.trace("journal", event)
                 checker.emitted(self.machine, event)
+                self._cluster.places.take(event)
             case Persist(record):
                 self._version = world.store.swap(record, self._version)
                 checker.persisted(self.machine, record)

@@ -1,0 +1,40 @@
+"""What must hold of standbys, as the journal tells it: who waits is in no world, who takes a place changes no other."""
+
+from __future__ import annotations
+
+from holdfast.protocol.events import AnyEvent, GenerationStarted, NodesJoined
+from holdfast.simulation.invariants import InvariantError
+from holdfast.simulation.machines.agent import is_standby
+
+
+class PlacesTaken:
+    """Follows one job's events; one that is told again after a crash changes nothing."""
+
+    def __init__(self) -> None:
+        self._joined: set[str] = set()
+        self._before: GenerationStarted | None = None
+
+    def take(self, event: AnyEvent) -> None:
+        """Look at an event.
+
+        Raises:
+            InvariantError: a standby is a member that has not joined, or a world is another with it than before.
+        """
+        if isinstance(event, NodesJoined):
+            self._joined.update(event.names)
+        elif isinstance(event, GenerationStarted):
+            for name in event.members:
+                if is_standby(name) and name not in self._joined:
+                    raise InvariantError(f"standby {name} is a member, and has not joined: {event}")
+            before, self._before = self._before, event
+            if event.reason == "replace" and before is not None and before.seq < event.seq:
+                self._same_but_for_the_lost(before, event)
+
+    def _same_but_for_the_lost(self, before: GenerationStarted, event: GenerationStarted) -> None:
+        stay = [name for name in event.members if name in before.members]
+        if event.world_size != before.world_size or len(event.members) != len(before.members):
+            raise InvariantError(f"the world is not as large as before a place was taken: {event}, before {before}")
+        if stay != [name for name in before.members if name in event.members]:
+            raise InvariantError(f"others have other ranks where a place was taken: {event}, before {before}")
+        if event.global_batch != before.global_batch:
+            raise InvariantError(f"the batch is another where a place was taken: {event}, before {before}")
