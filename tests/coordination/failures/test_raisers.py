@@ -306,3 +306,16 @@ def test_where_the_optimizer_raises_on_all_nodes_it_is_said_that_nothing_could_b
         job.tell(node, down(node))
     why = f"step 3: {OOPS} (on nodes n0, n1)"
     assert job.machine.over == EndJob(EXIT_FAILED, f"{why}; {unsaved}" if unsaved else why)
+
+
+def test_who_has_raised_with_a_step_that_no_other_has_is_as_good_as_dead_where_the_others_can_go_on() -> None:
+    """Without checkpoints the job failed, although the step before was announced, and there (seed 22000003350)."""
+    job = Job().start()
+    job.step(1)
+    job.say(raised("n1"))
+    job.report("n0", 1)
+    job.report("n1", 2)
+    job.report("n2", 1)
+    assert not job.said(ev.JobFailed)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n0", "n2"), "redo")

@@ -121,7 +121,7 @@ class Deciding:
             arrivals = [worker for worker in self._replacing.workers if worker not in reports and not closing]
         verdict = self._verdict(reports, arrivals)
         if raisers:
-            without = self._without(raisers, verdict, reports)
+            without = self._without(raisers, verdict, reports) or self._before(raisers, reports, arrivals)
             if without is None and isinstance(verdict, Verdict) and verdict.decision.applied:
                 why = f"there is no other live copy of step {verdict.decision.applied}"
                 self._progress.release()  # (what all have applied counts, although this may end the job)
@@ -191,6 +191,16 @@ class Deciding:
         holders = tuple(worker for worker in verdict.holders if worker not in raisers)
         others = replace(verdict, holders=holders)
         return None if not holders or lost_of(self._turn.record, others, reports) else others
+
+    def _before(self, raisers: list[str], reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | None:
+        """Return what the others can go on from, as if those that have raised were dead; None: from nothing live.
+
+        What only those have applied is announced to nobody yet: else the others would have applied it, too.
+        """
+        others = {worker: report for worker, report in reports.items() if worker not in raisers}
+        verdict = self._verdict(others, arrivals) if others else None
+        live = isinstance(verdict, Verdict) and verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD)
+        return verdict if live and isinstance(verdict, Verdict) else None
 
     def _part_with(
         self, leavers: list[str], verdict: Verdict | NothingLeft, reports: dict[str, Report], arrivals: list[str]
