@@ -234,3 +234,12 @@ def test_a_drained_node_that_nobody_could_follow_has_left_no_place_to_take() -> 
     job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
     job.tick(0.5)
     assert job.machine.record.pending is None
+
+
+def test_a_standby_that_is_drained_takes_no_place_of_the_job_with_it() -> None:
+    job = beside()
+    job.feed(Drain(("s0",)))
+    assert [one.node for one in job.machine.record.drained] == ["s0"]
+    assert not job.said(ev.NodeLeft), "it was never of the job"
+    assert job.machine.record.wanted == 3
+    assert not job.machine.members.standbys

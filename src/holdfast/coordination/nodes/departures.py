@@ -140,11 +140,14 @@ class Departures:
         for name in dict.fromkeys(map(node_of, leavers)):
             self._go(name)
 
-    def _has_left(self, name: str) -> None:
+    def _has_left(self, name: str, *, places: int) -> None:
+        """Write down that a node is gone, and with it so many places of the job: a standby had none."""
         turn, leaving = self._turn, self._turn.record.leaving
         gone = tuple(one for one in leaving if one.node == name)
         rest = tuple(one for one in leaving if one.node != name)
-        turn.change(leaving=rest, wanted=max(0, turn.record.wanted - 1), drained=(*turn.record.drained, *gone)[-_KEPT:])
+        turn.change(
+            leaving=rest, wanted=max(0, turn.record.wanted - places), drained=(*turn.record.drained, *gone)[-_KEPT:]
+        )
 
     def depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
         """A node goes: forget it, and say so; return the workers that are gone with it."""
@@ -156,7 +159,7 @@ class Departures:
 
     def _go(self, name: str) -> None:
         turn, node = self._turn, self._turn.members.nodes.get(name)
-        self._has_left(name)
+        self._has_left(name, places=0 if node is not None and node.standby else 1)
         if node is None:
             return
         turn.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {name} is drained", alone=True))
