@@ -33,6 +33,13 @@ def _stamp(seq: int, generation: int) -> dict[str, Any]:
     return {"time": 1.0, "job": "j", "term": 3, "generation": generation, "seq": seq}
 
 
+def test_the_newest_generation_stays_told_while_none_is_in_force() -> None:
+    metrics = Metrics("j")
+    metrics.observe(ev.GenerationStarted(**_stamp(1, 4), members=("a",), world_size=1, reason="start"))
+    metrics.observe(ev.RolledBack(**_stamp(2, 0), to_step=0, why="all workers have died"))
+    assert _values(metrics)["holdfast_generation"] == 4
+
+
 def test_they_follow_the_events() -> None:
     metrics = Metrics("j")
     metrics.observe(ev.GenerationStarted(**_stamp(1, 1), members=("a", "b"), world_size=4, reason="start"))

@@ -109,7 +109,9 @@ class Metrics(Collector):
     def observe(self, event: ReadEvent) -> None:
         """Take in one event of the journal."""
         gauges, counts = self._gauges, self._counts
-        gauges["term"], gauges["generation"] = event.term, event.generation
+        gauges["term"] = event.term
+        # an event's is 0 while none is in force: before the first, and where all members are gone
+        gauges["generation"] = event.generation or gauges.get("generation", 0)
         self.ledger.take(event)
         match event:
             case StepCommitted():
