@@ -40,7 +40,7 @@ def test_every_node_leaves_in_turn_and_comes_back(start_job: StartJob) -> None:
 
 
 def test_a_node_that_has_left_stays_away_until_it_may_come_back(start_job: StartJob) -> None:
-    options = ("--expert-slots", "4", "--verify-state", "1")
+    options = ("--expert-slots", "8", "--verify-state", "1")
     job = start_job(*FOREVER, "--step-seconds", "0.2", script=TINY_MOE, options=options)
     job.wait(StepCommitted, step=3)
     assert job.call("drain", "node-1").startswith("node-1 has left; `holdfast undrain node-1`")

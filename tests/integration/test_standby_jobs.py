@@ -7,7 +7,7 @@ import os
 import signal
 from typing import Any
 
-from job_cases import FOREVER, TINY, TINY_MOE, StartJob, check_losses, goes_on, goes_on_until_interrupted
+from job_cases import FOREVER, TINY, TINY_MOE, StartJob, check_losses, goes_on, goes_on_until_interrupted, wait_until
 
 from holdfast.coordination.nodes.standbys import MAX_TRIES
 from holdfast.protocol.events import (
@@ -110,6 +110,9 @@ def test_a_coordinator_that_comes_later_knows_it_and_whose_place_it_takes(start_
     job.wait(StandbyReady)
     os.kill(job.wait(JobStarted).coordinator_pid, signal.SIGKILL)
     job.wait(CoordinatorRestarted)
+    wait_until(
+        lambda: any(node["standby"] == "warm" for node in status(job)["nodes"])
+    )  # (it may be the last to be back)
     goes_on(job)
     job.signal_node("node-2")
     assert job.wait(GenerationStarted, reason="replace").world_size == 3

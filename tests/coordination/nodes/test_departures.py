@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from machinery import Job, attach, hello, w
 
+from holdfast.coordination.experts.blobs import lost_experts
 from holdfast.coordination.inputs import Drain, Undrain
 from holdfast.coordination.nodes.departures import RETRY_STEPS
 from holdfast.errors import EXIT_DONE, BadInputError, RefusedError, UnreachableError
@@ -182,3 +183,16 @@ def test_a_drain_that_would_break_the_fault_threshold_says_what_would_do() -> No
     job = with_experts(slots=4, nodes=3)
     job.feed(Drain(("n1",)))
     assert [one.node for one in job.machine.record.leaving] == ["n1"]
+
+
+def test_a_node_with_the_only_copy_of_an_expert_is_not_asked_to_go() -> None:
+    """It was stopped for by nobody, and `holdfast drain` waited for ever."""
+    job = with_experts(slots=2, nodes=3)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.expert_plan is not None
+    assert plan.expert_plan.given == 1, "six slots for four experts"
+    held = dict(zip(("n0", "n1", "n2"), plan.expert_plan.placement, strict=True))
+    alone = [name for name in held if lost_experts(SHAPE, [blob for other, blob in held.items() if other != name])]
+    with pytest.raises(RefusedError, match="experts live there alone; add nodes"):
+        job.feed(Drain((alone[0],)))

@@ -181,6 +181,8 @@ class Departures:
         plan, shape = record.plan, record.expert_shape
         if shape is None or plan is None or plan.expert_plan is None or config.spec.experiments.static_experts:
             return ""
+        if self._only_with(plan, [worker for worker in plan.workers if node_of(worker) in names]):
+            return "experts live there alone; add nodes (holdfast scale +1), or give more --expert-slots"
         asked, nodes = plan.expert_plan.asked, len({node_of(worker) for worker in rest})
         if plan.expert_plan.given < asked:
             return ""  # (no worse than it is)
