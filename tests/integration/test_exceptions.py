@@ -34,8 +34,7 @@ def check_ended(job: LocalJob) -> JobFailed:
     assert failed.time - job.all(FailureDetected)[0].time < 5.0, job.story()
     assert job.all(CheckpointSaved)[-1].step == job.all(StepCommitted)[-1].step, job.story()
     assert {event.reason for event in job.all(NodeLeft)} <= {"failed"}, job.story()
-    # (where they raise at other micro-batches, one after the other, all may be tried once more with fresh processes)
-    assert {event.to_step for event in job.all(RolledBack)} <= {job.all(StepCommitted)[-1].step}, "no step is undone"
+    assert not job.all(RolledBack)
     return failed
 
 

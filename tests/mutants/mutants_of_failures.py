@@ -61,15 +61,15 @@ FAILURE_MUTANTS = (
     Mutant(
         name="blame_anywhere_is_never",
         file=BLAME,
-        old="    return anywhere if not machine and len(anywhere) >= min(nodes, ENOUGH) else []\n",
+        old="    return anywhere if not machine and len(anywhere) >= max(2, min(nodes, ENOUGH)) else []\n",
         new="    return []\n",
         why="a line that only the first rank comes to raises on each that becomes it",
     ),
     Mutant(
         name="blame_a_lone_node_never",
         file=BLAME,
-        old="        return here if len(at) > 1 else []\n",
-        new="        return []\n",
+        old="    if nodes < 2 and len(at) > 1:\n        return here\n",
+        new="    if nodes < 2 and len(at) > 1:\n        return []\n",
         why="a job of one node would begin again for ever, or lose its node",
     ),
     Mutant(

@@ -54,3 +54,10 @@ def test_a_node_that_is_alone_is_asked_twice() -> None:
     assert blamed(raised("a"), nodes=1) == []
     assert blamed(raised("a"), raised("a"), nodes=1) == ["a"]
     assert blamed(raised("a"), raised("a", step=8), nodes=1) == []
+
+
+def test_a_job_that_has_just_shrunk_to_one_node_had_another_to_compare_with() -> None:
+    """The other had raised a moment before, at another micro-batch: all were started again before the job ended."""
+    assert blamed(raised("a", micro_batch=1), raised("b", micro_batch=0), nodes=1) == ["a", "b"]
+    assert blamed(raised("a", micro_batch=1), raised("b", micro_batch=0), nodes=1, machine=True) == []
+    assert blamed(raised("b", micro_batch=1), raised("b", micro_batch=0), nodes=1) == []

@@ -47,7 +47,7 @@ def scale(
 
 def _missing(client: CoordinatorClient, size: int) -> int:
     """Return how many nodes a job lacks of a size."""
-    here = len(client.status()["nodes"])
+    here = sum(not node["standby"] for node in client.status()["nodes"])
     if size < here:
         raise RefusedError(f"the job has {here} nodes, {size} is fewer: say with `holdfast drain NODE` which are to go")
     return size - here

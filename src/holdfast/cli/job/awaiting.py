@@ -29,17 +29,19 @@ def await_left(client: CoordinatorClient, nodes: Collection[str]) -> None:
 
 
 def await_back(client: CoordinatorClient, name: str) -> None:
-    """Return once all workers of a node train.
+    """Return once all workers of a node train, or wait if it is a standby.
 
     Raises:
         RefusedError, UnreachableError: as `await_left`.
     """
 
     def trains(status: dict[str, Any]) -> bool:
-        found = [node for node in status["nodes"] if node["node"] == name and node["workers"]]
-        workers = [worker for node in found for worker in node["workers"]]
-        here = all(worker["rank"] is not None and worker["generation"] == status["generation"] for worker in workers)
-        return bool(workers) and here
+        node = next((node for node in status["nodes"] if node["node"] == name), None)
+        if node is None or not node["workers"]:
+            return False
+        generation = status["generation"]
+        in_force = (worker["rank"] is not None and worker["generation"] == generation for worker in node["workers"])
+        return bool(node["standby"]) or all(in_force)
 
     _await(client, trains, f"{name} was back")
 

@@ -35,7 +35,8 @@ def nodes_that_agree(
     here = list(dict.fromkeys(node_of(raised.worker) for raised in at))
     if last.step is not None and len(here) > 1:
         return here
-    if nodes < 2:
-        return here if len(at) > 1 else []
+    if nodes < 2 and len(at) > 1:
+        return here
     anywhere = list(dict.fromkeys(node_of(raised.worker) for raised in same))
-    return anywhere if not machine and len(anywhere) >= min(nodes, ENOUGH) else []
+    # (a job that has just shrunk to one node had others to compare with)
+    return anywhere if not machine and len(anywhere) >= max(2, min(nodes, ENOUGH)) else []

@@ -199,8 +199,9 @@ class Deciding:
         """
         others = {worker: report for worker, report in reports.items() if worker not in raisers}
         verdict = self._verdict(others, arrivals) if others else None
-        live = isinstance(verdict, Verdict) and verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD)
-        return verdict if live and isinstance(verdict, Verdict) else None
+        if isinstance(verdict, Verdict) and verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD):
+            return verdict
+        return None
 
     def _part_with(
         self, leavers: list[str], verdict: Verdict | NothingLeft, reports: dict[str, Report], arrivals: list[str]
