@@ -90,11 +90,20 @@ class GivenUp(Struct, frozen=True, kw_only=True):
     step: int
 
 
-class Departure(Struct, frozen=True, kw_only=True):
-    """A node that was asked to leave in good order, or that has left so. `since`: when it was asked, unix seconds."""
+class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node that was asked to leave in good order, or that has left so. `since`: when it was asked, unix seconds.
+
+    `stays`: it gives its place to a standby, and is one itself from then on; `to`: to this one ("": to any).
+    `owed`: its workers, from the decision that does without them, which was for `step`, until it is proven that nobody
+    needs anything of theirs any more.
+    """
 
     node: str
     since: float
+    stays: bool = False
+    to: str = ""
+    owed: tuple[str, ...] = ()
+    step: int = 0
 
 
 class Standby(Struct, frozen=True, kw_only=True, omit_defaults=True):

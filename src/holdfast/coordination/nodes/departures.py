@@ -48,20 +48,27 @@ class Departures:
 
     # ---- what users ask for ----
 
-    def ask(self, names: Sequence[str]) -> None:
+    def ask(self, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False) -> None:
         """Have these nodes leave; those that leave already, or have left, are asked in vain.
 
+        Args:
+            stays: each gives its place to a standby, once one is warm, and is a standby itself from then on.
+            to: to these, in order; the others to any.
+
         Raises:
-            BadInputError: a node is named twice, or none is.
+            BadInputError: a node is named twice, or none is; or a target is none.
             UnreachableError: there is no such node.
             RefusedError: the job is over, or could not go on as it is without them; the message says what would do.
         """
         turn, record = self._turn, self._turn.record
         if not names:
             raise BadInputError("no node is named: say which is to leave")
-        twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-        if twice is not None:
-            raise BadInputError(f"node {twice!r} is named twice")
+        for named in (names, to):
+            twice = next((name for place, name in enumerate(named) if name in named[:place]), None)
+            if twice is not None:
+                raise BadInputError(f"node {twice!r} is named twice")
+        if stays:
+            self._check_targets(names, to)
         gone = {one.node for one in record.drained}
         for name in names:
             if name not in turn.members.nodes and name not in gone and not turn.planned_on(name):
@@ -73,9 +80,13 @@ class Departures:
         new = [name for name in names if name not in before and name not in gone]
         if not new:
             return
-        if why := self._why_not(before | set(new)):
+        if stays:
+            self._check_standbys(new)
+        elif why := self._why_not({one.node for one in record.leaving if not one.stays} | set(new)):
             raise RefusedError(f"{_and(new)} cannot leave: {why}")
-        turn.change(leaving=(*record.leaving, *(Departure(node=name, since=turn.now) for name in new)))
+        targets = dict(zip(names, to, strict=False))
+        asked = (Departure(node=name, since=turn.now, stays=stays, to=targets.get(name, "")) for name in new)
+        turn.change(leaving=(*record.leaving, *asked))
         self._not_before = 0
 
     def undrain(self, name: str) -> bool:
@@ -168,6 +179,45 @@ class Departures:
             self._stopping.forget(worker)
 
     # ---- whether it can be ----
+
+    def _check_targets(self, names: Sequence[str], to: Sequence[str]) -> None:
+        """See whether these nodes have places to give, and whether those take any.
+
+        Raises:
+            BadInputError, UnreachableError: as `ask`.
+        """
+        nodes, standbys = self._turn.members.nodes, self._turn.members.standbys
+        if len(to) > len(names):
+            raise BadInputError(f"{len(to)} targets are named for {_and(names)}: name one for each at the most")
+        waiting = next((name for name in names if name in standbys), None)
+        if waiting is not None:
+            raise BadInputError(f"node {waiting} is a standby: it has no place to give")
+        for name in to:
+            if name in names:
+                raise BadInputError(f"node {name} is to leave: it cannot take a place; name a standby")
+            if name not in nodes:
+                known = ", ".join(sorted(standbys)) or "none"
+                raise UnreachableError(f"there is no node {name!r}: the standbys are {known}")
+            if name not in standbys:
+                raise BadInputError(f"node {name} is in use: it has a place of its own; name a standby")
+            taken = next((one.node for one in self._turn.record.leaving if one.to == name), None)
+            if taken is not None and taken not in names:
+                raise BadInputError(f"standby {name} is to take the place of node {taken}: name another")
+
+    def _check_standbys(self, names: Sequence[str]) -> None:
+        """See whether there is a standby for each place that is given.
+
+        Raises:
+            RefusedError: there are too few.
+        """
+        before = [one.node for one in self._turn.record.leaving if one.stays]
+        here = len(self._turn.members.standbys)
+        if len(before) + len(names) > here:
+            found = "there is no standby" if not here else f"there are {here} standbys for {len(before) + len(names)}"
+            raise RefusedError(
+                f"{_and(names)} cannot move: {found}; start one (holdfast agent --standby), or let it leave "
+                "(holdfast drain)"
+            )
 
     def _why_not(self, names: Collection[str]) -> str:
         """Return why the job could not go on, as it is, without these nodes; "" where it could."""
