@@ -58,6 +58,7 @@ def test_these_are_the_commands() -> None:
             "scale",
             "stop",
             "checkpoint",
+            "move",
             "drain",
             "undrain",
             "inject",

@@ -47,6 +47,13 @@ class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     nodes: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)]
 
 
+class MoveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /move."""
+
+    nodes: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)]
+    to: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)] = ()
+
+
 class UndrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /undrain."""
 

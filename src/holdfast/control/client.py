@@ -17,6 +17,7 @@ from holdfast.control.api_types import (
     END_HEADER,
     DrainRequest,
     InjectRequest,
+    MoveRequest,
     NodesRequest,
     ShutdownRequest,
     UndrainRequest,
@@ -132,6 +133,10 @@ class CoordinatorClient:
     def drain(self, nodes: Sequence[str]) -> None:
         """Have nodes leave in good order; `node_left` says when each has."""
         self._ask("POST", "/drain", DrainRequest(nodes=tuple(nodes)))
+
+    def move(self, nodes: Sequence[str], to: Sequence[str] = ()) -> None:
+        """Have nodes give their places to standbys; `node_moved` says when each has."""
+        self._ask("POST", "/move", MoveRequest(nodes=tuple(nodes), to=tuple(to)))
 
     def undrain(self, node: str) -> bool:
         """Let a node come back that is quarantined or drained; return whether its agent is started again."""

@@ -90,6 +90,14 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveNodes:
+    """A user wants nodes to give their places to standbys, these in order or any, and to be standbys themselves."""
+
+    nodes: tuple[str, ...]
+    to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SaveState:
     """A user asks for a checkpoint, now."""
 
@@ -112,6 +120,6 @@ class Planned:
 
 
 #: what users and the shell ask for
-Request = InjectFault | Drain | Undrain | SaveState | Shutdown | Planned
-REQUESTS = (InjectFault, Drain, Undrain, SaveState, Shutdown, Planned)
+Request = InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown | Planned
+REQUESTS = (InjectFault, Drain, MoveNodes, Undrain, SaveState, Shutdown, Planned)
 Input = Received | Disconnected | Tick | Failure | Request

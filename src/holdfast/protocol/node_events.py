@@ -64,7 +64,7 @@ class StandbyFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="st
 
 
 class NodeMoved(Event, frozen=True, kw_only=True, tag_field="event", tag="node_moved"):
-    """A node has taken another's place. `reason`: failure, drain. `down_s`, `moved_bytes`: of the whole recovery.
+    """A node has taken another's place. `reason`: failure, drain, move. `down_s`, `moved_bytes`: of the whole recovery.
 
     `detail`: why it was this one, and where it is not where the other was.
     """

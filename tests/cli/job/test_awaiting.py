@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from holdfast.cli.job.act import _missing
-from holdfast.cli.job.awaiting import await_back, await_left
+from holdfast.cli.job.awaiting import await_back, await_left, await_moved
 from holdfast.control.client import CoordinatorClient
 from holdfast.errors import RefusedError
+from holdfast.protocol.events import AnyEvent, NodeMoved
 
 
 class Answers(CoordinatorClient):
@@ -50,6 +52,59 @@ def test_nobody_waits_for_a_job_that_is_over() -> None:
     await_left(Answers(status(node("a"), node("b")), status(node("b"))), ["a"])
     with pytest.raises(RefusedError, match="the job is failed, before a had left"):
         await_left(Answers(status(node("a"), state="failed")), ["a"])
+
+
+def leaving(name: str, waits_for: str) -> dict[str, Any]:
+    return {"node": name, "since": 1.0, "stays": True, "to": "", "waits_for": waits_for}
+
+
+def left(*nodes: dict[str, Any], leaving: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {**status(*nodes), "leaving": list(leaving)}
+
+
+class Moves(Answers):
+    """Says also what has moved, one answer after the other."""
+
+    def __init__(self, *statuses: dict[str, Any], events: tuple[list[AnyEvent], ...]) -> None:
+        super().__init__(*statuses)
+        self.told = list(events)
+
+    def events(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[AnyEvent]:
+        assert after == 7
+        yield from self.told.pop(0)
+
+
+def test_a_move_is_awaited_until_it_is_told_who_has_the_place_and_what_it_waits_for_is_said_once() -> None:
+    moved = NodeMoved(
+        time=1.0,
+        job="j",
+        term=1,
+        generation=3,
+        seq=9,
+        from_node="a",
+        to_node="s",
+        reason="move",
+        down_s=0.1,
+        moved_bytes=5,
+    )
+    waiting, here = node("a", None, standby="warm"), node("b")
+    client = Moves(
+        left(node("a"), here, leaving=(leaving("a", "a standby to be warm"),)),
+        left(node("a"), here, leaving=(leaving("a", "a standby to be warm"),)),
+        left(node("a"), here, leaving=(leaving("a", "the end of a step"),)),
+        left(waiting, here),
+        left(waiting, here),
+        events=([], [moved]),
+    )
+    said: list[str] = []
+    assert await_moved(client, ["a"], 7, say=said.append) == {"a": moved}
+    assert said == ["a waits for a standby to be warm", "a waits for the end of a step"]
+    assert not client.left
+
+
+def test_of_one_that_is_lost_before_nobody_has_the_place() -> None:
+    client = Moves(left(node("b")), events=([],))
+    assert await_moved(client, ["a"], 7, say=None) == {"a": None}
 
 
 def test_standbys_are_none_of_a_jobs_size() -> None:

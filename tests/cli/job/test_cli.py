@@ -74,6 +74,7 @@ OPTIONS = {
     "export": {*SERVER, "--format", "--output", "--follow", "--json"},
     "scale": {*SERVER, "--json"},
     "drain": {*SERVER, "--rolling", "--no-wait", "--json"},
+    "move": {*SERVER, "--to", "--no-wait", "--json"},
     "undrain": {*SERVER, "--json"},
     "stop": {*SERVER, "--now", "--no-wait", "--json"},
     "checkpoint": {*SERVER, "--no-wait", "--json"},

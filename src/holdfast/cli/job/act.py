@@ -1,4 +1,4 @@
-"""Commands that act on a job that runs: `scale`, `drain`, `undrain`, `inject`."""
+"""Commands that act on a job that runs: `scale`, `move`, `drain`, `undrain`, `inject`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.connection import Server
-from holdfast.cli.job.awaiting import await_back, await_left
+from holdfast.cli.job.awaiting import await_back, await_left, await_moved
 from holdfast.cli.job.end import NoWait
 from holdfast.cli.options import grouped
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.control.client import CoordinatorClient
 from holdfast.coordination.nodes.injection import FAULTS
-from holdfast.errors import BadInputError, RefusedError
+from holdfast.errors import EXIT_FAILED, BadInputError, RefusedError
+from holdfast.protocol.events import NodeMoved
 
 
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     app.command("scale", rich_help_panel="Act")(grouped(scale))
+    app.command("move", rich_help_panel="Act")(grouped(move))
     app.command("drain", rich_help_panel="Act")(grouped(drain))
     app.command("undrain", rich_help_panel="Act")(grouped(undrain))
     app.command("inject", rich_help_panel="Test")(grouped(inject))
@@ -51,6 +53,54 @@ def _missing(client: CoordinatorClient, size: int) -> int:
     if size < here:
         raise RefusedError(f"the job has {here} nodes, {size} is fewer: say with `holdfast drain NODE` which are to go")
     return size - here
+
+
+def move(
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names, as `holdfast status` shows them.")],
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE",
+            help="The standby that takes the place; again for each node, in their order.",
+            show_default="any that is warm",
+        ),
+    ] = None,
+    no_wait: NoWait = False,
+    as_json: AsJson = False,
+    *,
+    server: Server,
+) -> None:
+    """Have nodes give their places to standbys, and be standbys themselves; nothing is lost, and training goes on."""
+    with server.client() as client:
+        after = client.status()["events"]
+        client.move(nodes, to or ())
+        moved = {} if no_wait else await_moved(client, nodes, after, say=None if as_json else say)
+    if as_json:
+        print_json({"nodes": nodes, "moved": [_as_moved(event) for event in moved.values() if event is not None]})
+    for node in nodes:
+        event = moved.get(node)
+        if as_json:
+            continue
+        if no_wait:
+            say(f"{node} gives its place away at the end of a step, once a standby is warm")
+        elif event is None:
+            say(f"{node} has given its place to nobody: `holdfast events` says what has become of it")
+        else:
+            mb = event.moved_bytes / 1e6
+            say(
+                f"{event.to_node} has taken {node}'s place: {event.down_s:.3f} s without a step, {mb:.1f} MB have moved"
+            )
+    if not no_wait and None in moved.values():
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _as_moved(event: NodeMoved) -> dict[str, str | float]:
+    return {
+        "from_node": event.from_node,
+        "to_node": event.to_node,
+        "down_s": event.down_s,
+        "moved_bytes": event.moved_bytes,
+    }
 
 
 def drain(

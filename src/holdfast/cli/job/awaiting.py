@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from holdfast.control.client import CoordinatorClient
 from holdfast.errors import RefusedError, UnreachableError
+from holdfast.protocol.events import NodeMoved
 
 _POLL_S = 0.1
 #: for so long a coordinator that is started again is waited for
@@ -44,6 +45,40 @@ def await_back(client: CoordinatorClient, name: str) -> None:
         return bool(node["standby"]) or all(in_force)
 
     _await(client, trains, f"{name} was back")
+
+
+def await_moved(
+    client: CoordinatorClient, nodes: Sequence[str], after: int, *, say: Callable[[str], None] | None
+) -> dict[str, NodeMoved | None]:
+    """Return once no node of these is about to move: who has taken each one's place; None: nobody has.
+
+    Args:
+        after: number of the newest event before it was asked for.
+        say: is told what each waits for, whenever that changes.
+
+    Raises:
+        RefusedError, UnreachableError: as `await_left`.
+    """
+    waited: dict[str, str] = {}
+    moved: dict[str, NodeMoved | None] = {}
+
+    def settled(status: dict[str, Any]) -> bool:
+        leaving = {one["node"]: one for one in status["leaving"] if one["node"] in nodes}
+        for name, one in leaving.items():
+            if waited.get(name) != one["waits_for"]:
+                waited[name] = one["waits_for"]
+                if say is not None:
+                    say(f"{name} waits for {one['waits_for']}")
+        if leaving:
+            return False
+        events = list(client.events(after))
+        moved.update({event.from_node: event for event in events if isinstance(event, NodeMoved)})
+        # (of one that waits as a standby already it is told with the first step without it)
+        waiting = {node["node"] for node in status["nodes"] if node["standby"]}
+        return all(name in moved or name not in waiting for name in nodes)
+
+    _await(client, settled, f"{', '.join(nodes)} had moved")
+    return {name: moved.get(name) for name in nodes}
 
 
 def _await(client: CoordinatorClient, there: Callable[[dict[str, Any]], bool], what: str) -> None:

@@ -60,7 +60,14 @@ def status(server: Server, as_json: AsJson = False) -> None:
     nodes: list[dict[str, Any]] = answer.get("nodes") or []
     if nodes:
         console.print(_node_table(nodes))
-    for line in (*saving(answer), *standbys(answer), *drained(answer), *quarantined(answer), *stragglers(answer)):
+    for line in (
+        *saving(answer),
+        *standbys(answer),
+        *leaving(answer),
+        *drained(answer),
+        *quarantined(answer),
+        *stragglers(answer),
+    ):
         console.print(line, markup=False, soft_wrap=True)
     if "time" in answer:
         print_account(msgspec.convert(answer["time"], TimeAccount), console)
@@ -85,6 +92,14 @@ def standbys(answer: dict[str, Any]) -> Iterator[str]:
     for node in nodes:
         if node.get("standby"):
             yield f"standby: {node['node']} is {node['standby']}, it has no rank"
+
+
+def leaving(answer: dict[str, Any]) -> Iterator[str]:
+    """Yield which nodes are about to leave, or to give their places to standbys, and what they wait for."""
+    going: list[dict[str, Any]] = answer.get("leaving") or []
+    for one in going:
+        what = f"gives its place to {one['to'] or 'a standby'}" if one["stays"] else "leaves"
+        yield f"leaving: {one['node']} {what}; it waits for {one['waits_for']}"
 
 
 def drained(answer: dict[str, Any]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from holdfast.control.api_types import (
     MAX_WAIT_S,
     DrainRequest,
     InjectRequest,
+    MoveRequest,
     NodesRequest,
     ShutdownRequest,
     UndrainRequest,
@@ -30,7 +31,7 @@ from holdfast.control.api_types import (
 from holdfast.control.coordinator.agent_channel import AgentChannel
 from holdfast.control.coordinator.doorkeeper import Address
 from holdfast.control.coordinator.shell import MALFORMED, Shell
-from holdfast.coordination.inputs import Drain, InjectFault, SaveState, Shutdown, Undrain
+from holdfast.coordination.inputs import Drain, InjectFault, MoveNodes, SaveState, Shutdown, Undrain
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.observability.metrics import CONTENT_TYPE
@@ -157,6 +158,7 @@ class HttpApi:
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/inject", self.inject, methods=["POST"]),
             Route("/drain", self.drain, methods=["POST"]),
+            Route("/move", self.move, methods=["POST"]),
             Route("/undrain", self.undrain, methods=["POST"]),
             Route("/checkpoint", self.checkpoint, methods=["POST"]),
             Route("/shutdown", self.shutdown, methods=["POST"]),
@@ -215,6 +217,11 @@ class HttpApi:
         body = await _body(request, DrainRequest, self._body_s)
         return await self._fed(Drain(nodes=body.nodes))
 
+    async def move(self, request: Request) -> Response:
+        """Have nodes give their places to standbys."""
+        body = await _body(request, MoveRequest, self._body_s)
+        return await self._fed(MoveNodes(nodes=body.nodes, to=body.to))
+
     async def undrain(self, request: Request) -> Response:
         """Let a node come back that is quarantined or drained; whoever has started the job starts its agent again."""
         body = await _body(request, UndrainRequest, self._body_s)
@@ -233,7 +240,7 @@ class HttpApi:
         body = await _body(request, ShutdownRequest, self._body_s)
         return await self._fed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
 
-    async def _fed(self, event: InjectFault | Drain | Undrain | SaveState | Shutdown) -> Response:
+    async def _fed(self, event: InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown) -> Response:
         if not await self._shell.feed(event):
             return _error(503, "this coordinator does not lead the job any more: ask again")
         return _json({"ok": True})

@@ -11,12 +11,13 @@ import msgspec
 from holdfast.coordination.coordinator import Coordinator
 from holdfast.coordination.experts.blobs import experts_by_layer
 from holdfast.coordination.lateness.stragglers import LinkPace, WorkerPace
+from holdfast.coordination.nodes.foresight import waits_for
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.progress.awaited import awaited_by
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.metrics import Slowness
 from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
-from holdfast.protocol.record import Record
+from holdfast.protocol.record import Departure, Record
 
 #: who holds a job up, told by name
 MOST_AWAITED = 64
@@ -45,6 +46,7 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
         "loss": progress.loss if step else None,
         "waiting_for": f"{need.nodes} nodes, {need.expert_slots} expert slots ({need.why})" if need is not None else "",
         "nodes": [_node(coordinator, node, now) for node in coordinator.members.nodes.values()],
+        "leaving": [_leaving(coordinator, one) for one in record.leaving],
         "drained": [msgspec.to_builtins(one) for one in record.drained],
         "quarantined": [msgspec.to_builtins(one) for one in record.quarantined],
         "experts": _experts(record),
@@ -118,6 +120,17 @@ def _experts(record: Record) -> dict[str, Any] | None:
         for layer, held in zip(layers, experts_by_layer(blob, shape), strict=True):
             layer[member.node] = sorted([*layer.get(member.node, []), *held])
     return {"fault_threshold": {"asked": plan.expert_plan.asked, "given": plan.expert_plan.given}, "layers": layers}
+
+
+def _leaving(coordinator: Coordinator, one: Departure) -> dict[str, Any]:
+    """Return who is about to go, or to give its place away, and what for it waits."""
+    return {
+        "node": one.node,
+        "since": one.since,
+        "stays": one.stays,
+        "to": one.to,
+        "waits_for": waits_for(coordinator.parts, one),
+    }
 
 
 def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.inputs import Drain, InjectFault, Planned, Request, SaveState, Shutdown, Undrain
+from holdfast.coordination.inputs import Drain, InjectFault, MoveNodes, Planned, Request, SaveState, Shutdown, Undrain
 from holdfast.coordination.nodes.injection import injection
 from holdfast.coordination.parts import JobParts
 
@@ -18,6 +18,8 @@ def grant(parts: JobParts, request: Request) -> None:
             parts.turn.send(*injection(parts.config, parts.members, request))
         case Drain():
             parts.departures.ask(request.nodes)
+        case MoveNodes():
+            parts.departures.ask(request.nodes, request.to, stays=True)
         case Undrain():
             if not parts.departures.undrain(request.node):
                 parts.ladder.undrain(request.node)

@@ -1,0 +1,95 @@
+"""Nodes that are asked to give their places to standbys: who may, to whom, and what they wait for."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machinery import Job, attach, hello, w
+
+from holdfast.coordination.inputs import MoveNodes
+from holdfast.coordination.nodes.foresight import waits_for
+from holdfast.errors import BadInputError, RefusedError, UnreachableError
+from holdfast.protocol.messages import any_side as msg
+
+
+def beside(*standbys: str, warm: bool = True, nodes: int = 3) -> Job:
+    """Nodes that have committed step 1, and standbys."""
+    job = Job(nodes=nodes).start()
+    job.step(1, *(f"n{index}" for index in range(nodes)))
+    for name in standbys:
+        come(job, name, warm=warm)
+    return job
+
+
+def come(job: Job, name: str, *, warm: bool) -> None:
+    job.connect(msgspec.structs.replace(hello(name), standby=True))
+    job.say(attach(w(name)))
+    if warm:
+        job.say(msg.Warmed(worker=w(name), seconds=0.5))
+
+
+def waited_for(job: Job) -> dict[str, str]:
+    return {one.node: waits_for(job.machine.parts, one) for one in job.machine.record.leaving}
+
+
+def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
+    job = beside("s0", "s1")
+    for names, to, error, match in (
+        ((), (), BadInputError, "no node is named"),
+        (("n9",), (), UnreachableError, "no node 'n9': the nodes are n0, n1, n2"),
+        (("n1", "n1"), (), BadInputError, "'n1' is named twice"),
+        (("n1", "n2"), ("s0", "s0"), BadInputError, "'s0' is named twice"),
+        (("n1",), ("n2",), BadInputError, "node n2 is in use: it has a place of its own; name a standby"),
+        (("n1", "n2"), ("n2", "n1"), BadInputError, "node n2 is to leave: it cannot take a place"),
+        (("n1",), ("n1",), BadInputError, "node n1 is to leave: it cannot take a place"),
+        (("n1",), ("s0", "s1"), BadInputError, "2 targets are named for node n1"),
+        (("n1",), ("s9",), UnreachableError, "no node 's9': the standbys are s0, s1"),
+        (("s0",), (), BadInputError, "node s0 is a standby: it has no place to give"),
+        (("n0", "n1", "n2"), (), RefusedError, "there are 2 standbys for 3; start one"),
+    ):
+        with pytest.raises(error, match=match):
+            job.feed(MoveNodes(names, to))
+    assert not job.machine.record.leaving
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_without_a_standby_it_is_said_that_there_is_none_and_what_would_do(nodes: int) -> None:
+    job = beside(nodes=nodes)
+    with pytest.raises(RefusedError, match=r"there is no standby; start one \(holdfast agent --standby\)"):
+        job.feed(MoveNodes(("n0",)))
+    assert not job.machine.record.leaving
+
+
+def test_the_job_is_over() -> None:
+    job = beside("s0")
+    job.machine.parts.ending.failed("for a test")
+    with pytest.raises(RefusedError, match="the job is failed: nobody need leave it"):
+        job.feed(MoveNodes(("n1",)))
+
+
+def test_who_is_asked_for_one_that_moves_already_names_another() -> None:
+    job = beside("s0", "s1", warm=False)
+    job.feed(MoveNodes(("n1",), ("s0",)))
+    with pytest.raises(BadInputError, match="standby s0 is to take the place of node n1: name another"):
+        job.feed(MoveNodes(("n2",), ("s0",)))
+    job.feed(MoveNodes(("n2",), ("s1",)))
+    assert {one.node: one.to for one in job.machine.record.leaving} == {"n1": "s0", "n2": "s1"}
+
+
+def test_it_is_told_what_a_node_waits_for() -> None:
+    job = beside("s0", warm=False)
+    job.feed(MoveNodes(("n1",)))
+    assert waited_for(job) == {"n1": "a standby to be warm"}
+    job = beside("s0", warm=False)
+    come(job, "s1", warm=True)
+    job.feed(MoveNodes(("n1",), ("s0",)))
+    assert waited_for(job) == {"n1": "standby s0 to be warm"}
+
+
+def test_a_join_that_is_being_prepared_comes_first() -> None:
+    job = beside("s0")
+    job.connect(hello("n3"))
+    job.say(attach(w("n3")))
+    assert job.machine.record.pending is not None
+    job.feed(MoveNodes(("n1",)))
+    assert waited_for(job) == {"n1": "generation 2 to begin, which is being prepared"}

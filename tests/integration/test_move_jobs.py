@@ -1,0 +1,58 @@
+"""A node gives its place to a standby, and is one itself from then on; what cannot be is refused, nothing changed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+from job_cases import FOREVER, TINY, StartJob, check_losses, goes_on, goes_on_until_interrupted
+
+from holdfast.errors import EXIT_BAD_INPUT, EXIT_REFUSED, EXIT_UNREACHABLE
+from holdfast.protocol.events import GenerationStarted, StandbyReady, StepCommitted
+from holdfast.testing.local_job import LocalJob
+
+
+def status(job: LocalJob) -> dict[str, Any]:
+    return json.loads(job.call("status", "--json"))
+
+
+def refused(job: LocalJob, *arguments: str) -> tuple[int, str]:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        job.call("move", *arguments)
+    return failed.value.returncode, failed.value.stderr
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--standbys", "1"))
+    job.wait(StandbyReady)
+    goes_on(job)
+    for arguments, code, said in (
+        (("node-9",), EXIT_UNREACHABLE, "there is no node 'node-9'"),
+        (("node-1", "--to", "node-2"), EXIT_BAD_INPUT, "node node-2 is in use"),
+        (("node-1", "node-1"), EXIT_BAD_INPUT, "'node-1' is named twice"),
+        (("node-1", "node-2", "--to", "node-2", "--to", "node-1"), EXIT_BAD_INPUT, "node node-2 is to leave"),
+        (("node-1", "--to", "standby-0", "--to", "node-2"), EXIT_BAD_INPUT, "2 targets are named for node node-1"),
+        (("node-1", "node-2"), EXIT_REFUSED, "there are 1 standbys for 2; start one (holdfast agent --standby)"),
+        (("standby-0",), EXIT_BAD_INPUT, "node standby-0 is a standby"),
+    ):
+        assert refused(job, *arguments)[0] == code, arguments
+        assert said in refused(job, *arguments)[1]
+    assert status(job)["leaving"] == []
+    goes_on_until_interrupted(job)
+    assert len(job.all(GenerationStarted)) == 1
+    job.environment["HOLDFAST_TOKEN"] = "of-a-job-that-is-over"
+    code, said = refused(job, "node-1")
+    assert code == EXIT_UNREACHABLE
+    assert "no coordinator answers" in said
+    check_losses(job, script=TINY, least=4)
+
+
+def test_the_last_node_without_a_standby_stays(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=1)
+    job.wait(StepCommitted, step=2)
+    code, said = refused(job, "node-0")
+    assert code == EXIT_REFUSED
+    assert "there is no standby; start one (holdfast agent --standby)" in said
+    goes_on_until_interrupted(job)
