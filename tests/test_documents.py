@@ -26,7 +26,11 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True):
     on: bool = False
     least: Annotated[float, Meta(ge=0)] = 0.5
     words: tuple[str, ...] = ()
+    numbers: tuple[Annotated[int, Meta(ge=1)], ...] = ()
     inner: Inner = Inner()
+
+
+INNER = ("inner.every", "inner.wait", "inner.place")
 
 
 def said(key: str, text: str) -> dict[str, Given]:
@@ -41,7 +45,7 @@ def file(folder: Path, text: str) -> Path:
 
 def test_keys_are_the_paths_of_fields() -> None:
     keys = keys_of(Outer)
-    assert list(keys) == ["name", "kind", "on", "least", "words", "inner.every", "inner.wait", "inner.place"]
+    assert list(keys) == ["name", "kind", "on", "least", "words", "numbers", *INNER]
     assert keys["name"].description == "a name"
     assert keys["inner.every"].default == 3
     assert [name for name, key in keys.items() if key.is_flag] == ["on"]
@@ -80,6 +84,8 @@ def test_text_is_read_as_its_key_is_declared(key: str, text: str, value: object)
         ("inner.wait", "-1", "--inner.wait is -1: it must be a number of seconds"),
         ("kind", "big", "--kind is 'big': it must be one of tall, small"),
         ("on", "yes", "--on is 'yes': it must be true or false"),
+        ("numbers", "2", "--numbers is 2: it must be a list of whole numbers, 1 or more"),
+        ("numbers", "[2, 0]", "--numbers is '[2, 0]': it must be a list of whole numbers, 1 or more"),
         ("words", "a", "--words is 'a': it must be a list of texts"),
         ("words", "[" * 5000, "...: it must be a list of texts"),
         ("inner.every", "5\nname = 1", "--inner.every is '5\\nname = 1': it must be a whole number from 1 to 9"),

@@ -296,8 +296,9 @@ def rule(key: Key) -> str:
             )
         case inspect.IntType() | inspect.FloatType():
             return f"a {'whole ' if isinstance(kind, inspect.IntType) else ''}number{_range(kind)}"
-        case inspect.VarTupleType() | inspect.ListType():
-            return "a list of texts"
+        case inspect.VarTupleType(item_type=item) | inspect.ListType(item_type=item):
+            one = item.type if isinstance(item, inspect.Metadata) else item
+            return f"a list of {f'whole numbers{_range(one)}' if isinstance(one, inspect.IntType) else 'texts'}"
         case inspect.StrType(pattern=str()):
             return "letters, digits, dots and dashes, at most 64"
         case _:

@@ -221,6 +221,28 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=1, description="Nodes that the job is given; the first step waits for MIN, else all of them.")
     ] = 4
     workers_per_node: Annotated[int, Meta(ge=1, le=1024, description="Worker processes on each node.")] = 1
+    sizes: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...],
+        Meta(description="In a pool: the numbers of nodes that the job can run on, where not all up to max_nodes do."),
+    ] = ()
+    weight: Annotated[
+        float, Meta(gt=0, le=1000, description="In a pool: what the job counts beside others; 0.5 to 2 is advised.")
+    ] = 1.0
+    priority: Annotated[
+        int, Meta(description="In a pool that shares by priority: those of the greatest get their nodes first.")
+    ] = 0
+    preemptible: Annotated[
+        bool,
+        Meta(description="In a pool: the job runs on what all others leave over, and gives it back when it is needed."),
+    ] = False
+    snooze: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="In a pool: after the job has grown, it grows no further for this time.",
+            extra=SECONDS,
+        ),
+    ] = 0.0
     time_limit: Annotated[
         float,
         Meta(

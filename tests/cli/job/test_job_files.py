@@ -94,9 +94,13 @@ def test_a_script_needs_no_file() -> None:
         (JOB.replace('"2m"', '"soon"'), "recovery.join_window is 'soon': it must be a number of seconds, or a time"),
         (JOB.replace('script = "train.py"', ""), "script is missing: give the path of a Python file"),
         ("token = 's'" + JOB, "token is not known"),
+        ("wieght = 2.0" + JOB, "wieght is not known; the nearest one is weight"),
+        ("weight = 0" + JOB, "weight is 0: it must be a number above 0, 1000 at most"),
+        ("weight = -1.5" + JOB, "weight is -1.5: it must be a number above 0, 1000 at most"),
+        ("sizes = [2, 0]" + JOB, "sizes is [2, 0]: it must be a list of whole numbers, 1 or more"),
         (JOB.replace('"0.0005/token"', "0.1"), "experiments.emulate_compute is 0.1: it must be seconds for each token"),
     ],
-    ids=range(7),
+    ids=range(11),
 )
 def test_a_mistake_in_the_file_is_one_line(text: str, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "job.toml"

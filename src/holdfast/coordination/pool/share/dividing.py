@@ -1,0 +1,73 @@
+"""From a demand to a division: the least of all that are begun first, then the policy, then preemptible jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.coordination.pool.share.admission import admit
+from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Policy, first_come
+from holdfast.coordination.pool.share.policies import rise
+
+
+def divide(policy: Policy, demand: Demand) -> Division:
+    """Return how many nodes each job is to have.
+
+    Nobody that is begun goes below its least for another, but preemptible jobs, which live on what is left over.
+    """
+    firm = [bid for bid in demand.bids if not bid.preemptible]
+    loose = [bid for bid in demand.bids if bid.preemptible]
+    nodes, why = _firm(policy, firm, max(0, demand.nodes - demand.kept_back), demand.now)
+    left, waits = _loose(loose, demand.nodes - sum(nodes.values()))
+    return Division({**nodes, **left}, {**why, **waits})
+
+
+def _firm(policy: Policy, bids: Sequence[Bid], nodes: int, now: float) -> tuple[dict[str, int], dict[str, str]]:
+    running = policy.order([bid for bid in bids if bid.admitted])
+    queue = policy.order([bid for bid in bids if not bid.admitted])
+    floors = _floors(running, nodes)
+    held = sum(floors.values())
+    # (who runs below its least is owed the rest of it before anybody is begun)
+    fresh = admit(queue, running, nodes, policy.begins_with, now)
+    begun = [bid for bid in queue if bid.name in fresh.names]
+    sizes = {**floors, **{bid.name: policy.begins_with(bid) for bid in begun}}
+    free = nodes - held - sum(policy.begins_with(bid) for bid in begun)
+    if free > 0:
+        sizes = policy.grow(sizes, _full(running, sizes) + begun, free)
+    return {**dict.fromkeys((bid.name for bid in queue), 0), **sizes}, fresh.why
+
+
+def _floors(running: Sequence[Bid], nodes: int) -> dict[str, int]:
+    """Return what those that run have at the least: what they have of their least, then in turn the rest of it."""
+    floors = {bid.name: min(bid.has, bid.smallest) for bid in running}
+    free = nodes - sum(floors.values())
+    for bid in running:
+        more = max(0, min(bid.smallest - floors[bid.name], free))
+        floors[bid.name] += more
+        free -= more
+    return floors
+
+
+def _full(running: Sequence[Bid], sizes: dict[str, int]) -> list[Bid]:
+    """Return those that have their least: the others take what there is and are in no policy's hands."""
+    return [bid for bid in running if sizes[bid.name] >= bid.smallest]
+
+
+def _loose(bids: Sequence[Bid], nodes: int) -> tuple[dict[str, int], dict[str, str]]:
+    """Share out what is left over: who runs goes on first, of these who came first; nobody is owed anything."""
+    sizes: dict[str, int] = {}
+    why: dict[str, str] = {}
+    begun: list[Bid] = []
+    for bid in sorted(first_come(bids), key=lambda one: not one.admitted):
+        if bid.smallest <= nodes:
+            nodes -= bid.smallest
+            sizes[bid.name] = bid.smallest
+            begun.append(bid)
+        else:
+            sizes[bid.name] = 0
+            left = "1 is" if nodes == 1 else f"{nodes} are" if nodes > 0 else "none is"
+            why[bid.name] = f"it is preemptible and needs {bid.smallest}; {left} left over"
+    return {**sizes, **rise({bid.name: sizes[bid.name] for bid in begun}, begun, nodes, _size)}, why
+
+
+def _size(_: Bid, size: int) -> int:
+    return size

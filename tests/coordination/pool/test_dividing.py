@@ -1,0 +1,186 @@
+"""How many nodes each job is to have: what holds for every policy, and what each is about."""
+
+from __future__ import annotations
+
+import pytest
+from bids import demands
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.coordination.pool.share.dividing import divide
+from holdfast.coordination.pool.share.interface import Bid, Demand, Policy
+from holdfast.coordination.pool.share.policies import POLICIES
+
+policies = st.sampled_from(list(POLICIES.values()))
+
+
+def running(name: str, has: int, least: int = 1, most: int = 16, **more: object) -> Bid:
+    order = int(name[1:])
+    return Bid(name=name, order=order, least=least, most=most, has=has, admitted=True, **more)  # pyright: ignore
+
+
+def waiting(name: str, least: int = 1, most: int = 16, **more: object) -> Bid:
+    return Bid(name=name, order=int(name[1:]), least=least, most=most, **more)  # pyright: ignore
+
+
+def shares(policy: str, nodes: int, *jobs: Bid, kept_back: int = 0) -> list[int]:
+    division = divide(POLICIES[policy], Demand(nodes=nodes, bids=jobs, kept_back=kept_back))
+    return [division.nodes[job.name] for job in jobs]
+
+
+# ---- all policies ----
+
+
+@given(policies, demands())
+def test_every_job_is_told_and_no_node_is_given_twice(policy: Policy, demand: Demand) -> None:
+    division = divide(policy, demand)
+    assert division.nodes.keys() == {bid.name for bid in demand.bids}
+    assert min(division.nodes.values()) >= 0
+    assert sum(division.nodes.values()) <= demand.nodes
+
+
+@given(policies, demands())
+def test_nobody_that_runs_is_taken_below_its_least(policy: Policy, demand: Demand) -> None:
+    """But preemptible jobs, which then leave all of theirs."""
+    nodes = divide(policy, demand).nodes
+    for bid in demand.bids:
+        if bid.admitted and not bid.preemptible:
+            assert nodes[bid.name] >= min(bid.has, bid.smallest)
+
+
+@given(policies, demands())
+def test_a_job_that_is_begun_has_a_size_that_it_can_run_on(policy: Policy, demand: Demand) -> None:
+    nodes = divide(policy, demand).nodes
+    for bid in demand.bids:
+        size = nodes[bid.name]
+        if size and not (bid.admitted and size <= bid.smallest):
+            assert bid.least <= size <= bid.most
+            assert not bid.sizes or size in bid.sizes
+
+
+@given(policies, demands())
+def test_who_waits_is_told_why_and_nobody_else(policy: Policy, demand: Demand) -> None:
+    division = divide(policy, demand)
+    idle = {bid.name for bid in demand.bids if not division.nodes[bid.name]}
+    firm = {bid.name for bid in demand.bids if bid.admitted and not bid.preemptible}
+    assert division.why.keys() == idle - firm
+    assert all(division.why.values())
+
+
+@given(policies, demands(), st.randoms())
+def test_the_order_in_which_jobs_are_named_does_not_count(policy: Policy, demand: Demand, rng: object) -> None:
+    mixed = list(demand.bids)
+    rng.shuffle(mixed)  # pyright: ignore
+    again = Demand(nodes=demand.nodes, bids=tuple(mixed), kept_back=demand.kept_back)
+    assert divide(policy, again) == divide(policy, demand)
+
+
+@given(policies, demands())
+def test_a_plan_that_is_carried_out_stays_as_it_is(policy: Policy, demand: Demand) -> None:
+    """What comes of it is no reason for another one: no node goes to and fro."""
+    first = divide(policy, demand).nodes
+    if sum(first.values()) > demand.nodes - demand.kept_back:
+        return
+    done = [
+        Bid(
+            name=bid.name,
+            order=bid.order,
+            least=bid.least,
+            most=bid.most,
+            sizes=bid.sizes,
+            weight=bid.weight,
+            priority=bid.priority,
+            has=first[bid.name],
+            admitted=first[bid.name] > 0 or (bid.admitted and not bid.preemptible),
+            preemptible=bid.preemptible,
+        )
+        for bid in demand.bids
+    ]
+    again = Demand(nodes=demand.nodes, bids=tuple(done), kept_back=demand.kept_back)
+    assert divide(policy, again).nodes == first
+
+
+@given(policies, demands(preemptible=False))
+def test_first_come_first_served(policy: Policy, demand: Demand) -> None:
+    """Without time limits nobody is begun before one that came earlier (of the same priority) and waits."""
+    nodes = divide(policy, demand).nodes
+    queue = policy.order([bid for bid in demand.bids if not bid.admitted])
+    begun = [nodes[bid.name] > 0 for bid in queue]
+    assert begun == sorted(begun, reverse=True)
+
+
+@given(policies, demands())
+def test_the_reserve_is_for_preemptible_jobs_alone(policy: Policy, demand: Demand) -> None:
+    nodes = divide(policy, demand).nodes
+    firm = [bid for bid in demand.bids if not bid.preemptible]
+    owed = sum(min(bid.has, bid.smallest) for bid in firm)
+    assert sum(nodes[bid.name] for bid in firm) <= max(demand.nodes - demand.kept_back, owed)
+
+
+# ---- what each is about ----
+
+
+def test_equal_jobs_have_equally_many() -> None:
+    assert shares("equal", 9, running("j1", 7), waiting("j2"), waiting("j3")) == [3, 3, 3]
+
+
+def test_of_equals_those_keep_more_that_have_more() -> None:
+    assert shares("equal", 8, running("j1", 2), running("j2", 3), running("j3", 3)) == [2, 3, 3]
+    assert shares("equal", 8, running("j1", 3), running("j2", 3), running("j3", 2)) == [3, 3, 2]
+
+
+def test_weights_are_in_proportion() -> None:
+    assert shares("weighted", 12, waiting("j1", weight=2.0), waiting("j2", weight=1.0), waiting("j3")) == [6, 3, 3]
+
+
+def test_a_small_weight_does_not_starve_a_job() -> None:
+    jobs = (waiting("j1", weight=1000.0), waiting("j2", least=2, weight=0.001))
+    assert shares("weighted", 10, *jobs) == [8, 2]
+
+
+def test_the_greatest_priority_has_all_it_can_use_and_the_others_their_least() -> None:
+    jobs = (running("j1", 6, most=8), waiting("j2", least=2, most=5, priority=1), waiting("j3", priority=-1))
+    assert shares("priority", 9, *jobs) == [3, 5, 1]
+
+
+def test_a_sized_job_has_its_size_or_waits() -> None:
+    jobs = (running("j1", 4, most=4), waiting("j2", most=5), waiting("j3", most=3))
+    division = divide(POLICIES["sized"], Demand(nodes=8, bids=jobs))
+    assert division.nodes == {"j1": 4, "j2": 0, "j3": 0}
+    assert division.why["j2"] == "it needs 5 nodes, and 4 can be given"
+    assert division.why["j3"] == "j2 is before it: it has no time_limit"
+
+
+def test_a_sized_job_that_was_hit_takes_nothing_from_others() -> None:
+    assert shares("sized", 7, running("j1", 3, most=4), running("j2", 4, most=4)) == [3, 4]
+    assert shares("sized", 8, running("j1", 3, most=4), running("j2", 4, most=4)) == [4, 4]
+
+
+def test_discrete_sizes_are_reached_in_whole_steps() -> None:
+    jobs = (waiting("j1", most=8, sizes=(2, 4, 8)), waiting("j2", most=8, sizes=(2, 4, 8)))
+    assert shares("equal", 7, *jobs) == [4, 2]
+
+
+def test_who_has_lost_nodes_is_brought_to_its_least_before_anybody_is_begun() -> None:
+    assert shares("equal", 5, running("j1", 2, least=4), waiting("j2", least=1)) == [4, 1]
+    assert shares("equal", 4, running("j1", 2, least=4), waiting("j2", least=1)) == [4, 0]
+
+
+def test_nodes_come_from_those_above_their_least_for_one_below() -> None:
+    assert shares("equal", 6, running("j1", 1, least=3), running("j2", 5, least=2)) == [3, 3]
+
+
+def test_preemptible_jobs_run_on_the_reserve_and_give_way() -> None:
+    loose = running("j1", 4, least=2, preemptible=True)
+    assert shares("equal", 8, loose, waiting("j2", most=6), kept_back=2) == [2, 6]
+    assert shares("equal", 8, loose, waiting("j2", most=7), kept_back=1) == [0, 7]
+
+
+def test_of_preemptible_jobs_the_running_ones_go_on() -> None:
+    young = running("j2", 2, least=2, preemptible=True)
+    assert shares("equal", 3, waiting("j1", least=2, preemptible=True), young) == [0, 3]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_policy_is_known_by_its_name(policy: str) -> None:
+    assert POLICIES[policy].name == policy
