@@ -9,6 +9,7 @@ from holdfast.coordination.failures.seen import says_nonsense
 from holdfast.coordination.nodes.fitting import misfit
 from holdfast.coordination.nodes.membership import Node
 from holdfast.coordination.parts import JobParts
+from holdfast.coordination.progress.costs import Cost
 from holdfast.coordination.progress.ledger import DivergedError
 from holdfast.coordination.table import Row, ignore, row, while_it_goes_on
 from holdfast.protocol.commit import weight
@@ -120,6 +121,8 @@ class Hearing:
             self._turn.order(attach.worker, msg.JobDone())
             return
         if node.standby:
+            if node.complete and not node.returning:
+                self._parts.progress.costs.measured(Cost.START, self._turn.now - node.came)
             return  # (it is warmed up once the others train)
         self._parts.newcomers.attached(node, is_new=attach.worker not in self._turn.planned_on(node.name))
         self._parts.kept_ranks.came(attach.worker, node.came)

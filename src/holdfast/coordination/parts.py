@@ -59,7 +59,7 @@ class JobParts:
         self.snapshots = SnapshotBook(turn, config)
         self.evaluations = EvaluationBook(turn)
         self.ending = Ending(turn)
-        self.standbys = Standbys(turn, config)
+        self.standbys = Standbys(turn, config, self.progress.costs)
         self.absences = Absences(turn)
         self.stopping = Stopping(turn, self.progress)
         self.departures = Departures(turn, config, self.ledger, self.stopping, self.absences)
@@ -71,7 +71,7 @@ class JobParts:
         self.ladder = Ladder(turn, config)
         self.kept_ranks = KeptRanks(turn, config)
         self.failures = Failures(
-            turn, self.ledger, self.stopping, self.joining, self.absences, self.classes, self.ladder, self.standbys
+            turn, self.progress, self.stopping, self.joining, self.absences, self.classes, self.ladder, self.standbys
         )
         self.inquiry = Inquiry(turn, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(turn, config, self.ledger, self.stopping, self.failures, self.closing, self.classes)

@@ -151,6 +151,7 @@ class Record(Struct, frozen=True, kw_only=True):
     `leaving`: nodes that go once they are not needed; `drained`: those that have gone so, and may not come back by
     themselves. `standbys`: of those that have come, and have not been followed by another of their name.
     `wanted`: how many nodes the job has had at the most, less those that were drained.
+    `costs`: what was measured last of starts, warm-ups and moves, by what it is.
     `bases`: the newest lineages, oldest first: the generation in which each began, and the step that it began with.
     """
 
@@ -191,4 +192,5 @@ class Record(Struct, frozen=True, kw_only=True):
     drained: tuple[Departure, ...] = ()
     standbys: tuple[Standby, ...] = ()
     wanted: int = 0
+    costs: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict[str, tuple[float, ...]])
     outcome: str = ""  # "", finished, failed

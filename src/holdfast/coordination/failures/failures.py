@@ -15,7 +15,7 @@ from holdfast.coordination.generations.swap import Joining
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.nodes.standbys import Standbys
-from holdfast.coordination.progress.ledger import StepLedger
+from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.events import FailureDetected, NodeLeft
@@ -31,7 +31,7 @@ class Failures:
     def __init__(
         self,
         turn: Turn,
-        ledger: StepLedger,
+        progress: Progress,
         stopping: Stopping,
         joining: Joining,
         absences: Absences,
@@ -43,7 +43,7 @@ class Failures:
         self._ladder = ladder
         self._cause, self._raised = "", False
         self._turn = turn
-        self._ledger = ledger
+        self._ledger, self._costs = progress.ledger, progress.costs
         self._stopping = stopping
         self._joining = joining
         self._absences = absences
@@ -148,6 +148,7 @@ class Failures:
         if failure.worker:
             return [failure.worker]
         self._absences.lost(failure.node)
+        self._costs.lost(turn.now)
         node, why = turn.members.nodes.get(failure.node), failure.evidence.detail
         beyond = node is not None and (self._is_the_machines(failure) or self._ladder.exhausted(Severity.NODE, tries))
         if node is not None and beyond:

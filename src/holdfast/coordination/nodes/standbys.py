@@ -6,6 +6,7 @@ Neither at a job's start: it waits for its nodes as it would without any. They a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.nodes.fitting import misfit
 from holdfast.coordination.nodes.membership import Node
+from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.turn import Turn
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol.events import StandbyFailed, StandbyReady
@@ -51,9 +53,10 @@ class _WarmUp:
 class Standbys:
     """Who waits, who of them is warm, and what has kept the others from it."""
 
-    def __init__(self, turn: Turn, config: CoordinatorConfig) -> None:
+    def __init__(self, turn: Turn, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
         self._turn = turn
         self._config = config
+        self._costs = costs
         self._warm_ups: dict[str, _WarmUp] = {}
         #: the workers that have begun to warm up, perhaps: what they have is nobody's initial state any more
         self._void: set[str] = set()
@@ -77,6 +80,17 @@ class Standbys:
         """Tell whether a node is a standby whose workers are all warm."""
         node = self._turn.members.standbys.get(name)
         return node is not None and node.complete and self._warm_ups[name].warm.keys() >= node.workers.keys()
+
+    def warm_in_s(self, name: str) -> float:
+        """Return in how many seconds a standby is warm, as far as is known; infinite where it is not to be."""
+        node, entry = self._turn.members.standbys.get(name), self._entry(name)
+        if node is None or self.ready(name):
+            return 0.0 if node is not None else math.inf
+        warm_up, warm_s = self._warm_ups[name], self._costs.of(Cost.WARM_UP)
+        if warm_up.refused or (not warm_up.asked and entry is not None and entry.tries >= MAX_TRIES):
+            return math.inf
+        start_s = 0.0 if node.complete else max(0.0, self._costs.of(Cost.START) - (self._turn.now - node.came))
+        return max(start_s + warm_s - (self._turn.now - warm_up.since if warm_up.asked else 0.0), 0.0)
 
     def fresh(self, workers: Iterable[str]) -> list[str]:
         """Return those of these workers, which were in no generation, whose initial state is whole."""
@@ -138,9 +152,9 @@ class Standbys:
         entry = self._entry(node.name)
         if entry is not None and not entry.ready and self.ready(node.name):
             self._write(msgspec.structs.replace(entry, ready=True))
-            self._turn.emit(
-                StandbyReady, node=node.name, roles=len(warm_up.warm), warm_s=max(warm_up.warm.values(), default=0.0)
-            )
+            warm_s = max(warm_up.warm.values(), default=0.0)
+            self._costs.measured(Cost.WARM_UP, warm_s)
+            self._turn.emit(StandbyReady, node=node.name, roles=len(warm_up.warm), warm_s=warm_s)
 
     # ---- what befalls one ----
 

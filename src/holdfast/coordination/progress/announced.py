@@ -32,7 +32,7 @@ class Progress:
         if turn.record.plan is not None:
             self._follow(turn.record.plan)
         self.recovery: RecoveryCost | None = None
-        self.costs = MeasuredCosts()
+        self.costs = MeasuredCosts(turn)
         self._turn = turn
         self._told, self._told_at = turn.position.step, 0.0
         #: when the newest step was committed of which that is known, unix seconds; 0 where it is of none

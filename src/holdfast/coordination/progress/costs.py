@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from enum import StrEnum
 from statistics import median
 
 from holdfast.coordination.progress.recovery_cost import RecoveryCost
+from holdfast.coordination.turn import Turn
 
 #: Until something was measured: bytes per second of a 10 Gbit/s network.
 DEFAULT_BANDWIDTH = 1e9
@@ -15,12 +17,50 @@ LEAST_PAUSE_S = 0.1
 #: Smaller transfers measure latency.
 _LEAST_BYTES = 1 << 20
 _STEPS = 64
+#: of each kind so many measurements count
+_NEWEST = 5
+
+
+class Cost(StrEnum):
+    """What was measured, in seconds if the name says nothing else; it is kept, whoever coordinates."""
+
+    START = "start_s"  # from a standby's coming until its workers have built their model
+    WARM_UP = "warm_s"  # a standby's shadow steps
+    DECISION = "decide_s"  # from the stop of a generation until it is decided what comes after it
+    BUILD = "build_s"  # of a generation's group
+    SWAP = "swap_s"  # what a join takes of the steps, beside a step's own time
+    TRANSFER = "transfer_s"  # a whole node's state, to one that had none
+    STATE = "state_bytes"  # what it received
+    LOSS = "lost_at"  # when nodes were lost, unix seconds
+
+
+#: until something was measured
+PRIORS = {
+    Cost.START: 5.0,
+    Cost.WARM_UP: 5.0,
+    Cost.DECISION: 0.05,
+    Cost.BUILD: 0.1,
+    Cost.SWAP: LEAST_PAUSE_S,
+    Cost.TRANSFER: 0.5,
+    Cost.STATE: 0.0,
+    Cost.LOSS: 0.0,
+}
+#: the first loss is expected after so long
+FIRST_LOSS_S = 3600.0
+#: losses that lie closer together are one
+_ONE_LOSS_S = 1.0
 
 
 class MeasuredCosts:
-    """Step times, bandwidth and pauses of this job; a coordinator that takes over measures anew."""
+    """Step times, bandwidth and pauses of this job; a coordinator that takes over measures those anew.
 
-    def __init__(self) -> None:
+    What else moves and restarts have cost is in the record.
+    """
+
+    def __init__(self, turn: Turn | None = None) -> None:
+        self._turn = turn
+        #: what is written with the next measurement: a loss must not wait for a write
+        self._unwritten: dict[str, tuple[float, ...]] = {}
         self.bandwidth = DEFAULT_BANDWIDTH
         self.pause_s = LEAST_PAUSE_S
         self._seconds: deque[float] = deque(maxlen=_STEPS)
@@ -31,6 +71,41 @@ class MeasuredCosts:
     def step_s(self) -> float:
         """The median of the last steps' seconds, 0 before the first."""
         return median(self._seconds) if self._seconds else 0.0
+
+    def measured(self, cost: Cost, value: float) -> None:
+        """Something took so long, or so much."""
+        if self._turn is None or value < 0:
+            return
+        newest = {str(cost): (*self._known(cost), value)[-_NEWEST:]}
+        self._turn.change(costs={**self._turn.record.costs, **self._unwritten, **newest})
+        self._unwritten.clear()
+
+    def of(self, cost: Cost) -> float:
+        """Return what something costs: the median of what was measured last, before that a guess."""
+        return median(known) if (known := self._known(cost)) else PRIORS[cost]
+
+    def is_measured(self, cost: Cost) -> bool:
+        """Tell whether `of` is more than a guess."""
+        return bool(self._known(cost))
+
+    def lost(self, now: float) -> None:
+        """A node was lost."""
+        times = self._known(Cost.LOSS)
+        if not times or now - times[-1] > _ONE_LOSS_S:
+            self._unwritten[Cost.LOSS] = (*times, now)[-_NEWEST:]
+
+    def between_losses_s(self, now: float) -> float:
+        """Return how long the job may expect to go on until it loses a node: by its last losses, and a guess beside."""
+        if self._turn is None:
+            return FIRST_LOSS_S
+        times = self._known(Cost.LOSS)
+        if len(times) == _NEWEST:
+            return (FIRST_LOSS_S + now - times[0]) / _NEWEST
+        return (FIRST_LOSS_S + now - (self._turn.record.run_since or now)) / (1 + len(times))
+
+    def _known(self, cost: Cost) -> tuple[float, ...]:
+        kept = self._turn.record.costs if self._turn is not None else {}
+        return self._unwritten.get(cost) or kept.get(cost, ())
 
     def step(self, seconds: float, time: float) -> None:
         """A step took so long, and was committed then."""
@@ -46,8 +121,9 @@ class MeasuredCosts:
     def switched(self, recovery: RecoveryCost, committed: float) -> None:
         """A generation's first step is committed: what moved, and what the switch took beside that.
 
-        Joins measure nothing: there a stayer's transfer includes the wait for the joiner's dense state.
+        Joins measure no bandwidth: there a stayer's transfer includes the wait for the joiner's dense state.
         """
+        self._keep(recovery, committed)
         if recovery.action == "grow":
             return
         bytes_moved, seconds = recovery.most_bytes, recovery.transfer_s
@@ -56,3 +132,14 @@ class MeasuredCosts:
         if recovery.action == "rebalance":
             pause_s = committed - recovery.failed - self.step_s - bytes_moved / self.bandwidth
             self.pause_s = max(LEAST_PAUSE_S, pause_s)
+
+    def _keep(self, recovery: RecoveryCost, committed: float) -> None:
+        """Write down what a recovery, or a join, has measured."""
+        if recovery.action == "grow" and recovery.swap:
+            self.measured(Cost.SWAP, max(0.0, committed - recovery.failed - self.step_s))
+        elif recovery.decided and recovery.regrouped and not recovery.restart:
+            self.measured(Cost.DECISION, max(0.0, recovery.decided - recovery.detected))
+            self.measured(Cost.BUILD, max(0.0, recovery.regrouped - recovery.decided - recovery.transfer_s))
+        if recovery.most_bytes and recovery.action in ("grow", "replace"):
+            self.measured(Cost.TRANSFER, recovery.transfer_s)
+            self.measured(Cost.STATE, recovery.most_bytes)
