@@ -1,0 +1,81 @@
+"""A node's side of its grants: the fence. What belongs to a grant is started once everything of the one before is gone.
+
+The agent's shell starts and reaps processes as it is told here, and says when nothing of a grant is left. They die with
+the agent, so that another process of it begins with an empty node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.protocol.messages.pool import NodeGrant, NodeStands
+
+
+@dataclass(frozen=True, slots=True)
+class StartGrant:
+    """Start what belongs to a grant: the node is the job's."""
+
+    grant: int
+    job: str
+    submission: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReapGrant:
+    """End everything that belongs to a grant; once no process of it is left, `Fence.reaped` is to be called."""
+
+    grant: int
+
+
+@dataclass(frozen=True, slots=True)
+class SayStanding:
+    """Tell the pool how the node stands, where it can be told."""
+
+    stands: NodeStands
+
+
+FenceInstruction = StartGrant | ReapGrant | SayStanding
+_NOBODY = NodeGrant(term=0, version=0)
+
+
+class Fence:
+    """Whose the node is."""
+
+    def __init__(self) -> None:
+        #: the grant whose processes are here, 0: none
+        self.runs = 0
+        #: up to this grant everything is over here, and nothing of it is ever started
+        self.ended = 0
+        self._reaping = False
+        self._told = _NOBODY
+
+    @property
+    def stands(self) -> NodeStands:
+        """What the pool is told."""
+        return NodeStands(runs=self.runs, ended=self.ended)
+
+    def told(self, grant: NodeGrant) -> list[FenceInstruction]:
+        """The pool says whose the node is; what is older than was heard changes nothing."""
+        if (grant.term, grant.version) < (self._told.term, self._told.version):
+            return []
+        self._told = grant
+        return self._follow()
+
+    def reaped(self, grant: int) -> list[FenceInstruction]:
+        """Nothing of a grant is left here, whoever wanted that: the pool, the job, or the processes themselves."""
+        if grant != self.runs:
+            return []
+        self.runs, self.ended, self._reaping = 0, grant, False
+        return [SayStanding(self.stands), *self._follow()]
+
+    def _follow(self) -> list[FenceInstruction]:
+        told = self._told
+        if self.runs:
+            if told.grant == self.runs or self._reaping:
+                return []
+            self._reaping = True
+            return [ReapGrant(self.runs)]
+        if told.grant <= self.ended:
+            return []  # (nobody's, or it is over)
+        self.runs = told.grant
+        return [StartGrant(told.grant, told.job, told.submission), SayStanding(self.stands)]

@@ -1,0 +1,105 @@
+"""A job's side of its grants: which of them it holds, by its own record. What changes is written before it counts.
+
+What it has given back it never takes again, however often it is told of it by somebody who has not heard yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.protocol.names import Struct
+from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands, PoolWish
+
+
+class HeldGrant(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A grant that a job holds. `since`: when it was told of it, unix seconds. `came`: the node has joined by it."""
+
+    number: int
+    since: float
+    came: bool = False
+    leaving: bool = False
+
+
+class Held(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a job's record has of its pool: grants by node, and those given back of which the pool still speaks.
+
+    `term`, `heard`: of the newest shares that were heard.
+    """
+
+    submission: int
+    term: int = 0
+    heard: int = 0
+    grants: dict[str, HeldGrant] = msgspec.field(default_factory=dict[str, HeldGrant])
+    returned: frozenset[int] = frozenset()
+    wish: PoolWish = "run"
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The grants held."""
+        return frozenset(grant.number for grant in self.grants.values())
+
+    @property
+    def to_leave(self) -> tuple[str, ...]:
+        """The nodes to give back, in good order."""
+        return tuple(node for node, grant in self.grants.items() if grant.leaving)
+
+
+def hear(held: Held, shares: JobShares, now: float) -> Held:
+    """Take in which nodes are the job's; older shares than were heard, or another job's, change nothing.
+
+    A node that is in them no more is lost: it has said itself that nothing of the job runs there.
+    """
+    if shares.submission != held.submission or (shares.term, shares.version) < (held.term, held.heard):
+        return held
+    told = set(shares.grants.values())
+    grants: dict[str, HeldGrant] = {}
+    for node, number in shares.grants.items():
+        if number not in held.returned:
+            known = held.grants.get(node)
+            grant = known if known is not None and known.number == number else HeldGrant(number=number, since=now)
+            grants[node] = replace(grant, leaving=number in shares.leaving)
+    return replace(
+        held,
+        term=shares.term,
+        heard=shares.version,
+        grants=grants,
+        returned=held.returned & told,
+        wish=shares.wish,
+    )
+
+
+def joined(held: Held, node: str, number: int) -> Held | None:
+    """A node comes by a grant: return what is held then, None where that grant is not held, and it is refused."""
+    grant = held.grants.get(node)
+    if grant is None or grant.number != number:
+        return None
+    return held if grant.came else replace(held, grants={**held.grants, node: replace(grant, came=True)})
+
+
+def give_back(held: Held, nodes: Collection[str]) -> Held:
+    """The job does without these nodes from here on, for good."""
+    gone = {held.grants[node].number for node in nodes if node in held.grants}
+    if not gone:
+        return held
+    grants = {node: grant for node, grant in held.grants.items() if grant.number not in gone}
+    return replace(held, grants=grants, returned=held.returned | gone)
+
+
+def overdue(held: Held, now: float, join_s: float) -> list[str]:
+    """Return the nodes that should have come by now, and have not: they are of no use to this job."""
+    return [node for node, grant in held.grants.items() if not grant.came and now - grant.since > join_s]
+
+
+def report(held: Held, standing: JobStanding = "going", why: str = "", refuses: Collection[str] = ()) -> JobStands:
+    """Return what the pool is told."""
+    return JobStands(
+        submission=held.submission,
+        heard=held.heard,
+        held=held.numbers,
+        standing=standing,
+        why=why,
+        refuses=frozenset(refuses),
+    )

@@ -1,0 +1,89 @@
+"""What the pool's machine is fed: each as (input, now)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.coordination.inputs import Tick
+from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.messages.pool import FromNode
+from holdfast.protocol.pool.sharing import JobStands
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSaid:
+    """An agent's message on a connection; the first must be PoolHello. The shell never reuses a number."""
+
+    connection: int
+    message: FromNode
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """An agent's connection ended, from either side."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobLinked:
+    """A job's coordinator can be told something, anew: it is to hear how things stand."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobSaid:
+    """A job's coordinator says how it stands."""
+
+    job: str
+    report: JobStands
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A user hands in a job."""
+
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StopPooled:
+    """A user ends a job, queued or not."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendJob:
+    """A user has a job saved and leave its nodes; `force`: even where it saves nothing."""
+
+    job: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeJob:
+    """A user lets a suspended job go on."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateJob:
+    """A user changes what a job asks for: `min_nodes`, `max_nodes`, `weight`, `priority`, by these names."""
+
+    job: str
+    changes: Mapping[str, int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetNode:
+    """A user says that a node does not come back."""
+
+    node: str
+
+
+PoolRequest = Submit | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode
+PoolInput = NodeSaid | NodeGone | JobLinked | JobSaid | Tick | PoolRequest

@@ -1,0 +1,65 @@
+"""What the pool's machine asks its shell to do, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.protocol.messages.pool import ToNode
+from holdfast.protocol.pool.events import AnyPoolEvent
+from holdfast.protocol.pool.record import PooledJob, PoolRecord
+from holdfast.protocol.pool.sharing import JobShares
+
+
+@dataclass(frozen=True, slots=True)
+class PersistPool:
+    """Compare-and-swap the record; if another pool was there first, stop at once: nothing after this counts."""
+
+    record: PoolRecord
+
+
+@dataclass(frozen=True, slots=True)
+class EmitPool:
+    """Append to the pool's journal."""
+
+    event: AnyPoolEvent
+
+
+@dataclass(frozen=True, slots=True)
+class TellNode:
+    """Send to an agent; a connection that is gone is no error (NodeGone follows)."""
+
+    connection: int
+    message: ToNode
+
+
+@dataclass(frozen=True, slots=True)
+class CloseNode:
+    """Close an agent's connection after what was sent."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginJob:
+    """Have a coordinator for this job, if there is none; JobLinked follows once it can be told something."""
+
+    job: PooledJob
+
+
+@dataclass(frozen=True, slots=True)
+class TellJob:
+    """Tell a job's coordinator; where there is none now it hears it once it is linked."""
+
+    job: str
+    shares: JobShares
+
+
+@dataclass(frozen=True, slots=True)
+class CloseJob:
+    """The job needs no coordinator any more: it is over, or without nodes."""
+
+    job: str
+    submission: int
+
+
+PoolInstruction = PersistPool | EmitPool | TellNode | CloseNode | BeginJob | TellJob | CloseJob

@@ -1,0 +1,102 @@
+"""A pool's nodes: who is here, whose they are, and what they say of grants that are over."""
+
+from __future__ import annotations
+
+from holdfast.coordination.pool.state import Connected, PoolState
+from holdfast.errors import RefusedError, UnreachableError
+from holdfast.protocol.messages.pool import LeavePool, NodeRefused, NodeStands, PoolHello
+from holdfast.protocol.pool.events import NodeAdded, NodeForgotten
+from holdfast.protocol.pool.record import PoolNode
+
+
+class PooledNodes:
+    """Who is here."""
+
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+
+    def hello(self, connection: int, hello: PoolHello) -> None:
+        """A node is here: what belongs to an earlier process of its agent died with that."""
+        state = self._state
+        known, here = state.nodes.get(hello.node), state.here.get(hello.node)
+        if here is not None and here.connection != connection:
+            if known is None or known.session != hello.session:
+                why = f"a node of the name {hello.node} is here already: give the other one another (--node-name)"
+                state.send(connection, NodeRefused(why=why))
+                state.close(connection)
+                return
+            state.close(here.connection)
+            self.gone(here.connection)
+        node = PoolNode(name=hello.node, session=hello.session, rack=hello.rack, zone=hello.zone)
+        if known is None:
+            state.emit(NodeAdded, node=node.name, rack=node.rack, zone=node.zone)
+        if known != node:
+            state.put_node(node)
+        state.here[node.name] = state.by_connection[connection] = Connected(node.name, connection, state.now)
+        grant = state.grants.get(node.name)
+        if grant is not None and grant.session != hello.session:
+            state.release(grant, by="node")
+        self.stands(node.name, hello.stands)
+        state.tell_node(node.name)
+
+    def stands(self, name: str, stands: NodeStands) -> None:
+        """A node says what runs there, and what is over."""
+        grant = self._state.grants.get(name)
+        if grant is not None and grant.number <= stands.ended:
+            self._state.release(grant, by="node")
+
+    def leave(self, here: Connected, _: LeavePool) -> None:
+        """A node goes for good, and nothing runs there any more."""
+        state = self._state
+        grant = state.grants.get(here.name)
+        if grant is not None:
+            state.release(grant, by="node")
+        state.close(here.connection)
+        self.gone(here.connection)
+        self._drop(here.name, "it has left")
+
+    def gone(self, connection: int) -> None:
+        """A node is out of touch. Whose it is stays as it is: its job may well see it."""
+        here = self._state.by_connection.pop(connection, None)
+        if here is not None:
+            del self._state.here[here.name]
+
+    def expire(self) -> None:
+        """Close the connections of those that have said nothing for too long."""
+        state = self._state
+        before = state.now - state.config.lease_s
+        for here in [one for one in state.here.values() if one.seen < before]:
+            state.close(here.connection)
+            self.gone(here.connection)
+
+    def renew_all(self) -> None:
+        """Nobody has listened for a while: nobody is late."""
+        for here in self._state.here.values():
+            here.seen = self._state.now
+
+    def forget(self, name: str) -> None:
+        """A person says that a node does not come back.
+
+        Raises:
+            UnreachableError: there is no such node.
+            RefusedError: it is here, or a job has it.
+        """
+        state = self._state
+        if name not in state.nodes:
+            known = ", ".join(sorted(state.nodes)) or "none"
+            raise UnreachableError(f"there is no node {name!r}: the nodes are {known}")
+        if name in state.here:
+            raise RefusedError(f"node {name} is here: stop its agent, and it is forgotten by itself")
+        grant = state.grants.get(name)
+        if grant is not None:
+            raise RefusedError(f"node {name} is one of job {grant.job}, which has not lost it")
+        self._drop(name, "a person has said that it does not come back")
+
+    def _drop(self, name: str, why: str) -> None:
+        self._state.drop_node(name)
+        self._state.emit(NodeForgotten, node=name, why=why)
+
+    @property
+    def all_here(self) -> bool:
+        """Whether every node of the pool is connected."""
+        return len(self._state.here) == len(self._state.nodes)

@@ -1,0 +1,263 @@
+"""The pool's record, its connections and the time, and what the call under way changes, announces and tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from holdfast.coordination.pool.instructions import (
+    BeginJob,
+    CloseJob,
+    CloseNode,
+    EmitPool,
+    PersistPool,
+    PoolInstruction,
+    TellJob,
+    TellNode,
+)
+from holdfast.coordination.pool.share.interface import Policy
+from holdfast.protocol.messages.pool import NodeGrant, ToNode
+from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased
+from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolNode, PoolRecord
+from holdfast.protocol.pool.sharing import JobShares, PoolWish
+
+E = TypeVar("E", bound=AnyPoolEvent)
+
+#: of jobs that are over, so many are remembered
+KEPT_JOBS = 256
+_WISHES: dict[str, PoolWish] = {"suspending": "suspend", "stopping": "stop"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolConfig:
+    """Settings of a pool; times in seconds.
+
+    reserve: nodes that no job but preemptible ones is given, for those that lose one. expected: nodes that are known to
+    come. lease_s: a node that says nothing for so long is gone. settle_s: so long a pool that has been started again
+    waits for its nodes before it decides anything new.
+    """
+
+    name: str
+    policy: Policy
+    reserve: int = 0
+    expected: int = 0
+    lease_s: float = 3.0
+    settle_s: float = 5.0
+
+
+@dataclass(slots=True)
+class Connected:
+    """A node that is here."""
+
+    name: str
+    connection: int
+    seen: float
+
+
+class PoolState:
+    """The record taken apart, to be changed; `flush` puts one PersistPool before all that anybody is told."""
+
+    def __init__(self, config: PoolConfig, record: PoolRecord) -> None:
+        self.config = config
+        self.record = record
+        self.now = 0.0
+        self.nodes: dict[str, PoolNode] = dict(record.nodes)
+        self.grants: dict[str, Grant] = dict(record.grants)
+        self.jobs: dict[str, PooledJob] = dict(record.jobs)
+        #: the grants of each job, by node
+        self.of_job: dict[str, dict[str, Grant]] = {}
+        for grant in record.grants.values():
+            self.of_job.setdefault(grant.job, {})[grant.node] = grant
+        self.here: dict[str, Connected] = {}
+        self.by_connection: dict[int, Connected] = {}
+        #: nodes that a job would not take, as far as it has said
+        self.refused: dict[str, frozenset[str]] = {}
+        self._term, self._seq = record.term, record.seq
+        self._last_grant, self._last_submission = record.last_grant, record.last_submission
+        self._changed = False
+        self._events: list[AnyPoolEvent] = []
+        self._first: list[PoolInstruction] = []
+        self._sends: list[PoolInstruction] = []
+        self._nodes_to_tell: dict[str, None] = {}
+        self._jobs_to_tell: dict[str, None] = {}
+
+    # ---- what the record is to be ----
+
+    @property
+    def version(self) -> int:
+        """That of the record which has what this call changes."""
+        return self.record.version + 1
+
+    def new_term(self) -> int:
+        """Count another pool's server."""
+        self._term += 1
+        self._changed = True
+        return self._term
+
+    def emit(self, event_type: type[E], /, **fields: Any) -> None:
+        """Announce an event; it is in the record's outbox until it is in the journal."""
+        self._seq += 1
+        self._changed = True
+        self._events.append(event_type(time=self.now, pool=self.record.pool, term=self._term, seq=self._seq, **fields))
+
+    def put_node(self, node: PoolNode) -> None:
+        """Write a node down."""
+        self.nodes[node.name] = node
+        self._changed = True
+
+    def drop_node(self, name: str) -> None:
+        """Forget a node that nobody owns."""
+        assert name not in self.grants, name
+        del self.nodes[name]
+        self._changed = True
+
+    def new_submission(self) -> int:
+        """Return a number that no other job has."""
+        self._last_submission += 1
+        return self._last_submission
+
+    def put_job(self, job: PooledJob, **changes: Any) -> PooledJob:
+        """Write a job down; what it is told follows from that."""
+        changed = replace(job, **changes) if changes else job
+        known = self.jobs.get(job.name)
+        self.jobs[job.name] = changed
+        self._changed = True
+        if known is None or known.state != changed.state:
+            self._jobs_to_tell[job.name] = None
+        return changed
+
+    def forget_old_jobs(self) -> None:
+        """Keep no more jobs that are over than anybody looks at."""
+        over = [job for job in self.jobs.values() if job.state in OVER]
+        for job in sorted(over, key=lambda one: one.submission)[: max(0, len(over) - KEPT_JOBS)]:
+            del self.jobs[job.name]
+
+    # ---- grants ----
+
+    def give(self, node: str, job: str) -> None:
+        """Grant a free node to a job."""
+        assert node not in self.grants, f"node {node} has an owner: {self.grants[node]}"
+        self._last_grant += 1
+        session = self.nodes[node].session
+        grant = Grant(number=self._last_grant, node=node, session=session, job=job, version=self.version)
+        self._put(grant)
+        self.emit(NodeGranted, node=node, job=job, grant=grant.number)
+
+    def recall(self, node: str) -> None:
+        """Have a job leave a node."""
+        self._put(replace(self.grants[node], recalled=True))
+
+    def _put(self, grant: Grant) -> None:
+        self.grants[grant.node] = grant
+        self.of_job.setdefault(grant.job, {})[grant.node] = grant
+        self._told(grant)
+
+    def release(self, grant: Grant, by: str) -> None:
+        """A grant is over, as its job's record or the node itself has said."""
+        del self.grants[grant.node]
+        del self.of_job[grant.job][grant.node]
+        self._told(grant)
+        self.emit(NodeReleased, node=grant.node, job=grant.job, grant=grant.number, by=by)
+
+    def _told(self, grant: Grant) -> None:
+        self._changed = True
+        self._nodes_to_tell[grant.node] = None
+        self._jobs_to_tell[grant.job] = None
+
+    def grants_of(self, job: str) -> Iterable[Grant]:
+        """Return a job's grants, those that it is to give back among them."""
+        return tuple(self.of_job.get(job, {}).values())
+
+    def has(self, job: str) -> int:
+        """Return how many nodes are a job's own, and stay so far."""
+        return sum(1 for grant in self.of_job.get(job, {}).values() if not grant.recalled)
+
+    def free(self) -> list[str]:
+        """Return the nodes that are here and nobody's."""
+        return [name for name in self.here if name not in self.grants]
+
+    # ---- what is told ----
+
+    def tell_node(self, name: str) -> None:
+        """Tell a node whose it is, after this call."""
+        self._nodes_to_tell[name] = None
+
+    def tell_job(self, name: str) -> None:
+        """Tell a job which nodes it has, after this call."""
+        self._jobs_to_tell[name] = None
+
+    def send(self, connection: int, message: ToNode) -> None:
+        """Send to an agent."""
+        self._sends.append(TellNode(connection, message))
+
+    def close(self, connection: int) -> None:
+        """Close an agent's connection."""
+        self._sends.append(CloseNode(connection))
+
+    def begin_job(self, job: PooledJob) -> None:
+        """Have a coordinator for a job."""
+        self._first.append(BeginJob(job))
+
+    def close_job(self, job: PooledJob) -> None:
+        """A job needs no coordinator any more."""
+        self._sends.append(CloseJob(job.name, job.submission))
+
+    def flush(self, before: Sequence[PoolInstruction] = ()) -> list[PoolInstruction]:
+        """Return everything gathered, in order, and start anew; `before`: what comes first of all."""
+        out: list[PoolInstruction] = list(before)
+        if self._changed:
+            self.record = PoolRecord(
+                schema=self.record.schema,
+                pool=self.record.pool,
+                term=self._term,
+                version=self.version,
+                last_grant=self._last_grant,
+                last_submission=self._last_submission,
+                nodes=dict(self.nodes),
+                grants=dict(self.grants),
+                jobs=dict(self.jobs),
+                seq=self._seq,
+                outbox=tuple(self._events),
+            )
+            out.append(PersistPool(self.record))
+        out += [EmitPool(event) for event in self._events]
+        out += self._first
+        out += self._told_by_record()
+        out += self._sends
+        self._changed = False
+        self._events, self._first, self._sends = [], [], []
+        self._nodes_to_tell, self._jobs_to_tell = {}, {}
+        return out
+
+    def _told_by_record(self) -> list[PoolInstruction]:
+        """Say how things stand, by the record as it is now."""
+        out: list[PoolInstruction] = []
+        for name in self._nodes_to_tell:
+            if name in self.here:
+                out.append(TellNode(self.here[name].connection, self._whose(name)))
+        for name in self._jobs_to_tell:
+            job = self.jobs.get(name)
+            if job is not None and job.state in ("admitted", "suspending", "stopping"):
+                out.append(TellJob(name, self._shares(job)))
+        return out
+
+    def _whose(self, node: str) -> NodeGrant:
+        term, version, grant = self.record.term, self.record.version, self.grants.get(node)
+        if grant is None or grant.session != self.nodes[node].session:
+            return NodeGrant(term=term, version=version)
+        submission = self.jobs[grant.job].submission
+        return NodeGrant(term=term, version=version, grant=grant.number, job=grant.job, submission=submission)
+
+    def _shares(self, job: PooledJob) -> JobShares:
+        grants = self.of_job.get(job.name, {})
+        return JobShares(
+            term=self.record.term,
+            version=self.record.version,
+            submission=job.submission,
+            grants={node: grant.number for node, grant in grants.items()},
+            leaving=frozenset(grant.number for grant in grants.values() if grant.recalled),
+            wish=_WISHES.get(job.state, "run"),
+        )

@@ -1,0 +1,72 @@
+"""What a node's agent and the pool say to each other. Both tell how things stand, never what has changed.
+
+So whatever is lost, said twice or said late does no harm: the next word says it all.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from holdfast.protocol.names import Count, Name, Rack, Struct, Text
+
+Session = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,32}$")]
+
+# ---- agent -> pool ----
+
+
+class NodeStands(Struct, frozen=True, kw_only=True):
+    """How a node stands. `runs`: the grant whose processes it has, 0: none.
+
+    `ended`: up to this grant everything is over here for good: no process of theirs is left, none will be started.
+    """
+
+    runs: Count = 0
+    ended: Count = 0
+
+
+class PoolHello(Struct, frozen=True, kw_only=True):
+    """First message of an agent's connection. `session`: of this agent's process; no other has it."""
+
+    node: Name
+    session: Session
+    agent_pid: Count = 0
+    rack: Rack = ""
+    zone: Rack = ""
+    stands: NodeStands = NodeStands()
+
+
+class NodeAlive(Struct, frozen=True, kw_only=True):
+    """The node lives, and stands as it said."""
+
+
+class LeavePool(Struct, frozen=True, kw_only=True):
+    """The node goes for good: nothing runs there any more."""
+
+
+FromNode = PoolHello | NodeStands | NodeAlive | LeavePool
+
+# ---- pool -> agent ----
+
+
+class NodeGrant(Struct, frozen=True, kw_only=True):
+    """Whose the node is by the pool's record: by grant `grant` of `job`, or nobody's (0).
+
+    `term`, `version`: of that record; an older one than was heard counts no more.
+    """
+
+    term: Count
+    version: Count
+    grant: Count = 0
+    job: Annotated[str, Meta(max_length=64)] = ""
+    submission: Count = 0
+
+
+class NodeRefused(Struct, frozen=True, kw_only=True):
+    """The pool does not take the node, and closes."""
+
+    why: Text
+
+
+ToNode = NodeGrant | NodeRefused

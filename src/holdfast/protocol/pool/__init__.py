@@ -1,0 +1,1 @@
+"""What a pool of nodes keeps, says and writes down."""

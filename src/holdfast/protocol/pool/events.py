@@ -1,0 +1,142 @@
+"""What happens in a pool, one JSON object a line, in its own journal: a job's own events are in the job's.
+
+Every event has `time` (unix seconds), `event`, `pool`, `term` and `seq`, its place in the pool's journal.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+#: of what events are called and carry
+POOL_FORMAT = 1
+
+
+class PoolEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """What all events of a pool carry."""
+
+    time: float
+    pool: str
+    term: int
+    seq: int
+
+
+class PoolStarted(PoolEvent, frozen=True, kw_only=True, tag="pool_started"):
+    """The pool's server runs, for the first time or (`term` > 1) again. `format`: of these events."""
+
+    url: str
+    pid: int
+    policy: str
+    reserve: int
+    format: int = POOL_FORMAT
+
+
+class NodeGranted(PoolEvent, frozen=True, kw_only=True, tag="node_granted"):
+    """A node is a job's from here on, by this grant."""
+
+    node: str
+    job: str
+    grant: int
+
+
+class NodeReleased(PoolEvent, frozen=True, kw_only=True, tag="node_released"):
+    """A grant is over. `by`: who said so, job (its record does without the node) or node (nothing of it runs there)."""
+
+    node: str
+    job: str
+    grant: int
+    by: str
+
+
+class NodeAdded(PoolEvent, frozen=True, kw_only=True, tag="node_added"):
+    """A node is of the pool."""
+
+    node: str
+    rack: str
+    zone: str
+
+
+class NodeForgotten(PoolEvent, frozen=True, kw_only=True, tag="node_forgotten"):
+    """A node is of the pool no more. `why`: it left, or a person said that it does not come back."""
+
+    node: str
+    why: str
+
+
+class JobSubmitted(PoolEvent, frozen=True, kw_only=True, tag="job_submitted"):
+    """A job is in the queue; `submission`: its number, which no other ever has."""
+
+    job: str
+    submission: int
+    min_nodes: int
+    max_nodes: int
+
+
+class JobAdmitted(PoolEvent, frozen=True, kw_only=True, tag="job_admitted"):
+    """A job leaves the queue: so many nodes are given to it, as they become free. `waited_s`: in the queue."""
+
+    job: str
+    nodes: int
+    waited_s: float
+
+
+class JobResized(PoolEvent, frozen=True, kw_only=True, tag="job_resized"):
+    """A job is to have another number of nodes, by planned moves. `lost`: it had lost some of them by itself."""
+
+    job: str
+    from_nodes: int
+    to_nodes: int
+    lost: int
+    why: str
+
+
+class JobSuspended(PoolEvent, frozen=True, kw_only=True, tag="job_suspended"):
+    """A job is saved and has no node. `preempted`: others need them, it is in the queue again; else a person asked."""
+
+    job: str
+    preempted: bool
+
+
+class JobResumed(PoolEvent, frozen=True, kw_only=True, tag="job_resumed"):
+    """A person lets a suspended job go on: it is in the queue again."""
+
+    job: str
+
+
+class JobEnded(PoolEvent, frozen=True, kw_only=True, tag="job_ended"):
+    """A job is over. `state`: finished, stopped, failed; `why` in words."""
+
+    job: str
+    state: str
+    why: str
+
+
+class PlanDecided(PoolEvent, frozen=True, kw_only=True, tag="plan_decided"):
+    """How many nodes each job is to have. `nodes`: that there are; `waiting`: who waits, and why."""
+
+    nodes: int
+    shares: dict[str, int]
+    waiting: dict[str, str]
+
+
+class PoolJournalRepaired(PoolEvent, frozen=True, kw_only=True, tag="journal_repaired"):
+    """The journal had lost its events `from_seq` to `to_seq`; this one, with the number `to_seq`, stands for them."""
+
+    from_seq: int
+    to_seq: int
+
+
+AnyPoolEvent = (
+    PoolStarted
+    | NodeGranted
+    | NodeReleased
+    | NodeAdded
+    | NodeForgotten
+    | JobSubmitted
+    | JobAdmitted
+    | JobResized
+    | JobSuspended
+    | JobResumed
+    | JobEnded
+    | PlanDecided
+    | PoolJournalRepaired
+)

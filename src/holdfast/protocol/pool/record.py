@@ -1,0 +1,86 @@
+"""What the pool keeps in the store, under `pool/record`: the only truth about who owns a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.names import Struct
+from holdfast.protocol.pool.events import AnyPoolEvent
+
+#: Raised with every change after which a pool would misread what one of before wrote, or the other way round.
+POOL_SCHEMA = 1
+
+#: what a pool knows of a job: in the queue; nodes are given to it; on its way out of its nodes; without any; over
+PooledState = Literal["queued", "admitted", "suspending", "suspended", "stopping", "finished", "stopped", "failed"]
+#: those of jobs that are over
+OVER: frozenset[PooledState] = frozenset(("finished", "stopped", "failed"))
+
+
+class Grant(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job's numbered right to a node, to one session of its agent. `version`: of the record that first had it.
+
+    `recalled`: the job is to leave the node, in good order.
+    """
+
+    number: int
+    node: str
+    session: str
+    job: str
+    version: int
+    recalled: bool = False
+
+
+class PoolNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node of the pool, connected or not. `session`: of its agent's process that came last."""
+
+    name: str
+    session: str
+    rack: str = ""
+    zone: str = ""
+
+
+class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job of the pool; times are unix seconds.
+
+    `submission`: its number, which no other ever has. `admitted_at`: when it was begun last. `share`: how many nodes it
+    was to have when that was decided last; `grew_at`: when that was raised last. `preempted`: it leaves its nodes, or
+    has left them, for other jobs. `wished_at`: the version of the record in which what it is to do with its nodes
+    changed last. `why`: it is in the queue, or over, for this reason.
+    """
+
+    name: str
+    submission: int
+    spec: JobSpec
+    state: PooledState = "queued"
+    submitted_at: float = 0.0
+    admitted_at: float = 0.0
+    share: int = 0
+    grew_at: float = 0.0
+    preempted: bool = False
+    wished_at: int = 0
+    why: str = ""
+
+
+class PoolRecord(Struct, frozen=True, kw_only=True):
+    """The pool's durable state, replaced as a whole by compare-and-swap.
+
+    `version` counts its changes: what jobs and nodes are told carries it. `last_grant`, `last_submission`: the highest
+    numbers ever given. `grants`: those in force, by node: a node has one or none. `seq`: of the newest event;
+    `outbox`: the events of the transition that wrote this record.
+    """
+
+    schema: int
+    pool: str
+    term: int = 0
+    version: int = 0
+    last_grant: int = 0
+    last_submission: int = 0
+    nodes: Mapping[str, PoolNode] = msgspec.field(default_factory=dict[str, PoolNode])
+    grants: Mapping[str, Grant] = msgspec.field(default_factory=dict[str, Grant])
+    jobs: Mapping[str, PooledJob] = msgspec.field(default_factory=dict[str, PooledJob])
+    seq: int = 0
+    outbox: tuple[AnyPoolEvent, ...] = ()

@@ -1,0 +1,44 @@
+"""What the pool and a job's coordinator tell each other: how things stand, by their records, never what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.protocol.names import Count, Name, Struct, Text
+
+#: what a job is to do with its nodes: train; save its state and leave them; end
+PoolWish = Literal["run", "suspend", "stop"]
+#: how a job stands by its own record; the last three: it is over
+JobStanding = Literal["going", "suspended", "finished", "stopped", "failed"]
+
+
+class JobShares(Struct, frozen=True, kw_only=True):
+    """A job's grants by the pool's record, by node; `leaving`: those of them that it is to give back, in good order.
+
+    `term`, `version`: of that record; an older one than was heard counts no more.
+    """
+
+    term: Count
+    version: Count
+    submission: Count
+    grants: Mapping[Name, Count] = msgspec.field(default_factory=dict[str, int])
+    leaving: frozenset[Count] = frozenset()
+    wish: PoolWish = "run"
+
+
+class JobStands(Struct, frozen=True, kw_only=True):
+    """What a job holds by its own record. A grant that it was told of, and does not hold, it never takes again.
+
+    `heard`: the version of the newest shares that are in its record. `refuses`: nodes that it would not take.
+    """
+
+    submission: Count
+    heard: Count
+    held: frozenset[Count] = frozenset()
+    standing: JobStanding = "going"
+    why: Annotated[Text, Meta(description="of one that is over")] = ""
+    refuses: frozenset[Name] = frozenset()

@@ -1,0 +1,152 @@
+"""A pool's machine as tests drive it: nodes and jobs say what the test has them say, and what comes of it is kept."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.coordination.inputs import Tick
+from holdfast.coordination.pool.inputs import JobSaid, NodeGone, NodeSaid, PoolInput, Submit
+from holdfast.coordination.pool.instructions import (
+    CloseNode,
+    EmitPool,
+    PersistPool,
+    PoolInstruction,
+    TellJob,
+    TellNode,
+)
+from holdfast.coordination.pool.pool import Pool
+from holdfast.coordination.pool.share.policies import POLICIES
+from holdfast.coordination.pool.state import PoolConfig
+from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
+from holdfast.protocol.messages.pool import NodeGrant, NodeStands, PoolHello
+from holdfast.protocol.pool.events import AnyPoolEvent
+from holdfast.protocol.pool.record import PoolRecord
+from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobStands
+
+E = TypeVar("E", bound=AnyPoolEvent)
+
+
+def a_job(name: str, least: int = 1, most: int = 8, *, saves: bool = True, **keys: object) -> JobSpec:
+    checkpoint = CheckpointSpec(dir="/kept" if saves else "")
+    return JobSpec(name=name, min_nodes=least, max_nodes=most, checkpoint=checkpoint, **keys)  # pyright: ignore
+
+
+class PlayedPool:
+    """A pool whose store, journal, nodes and jobs are in the test's hands."""
+
+    def __init__(self, nodes: int = 0, *, policy: str = "equal", reserve: int = 0, **settings: float) -> None:
+        self.config = PoolConfig(name="p", policy=POLICIES[policy], reserve=reserve, **settings)  # pyright: ignore
+        self.now = 1000.0
+        self.stored: bytes | None = None
+        self.events: list[AnyPoolEvent] = []
+        #: what each was told last
+        self.node_told: dict[int, NodeGrant] = {}
+        self.job_told: dict[str, JobShares] = {}
+        self.closed: list[int] = []
+        self.connections: dict[str, int] = {}
+        self.sessions: dict[str, str] = {}
+        self._last_connection = 0
+        self._opened()
+        for number in range(1, nodes + 1):
+            self.come(f"n{number}")
+
+    # ---- the shell ----
+
+    def _opened(self) -> list[PoolInstruction]:
+        record = msgspec.json.decode(self.stored, type=PoolRecord) if self.stored else None
+        self.pool = Pool(self.config, record, len(self.events))
+        return self._carry_out(self.pool.start(self.now, "http://here", 1))
+
+    def restart(self) -> list[PoolInstruction]:
+        """The server dies, and another takes the pool up."""
+        self.connections.clear()
+        return self._opened()
+
+    def feed(self, event: PoolInput, after: float = 0.0) -> list[PoolInstruction]:
+        self.now += after
+        return self._carry_out(self.pool.handle(event, self.now))
+
+    def tick(self, after: float = 0.5) -> None:
+        self.feed(Tick(), after)
+
+    def _carry_out(self, instructions: list[PoolInstruction]) -> list[PoolInstruction]:
+        kinds = [type(one) for one in instructions]
+        assert PersistPool not in kinds or not {TellNode, TellJob} & set(kinds[: kinds.index(PersistPool)])
+        for one in instructions:
+            match one:
+                case PersistPool(record):
+                    self.stored = msgspec.json.encode(record)
+                case EmitPool(event):
+                    assert event.seq == len(self.events) + 1
+                    self.events.append(event)
+                case TellNode(connection, NodeGrant() as grant):
+                    self.node_told[connection] = grant
+                case TellJob(job, shares):
+                    self.job_told[job] = shares
+                case CloseNode(connection):
+                    self.closed.append(connection)
+                case _:
+                    pass
+        return instructions
+
+    # ---- nodes ----
+
+    def come(self, node: str, *, session: str = "", stands: NodeStands | None = None, rack: str = "") -> None:
+        """A node connects; with another session than before it is another process of its agent."""
+        self._last_connection += 1
+        self.connections[node] = self._last_connection
+        self.sessions[node] = session or self.sessions.get(node, "a")
+        hello = PoolHello(node=node, session=self.sessions[node], stands=stands or NodeStands(), rack=rack)
+        self.feed(NodeSaid(self._last_connection, hello))
+
+    def go(self, node: str) -> None:
+        """A node is out of touch."""
+        self.feed(NodeGone(self.connections.pop(node)))
+
+    def says(self, node: str, *, runs: int = 0, ended: int = 0) -> None:
+        self.feed(NodeSaid(self.connections[node], NodeStands(runs=runs, ended=ended)))
+
+    def whose(self, node: str) -> str:
+        """Return what a node was told last: the job whose it is."""
+        return self.node_told[self.connections[node]].job
+
+    # ---- jobs ----
+
+    def submit(self, name: str, least: int = 1, most: int = 8, **keys: object) -> None:
+        self.feed(Submit(a_job(name, least, most, **keys)))  # pyright: ignore
+
+    def stands(
+        self,
+        job: str,
+        *,
+        without: frozenset[str] | set[str] = frozenset(),
+        standing: JobStanding = "going",
+        why: str = "",
+    ) -> None:
+        """A job has heard all, and holds all but these nodes and those that it is to give back."""
+        told = self.job_told[job]
+        held = {number for node, number in told.grants.items() if node not in without and number not in told.leaving}
+        stands = JobStands(
+            submission=told.submission, heard=told.version, held=frozenset(held), standing=standing, why=why
+        )
+        self.feed(JobSaid(job, stands))
+
+    @property
+    def record(self) -> PoolRecord:
+        assert self.stored
+        return msgspec.json.decode(self.stored, type=PoolRecord)
+
+    def nodes_of(self, job: str) -> set[str]:
+        """Return the nodes that are a job's by the record, and stay so."""
+        return {node for node, grant in self.record.grants.items() if grant.job == job and not grant.recalled}
+
+    def leaving(self, job: str) -> set[str]:
+        return {node for node, grant in self.record.grants.items() if grant.job == job and grant.recalled}
+
+    def state_of(self, job: str) -> str:
+        return self.record.jobs[job].state
+
+    def of_kind(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]

@@ -1,0 +1,319 @@
+"""The pool's machine: who owns which node, and who has to say what before that changes."""
+
+from __future__ import annotations
+
+import pytest
+from played_pool import PlayedPool
+
+from holdfast.coordination.pool.inputs import ForgetNode, JobLinked, JobSaid, NodeSaid
+from holdfast.coordination.pool.instructions import BeginJob, CloseJob, PersistPool, TellJob
+from holdfast.errors import RefusedError, UnreachableError
+from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeStands
+from holdfast.protocol.pool import events as ev
+from holdfast.protocol.pool.sharing import JobStands
+
+
+def test_a_job_is_given_all_nodes_where_it_is_alone() -> None:
+    pool = PlayedPool(nodes=3)
+    pool.submit("one")
+    assert pool.nodes_of("one") == {"n1", "n2", "n3"}
+    assert {pool.whose(node) for node in ("n1", "n2", "n3")} == {"one"}
+    assert sorted(pool.job_told["one"].grants) == ["n1", "n2", "n3"]
+
+
+def test_everything_is_written_before_anybody_is_told() -> None:
+    """`PlayedPool` looks at the order; here, that a grant that was told is in the record."""
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    assert pool.node_told[1].grant == pool.record.grants["n1"].number == pool.job_told["one"].grants["n1"]
+
+
+def test_a_node_changes_its_owner_only_once_its_job_has_given_it_back() -> None:
+    pool = PlayedPool(nodes=4)
+    pool.submit("one")
+    pool.submit("two")
+    moved = pool.leaving("one")
+    assert len(moved) == 2
+    assert pool.nodes_of("two") == set()
+    assert {pool.whose(node) for node in moved} == {"one"}, "it stays its job's until that has left"
+    pool.stands("one")
+    assert pool.nodes_of("two") == moved
+    assert {pool.whose(node) for node in moved} == {"two"}
+
+
+def test_a_word_that_is_older_than_a_grant_says_nothing_of_it() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    heard = pool.job_told["one"].version
+    pool.come("n2")
+    assert pool.nodes_of("one") == {"n1", "n2"}
+    submission = pool.job_told["one"].submission
+    pool.feed(JobSaid("one", JobStands(submission=submission, heard=heard, held=frozenset({1}))))
+    assert pool.nodes_of("one") == {"n1", "n2"}, "it had not heard of the second"
+
+
+def test_a_job_that_loses_a_node_is_given_another_right_to_it() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one")
+    first = pool.record.grants["n2"].number
+    pool.stands("one", without={"n2"})
+    assert pool.record.grants["n2"].number > first
+    assert pool.of_kind(ev.NodeReleased)[-1].by == "job"
+
+
+def test_a_node_out_of_touch_stays_its_jobs_and_is_given_to_nobody_once_that_has_lost_it() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one")
+    pool.go("n2")
+    assert pool.nodes_of("one") == {"n1", "n2"}
+    pool.stands("one", without={"n2"})
+    assert pool.nodes_of("one") == {"n1"}
+    assert "n2" not in pool.record.grants
+    pool.come("n2", stands=NodeStands(runs=2))
+    assert pool.nodes_of("one") == {"n1", "n2"}
+
+
+def test_another_process_of_an_agent_begins_without_a_grant() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.go("n1")
+    pool.come("n1", session="b")
+    released = pool.of_kind(ev.NodeReleased)
+    assert [(event.grant, event.by) for event in released] == [(1, "node")]
+    assert pool.record.grants["n1"].number == 2
+    assert pool.record.grants["n1"].session == "b"
+
+
+def test_a_node_that_has_not_heard_of_its_grant_is_told_again() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.go("n1")
+    pool.come("n1")
+    assert pool.node_told[2].grant == 1
+    assert pool.of_kind(ev.NodeReleased) == []
+
+
+def test_a_node_says_that_a_grant_is_over_there() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.says("n1", runs=1)
+    pool.says("n1", ended=1)
+    assert pool.record.grants["n1"].number == 2
+
+
+def test_of_two_nodes_of_one_name_the_second_is_refused() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.come("n1", session="c")
+    assert pool.closed == [2]
+    assert pool.record.nodes["n1"].session == "a"
+
+
+def test_a_node_that_connects_anew_takes_the_place_of_its_old_connection() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.come("n1")
+    assert pool.closed == [1]
+    pool.submit("one")
+    assert pool.node_told[2].job == "one"
+
+
+def test_a_node_that_says_nothing_is_gone_after_its_lease_but_not_where_nobody_listened() -> None:
+    pool = PlayedPool(nodes=2, lease_s=3.0)
+    pool.tick(60.0)
+    assert pool.closed == [], "it was the pool that slept"
+    for _ in range(4):
+        pool.tick(0.9)
+        pool.feed(NodeSaid(2, NodeAlive()))
+    assert pool.closed == [1]
+
+
+def test_a_node_that_leaves_is_forgotten() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one")
+    pool.feed(NodeSaid(1, LeavePool()))
+    assert sorted(pool.record.nodes) == ["n2"]
+    assert pool.nodes_of("one") == {"n2"}
+    assert pool.of_kind(ev.NodeForgotten)[0].node == "n1"
+
+
+def test_a_person_can_have_a_node_forgotten_that_is_gone() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one")
+    with pytest.raises(UnreachableError, match="there is no node 'n9': the nodes are n1, n2"):
+        pool.feed(ForgetNode("n9"))
+    with pytest.raises(RefusedError, match="node n1 is here"):
+        pool.feed(ForgetNode("n1"))
+    pool.go("n1")
+    with pytest.raises(RefusedError, match="node n1 is one of job one, which has not lost it"):
+        pool.feed(ForgetNode("n1"))
+    pool.stands("one", without={"n1"})
+    pool.feed(ForgetNode("n1"))
+    assert sorted(pool.record.nodes) == ["n2"]
+
+
+def test_nodes_of_the_reserve_are_for_those_that_lose_one() -> None:
+    pool = PlayedPool(nodes=4, reserve=1)
+    pool.submit("one", most=8)
+    assert pool.nodes_of("one") == {"n1", "n2", "n3"}
+    pool.go("n1")
+    pool.stands("one", without={"n1"})
+    assert pool.nodes_of("one") == {"n2", "n3", "n4"}
+
+
+def test_a_preemptible_job_gives_way_and_goes_on_later() -> None:
+    pool = PlayedPool(nodes=4, reserve=1)
+    pool.submit("loose", least=2, preemptible=True)
+    pool.submit("firm", least=3, most=3)
+    assert pool.state_of("loose") == "suspending"
+    assert pool.job_told["loose"].wish == "suspend"
+    pool.stands("loose", standing="suspended", without={"n1", "n2", "n3", "n4"})
+    assert pool.state_of("loose") == "queued"
+    assert len(pool.nodes_of("firm")) == 3
+    assert pool.of_kind(ev.JobSuspended)[0].preempted
+    pool.stands("firm", standing="finished")
+    assert len(pool.nodes_of("loose")) == 4
+
+
+def test_the_queue_says_why() -> None:
+    pool = PlayedPool(nodes=4)
+    pool.submit("one", least=3)
+    pool.submit("two", least=2)
+    pool.submit("three", least=1)
+    assert pool.record.jobs["two"].why == "it needs 2 nodes, and 1 can be given"
+    assert pool.record.jobs["three"].why == "two is before it: it has no time_limit"
+    assert pool.of_kind(ev.PlanDecided)[-1].waiting.keys() == {"two", "three"}
+
+
+def test_a_job_that_is_over_leaves_its_nodes_to_the_next() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one", least=2)
+    pool.submit("two", least=2)
+    assert pool.state_of("two") == "queued"
+    pool.stands("one", standing="finished", why="completed")
+    assert (pool.state_of("one"), pool.state_of("two")) == ("finished", "admitted")
+    assert pool.nodes_of("two") == {"n1", "n2"}
+    assert pool.of_kind(ev.JobEnded)[0].why == "completed"
+
+
+def test_a_job_has_a_coordinator_from_its_admission_to_its_end() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    told = pool.job_told["one"]
+    out = pool.restart()
+    assert [one.job.name for one in out if isinstance(one, BeginJob)] == ["one"]
+    over = JobStands(submission=told.submission, heard=told.version, standing="failed", why="it raised")
+    assert CloseJob("one", told.submission) in pool.feed(JobSaid("one", over))
+
+
+def test_a_job_that_is_linked_again_hears_how_things_stand() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one")
+    out = pool.feed(JobLinked("one"))
+    assert [one.shares.grants.keys() for one in out if isinstance(one, TellJob)] == [{"n1", "n2"}]
+    assert not [one for one in out if isinstance(one, PersistPool)]
+
+
+def test_what_an_earlier_job_of_the_same_name_says_is_nothing() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    old = pool.job_told["one"]
+    pool.stands("one", standing="finished")
+    pool.submit("one")
+    late = JobStands(submission=old.submission, heard=old.version + 9, standing="failed")
+    pool.feed(JobSaid("one", late))
+    assert pool.state_of("one") == "admitted"
+    assert pool.nodes_of("one") == {"n1"}
+
+
+def test_a_job_snoozes_after_it_has_grown() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one", snooze=60.0)
+    pool.come("n2")
+    assert pool.nodes_of("one") == {"n1"}
+    pool.tick(59.0)
+    assert pool.nodes_of("one") == {"n1"}
+    pool.feed(NodeSaid(1, NodeAlive()))
+    pool.feed(NodeSaid(2, NodeAlive()))
+    pool.tick(1.5)
+    assert pool.nodes_of("one") == {"n1", "n2"}
+
+
+def test_nodes_that_a_job_would_not_take_are_given_to_another() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one", most=2)
+    told = pool.job_told["one"]
+    stands = JobStands(
+        submission=told.submission,
+        heard=told.version,
+        held=frozenset({told.grants["n1"]}),
+        refuses=frozenset({"n2"}),
+    )
+    pool.feed(JobSaid("one", stands))
+    assert pool.nodes_of("one") == {"n1"}
+    pool.submit("two", most=1)
+    assert pool.nodes_of("two") == {"n2"}
+
+
+# ---- the server dies ----
+
+
+def test_a_pool_that_is_started_again_decides_nothing_before_its_nodes_are_back() -> None:
+    pool = PlayedPool(nodes=4, settle_s=5.0)
+    pool.submit("one", most=2)
+    pool.restart()
+    pool.submit("two", most=2)
+    assert pool.state_of("two") == "queued"
+    before = pool.record.grants
+    for number in range(1, 5):
+        pool.come(f"n{number}")
+    assert pool.state_of("two") == "admitted"
+    assert {node: grant for node, grant in pool.record.grants.items() if grant.job == "one"} == before
+
+
+def test_it_does_not_wait_for_ever_for_one_that_does_not_come() -> None:
+    pool = PlayedPool(nodes=3, settle_s=5.0)
+    pool.restart()
+    pool.come("n1")
+    pool.submit("one")
+    assert pool.state_of("one") == "queued"
+    for _ in range(11):
+        pool.tick(0.5)
+        pool.feed(NodeSaid(pool.connections["n1"], NodeAlive()))
+    assert pool.nodes_of("one") == {"n1"}
+
+
+def test_a_restart_takes_nothing_from_anybody() -> None:
+    pool = PlayedPool(nodes=6, settle_s=5.0)
+    pool.submit("one")
+    pool.submit("two")
+    pool.stands("one")
+    before = pool.record.grants
+    pool.restart()
+    for _ in range(30):
+        pool.tick()
+    assert pool.record.grants == before, "nobody was connected, and all nodes are their jobs' all the same"
+
+
+def test_events_that_the_journal_lacks_are_said_by_the_next_pool() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one")
+    told = list(pool.events)
+    outbox = pool.record.outbox
+    assert len(outbox) > 2
+    del pool.events[-2:]
+    pool.restart()
+    assert pool.events[: len(told)] == told
+
+
+def test_a_journal_that_was_cut_is_mended_from_the_record() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one")
+    pool.submit("two")
+    first = pool.record.outbox[0].seq
+    lost = pool.events[1:]
+    del pool.events[1:]
+    record = pool.record
+    out = type(pool.pool)(pool.config, record, 1).start(pool.now, "", 1)
+    events = [one.event for one in out if hasattr(one, "event")]  # pyright: ignore
+    assert isinstance(events[0], ev.PoolJournalRepaired)
+    assert (events[0].from_seq, events[0].to_seq, events[0].seq) == (2, first - 1, first - 1)
+    assert [event.seq for event in events] == list(range(first - 1, len(lost) + 3))

@@ -1,0 +1,170 @@
+"""What users ask of a pool, and how they are told why not."""
+
+from __future__ import annotations
+
+import pytest
+from played_pool import PlayedPool
+
+from holdfast.coordination.pool.inputs import ResumeJob, StopPooled, SuspendJob, UpdateJob
+from holdfast.errors import BadInputError, RefusedError, UnreachableError
+from holdfast.protocol.pool import events as ev
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        (
+            {"name": "one"},
+            "name is 'one': a job of this name is admitted; give another (--name), or stop that one first",
+        ),
+        ({"least": 5}, "job two needs 5 nodes, and the pool has 4 nodes, of which 1 are kept in reserve: 3 would fit"),
+        (
+            {"least": 4, "sizes": (4, 8)},
+            "job two needs 4 nodes, and the pool has 4 nodes, of which 1 are kept in reserve: none of its sizes fits",
+        ),
+        ({"least": 5, "most": 4}, "min_nodes is 5: it must be max_nodes (4) at the most"),
+        ({"least": 3, "most": 4, "sizes": (2, 8)}, "sizes is 2, 8: none lies within min_nodes and max_nodes (3 to 4)"),
+        ({"preemptible": True, "saves": False}, "preemptible is true: each time others need its nodes the job would"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(keys: dict[str, object], complaint: str) -> None:
+    pool = PlayedPool(nodes=4, reserve=1)
+    pool.submit("one", most=2)
+    before = pool.record
+    with pytest.raises(BadInputError) as raised:
+        pool.submit(**{"name": "two", **keys})  # pyright: ignore
+    assert complaint in str(raised.value)
+    assert pool.record == before
+    pool.submit("three")
+    assert [event.seq for event in pool.events] == list(range(1, len(pool.events) + 1))
+
+
+def test_a_sized_job_must_fit_whole() -> None:
+    pool = PlayedPool(nodes=4, policy="sized")
+    with pytest.raises(BadInputError, match=r"job one needs 6 nodes, and the pool has 4 nodes: 4 would fit"):
+        pool.submit("one", least=2, most=6)
+
+
+def test_a_pool_whose_nodes_are_still_to_come_takes_jobs() -> None:
+    pool = PlayedPool()
+    pool.submit("one", least=2)
+    assert pool.record.jobs["one"].why == "it needs 2 nodes, and none can be given"
+    early = PlayedPool(nodes=1, expected=8)
+    early.submit("one", least=8)
+    assert early.state_of("one") == "queued"
+
+
+def test_the_name_of_a_job_that_is_over_is_free() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.stands("one", standing="failed", why="it raised")
+    pool.submit("one")
+    assert pool.record.jobs["one"].submission == 2
+
+
+def test_stopping() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.submit("two")
+    pool.feed(StopPooled("two"))
+    assert pool.state_of("two") == "stopped", "it had nothing to end"
+    pool.feed(StopPooled("one"))
+    assert (pool.state_of("one"), pool.job_told["one"].wish) == ("stopping", "stop")
+    assert pool.nodes_of("one") == {"n1"}
+    pool.stands("one", standing="stopped")
+    with pytest.raises(RefusedError, match=r"job one is over: stopped \(a person has stopped it\)"):
+        pool.feed(StopPooled("one"))
+    with pytest.raises(UnreachableError, match="there is no job 'three': the jobs are none"):
+        pool.feed(StopPooled("three"))
+
+
+def test_suspending_and_going_on() -> None:
+    pool = PlayedPool(nodes=2)
+    pool.submit("one")
+    pool.feed(SuspendJob("one"))
+    pool.feed(SuspendJob("one"))
+    assert pool.job_told["one"].wish == "suspend"
+    assert pool.job_told["one"].leaving == frozenset(), "it needs them until it is saved"
+    pool.stands("one", standing="suspended", without={"n1", "n2"})
+    assert (pool.state_of("one"), pool.record.grants) == ("suspended", {})
+    pool.tick()
+    assert pool.state_of("one") == "suspended"
+    pool.feed(ResumeJob("one"))
+    assert pool.state_of("one") == "admitted"
+    assert pool.nodes_of("one") == {"n1", "n2"}
+    assert pool.job_told["one"].wish == "run"
+
+
+def test_that_it_is_suspended_is_no_news_once_it_goes_on() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.feed(SuspendJob("one"))
+    old = pool.job_told["one"]
+    pool.stands("one", standing="suspended", without={"n1"})
+    pool.feed(ResumeJob("one"))
+    pool.feed(SuspendJob("one"))
+    newest = pool.job_told["one"]
+    pool.job_told["one"] = old
+    pool.stands("one", standing="suspended", without={"n1"})
+    assert pool.state_of("one") == "suspending", "said before it was asked for this time"
+    pool.job_told["one"] = newest
+    pool.stands("one", standing="suspended", without={"n1"})
+    assert pool.state_of("one") == "suspended"
+
+
+def test_a_job_that_goes_on_before_it_is_suspended_is_queued_once_it_is() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.feed(SuspendJob("one"))
+    pool.feed(ResumeJob("one"))
+    pool.stands("one", standing="suspended", without={"n1"})
+    assert pool.state_of("one") == "admitted"
+
+
+def test_a_queued_job_can_be_held_back() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.submit("two")
+    pool.feed(SuspendJob("two"))
+    pool.stands("one", standing="finished")
+    assert pool.state_of("two") == "suspended"
+    pool.feed(ResumeJob("two"))
+    assert pool.nodes_of("two") == {"n1"}
+    assert [event.job for event in pool.of_kind(ev.JobResumed)] == ["two"]
+
+
+def test_a_job_without_checkpoints_is_not_suspended_unless_forced() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one", saves=False)
+    with pytest.raises(RefusedError, match=r"job one keeps no checkpoints: suspended, it would begin anew"):
+        pool.feed(SuspendJob("one"))
+    pool.feed(SuspendJob("one", force=True))
+    assert pool.state_of("one") == "suspending"
+
+
+def test_who_is_about_to_end_is_not_suspended() -> None:
+    pool = PlayedPool(nodes=1)
+    pool.submit("one")
+    pool.feed(StopPooled("one"))
+    for request in (SuspendJob("one"), ResumeJob("one")):
+        with pytest.raises(RefusedError, match="job one is about to end"):
+            pool.feed(request)
+
+
+def test_changing_what_a_job_asks_for() -> None:
+    pool = PlayedPool(nodes=6, policy="weighted")
+    pool.submit("one")
+    pool.submit("two")
+    pool.stands("one")
+    assert (len(pool.nodes_of("one")), len(pool.nodes_of("two"))) == (3, 3)
+    pool.feed(UpdateJob("two", {"weight": 2.0}))
+    pool.stands("one")
+    assert (len(pool.nodes_of("one")), len(pool.nodes_of("two"))) == (2, 4)
+    for changes, complaint in (
+        ({"weight": 0.0}, "job two: Expected `float` > 0"),
+        ({"min_nodes": 9}, "min_nodes is 9: it must be max_nodes"),
+        ({"min_nodes": 7, "max_nodes": 7}, "job two needs 7 nodes"),
+        ({"script": 1}, "script cannot be changed while a job is there; what can is min_nodes, max_nodes"),
+    ):
+        with pytest.raises(BadInputError, match=complaint):
+            pool.feed(UpdateJob("two", changes))
