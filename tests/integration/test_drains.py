@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 from job_cases import (
     FOREVER,
     TINY,
@@ -53,3 +56,29 @@ def test_a_node_that_has_left_stays_away_until_it_may_come_back(start_job: Start
     goes_on_until_interrupted(job)
     assert not job.all(FailureDetected)
     check_losses(job, script=TINY_MOE, least=6)
+
+
+def test_a_node_whose_agent_is_told_to_end_leaves_first_and_nobody_has_failed(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--grace", "60s", "--verify-state", "1"))
+    job.wait(StepCommitted, step=3)
+    agent, workers = job.pids("node-1")
+    os.kill(agent, signal.SIGTERM)
+    job.wait(NodeLeft, node="node-1", reason="drained")
+    job.wait(GenerationStarted, reason="drain", world_size=2)
+    wait_until(lambda: not any(alive(pid) for pid in (agent, *workers)))
+    goes_on_until_interrupted(job)
+    assert not job.all(FailureDetected)
+    check_losses(job, script=TINY, least=6)
+
+
+def test_told_twice_it_ends_at_once_and_is_lost(start_job: StartJob) -> None:
+    job = start_job(*FOREVER, "--step-seconds", "2", options=("--grace", "60s"))
+    job.wait(StepCommitted, step=1)
+    agent, _ = job.pids("node-1")
+    os.kill(agent, signal.SIGTERM)
+    with job.client() as client:
+        wait_until(lambda: [one["node"] for one in client.status()["leaving"]] == ["node-1"])
+    os.kill(agent, signal.SIGTERM)
+    job.wait(GenerationStarted, world_size=2)
+    wait_until(lambda: not alive(agent))
+    goes_on_until_interrupted(job, steps=1)

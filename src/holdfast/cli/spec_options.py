@@ -50,6 +50,7 @@ SPEC_OPTIONS = (
     SpecOption("--on-process-failure", "recovery.on_process_failure", "auto|shrink|hold", RECOVERY),
     SpecOption("--fault-threshold", "recovery.fault_threshold", "F", RECOVERY),
     SpecOption("--join-window", "recovery.join_window", "TIME", RECOVERY),
+    SpecOption("--grace", "recovery.grace", "TIME", RECOVERY),
     SpecOption("--max-restarts", "recovery.max_restarts", "N", RECOVERY),
     SpecOption("--preflight", "recovery.preflight", "COMMAND", RECOVERY),
     SpecOption("--failure-classes", "recovery.failure_classes", "FILE", RECOVERY),

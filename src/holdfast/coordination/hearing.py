@@ -19,7 +19,7 @@ from holdfast.protocol.names import node_of
 #: A page that brings the news of so many steps shows that its node is not silent, but has more to tell than a report.
 MUCH_NEWS = msg.PAGE_STEPS // 2
 #: what agents say of their workers
-Heard = msg.FromWorker | msg.Posts | msg.AppliedSteps | msg.Heartbeat | msg.Seen | msg.NodeSnapshots
+Heard = msg.FromWorker | msg.Posts | msg.AppliedSteps | msg.Heartbeat | msg.Seen | msg.NodeSnapshots | msg.EndNotice
 
 
 class Hearing:
@@ -41,19 +41,34 @@ class Hearing:
                     self.expel(node, why)
             case msg.AppliedSteps():
                 self._replayed(node, message)
-            case msg.Late():
-                self._parts.inquiry.late(node, message)
-            case msg.Whereabouts():
-                self._parts.inquiry.told(node, message)
-            case msg.Stacks():
-                self._parts.inquiry.explained(node, message)
-            case msg.OwnTimes():
-                self._parts.inquiry.stragglers.told(node.name, message)
+            case msg.Late() | msg.Whereabouts() | msg.Stacks() | msg.OwnTimes():
+                self._seen(node, message)
             case msg.NodeSnapshots():
                 self._parts.snapshots.hold(node, message)
+            case msg.EndNotice():
+                self._noticed(node, message)
         ledger, ending = self._parts.progress.ledger, self._parts.ending
         if ledger.differing and ending.over is None and (why := ledger.diverged()):
             ending.failed(f"replicas diverged: {why}")
+
+    def _seen(self, node: Node, message: msg.Seen) -> None:
+        """Take in how far a node's workers are, and what of."""
+        inquiry = self._parts.inquiry
+        match message:
+            case msg.Late():
+                inquiry.late(node, message)
+            case msg.Whereabouts():
+                inquiry.told(node, message)
+            case msg.Stacks():
+                inquiry.explained(node, message)
+            case msg.OwnTimes():
+                inquiry.stragglers.told(node.name, message)
+
+    def _noticed(self, node: Node, message: msg.EndNotice) -> None:
+        """A node will end; where the job cannot go on without it, it is saved before."""
+        why = self._parts.departures.noticed(node.name, message.grace_s)
+        if why and self._turn.record.saves:
+            self._parts.checkpoints.want(self._parts.ledger.committed)
 
     def take(self, node: Node, message: msg.WorkerMessage) -> None:
         """Take in what a worker of a node says; what a stranger says through it does not count."""

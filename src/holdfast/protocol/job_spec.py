@@ -99,7 +99,14 @@ class RecoverySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             extra=SECONDS,
         ),
     ] = 0.0
-
+    grace: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="A node whose agent is told to end (SIGTERM) leaves in good order within this time.",
+            extra=SECONDS,
+        ),
+    ] = 0.0
     max_restarts: Annotated[
         int, Meta(ge=0, description="Restarts of a node's processes within five minutes before the node is taken out.")
     ] = MAX_RESTARTS

@@ -94,6 +94,7 @@ class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node that was asked to leave in good order, or that has left so. `since`: when it was asked, unix seconds.
 
     `stays`: it gives its place to a standby, and is one itself from then on; `to`: to this one ("": to any).
+    `until`: it ends then, whatever the others do, unix seconds (0: it leaves when it can).
     `owed`: its workers, from the decision that does without them, which was for `step`, until it is proven that nobody
     needs anything of theirs any more.
     """
@@ -102,6 +103,7 @@ class Departure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: float
     stays: bool = False
     to: str = ""
+    until: float = 0.0
     owed: tuple[str, ...] = ()
     step: int = 0
 

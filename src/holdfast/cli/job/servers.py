@@ -72,6 +72,7 @@ _OF_AGENTS = SpecGroup(
         "--snapshot-dir",
         "--expert-slots",
         "--verify-state",
+        "--grace",
         "--preflight",
         "--log-dir",
         "--print",

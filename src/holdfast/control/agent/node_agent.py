@@ -31,7 +31,7 @@ from holdfast.control.link.checkpoints.store import CheckpointStore
 from holdfast.control.link.deafness import go_deaf
 from holdfast.control.link.framing import PartHanded
 from holdfast.control.processes import die_with_parent
-from holdfast.coordination.agent.identity import NodeIdentity
+from holdfast.coordination.agent.identity import NodeIdentity, Notice
 from holdfast.coordination.agent.instructions import (
     AdmitReaders,
     AgentInstruction,
@@ -51,7 +51,7 @@ from holdfast.coordination.agent.known_plans import PlanMaker
 from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.lateness.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
-from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_FAILED, BadInputError
+from holdfast.errors import EXIT_AFTER_SIGNAL, EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError
 from holdfast.protocol.messages.agent import CoordinatorMessage, NodeFault, WorkerDown
 from holdfast.protocol.messages.orders import Inject, Order
 from holdfast.protocol.messages.progress import Probe, TakeStacks, Whereabouts
@@ -142,6 +142,7 @@ class Agent:
         self.workforce = workers(settings, self, self._task)
         self._make_channel = channel
         self._channel: CoordinatorChannel | None = None
+        self._notice = Notice(settings.spec.recovery.grace)
         #: this node's link is down: fault injection
         self._silent = False
         self._wall_ahead_s = clock.time() - clock.monotonic()
@@ -160,11 +161,27 @@ class Agent:
             await self.workforce.end()
         finally:
             await self._close()
-        return end.exit_code
+        # (whoever has told it to end wants to know that it has, not how the job goes)
+        return EXIT_ENDED if self._notice.given and end.exit_code == EXIT_DONE else end.exit_code
 
     def end(self, code: int, why: str) -> None:
         """End the node: its workers, then the agent with this exit code."""
         self._obey(self.machine.end(code, why))
+
+    def told_to_end(self, code: int, why: str) -> None:
+        """End the node, once the others can go on without it, or its grace is over; told again, at once."""
+        notice = self._notice
+        if not notice.grace_s or notice.given or not self.machine.ever_welcomed:
+            self.end(code, why)
+            return
+        _log.warning("node %s is to end: it leaves within %g s", self.settings.node, notice.grace_s)
+        self._obey(notice.give(self.clock.monotonic()))
+        self._task(self._end_later(code, f"{why}, after its grace of {notice.grace_s:g} s"))
+
+    async def _end_later(self, code: int, why: str) -> None:
+        await asyncio.sleep(self._notice.grace_s)
+        self._obey(self._notice.over())
+        self.end(code, why)
 
     def _obey(self, instructions: Iterable[AgentInstruction]) -> None:
         """Carry out what the machine asks for."""
@@ -239,6 +256,7 @@ class Agent:
             else:
                 self._channel = channel
                 self._obey(machine.connected(self.clock.monotonic(), wall=self.clock.time(), unfit=unfit))
+                self._obey(self._notice.again(self.clock.monotonic()))
                 await channel.wait_closed()
                 if machine.welcomed:
                     backoff = _FIRST_BACKOFF_S
@@ -381,11 +399,12 @@ class Agent:
 
 
 async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]) -> int:
-    """Run an agent until its node's part in the job has ended; SIGTERM and SIGINT end it and its workers."""
+    """Run an agent until its node's part in the job has ended; SIGTERM (after its grace) and SIGINT end it."""
     agent = Agent(settings, clock)
     loop = asyncio.get_running_loop()
     for name, code in EXIT_AFTER_SIGNAL.items():
-        loop.add_signal_handler(signal.Signals[name], partial(agent.end, code, f"ended by {name}"))
+        end = agent.told_to_end if name == "SIGTERM" else agent.end
+        loop.add_signal_handler(signal.Signals[name], partial(end, code, f"ended by {name}"))
     code = await agent.run()
     end = agent.machine.over
     if end is not None and end.why and (end.alone or not settings.quiet):

@@ -1,11 +1,15 @@
-"""What an agent says of its node."""
+"""What an agent says of its node: who it is, and that it is to end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.protocol.messages.agent import Hello, Kept, NodeSnapshots
+from holdfast.coordination.agent.instructions import AgentInstruction, Say
+from holdfast.protocol.messages.agent import EndNotice, Hello, Kept, Leave, NodeSnapshots
 from holdfast.protocol.names import PROTOCOL
+
+#: of `Leave`: whoever runs the machine has said so
+TOLD = "told"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,3 +61,34 @@ class NodeIdentity:
             unfit=unfit[:1000],
             snapshots=snapshots,
         )
+
+
+class Notice:
+    """An agent is told to end while its node may stay for a little: the others are to go on without it before.
+
+    Times by the agent's clock.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self._until: float | None = None
+
+    @property
+    def given(self) -> bool:
+        """True once it was told to end."""
+        return self._until is not None
+
+    def give(self, now: float) -> list[AgentInstruction]:
+        """The agent is told to end."""
+        self._until = now + self.grace_s
+        return self.again(now)
+
+    def again(self, now: float) -> list[AgentInstruction]:
+        """A coordinator is there: it has to know."""
+        if self._until is None:
+            return []
+        return [Say(EndNotice(grace_s=max(0.0, self._until - now)))]
+
+    def over(self) -> list[AgentInstruction]:
+        """The agent may not stay any longer."""
+        return [Say(Leave(reason=TOLD, detail=f"told to end, it has stayed for its grace of {self.grace_s:g} s"))]

@@ -25,7 +25,7 @@ MAX_RETRIES = 5
 _KEPT = 4096
 AUTOMATIC, TICKET = "automatic", "ticket"
 #: what an agent says for its reason to leave, and as what its node has left: nobody knows yet whose fault that is
-LEFT_AS = {"exhausted": "failed"}
+LEFT_AS = {"exhausted": "failed", "told": "failed"}
 
 
 class Ladder:

@@ -56,6 +56,20 @@ class Departures:
             to: to these, in order; the others to any.
 
         Raises:
+            BadInputError, UnreachableError, RefusedError: as `check`.
+        """
+        turn, new = self._turn, self.check(names, to, stays=stays)
+        if not new:
+            return
+        targets = dict(zip(names, to, strict=False))
+        asked = (Departure(node=name, since=turn.now, stays=stays, to=targets.get(name, "")) for name in new)
+        turn.change(leaving=(*turn.record.leaving, *asked))
+        self._not_before = 0
+
+    def check(self, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False) -> list[str]:
+        """Return those of these nodes that do not leave already, and have not left; the arguments are those of `ask`.
+
+        Raises:
             BadInputError: a node is named twice, or none is; or a target is none.
             UnreachableError: there is no such node.
             RefusedError: the job is over, or could not go on as it is without them; the message says what would do.
@@ -78,16 +92,28 @@ class Departures:
             raise RefusedError(f"the job is {record.outcome}: nobody need leave it")
         before = {one.node for one in record.leaving}
         new = [name for name in names if name not in before and name not in gone]
-        if not new:
-            return
-        if stays:
+        if new and stays:
             self._check_standbys(new)
-        elif why := self._why_not({one.node for one in record.leaving if not one.stays} | set(new)):
+        elif new and (why := self._why_not({one.node for one in record.leaving if not one.stays} | set(new))):
             raise RefusedError(f"{_and(new)} cannot leave: {why}")
-        targets = dict(zip(names, to, strict=False))
-        asked = (Departure(node=name, since=turn.now, stays=stays, to=targets.get(name, "")) for name in new)
-        turn.change(leaving=(*record.leaving, *asked))
+        return new
+
+    def noticed(self, name: str, grace_s: float) -> str:
+        """A node ends in so many seconds, whatever the others do: have it leave before.
+
+        Returns:
+            Why that cannot be, "" where it can: then it stays to its end, and is lost.
+        """
+        turn, record = self._turn, self._turn.record
+        others = tuple(one for one in record.leaving if one.node != name)
+        known = next((one for one in record.leaving if one.node == name), None)
+        if record.outcome or (known is not None and (known.owed or known.until)):
+            return ""
+        if why := self._why_not({one.node for one in others if not one.stays} | {name}):
+            return why
+        turn.change(leaving=(*others, Departure(node=name, since=turn.now, until=turn.now + grace_s)))
         self._not_before = 0
+        return ""
 
     def undrain(self, name: str) -> bool:
         """Let a node come back that has left; return whether it had been drained.

@@ -104,8 +104,9 @@ class MeasuredCosts:
         return (FIRST_LOSS_S + now - (self._turn.record.run_since or now)) / (1 + len(times))
 
     def _known(self, cost: Cost) -> tuple[float, ...]:
-        kept = self._turn.record.costs if self._turn is not None else {}
-        return self._unwritten.get(cost) or kept.get(cost, ())
+        if self._turn is None:
+            return ()
+        return self._unwritten.get(cost) or self._turn.record.costs.get(cost, ())
 
     def step(self, seconds: float, time: float) -> None:
         """A step took so long, and was committed then."""

@@ -24,7 +24,7 @@ from holdfast.protocol.messages.orders import (
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PrepareNode
 from holdfast.protocol.messages.progress import EndHung, Late, OwnTimes, Probe, Stacks, TakeStacks, Whereabouts
 from holdfast.protocol.messages.worker import Post, ScriptError, WorkerMessage
-from holdfast.protocol.names import Count, FailureRate, Name, Rack, Struct, Text, WorkerId
+from holdfast.protocol.names import Count, FailureRate, Name, Rack, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.state import Keeper, Port, SnapshotPart
 
 #: What the coordinator takes in at a time: a page of so many steps is handled in some ten milliseconds. Steps that log
@@ -160,11 +160,17 @@ class Posts(Struct, frozen=True, kw_only=True):
     posts: Annotated[tuple[Post, ...], Meta(min_length=1, max_length=1 << 14)]
 
 
+class EndNotice(Struct, frozen=True, kw_only=True):
+    """The agent was told to end by whoever runs its machine: it will, `grace_s` from now, whatever the others do."""
+
+    grace_s: Seconds
+
+
 class Leave(Struct, frozen=True, kw_only=True):
-    """The agent ends: `finished`, `drained`, `quarantined` (its machine is broken) or `exhausted`.
+    """The agent ends: `finished`, `drained`, `quarantined` (its machine is broken), `exhausted` or `told`.
 
     The last one: its workers have failed as often as they may. Whose fault that is others know. A node that is
-    quarantined or exhausted says so until EndNode answers it.
+    quarantined or exhausted says so until EndNode answers it. One that was `told` to end has stayed as long as it may.
     """
 
     reason: Text
@@ -176,9 +182,10 @@ class Leave(Struct, frozen=True, kw_only=True):
         return self.reason in ("quarantined", "exhausted")
 
 
+Farewell = EndNotice | Leave
 Seen = Late | Whereabouts | Stacks | OwnTimes
 AgentMessage = (
-    Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Seen | NodeSnapshots | Leave
+    Hello | Heartbeat | FromWorker | AppliedSteps | WorkerDown | AskPlan | Posts | Seen | NodeSnapshots | Farewell
 )
 
 

@@ -1,0 +1,71 @@
+"""An agent that is told to end, with a real worker process: it stays until the others can go on without it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agent_harness import DEADLINE, FakeCoordinator, play
+
+from holdfast.control.agent.node_agent import Agent
+from holdfast.errors import EXIT_ENDED
+from holdfast.protocol.job_spec import JobSpec, RecoverySpec
+from holdfast.protocol.messages.agent import EndNode, EndNotice, Leave
+from places import CONTROL_SCRIPTS
+
+Running = asyncio.Task[int]
+
+
+def with_grace(seconds: float) -> JobSpec:
+    script = str(CONTROL_SCRIPTS / "obedient.py")
+    return JobSpec(name="job", script=script, workers_per_node=1, recovery=RecoverySpec(grace=seconds))
+
+
+def told(agent: Agent) -> None:
+    agent.told_to_end(EXIT_ENDED, "ended by SIGTERM")
+
+
+def test_it_says_so_to_each_coordinator_and_ends_once_it_is_let_go() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        await coordinator.attach()
+        told(agent)
+        await coordinator.until(lambda: coordinator.of(EndNotice), "the notice")
+        assert coordinator.of(EndNotice)[0].grace_s > 500
+        coordinator.drop()
+        await coordinator.until(lambda: len(coordinator.of(EndNotice)) == 2, "the notice, to the next coordinator")
+        assert not running.done()
+        await coordinator.say(EndNode(exit_code=0, why="node node-0 has left", alone=True))
+        assert await asyncio.wait_for(running, DEADLINE) == EXIT_ENDED
+        assert coordinator.of(Leave) == []
+
+    play(story, spec=with_grace(600.0))
+
+
+def test_told_again_it_ends_at_once() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        await coordinator.attach()
+        told(agent)
+        told(agent)
+        assert await asyncio.wait_for(running, DEADLINE) == EXIT_ENDED
+
+    play(story, spec=with_grace(600.0))
+
+
+def test_nobody_lets_it_go_and_it_says_why_it_ends_all_the_same() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        await coordinator.attach()
+        told(agent)
+        assert await asyncio.wait_for(running, DEADLINE) == EXIT_ENDED
+        await coordinator.until(lambda: coordinator.of(Leave), "the farewell")
+        assert [leave.reason for leave in coordinator.of(Leave)] == ["told"]
+
+    play(story, spec=with_grace(0.3))
+
+
+def test_without_a_grace_it_ends_at_once() -> None:
+    async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
+        await coordinator.attach()
+        told(agent)
+        assert await asyncio.wait_for(running, DEADLINE) == EXIT_ENDED
+        assert coordinator.of(EndNotice) == []
+
+    play(story, spec=with_grace(0.0))
